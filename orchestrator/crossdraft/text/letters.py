@@ -1,0 +1,52 @@
+"""Letters: the common language of all vocabularies (design section 4).
+
+A letter is a byte or one control symbol. A string of letters is a Python `str` with one
+character a letter: U+0000..U+00FF is the byte of that value, everything above is a control
+symbol. So prefixes, slices, hashes and dictionaries are those of `str`, and offsets count letters.
+"""
+
+from enum import Enum
+from typing import NewType
+
+Letters = NewType("Letters", str)
+
+NOTHING = Letters("")
+FIRST_CONTROL = 0x100
+
+
+class Role(Enum):
+    """What a control symbol is for; symbols of two models are the same letter only by role."""
+
+    END_OF_SEQUENCE = 0xE000
+    END_OF_TURN = 0xE001
+    BEGIN_OF_SEQUENCE = 0xE002
+
+    @property
+    def letter(self) -> Letters:
+        return Letters(chr(self.value))
+
+
+class Side(Enum):
+    """Whose vocabulary; the value is where its control symbols without a role begin."""
+
+    TARGET = 0xF0000
+    DRAFTER = 0x100000
+
+    def control(self, rank: int) -> Letters:
+        """The letter of this side's `rank`-th control symbol without a role; never one of the other side's."""
+        return Letters(chr(self.value + rank))
+
+
+def from_bytes(raw: bytes) -> Letters:
+    """Bytes as letters."""
+    return Letters(raw.decode("latin-1"))
+
+
+def is_plain(letters: Letters) -> bool:
+    """Whether there is no control symbol in it."""
+    return all(ord(letter) < FIRST_CONTROL for letter in letters)
+
+
+def to_bytes(letters: Letters) -> bytes:
+    """The bytes of the letters; control symbols are left out (they are not text)."""
+    return bytes(ord(letter) for letter in letters if ord(letter) < FIRST_CONTROL)

@@ -1,0 +1,147 @@
+"""What the orchestrator and the two services say to each other, as plain values.
+
+`crossdraft.rpc` alone turns these into protobuf messages and back.
+"""
+
+from dataclasses import dataclass
+
+from crossdraft.text.letters import Letters
+from crossdraft.verification.rows import Ids, Proposal, Row
+from crossdraft.verification.trees import TokenTree
+
+
+@dataclass(frozen=True)
+class NoiseKey:
+    """What keyed noise is derived from, besides letter offset, letters and rank (design section 5)."""
+
+    seed: int  # 64 bits; the request's seed, or the session's nonce
+    choice: int = 0  # index among the n outputs of one request
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How a row is made of logits; the order of application is that of transformers.
+
+    Raises:
+        ValueError: an option is out of its range; the text says which and what is allowed.
+    """
+
+    temperature: float = 1.0  # 0 is greedy: a one-hot row
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output, as transformers has it
+    presence_penalty: float = 0.0  # subtracted from ids that are in the output, as vLLM has it
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
+
+    def __post_init__(self) -> None:
+        checks = (
+            (0 <= self.temperature < float("inf"), f"temperature must be 0 or more, got {self.temperature}"),
+            (self.top_k >= 0, f"top_k must be 0 (all) or more, got {self.top_k}"),
+            (0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, got {self.top_p}"),
+            (0 <= self.min_p <= 1, f"min_p must be between 0 and 1, got {self.min_p}"),
+            (0 < self.repetition_penalty < float("inf"), f"repetition_penalty must be above 0, got {self.repetition_penalty}"),
+            (-2 <= self.presence_penalty <= 2, f"presence_penalty must be between -2 and 2, got {self.presence_penalty}"),
+            (all(abs(bias) <= 100 for _, bias in self.logit_bias), "each logit_bias must be between -100 and 100"),
+        )
+        for holds, complaint in checks:
+            if not holds:
+                raise ValueError(complaint)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a service says of its model: enough for an orchestrator without model files."""
+
+    model: str  # hub id or folder name
+    tokenizer_json: str  # the whole tokenizer.json
+    controls: tuple[tuple[int, str], ...]  # (id, role name) of control symbols that have a role
+    stops: tuple[int, ...]  # the stop ids of generation_config
+    vocabulary_size: int  # length of a row of logits (ids beyond the tokenizer's included)
+    context: int  # tokens, prompt and output together
+    fingerprint: str  # hex digest of tokenizer, controls and vocabulary size
+
+
+@dataclass(frozen=True)
+class OpenTarget:
+    """Begins a target session."""
+
+    prompt: tuple[int, ...]  # target token ids, at least one
+    options: SamplingOptions
+    noise: NoiseKey | None  # set: nodes are answered by samples; unset: by rows
+    head: int = 64  # ids of a row that travel unasked
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One target forward over a tree of paths."""
+
+    number: int  # counts passes of the session from 1
+    committed: tuple[int, ...]  # ids committed since the previous pass; the tree begins after them
+    tree: TokenTree
+    listed: tuple[Ids, ...] = ()  # ids whose probability is wanted besides the head: root, then each node
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The target's own keyed draw at a node."""
+
+    token: int
+    log_probability: float  # nats, of the model itself: temperature 1, no penalties, no truncation
+
+
+@dataclass(frozen=True, eq=False)
+class PassDone:
+    """Rows or samples of the root, then of each node of the pass's tree."""
+
+    number: int
+    nodes: tuple[Row | Sample, ...]
+    seconds: float  # in the model
+
+
+@dataclass(frozen=True)
+class FetchRow:
+    """Asks for the whole row of one node of the session's latest pass."""
+
+    number: int  # of the pass
+    node: int  # 0 is the root
+
+
+@dataclass(frozen=True, eq=False)
+class RowFetched:
+    """The whole row."""
+
+    number: int
+    node: int
+    row: Row
+
+
+@dataclass(frozen=True, eq=False)
+class OpenDrafter:
+    """Begins a drafter session."""
+
+    prompt: Letters
+    options: SamplingOptions  # the drafter's own; penalties and biases are not used
+    noise: NoiseKey | None  # set: draws use keyed noise (`seeded`)
+    row_width: int  # most probable ids that are kept before drawing and sent; 0: no truncation, no rows sent
+    allowed: Ids | None = None  # the only drafter ids that may be drawn (T∩D); None: all
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Begins an epoch: the text is what it was up to `offset`, then `letters`; draft from there."""
+
+    epoch: int
+    offset: int  # letters since the start of the output
+    letters: Letters
+    count: int  # proposals wanted
+
+
+@dataclass(frozen=True, eq=False)
+class Drafted:
+    """Proposals of an epoch, in order. Fewer than asked for: the drafter stands aside (`reason`)."""
+
+    epoch: int
+    proposals: tuple[Proposal, ...]
+    seconds: float  # in the model
+    reason: str = ""

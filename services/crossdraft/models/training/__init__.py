@@ -1,0 +1,1 @@
+"""How the bundled models are made: corpus, tokenizers, training, written text, model cards."""
