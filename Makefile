@@ -1,0 +1,65 @@
+# The one list of commands. Every target works as the first command after a clone: the virtual
+# environment is made, or brought up to date, by whatever needs it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+DEV_INSTALLED := $(VENV)/.installed-dev
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+# Nothing here asks a model hub or reports usage; `make demo HF_HUB_OFFLINE=0` allows the hub.
+export HF_HUB_OFFLINE ?= 1
+export HF_HUB_DISABLE_TELEMETRY ?= 1
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format protos models wheel clean
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: $(INSTALLED)  ## make .venv with what running needs
+
+demo: $(INSTALLED)  ## run a drafter and a target here and generate text with them
+	$(BIN)/crossdraft demo
+
+test: $(DEV_INSTALLED)  ## run the tests
+	$(BIN)/python -m pytest
+
+check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, drift of the generated code
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python protos/generate.py --check
+
+format: $(DEV_INSTALLED)  ## sort imports and format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+protos: $(DEV_INSTALLED)  ## generate the gRPC code again after a change of a .proto file
+	$(BIN)/python protos/generate.py
+
+models: $(INSTALLED)  ## train the bundled models again (hours)
+	$(BIN)/python -m crossdraft.models.training
+
+wheel: $(DEV_INSTALLED)  ## build dist/*.whl and check what is in it
+	rm -rf dist
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python .ci/check_wheel.py dist/*.whl
+
+clean:  ## remove .venv and the caches, but not the checkpoints in build/
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossdraft needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable .
+	touch $@
+
+$(DEV_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[dev]'
+	touch $(INSTALLED) $@
