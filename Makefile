@@ -54,7 +54,7 @@ clean:  ## remove .venv and the caches, but not the checkpoints in build/
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossdraft needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --editable .

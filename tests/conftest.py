@@ -1,0 +1,20 @@
+"""What all tests share: no network, one thread for each model, hypothesis without deadlines."""
+
+import os
+
+from hypothesis import settings
+
+# Read when torch, tokenizers, huggingface_hub and ray are imported, so they are set before any test module is.
+os.environ.update(
+    {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+)
+
+# A busy machine is not a failed test. In CI the examples are the same in every run.
+settings.register_profile("crossdraft", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+settings.load_profile("crossdraft")
