@@ -1,0 +1,93 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Description(_message.Message):
+    __slots__ = ("model", "tokenizer_json", "controls", "stops", "vocabulary_size", "context", "fingerprint")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
+    CONTROLS_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    tokenizer_json: str
+    controls: _containers.RepeatedCompositeFieldContainer[Control]
+    stops: _containers.RepeatedScalarFieldContainer[int]
+    vocabulary_size: int
+    context: int
+    fingerprint: str
+    def __init__(self, model: _Optional[str] = ..., tokenizer_json: _Optional[str] = ..., controls: _Optional[_Iterable[_Union[Control, _Mapping]]] = ..., stops: _Optional[_Iterable[int]] = ..., vocabulary_size: _Optional[int] = ..., context: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class Control(_message.Message):
+    __slots__ = ("id", "role")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    role: str
+    def __init__(self, id: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("fingerprint",)
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    def __init__(self, fingerprint: _Optional[str] = ...) -> None: ...
+
+class SamplingOptions(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "logit_bias")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    logit_bias: _containers.RepeatedCompositeFieldContainer[LogitBias]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ...) -> None: ...
+
+class LogitBias(_message.Message):
+    __slots__ = ("id", "bias")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    bias: float
+    def __init__(self, id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
+
+class NoiseKey(_message.Message):
+    __slots__ = ("seed", "choice")
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    seed: int
+    choice: int
+    def __init__(self, seed: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class Row(_message.Message):
+    __slots__ = ("ids", "probabilities", "tail")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    probabilities: _containers.RepeatedScalarFieldContainer[float]
+    tail: float
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., probabilities: _Optional[_Iterable[float]] = ..., tail: _Optional[float] = ...) -> None: ...
+
+class IdList(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,0 +1,82 @@
+from crossdraft.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Whose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WHOSE_UNSPECIFIED: _ClassVar[Whose]
+    WHOSE_DRAFTER: _ClassVar[Whose]
+    WHOSE_TARGET: _ClassVar[Whose]
+WHOSE_UNSPECIFIED: Whose
+WHOSE_DRAFTER: Whose
+WHOSE_TARGET: Whose
+
+class DraftRequest(_message.Message):
+    __slots__ = ("open", "draft")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    open: OpenDrafter
+    draft: Draft
+    def __init__(self, open: _Optional[_Union[OpenDrafter, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ...) -> None: ...
+
+class DraftReply(_message.Message):
+    __slots__ = ("opened", "drafted")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    opened: _common_pb2.Opened
+    drafted: Drafted
+    def __init__(self, opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ...) -> None: ...
+
+class OpenDrafter(_message.Message):
+    __slots__ = ("prompt", "options", "noise", "row_width", "allowed")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
+    ROW_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    prompt: bytes
+    options: _common_pb2.SamplingOptions
+    noise: _common_pb2.NoiseKey
+    row_width: int
+    allowed: _common_pb2.IdList
+    def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.IdList, _Mapping]] = ...) -> None: ...
+
+class Draft(_message.Message):
+    __slots__ = ("epoch", "offset", "letters", "count")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LETTERS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    offset: int
+    letters: bytes
+    count: int
+    def __init__(self, epoch: _Optional[int] = ..., offset: _Optional[int] = ..., letters: _Optional[bytes] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Drafted(_message.Message):
+    __slots__ = ("epoch", "proposals", "seconds", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
+    seconds: float
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., seconds: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("token", "whose", "row")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WHOSE_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    whose: Whose
+    row: _common_pb2.Row
+    def __init__(self, token: _Optional[int] = ..., whose: _Optional[_Union[Whose, str]] = ..., row: _Optional[_Union[_common_pb2.Row, _Mapping]] = ...) -> None: ...

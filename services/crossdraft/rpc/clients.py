@@ -1,0 +1,208 @@
+"""Clients of the two services: they describe themselves, and open sessions that speak in plain values."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from crossdraft.rpc import codec, drafter_codec, target_codec
+from crossdraft.rpc.codec import Opened
+from crossdraft.rpc.errors import BadMessage, Internal, ProtocolBroken, from_status
+from crossdraft.rpc.stream import Stream, Wire
+from crossdraft.rpc.transport import CLIENT_OPTIONS, MessageLimit
+from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
+from crossdraft.verification.exchange import (
+    Description,
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+)
+
+Expected = TypeVar("Expected")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a client waits before it calls a service lost.
+
+    Raises:
+        ValueError: a wait is not above 0.
+    """
+
+    describe_seconds: float = 5.0
+    reply_seconds: float = 30.0  # one pass or draft, the queue before it and the prompt's forward included
+
+    def __post_init__(self) -> None:
+        if not (self.describe_seconds > 0 and self.reply_seconds > 0):
+            raise ValueError("describe_seconds and reply_seconds must be above 0")
+
+
+class TargetSession(Stream[target_codec.Request, target_codec.Reply]):
+    """An open session with a target."""
+
+    async def run(self, request: Pass) -> PassDone:
+        """One pass; raises ServiceError."""
+        done = _expected(await self.ask(request), PassDone, self.service)
+        _same(done.number, request.number, "pass", self.service)
+        return done
+
+    async def fetch(self, request: FetchRow) -> RowFetched:
+        """The whole row of one node of the latest pass; raises ServiceError."""
+        fetched = _expected(await self.ask(request), RowFetched, self.service)
+        _same(fetched.node, request.node, "node", self.service)
+        return fetched
+
+
+class DrafterSession(Stream[drafter_codec.Request, drafter_codec.Reply]):
+    """An open session with a drafter."""
+
+    async def draft(self, request: Draft) -> Drafted:
+        """The proposals of one epoch; raises ServiceError."""
+        drafted = _expected(await self.ask(request), Drafted, self.service)
+        _same(drafted.epoch, request.epoch, "epoch", self.service)
+        return drafted
+
+
+@dataclass(eq=False)
+class _Client:
+    """One channel to one service. Must be made in a running event loop, and closed."""
+
+    address: str  # host:port
+    patience: Patience = field(default_factory=Patience)
+    limit: MessageLimit = field(default_factory=MessageLimit)
+    channel: grpc.aio.Channel = field(init=False, repr=False)
+    _description: Description | None = field(default=None, init=False, repr=False)
+
+    role = "service"
+    describe_method = ""
+
+    def __post_init__(self) -> None:
+        self.channel = grpc.aio.insecure_channel(self.address, options=CLIENT_OPTIONS + self.limit.options())
+
+    @property
+    def service(self) -> str:
+        """What error texts call it."""
+        return f"{self.role} at {self.address}"
+
+    async def describe(self) -> Description:
+        """What the service says of its model now.
+
+        Raises:
+            ServiceError: it did not say so within `patience.describe_seconds`.
+        """
+        method = self.channel.unary_unary(
+            self.describe_method,
+            request_serializer=common_pb2.DescribeRequest.SerializeToString,
+            response_deserializer=bytes,
+        )
+        try:
+            raw = await method(common_pb2.DescribeRequest(), timeout=self.patience.describe_seconds)
+            self._description = codec.decode_description(common_pb2.Description.FromString(raw))
+        except grpc.aio.AioRpcError as error:
+            raise from_status(error.code(), error.details(), self.service) from error
+        except (BadMessage, DecodeError) as error:
+            raise Internal(f"{self.service} describes itself in a way that means nothing: {error}") from error
+        return self._description
+
+    async def described(self) -> Description:
+        """What the service said when it was last asked; asks if it never was."""
+        return self._description or await self.describe()
+
+    async def close(self) -> None:
+        """Closes the channel, and with it all its sessions."""
+        await self.channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class TargetClient(_Client):
+    """A target at an address."""
+
+    role = "target"
+    describe_method = "/crossdraft.v1.Target/Describe"
+
+    async def open(self, request: OpenTarget) -> TargetSession:
+        """An open session; raises ServiceError. Close it, or use `session`."""
+        description = await self.described()
+        size = description.vocabulary_size
+        wire = Wire(
+            "/crossdraft.v1.Target/Verify",
+            target_codec.encode_request,
+            lambda raw: target_codec.decode_reply(target_pb2.VerifyReply.FromString(raw), size),
+        )
+        session = TargetSession(self.channel, wire, self.service, self.patience.reply_seconds)
+        await _opened(session, request, description.fingerprint)
+        return session
+
+    @asynccontextmanager
+    async def session(self, request: OpenTarget) -> AsyncIterator[TargetSession]:
+        """An open session that is closed at the end of the block; raises ServiceError."""
+        async with await self.open(request) as session:
+            yield session
+
+
+class DrafterClient(_Client):
+    """A drafter at an address."""
+
+    role = "drafter"
+    describe_method = "/crossdraft.v1.Drafter/Describe"
+
+    async def open(self, request: OpenDrafter) -> DrafterSession:
+        """An open session; raises ServiceError. Close it, or use `session`."""
+        description = await self.described()
+        size = description.vocabulary_size
+        wire = Wire(
+            "/crossdraft.v1.Drafter/Draft",
+            drafter_codec.encode_request,
+            lambda raw: drafter_codec.decode_reply(drafter_pb2.DraftReply.FromString(raw), size),
+        )
+        session = DrafterSession(self.channel, wire, self.service, self.patience.reply_seconds)
+        await _opened(session, request, description.fingerprint)
+        return session
+
+    @asynccontextmanager
+    async def session(self, request: OpenDrafter) -> AsyncIterator[DrafterSession]:
+        """An open session that is closed at the end of the block; raises ServiceError."""
+        async with await self.open(request) as session:
+            yield session
+
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+async def _opened(session: Stream[Request, Reply], request: Request, fingerprint: str) -> None:
+    """Opens a session, and sees that the model is the one that was described."""
+    try:
+        opened = _expected(await session.ask(request), Opened, session.service)
+        if opened.fingerprint != fingerprint:
+            raise ProtocolBroken(f"{session.service} serves another model than it described; describe it again")
+    except BaseException:
+        await session.close()
+        raise
+
+
+def _expected(reply: object, kind: type[Expected], service: str) -> Expected:
+    if not isinstance(reply, kind):
+        raise Internal(f"{service} sent {type(reply).__name__} where {kind.__name__} was due")
+    return reply
+
+
+def _same(got: int, due: int, name: str, service: str) -> None:
+    if got != due:
+        raise Internal(f"{service} answered {name} {got} where {due} was due")

@@ -1,0 +1,131 @@
+"""Protobuf to domain values and back: what is said to a drafter and by it."""
+
+from crossdraft.rpc import codec
+from crossdraft.rpc.codec import Opened
+from crossdraft.rpc.errors import BadMessage
+from crossdraft.v1 import common_pb2
+from crossdraft.v1 import drafter_pb2 as pb
+from crossdraft.verification.exchange import Draft, Drafted, OpenDrafter
+from crossdraft.verification.rows import Proposal, Whose
+
+Request = OpenDrafter | Draft
+Reply = Opened | Drafted
+
+_WIRE_OF = {Whose.DRAFTER: pb.WHOSE_DRAFTER, Whose.TARGET: pb.WHOSE_TARGET}
+_WHOSE_OF = {wire: whose for whose, wire in _WIRE_OF.items()}
+
+
+def encode_request(request: Request) -> pb.DraftRequest:
+    """One message to a drafter."""
+    match request:
+        case OpenDrafter():
+            return pb.DraftRequest(open=_encode_open(request))
+        case Draft():
+            return pb.DraftRequest(draft=_encode_draft(request))
+
+
+def decode_request(message: pb.DraftRequest, vocabulary_size: int | None) -> Request:
+    """One message to a drafter; raises BadMessage."""
+    match message.WhichOneof("message"):
+        case "open":
+            return _decode_open(message.open, vocabulary_size)
+        case "draft":
+            return _decode_draft(message.draft)
+        case _:
+            raise BadMessage("a DraftRequest must be one of open and draft")
+
+
+def encode_reply(reply: Reply) -> pb.DraftReply:
+    """One message from a drafter."""
+    match reply:
+        case Opened():
+            return pb.DraftReply(opened=common_pb2.Opened(fingerprint=reply.fingerprint))
+        case Drafted():
+            return pb.DraftReply(drafted=_encode_drafted(reply))
+
+
+def decode_reply(message: pb.DraftReply, vocabulary_size: int | None) -> Reply:
+    """One message from a drafter; raises BadMessage."""
+    match message.WhichOneof("message"):
+        case "opened":
+            return Opened(message.opened.fingerprint)
+        case "drafted":
+            return _decode_drafted(message.drafted, vocabulary_size)
+        case _:
+            raise BadMessage("a DraftReply must be one of opened and drafted")
+
+
+def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
+    allowed = None if request.allowed is None else common_pb2.IdList(ids=request.allowed.tolist())
+    return pb.OpenDrafter(
+        prompt=codec.encode_letters(request.prompt),
+        options=codec.encode_options(request.options),
+        noise=codec.encode_noise(request.noise),
+        row_width=request.row_width,
+        allowed=allowed,
+    )
+
+
+def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDrafter:
+    allowed = None
+    if message.HasField("allowed"):
+        allowed = codec.decode_ids(message.allowed.ids, "allowed", vocabulary_size)
+    return OpenDrafter(
+        prompt=codec.decode_letters(message.prompt, "prompt"),
+        options=codec.decode_options(message.options, vocabulary_size),
+        noise=codec.decode_noise(message.noise) if message.HasField("noise") else None,
+        row_width=message.row_width,
+        allowed=allowed,
+    )
+
+
+def _encode_draft(request: Draft) -> pb.Draft:
+    return pb.Draft(
+        epoch=request.epoch,
+        offset=request.offset,
+        letters=codec.encode_letters(request.letters),
+        count=request.count,
+    )
+
+
+def _decode_draft(message: pb.Draft) -> Draft:
+    if message.count < 1:
+        raise BadMessage("count must be 1 or more: how many proposals are wanted")
+    return Draft(message.epoch, message.offset, codec.decode_letters(message.letters, "letters"), message.count)
+
+
+def _encode_drafted(reply: Drafted) -> pb.Drafted:
+    return pb.Drafted(
+        epoch=reply.epoch,
+        proposals=[_encode_proposal(proposal) for proposal in reply.proposals],
+        seconds=reply.seconds,
+        reason=reply.reason,
+    )
+
+
+def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted:
+    proposals = tuple(
+        _decode_proposal(proposal, f"proposals[{place}]", vocabulary_size)
+        for place, proposal in enumerate(message.proposals)
+    )
+    return Drafted(message.epoch, proposals, codec.check_seconds(message.seconds), message.reason)
+
+
+def _encode_proposal(proposal: Proposal) -> pb.Proposal:
+    row = None if proposal.row is None else codec.encode_row(proposal.row)
+    return pb.Proposal(token=proposal.token, whose=_WIRE_OF[proposal.whose], row=row)
+
+
+def _decode_proposal(message: pb.Proposal, name: str, vocabulary_size: int | None) -> Proposal:
+    whose = _WHOSE_OF.get(message.whose)
+    if whose is None:
+        raise BadMessage(f"{name}.whose must be WHOSE_DRAFTER or WHOSE_TARGET")
+    # The vocabulary that is known is the drafter's own; ids of the target's are checked by who knows them.
+    size = vocabulary_size if whose is Whose.DRAFTER else None
+    (token,) = codec.decode_id_tuple([message.token], f"{name}.token", size)
+    if not message.HasField("row"):
+        return Proposal(token, None, whose)
+    row = codec.decode_row(message.row, f"{name}.row", size)
+    if token not in row.ids or row.probability(token) == 0:
+        raise BadMessage(f"{name} has the token {token}, which its own row cannot give")
+    return Proposal(token, row, whose)

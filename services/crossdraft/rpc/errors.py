@@ -1,0 +1,124 @@
+"""What can go wrong between an orchestrator and a service, and the one map to and from gRPC's status codes."""
+
+# ruff: noqa: N818 - the names say what happened; all of them are errors
+from typing import ClassVar
+
+from grpc import StatusCode
+
+LONGEST_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
+
+
+class ServiceError(Exception):
+    """Base of all of them; the text says what to change."""
+
+    lost: ClassVar[bool] = False  # the service is at fault, not what was asked: another service may do it
+
+
+class BadRequest(ServiceError):
+    """What was asked for is not possible with any service of this model."""
+
+
+class BadMessage(BadRequest):
+    """A message that means nothing: wrong shape, ids outside the vocabulary, bytes that are not letters."""
+
+
+class ProtocolBroken(ServiceError):
+    """A message that is well formed but not due: before open, twice open, or out of order."""
+
+
+class ContextTooLong(ServiceError):
+    """The text does not fit into the model's context."""
+
+
+class TooLarge(ServiceError):
+    """A message over the limit on its size."""
+
+
+class NotServed(ServiceError):
+    """Something listens there, but it is no such service (or of another version)."""
+
+    lost = True
+
+
+class NotAllowed(ServiceError):
+    """The service, or something before it, refuses this client."""
+
+    lost = True
+
+
+class Unreachable(ServiceError):
+    """The service cannot be reached, or has no room for another session now."""
+
+    lost = True
+
+
+class TimedOut(ServiceError):
+    """No reply in time."""
+
+    lost = True
+
+
+class Cancelled(ServiceError):
+    """The service ended the call, for instance because it is shutting down."""
+
+    lost = True
+
+
+class Closed(ServiceError):
+    """The session was ended in order, by this side or by the service."""
+
+    lost = True
+
+
+class Internal(ServiceError):
+    """The service failed, or answered with something that means nothing."""
+
+    lost = True
+
+
+# Every status code but OK, which ends a session in order (`Closed`).
+# The first code of a class is the one that it is sent as.
+MEANINGS: dict[StatusCode, type[ServiceError]] = {
+    StatusCode.INVALID_ARGUMENT: BadRequest,
+    StatusCode.FAILED_PRECONDITION: ProtocolBroken,
+    StatusCode.ALREADY_EXISTS: ProtocolBroken,
+    StatusCode.ABORTED: ProtocolBroken,
+    StatusCode.OUT_OF_RANGE: ContextTooLong,
+    StatusCode.RESOURCE_EXHAUSTED: TooLarge,
+    StatusCode.UNIMPLEMENTED: NotServed,
+    StatusCode.NOT_FOUND: NotServed,
+    StatusCode.PERMISSION_DENIED: NotAllowed,
+    StatusCode.UNAUTHENTICATED: NotAllowed,
+    StatusCode.UNAVAILABLE: Unreachable,
+    StatusCode.DEADLINE_EXCEEDED: TimedOut,
+    StatusCode.CANCELLED: Cancelled,
+    StatusCode.INTERNAL: Internal,
+    StatusCode.UNKNOWN: Internal,
+    StatusCode.DATA_LOSS: Internal,
+}
+
+ADVICE: dict[type[ServiceError], str] = {
+    Unreachable: "check that the service runs there and that its port is open",
+    TimedOut: "the service is overloaded or hangs; wait longer or use another one",
+    TooLarge: "raise the message limit of the client and of the service",
+    NotServed: "check the address, and that client and service are of the same version",
+    NotAllowed: "check what stands between the client and the service",
+    Cancelled: "the service is probably shutting down; use another one",
+    Internal: "see the log of the service",
+}
+
+
+def from_status(code: StatusCode, details: str | None, service: str) -> ServiceError:
+    """The error that a status other than OK means; `service` says which one answered, e.g. "target at host:port"."""
+    meaning = MEANINGS[code]
+    advice = ADVICE.get(meaning)
+    text = f"{service}: {details or code.name}"
+    return meaning(f"{text} ({advice})" if advice else text)
+
+
+def to_status(error: ServiceError) -> tuple[StatusCode, str]:
+    """The status that an error is sent as."""
+    for code, meaning in MEANINGS.items():
+        if isinstance(error, meaning):
+            return code, str(error)[:LONGEST_TEXT]
+    return StatusCode.UNKNOWN, str(error)[:LONGEST_TEXT]

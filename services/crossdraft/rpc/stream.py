@@ -1,0 +1,172 @@
+"""One bidirectional stream as a session: requests out without waiting, replies in, both counted, waiting bounded."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from crossdraft.rpc.errors import BadMessage, Closed, Internal, ServiceError, TimedOut, from_status
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+@dataclass
+class Traffic:
+    """What a session has sent and received so far, requests and replies only."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0  # serialized, before HTTP/2 frames
+    bytes_received: int = 0
+    seconds_waited: float = 0.0  # for replies
+
+    def sent(self, raw: bytes) -> bytes:
+        """Counts one request."""
+        self.messages_sent += 1
+        self.bytes_sent += len(raw)
+        return raw
+
+    def received(self, raw: bytes) -> bytes:
+        """Counts one reply."""
+        self.messages_received += 1
+        self.bytes_received += len(raw)
+        return raw
+
+
+@dataclass(frozen=True)
+class Wire(Generic[Request, Reply]):
+    """How the two kinds of messages of one method become bytes and are read from them."""
+
+    method: str  # full path
+    write: Callable[[Request], Message]
+    read: Callable[[bytes], Reply]  # raises BadMessage, or protobuf's DecodeError
+
+
+class Stream(Generic[Request, Reply]):
+    """An open stream. `send` does not wait for replies; replies come in the order of the requests.
+
+    While a request has no reply yet, waiting for it is bounded; an idle stream may stay open for hours, and gRPC's
+    keepalive tells when its link is cut. After any error the stream is closed.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, wire: Wire[Request, Reply], service: str, reply_seconds: float
+    ) -> None:
+        self.traffic = Traffic()
+        self._wire = wire
+        self.service = service
+        self._reply_seconds = seconds
+        self._unanswered = 0
+        self._closed = False
+        self._waiting: asyncio.Timeout | None = None
+        method = channel.stream_stream(
+            wire.method,
+            request_serializer=lambda request: self.traffic.sent(wire.write(request).SerializeToString()),
+            response_deserializer=self.traffic.received,
+        )
+        self._call = method(None)  # no iterator: requests are written one by one
+
+    async def send(self, request: Request) -> None:
+        """Sends one request; its reply is due within the session's limit from now on.
+
+        Raises:
+            ServiceError: the stream is closed; the error says why.
+        """
+        self._unanswered += 1
+        if self._waiting is not None and self._waiting.when() is None:
+            self._waiting.reschedule(self._due())
+        async with self._foreign_errors():
+            await self._call.write(request)
+
+    async def receive(self) -> Reply | None:
+        """The next reply, or None when the stream was ended in order, by the service or by `close`.
+
+        Raises:
+            TimedOut: it did not come in time.
+            ServiceError: the stream is broken, or the reply means nothing.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with self._foreign_errors(), asyncio.timeout_at(self._due() if self._unanswered else None) as limit:
+                self._waiting = limit
+                raw = await self._call.read()
+        except Closed:
+            return None
+        finally:
+            self._waiting = None
+            self.traffic.seconds_waited += clock() - began
+        if not isinstance(raw, bytes):  # gRPC's mark of the end
+            return None
+        self._unanswered -= 1
+        return self._decoded(raw)
+
+    async def ask(self, request: Request) -> Reply:
+        """Sends a request and waits for its reply; only for sessions that have no other request under way."""
+        await self.send(request)
+        reply = await self.receive()
+        if reply is None:
+            raise Closed(f"{self.service} ended the session")
+        return reply
+
+    async def close(self) -> None:
+        """Ends the session; the service gives back what it held."""
+        self._closed = True
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Reply:
+        reply = await self.receive()
+        if reply is None:
+            raise StopAsyncIteration
+        return reply
+
+    def _due(self) -> float:
+        return asyncio.get_running_loop().time() + self._reply_seconds
+
+    def _decoded(self, raw: bytes) -> Reply:
+        try:
+            return self._wire.read(raw)
+        except (BadMessage, DecodeError) as error:
+            self._call.cancel()
+            raise Internal(f"{self.service} sent a reply that means nothing: {error}") from error
+
+    @asynccontextmanager
+    async def _foreign_errors(self) -> AsyncIterator[None]:
+        """Turns what gRPC raises into what it means."""
+        try:
+            yield
+        except TimeoutError as error:
+            self._call.cancel()
+            raise TimedOut(f"{self.service}: no reply within {self._reply_seconds:g} s") from error
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise await self._reason() from error
+        except asyncio.CancelledError as error:
+            # gRPC raises it in every task that uses a call that somebody else has cancelled.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise await self._reason() from error
+
+    async def _reason(self) -> ServiceError:
+        """Why the call, which has ended, did so."""
+        code = await self._call.code()
+        if self._closed or code is grpc.StatusCode.OK:
+            return Closed(f"the session with the {self.service} was ended")
+        return from_status(code, await self._call.details(), self.service)

@@ -1,0 +1,56 @@
+"""The settings of gRPC that client and server must agree on, in one place."""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+ChannelOptions = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class MessageLimit:
+    """The largest message that is sent or taken, either way.
+
+    Raises:
+        ValueError: below 1 MiB, or above what gRPC can count.
+    """
+
+    mib: int = 32  # MiB; a tokenizer.json has up to 20, a pass's reply 0.1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mib <= 1024:
+            raise ValueError(f"the message limit must be between 1 and 1024 MiB, got {self.mib}")
+
+    def options(self) -> ChannelOptions:
+        """As options of a channel or server."""
+        return (
+            ("grpc.max_send_message_length", self.mib * MIB),
+            ("grpc.max_receive_message_length", self.mib * MIB),
+        )
+
+
+# A cut link shows itself only in unanswered pings: without them a stream read hangs for over 45 s. One ping a second
+# costs nothing beside the passes. Two seconds to answer, since a host whose cores are all in a forward answers late.
+CLIENT_OPTIONS: ChannelOptions = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A service that was restarted is found again in about 2 s; gRPC's own pauses grow to minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Two clients of one address must not share a connection whose limits are those of the first.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+SERVER_OPTIONS: ChannelOptions = (
+    # Without these the server takes the clients' pings for an attack and closes the connection.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    # The server pings too: a session whose client has vanished must give back its place in the cache.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    # Two services on one port would share its sessions at random; a port that is taken must be an error.
+    ("grpc.so_reuseport", 0),
+)
