@@ -3,15 +3,12 @@
 Stages resume where they were stopped; a stage that is done is not done again.
 """
 
-import platform
-import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from crossdraft.models.training.batches import TokenPool, tokenize
 from crossdraft.models.training.cards import bits_per_byte, export
@@ -58,7 +55,8 @@ def _tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
     if not (folder / "tokenizer.json").exists():
         texts = [document.text for document in read_corpus().training]
         BUILDERS[recipe.tokenizer](texts, recipe.vocabulary).save_pretrained(folder)
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return tokenizer
 
 
 def _written(work: Path, tokenizer: PreTrainedTokenizerFast, cache: Path) -> TokenPool:

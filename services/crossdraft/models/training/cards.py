@@ -59,8 +59,9 @@ def export(
     """Write weights, tokenizer and model card to `folder`, replacing what was there."""
     shutil.rmtree(folder, ignore_errors=True)
     tokenizer.save_pretrained(folder)
-    model.to(torch.float16).save_pretrained(folder)
-    model.to(torch.float32)
+    # transformers' wrapper of `to` hides its signature from mypy
+    model.to(torch.float16).save_pretrained(folder)  # type: ignore[arg-type]
+    model.to(torch.float32)  # type: ignore[arg-type]
     (folder / "README.md").write_text(_card(recipe, model, seconds, figure), encoding="utf-8")
 
 

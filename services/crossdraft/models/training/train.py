@@ -1,6 +1,7 @@
 """The training loop: Muon for matrices, AdamW for the rest, checkpoints, resuming."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ HELD_RATE_SHARE = 0.4  # of the steps at the peak rate; then linearly down
 LAST_RATE_SHARE = 0.03
 LONG_ROWS_FROM = 0.9  # share of the steps after which rows are as long as the context
 CHECKPOINT_EVERY = 100  # steps
+
+Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]  # `loss_of`, compiled or not
 
 
 @dataclass
@@ -91,12 +94,14 @@ def train(
     """Train `model` in place to the recipe's last step; resumes from `folder`'s checkpoint if there is one."""
     optimizers = _optimizers(model, recipe)
     state = _resume(folder / "checkpoint.pt", model, optimizers)
-    compute = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+    compute: Loss = torch.compile(loss_of, dynamic=False) if compiled else loss_of
     with Progress() as progress:
         task = progress.add_task(recipe.name, total=recipe.steps, completed=state.step)
         while state.step < recipe.steps:
             began = time.monotonic()
-            loss = _step(model, optimizers, rows_at(recipe, state.step, pool, written), rate_at(recipe, state.step), compute)
+            loss = _step(
+                model, optimizers, rows_at(recipe, state.step, pool, written), rate_at(recipe, state.step), compute
+            )
             state.step += 1
             state.seconds += time.monotonic() - began
             if state.step % 20 == 0:
@@ -107,7 +112,10 @@ def train(
     return state
 
 
-def _step(model, optimizers, rows, rate, compute) -> float:  # type: ignore[no-untyped-def]
+def _step(
+    model: nn.Module, optimizers: list[torch.optim.Optimizer], rows: torch.Tensor, rate: float, compute: Loss
+) -> float:
+    """One step of all optimizers at `rate`; the loss before it, nats per token."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = compute(model, rows)
     loss.backward()
@@ -117,7 +125,7 @@ def _step(model, optimizers, rows, rate, compute) -> float:  # type: ignore[no-u
             group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad()
-    return loss.item()
+    return float(loss.item())
 
 
 def _resume(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Progressed:
