@@ -1,0 +1,59 @@
+"""Two vocabularies side by side."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossdraft.text.letters import Letters
+from crossdraft.text.vocabulary import Vocabulary
+
+Ids = NDArray[np.int64]
+_NOT_SHARED = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The vocabularies of a target and of its drafter.
+
+    A drafter token is shared if some target token has its letters. Control symbols are the same letter by
+    role only, unless the whole vocabulary is the same.
+    """
+
+    target: Vocabulary
+    drafter: Vocabulary
+    same_vocabulary: bool = field(init=False)  # every id means the same on both sides
+    shared_drafter_ids: Ids = field(init=False, repr=False)  # shape (n,), ascending
+    _target_ids: Ids = field(init=False, repr=False)  # shape (drafter.size,), -1 where not shared
+
+    def __post_init__(self) -> None:
+        same = _form(self.target) == _form(self.drafter)
+        if same:
+            ids = np.arange(self.drafter.size, dtype=np.int64)
+        else:
+            ids = np.array([_first_id(self.target, letters) for letters in self.drafter.letters], dtype=np.int64)
+        ids.flags.writeable = False
+        object.__setattr__(self, "same_vocabulary", same)
+        object.__setattr__(self, "_target_ids", ids)
+        object.__setattr__(self, "shared_drafter_ids", np.flatnonzero(ids != _NOT_SHARED).astype(np.int64))
+
+    def target_id(self, drafter_id: int) -> int | None:
+        """The target id that a drafter token is: of several with its letters the one the target's tokenizer writes."""
+        found = int(self._target_ids[drafter_id])
+        return None if found == _NOT_SHARED else found
+
+    def to_target_ids(self, ids: Ids) -> Ids:
+        """Target ids of drafter ids, in their shape; -1 where not shared."""
+        return self._target_ids[ids]
+
+
+def _form(vocabulary: Vocabulary) -> tuple[tuple[tuple[int, str], ...], list[Letters]]:
+    """What two vocabularies must have in common to be the same; whose side they are on does not matter."""
+    letters = list(vocabulary.letters)
+    for token, _ in vocabulary.nameless:
+        letters[token] = Letters("")
+    return vocabulary.nameless, letters
+
+
+def _first_id(vocabulary: Vocabulary, letters: Letters) -> int:
+    return next(iter(vocabulary.ids_of(letters)), _NOT_SHARED)

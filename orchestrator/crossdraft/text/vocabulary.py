@@ -1,0 +1,114 @@
+"""A model's vocabulary as a list of letter strings (design section 4)."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from crossdraft.text.anatomy import Anatomy, anatomy_of
+from crossdraft.text.letters import Letters, Role, Side
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The letters of every id of a model's logits row.
+
+    Several ids can have the same letters, as a byte `<0x41>` and `A`. Their order, which `rank` counts, is
+    that of the ids, except that bytes of a byte fallback come last: a tokenizer writes them only in need.
+    """
+
+    letters: tuple[Letters, ...]  # indexed by id; never an empty string
+    controls: tuple[tuple[int, str], ...] = ()  # (id, role name) of the control symbols that have a role
+    stops: frozenset[int] = frozenset()
+    nameless: tuple[tuple[int, str], ...] = ()  # (id, content or "") of control symbols without a role
+    fallback: frozenset[int] = frozenset()  # ids of byte-fallback tokens
+    _ids: dict[Letters, tuple[int, ...]] = field(init=False, repr=False)
+    _ranks: dict[int, int] = field(init=False, repr=False)  # only those above 0
+
+    def __post_init__(self) -> None:
+        grouped: dict[Letters, tuple[int, ...]] = {}
+        usual = [token for token in range(len(self.letters)) if token not in self.fallback]
+        for token in [*usual, *sorted(self.fallback)]:
+            grouped[self.letters[token]] = (*grouped.get(self.letters[token], ()), token)
+        ranks = {
+            token: rank for tokens in grouped.values() if len(tokens) > 1 for rank, token in enumerate(tokens) if rank
+        }
+        object.__setattr__(self, "_ids", grouped)
+        object.__setattr__(self, "_ranks", ranks)
+
+    @staticmethod
+    def build(
+        tokenizer_json: str, size: int, controls: Sequence[tuple[int, str]], stops: Collection[int], side: Side
+    ) -> "Vocabulary":
+        """The vocabulary of a tokenizer.json.
+
+        Args:
+            tokenizer_json: the whole file's text.
+            size: length of the model's logits row; ids beyond the tokenizer's become control symbols,
+                ids of the tokenizer at or above it are left out.
+            controls: (id, `Role` name) of the control symbols that have a role.
+            stops: ids that end an output.
+            side: whose vocabulary, for the control symbols without a role.
+
+        Raises:
+            TokenizerNotSupported: the tokens are not plain strings of letters.
+            ValueError: a control or stop id is not below `size`, or a role name is unknown.
+        """
+        _check_ids(size, controls, stops)
+        anatomy = anatomy_of(tokenizer_json)
+        known = _plain_letters(anatomy)
+        known.update((token, Role[role].letter) for token, role in controls)
+        nameless = [token for token in range(size) if not known.get(token)]
+        known.update((token, side.control(rank)) for rank, token in enumerate(nameless))
+        contents = dict(anatomy.pieces) | {token.id: token.content for token in anatomy.added}
+        bytes_only = {token for token, piece in anatomy.pieces if anatomy.is_byte_piece(piece) and token < size}
+        return Vocabulary(
+            letters=tuple(known[token] for token in range(size)),
+            controls=tuple(sorted((int(token), role) for token, role in controls)),
+            stops=frozenset(stops),
+            nameless=tuple((token, contents.get(token, "")) for token in nameless),
+            fallback=frozenset(bytes_only.difference(nameless, (token for token, _ in controls))),
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of ids: the length of the model's logits row."""
+        return len(self.letters)
+
+    def ids_of(self, letters: Letters) -> tuple[int, ...]:
+        """All ids with exactly these letters, the one a tokenizer would write first; empty if there is none."""
+        return self._ids.get(letters, ())
+
+    def rank(self, token: int) -> int:
+        """Place of the id among the ids with the same letters, from 0."""
+        return self._ranks.get(token, 0)
+
+    def letters_of(self, ids: Iterable[int]) -> Letters:
+        """The letters of a sequence of ids.
+
+        Raises:
+            IndexError: an id is not below the vocabulary's size.
+        """
+        return Letters("".join(map(self.letters.__getitem__, ids)))
+
+
+def _check_ids(size: int, controls: Sequence[tuple[int, str]], stops: Collection[int]) -> None:
+    for token in [*(token for token, _ in controls), *stops]:
+        if not 0 <= token < size:
+            raise ValueError(
+                f"control or stop id {token} is not an id of a vocabulary of {size}; check the model's config"
+            )
+    for token, role in controls:
+        if role not in Role.__members__:
+            raise ValueError(f"id {token} has the unknown role {role!r}; the roles are {', '.join(Role.__members__)}")
+
+
+def _plain_letters(anatomy: Anatomy) -> dict[int, Letters]:
+    """Letters of all tokens that are text; those of special tokens and of the unknown one are left out."""
+    letters = {token: anatomy.letters_of_piece(piece) for token, piece in anatomy.pieces}
+    for added in anatomy.added:
+        if added.special:
+            letters.pop(added.id, None)
+        else:
+            letters[added.id] = anatomy.letters_of_added(added.content)
+    if anatomy.unknown is not None:
+        letters.pop(anatomy.unknown, None)
+    return letters
