@@ -76,6 +76,10 @@ class Internal(ServiceError):
     lost = True
 
 
+class CannotListen(ServiceError):
+    """A server's address cannot be had."""
+
+
 # Every status code but OK, which ends a session in order (`Closed`).
 # The first code of a class is the one that it is sent as.
 MEANINGS: dict[StatusCode, type[ServiceError]] = {

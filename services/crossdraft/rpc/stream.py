@@ -61,7 +61,7 @@ class Stream(Generic[Request, Reply]):
         self.traffic = Traffic()
         self._wire = wire
         self.service = service
-        self._reply_seconds = seconds
+        self._reply_seconds = reply_seconds
         self._unanswered = 0
         self._closed = False
         self._waiting: asyncio.Timeout | None = None

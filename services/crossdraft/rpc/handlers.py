@@ -1,0 +1,146 @@
+"""The server's half of a stream: bytes in, one reply for each request, errors as status codes."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from crossdraft.rpc import codec, drafter_codec, target_codec
+from crossdraft.rpc.codec import Opened
+from crossdraft.rpc.errors import BadMessage, ProtocolBroken, ServiceError, to_status
+from crossdraft.v1 import drafter_pb2, target_pb2
+from crossdraft.verification.exchange import (
+    Description,
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+)
+
+Open = TypeVar("Open")  # the message that begins a session
+Ask = TypeVar("Ask")
+Answer = TypeVar("Answer")
+Open_contra = TypeVar("Open_contra", contravariant=True)
+Ask_contra = TypeVar("Ask_contra", contravariant=True)
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Session(Protocol[Ask_contra, Answer_co]):
+    """What a service keeps for one stream. Its methods raise ServiceError, which ends the stream and nothing else."""
+
+    async def answer(self, request: Ask_contra) -> Answer_co:
+        """The reply to one request."""
+        ...
+
+    async def close(self) -> None:
+        """Gives back what the session holds; called once, also when the stream was cancelled."""
+        ...
+
+
+class Service(Protocol[Open_contra, Ask_contra, Answer_co]):
+    """A model that is served."""
+
+    @property
+    def description(self) -> Description:
+        """What it says of its model."""
+        ...
+
+    async def open(self, request: Open_contra) -> Session[Ask_contra, Answer_co]:
+        """A new session; raises ServiceError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Role(Generic[Open, Ask, Answer]):
+    """One of the two services as the protos have it."""
+
+    name: str
+    service: str  # full name in the protos
+    stream: str  # name of its bidirectional method
+    opening: type[Open]
+    read: Callable[[bytes, int], Open | Ask]  # raises BadMessage, or protobuf's DecodeError
+    write: Callable[[Opened | Answer], Message]
+
+
+TARGET: Role[OpenTarget, Pass | FetchRow, PassDone | RowFetched] = Role(
+    name="target",
+    service="crossdraft.v1.Target",
+    stream="Verify",
+    opening=OpenTarget,
+    read=lambda raw, size: target_codec.decode_request(target_pb2.VerifyRequest.FromString(raw), size),
+    write=target_codec.encode_reply,
+)
+
+DRAFTER: Role[OpenDrafter, Draft, Drafted] = Role(
+    name="drafter",
+    service="crossdraft.v1.Drafter",
+    stream="Draft",
+    opening=OpenDrafter,
+    read=lambda raw, size: drafter_codec.decode_request(drafter_pb2.DraftRequest.FromString(raw), size),
+    write=drafter_codec.encode_reply,
+)
+
+
+class Handlers(Generic[Open, Ask, Answer]):
+    """Answers a role's methods with a service. Messages come as bytes, so that their faults get the right status."""
+
+    def __init__(self, role: Role[Open, Ask, Answer], service: Service[Open, Ask, Answer]) -> None:
+        self._role = role
+        self._service = service
+        self._size = service.description.vocabulary_size
+
+    def registered(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """As gRPC wants them."""
+        return grpc.method_handlers_generic_handler(
+            self._role.service,
+            {
+                "Describe": grpc.unary_unary_rpc_method_handler(self.describe),
+                self._role.stream: grpc.stream_stream_rpc_method_handler(self.converse),
+            },
+        )
+
+    async def describe(self, request: bytes, context: Context) -> bytes:
+        """The description; the request has no fields."""
+        return codec.encode_description(self._service.description).SerializeToString()
+
+    async def converse(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """One session. It ends with the client's half of the stream, with its cancellation, or with an error."""
+        try:
+            opening = await anext(requests, None)
+            if opening is not None:
+                await self._converse(opening, requests, context)
+        except ServiceError as error:
+            code, text = to_status(error)
+            await context.abort(code, text)
+
+    async def _converse(self, opening: bytes, requests: AsyncIterator[bytes], context: Context) -> None:
+        first = self._decoded(opening)
+        if not isinstance(first, self._role.opening):
+            raise ProtocolBroken(f"the first message was {type(first).__name__}; open the session first")
+        session = await self._service.open(first)
+        try:
+            await self._send(Opened(self._service.description.fingerprint), context)
+            async for raw in requests:
+                request = self._decoded(raw)
+                if isinstance(request, self._role.opening):
+                    raise ProtocolBroken("the session is open already; use another stream for another session")
+                await self._send(await session.answer(cast(Ask, request)), context)
+        finally:
+            await session.close()
+
+    def _decoded(self, raw: bytes) -> Open | Ask:
+        try:
+            return self._role.read(raw, self._size)
+        except DecodeError as error:
+            raise BadMessage(f"not a message of {self._role.service}/{self._role.stream}: {error}") from error
+
+    async def _send(self, reply: Opened | Answer, context: Context) -> None:
+        await context.write(self._role.write(reply).SerializeToString())
