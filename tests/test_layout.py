@@ -1,0 +1,29 @@
+"""The layout that packaging and the import contracts rely on."""
+
+import tomllib
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SETTINGS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+ROOTS = SETTINGS["hatch"]["build"]["dev-mode-dirs"]
+
+
+def test_every_package_is_under_the_import_contracts() -> None:
+    packages = {
+        f"crossdraft.{folder.name}"
+        for root in ROOTS
+        for folder in (REPOSITORY / root / "crossdraft").iterdir()
+        if (folder / "__init__.py").exists()
+    }
+    assert packages == set(SETTINGS["importlinter"]["root_packages"])
+
+
+def test_crossdraft_is_a_namespace_package_in_every_root() -> None:
+    assert [root for root in ROOTS if (REPOSITORY / root / "crossdraft" / "__init__.py").exists()] == []
+
+
+def test_wheel_editable_install_and_type_checker_know_the_same_roots() -> None:
+    folders = [f"{root}/crossdraft" for root in ROOTS]
+    assert SETTINGS["hatch"]["build"]["targets"]["wheel"]["packages"] == folders
+    assert SETTINGS["mypy"]["files"] == folders
+    assert SETTINGS["mypy"]["mypy_path"] == ":".join(f"$MYPY_CONFIG_FILE_DIR/{root}" for root in ROOTS)
