@@ -1,0 +1,131 @@
+"""What a request makes the model see: the tokens that its session's slot does not hold yet. No torch."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossdraft.verification.trees import ROOT, TokenTree
+
+NO_TREE = TokenTree()
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request to the engine: logits after the committed tokens and after the nodes of a tree."""
+
+    session: Hashable
+    context: tuple[int, ...]  # all committed token ids, prompt included, at least one
+    tree: TokenTree = NO_TREE
+    wanted: tuple[int, ...] | None = None  # rows asked for, ascending: 0 is the root, i + 1 node i; None: all
+
+    def rows(self) -> Sequence[int]:
+        """The rows asked for."""
+        return range(1 + len(self.tree)) if self.wanted is None else self.wanted
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a slot holds: committed ids at their own places, then the nodes of a tree, in order."""
+
+    ids: tuple[int, ...] = ()
+    tree: TokenTree = NO_TREE
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """Tokens to feed, by place in the slot; all lists have one entry a token."""
+
+    tokens: list[int]
+    positions: list[int]  # of the token in its own path
+    places: list[int]  # ascending
+    wanted: list[bool]  # whether the logits after it are asked for
+    committed: int  # the tree's node i is at place committed + i
+    tree: TokenTree
+    moves: tuple[int, ...]  # places of emitted nodes, which move to `move_start` and on
+    move_start: int
+
+
+def plan(held: Held, work: Work) -> Feed:
+    """What `work` has to feed, given what its slot holds. Pure."""
+    context, tree = work.context, work.tree
+    kept = _common(held.ids, context)
+    branch = _emitted(held.tree, context[kept:]) if kept == len(held.ids) else ()
+    shared = _shared(held.tree, tree) if kept == len(held.ids) == len(context) else 0
+    asked = set(work.rows())
+    start = min(kept + len(branch), len(context) - (0 in asked))
+    fed = [node for node in range(len(tree)) if node >= shared or node + 1 in asked]
+    depths = _depths(tree)
+    size = len(context)
+    return Feed(
+        tokens=[*context[start:], *(tree.tokens[node] for node in fed)],
+        positions=[*range(start, size), *(size + depths[node] for node in fed)],
+        places=[*range(start, size), *(size + node for node in fed)],
+        wanted=[*(place == size - 1 and 0 in asked for place in range(start, size)), *(n + 1 in asked for n in fed)],
+        committed=size,
+        tree=tree,
+        moves=tuple(kept + node for node in branch) if branch != tuple(range(len(branch))) else (),
+        move_start=kept,
+    )
+
+
+def visible(feed: Feed, begin: int, end: int, used: int) -> NDArray[np.bool_]:
+    """Which of the first `used` places the tokens begin..end of a feed see, shape (end - begin, used).
+
+    Committed tokens see the places up to their own; a node sees those committed, its ancestors and itself.
+    """
+    places = np.array(feed.places[begin:end])[:, None]
+    seen: NDArray[np.bool_] = np.arange(used) <= places
+    if feed.tree.parents != tuple(range(ROOT, len(feed.tree) - 1)):
+        nodes = np.flatnonzero(places[:, 0] >= feed.committed)
+        lines = _lineage(feed.tree)[places[nodes, 0] - feed.committed, : max(0, used - feed.committed)]
+        seen[nodes, feed.committed : feed.committed + lines.shape[1]] = lines
+    return seen
+
+
+def _common(held: tuple[int, ...], context: tuple[int, ...]) -> int:
+    """Length of the common prefix; the usual case, all of `held`, is one comparison."""
+    if context[: len(held)] == held:
+        return len(held)
+    return next(
+        (place for place, (old, new) in enumerate(zip(held, context, strict=False)) if old != new),
+        min(len(held), len(context)),
+    )
+
+
+def _emitted(tree: TokenTree, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """Nodes of the tree that turned out to be committed: the path that `tokens` follows."""
+    path: list[int] = []
+    parent = ROOT
+    for token in tokens:
+        children = (n for n in range(parent + 1, len(tree)) if tree.parents[n] == parent and tree.tokens[n] == token)
+        child = next(children, None)
+        if child is None:
+            break
+        path.append(child)
+        parent = child
+    return tuple(path)
+
+
+def _shared(old: TokenTree, new: TokenTree) -> int:
+    """How many leading nodes two trees share."""
+    pairs = zip(zip(old.tokens, old.parents, strict=True), zip(new.tokens, new.parents, strict=True), strict=False)
+    return next((node for node, (one, other) in enumerate(pairs) if one != other), min(len(old), len(new)))
+
+
+def _depths(tree: TokenTree) -> list[int]:
+    """Depth of each node; 0 follows the committed tokens at once."""
+    depths: list[int] = []
+    for parent in tree.parents:
+        depths.append(depths[parent] + 1 if parent != ROOT else 0)
+    return depths
+
+
+def _lineage(tree: TokenTree) -> NDArray[np.bool_]:
+    """Shape (n, n): whether a column's node is an ancestor of the row's node, or the node itself."""
+    lines = np.eye(len(tree), dtype=np.bool_)
+    for node, parent in enumerate(tree.parents):
+        if parent != ROOT:
+            lines[node] |= lines[parent]
+    return lines

@@ -1,0 +1,22 @@
+"""Models for the tests of this folder."""
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.models.tiny import tiny_gpt2, tiny_llama, tiny_qwen2
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", params=[tiny_llama, tiny_gpt2, tiny_qwen2], ids=["llama", "gpt2", "qwen2"])
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return request.param()
+
+
+@pytest.fixture(scope="session")
+def llama() -> PreTrainedModel:
+    return tiny_llama()

@@ -1,0 +1,211 @@
+"""The engine against plain forwards of the same model over whole sequences."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from crossdraft.models.engine import ContextOverflowError, Engine, Work
+from crossdraft.models.support import UnsupportedModelError
+from crossdraft.verification.trees import Path, TokenTree, tree_of
+from tests.models.tiny import VOCABULARY, tiny_llama, tiny_qwen2
+
+PROMPT = (5, 17, 3, 88, 41, 2)
+BRANCHES = tree_of([(1, 2, 3), (1, 2, 9, 4), (7, 8), (1, 60)], budget=20)
+
+
+def plain(model: PreTrainedModel, ids: tuple[int, ...]) -> torch.Tensor:
+    """Logits after the last of `ids`, without a cache."""
+    with torch.no_grad():
+        return model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+
+
+def assert_right(model: PreTrainedModel, work: Work, logits: torch.Tensor) -> None:
+    paths = list(work.tree.paths())
+    assert logits.shape == (len(work.rows()), VOCABULARY)
+    for row, found in zip(work.rows(), logits, strict=True):
+        torch.testing.assert_close(found, plain(model, work.context + paths[row]), atol=1e-5, rtol=0)
+
+
+def serve(engine: Engine, *requests: Work) -> int:
+    """Runs the requests, checks every logit, and returns how many tokens were fed."""
+    before = engine.fed
+    for work, logits in zip(requests, engine.forward(requests), strict=True):
+        assert logits.dtype == torch.float32
+        assert_right(engine.model, work, logits)
+    return engine.fed - before
+
+
+def test_prompt_chain_and_tree(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    assert serve(engine, Work("a", PROMPT)) == len(PROMPT)
+    assert serve(engine, Work("a", (*PROMPT, 9), tree_of([(4, 5, 6)], 9))) == 4
+    assert serve(engine, Work("b", PROMPT, BRANCHES)) == len(PROMPT) + len(BRANCHES)
+
+
+def test_ragged_batch_of_sessions_with_different_pasts(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    serve(engine, Work("a", PROMPT * 4), Work("b", PROMPT[:1]), Work("c", (9, 9), BRANCHES))
+    engine.close("b")
+    longer, other = (*PROMPT * 4, 11), (9, 9, 1, 2, 9)
+    assert serve(engine, Work("a", longer, BRANCHES), Work("c", other)) == 1 + len(BRANCHES) + 1
+    assert serve(engine, Work("c", (*other, 3)), Work("a", (*longer, 3)), Work("d", PROMPT)) == 1 + 1 + len(PROMPT)
+
+
+def test_single_tokens_of_equal_and_of_different_lengths_in_one_batch(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    serve(engine, Work("a", PROMPT), Work("b", PROMPT[::-1]), Work("c", PROMPT[:3]))
+    assert serve(engine, Work("a", (*PROMPT, 1)), Work("b", (*PROMPT[::-1], 1))) == 2
+    assert serve(engine, Work("a", (*PROMPT, 1, 2)), Work("c", (*PROMPT[:3], 1))) == 2
+
+
+def test_rolling_back_keeps_the_common_prefix(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    serve(engine, Work("a", PROMPT * 3))
+    assert serve(engine, Work("a", (*PROMPT * 2, 70, 71))) == 2
+    assert serve(engine, Work("a", PROMPT)) == 1
+    assert serve(engine, Work("a", (70, *PROMPT))) == 1 + len(PROMPT)
+
+
+@pytest.mark.parametrize("path", [(1, 2, 3), (1, 2, 9, 4), (7, 8), (1, 60), (1, 2)])
+def test_the_emitted_branch_is_not_computed_again(model: PreTrainedModel, path: Path) -> None:
+    engine = Engine(model)
+    serve(engine, Work("a", PROMPT, BRANCHES))
+    corrected = (*PROMPT, *path, 50)
+    assert serve(engine, Work("a", corrected, BRANCHES)) == 1 + len(BRANCHES)
+    assert serve(engine, Work("a", (*corrected, *path), tree_of([(3, 3)], 9))) == 1 + 2
+
+
+def test_the_same_context_keeps_the_leading_nodes_of_the_tree(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    serve(engine, Work("a", PROMPT, tree_of([(1, 2), (3,)], 9), wanted=(1, 2)))
+    grown = TokenTree((1, 2, 3, 4, 5), (-1, 0, -1, 1, 2))
+    assert serve(engine, Work("a", PROMPT, grown, wanted=(4, 5))) == 2
+    assert serve(engine, Work("a", PROMPT, grown, wanted=(2, 5))) == 2
+    assert serve(engine, Work("a", PROMPT, grown, wanted=())) == 0
+    assert serve(engine, Work("a", (*PROMPT, 3, 5, 6))) == 1
+
+
+def test_prompts_are_fed_in_chunks(model: PreTrainedModel) -> None:
+    engine = Engine(model, chunk=7)
+    widths = []
+    hook = model.get_input_embeddings().register_forward_hook(lambda _, args, __: widths.append(args[0].numel()))
+    serve(engine, Work("a", PROMPT * 5, BRANCHES), Work("b", PROMPT * 2), Work("c", (1,)))
+    hook.remove()
+    chunked = widths[: -3 - len(BRANCHES)]  # the rest are the plain forwards that the results are compared with
+    assert max(chunked) <= 7
+    assert sum(chunked) >= len(PROMPT) * 7 + len(BRANCHES) + 1
+
+
+def test_the_least_recently_used_session_is_evicted_and_comes_back() -> None:
+    engine = Engine(tiny_llama(max_position_embeddings=16384), budget=20)  # 9 MiB a slot
+    assert engine.slots == 2
+    serve(engine, Work("a", PROMPT))
+    serve(engine, Work("b", PROMPT * 2))
+    assert serve(engine, Work("a", (*PROMPT, 1))) == 1
+    serve(engine, Work("c", PROMPT))
+    assert serve(engine, Work("a", (*PROMPT, 1, 2))) == 1
+    assert serve(engine, Work("b", (*PROMPT * 2, 1))) == 1 + 2 * len(PROMPT)
+    contexts = [(number, *PROMPT) for number in range(5)]
+    assert serve(engine, *(Work(str(c), c, BRANCHES) for c in contexts)) == 5 * (1 + len(PROMPT) + len(BRANCHES))
+
+
+def test_a_budget_without_room_for_a_slot_says_what_is_needed(llama: PreTrainedModel) -> None:
+    with pytest.raises(ValueError, match=r"16384 tokens needs 9 MiB.*budget is 8 MiB"):
+        Engine(tiny_llama(max_position_embeddings=16384), budget=8)
+    with pytest.raises(ValueError, match="max_length must be between 1 and the model's context 128"):
+        Engine(llama, max_length=129)
+
+
+def test_overflow_is_refused_and_changes_nothing(llama: PreTrainedModel) -> None:
+    engine = Engine(llama, max_length=16)
+    serve(engine, Work("a", PROMPT))
+    with pytest.raises(ContextOverflowError, match="exceed 16"):
+        engine.forward([Work("a", (*PROMPT, 1)), Work("b", PROMPT, tree_of([tuple(range(11))], 20))])
+    assert serve(engine, Work("a", (*PROMPT, 1))) == 1
+    assert serve(engine, Work("b", PROMPT, tree_of([tuple(range(10))], 20))) == 16
+
+
+@pytest.mark.parametrize(
+    ("work", "complaint"),
+    [
+        (Work("a", ()), "at least one token"),
+        (Work("a", (VOCABULARY,)), "ids must be 0 to 96, got 97"),
+        (Work("a", (1,), TokenTree((-1,), (-1,))), "got -1"),
+        (Work("a", (1,), wanted=(1,)), "within 0 to 0"),
+        (Work("a", (1,), BRANCHES, wanted=(2, 1)), "ascend"),
+    ],
+)
+def test_bad_requests(llama: PreTrainedModel, work: Work, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Engine(llama).forward([work])
+
+
+def test_one_session_twice_in_a_forward(llama: PreTrainedModel) -> None:
+    assert serve(Engine(llama), Work("a", PROMPT, BRANCHES), Work("a", (*PROMPT, 1, 2, 9, 4, 5))) == (
+        len(PROMPT) + len(BRANCHES) + 1
+    )
+
+
+def test_a_forward_that_fails_leaves_no_trace_in_the_results(llama: PreTrainedModel) -> None:
+    engine = Engine(llama)
+    serve(engine, Work("a", PROMPT))
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    hook = llama.get_output_embeddings().register_forward_pre_hook(fail)
+    with pytest.raises(MemoryError):
+        engine.forward([Work("a", (*PROMPT, 1, 2))])
+    hook.remove()
+    assert serve(engine, Work("a", (*PROMPT, 1, 2))) == len(PROMPT) + 2
+
+
+def test_greedy_text_equals_generate(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    prompt = torch.tensor([PROMPT])
+    reference = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=30,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    ids = PROMPT
+    while len(ids) < len(PROMPT) + 30:
+        (logits,) = engine.forward([Work("a", ids)])
+        ids = (*ids, int(logits[0].argmax()))
+    assert ids == tuple(reference[0].tolist())
+
+
+def test_sliding_windows_are_refused_unless_no_session_reaches_them() -> None:
+    window = tiny_qwen2(use_sliding_window=True, sliding_window=32, max_window_layers=0)
+    with pytest.raises(UnsupportedModelError, match="set max_length below 32"):
+        Engine(window)
+    serve(Engine(window, max_length=31), Work("a", PROMPT * 3, BRANCHES))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_random_histories(data: st.DataObject) -> None:
+    """Any sequence of requests of a few sessions gives the plain forward's logits."""
+    token = st.integers(0, 5)
+    engine = Engine(MODEL, max_length=48, chunk=data.draw(st.integers(3, 40)))
+    contexts = dict.fromkeys("abc", (1,))
+    trees = dict.fromkeys("abc", TokenTree())  # what each session's slot holds beyond its context
+    for _ in range(data.draw(st.integers(1, 5))):
+        requests = []
+        for name in data.draw(st.lists(st.sampled_from("abc"), unique=True, min_size=1)):
+            emitted = data.draw(st.sampled_from(list(trees[name].paths())))
+            kept = data.draw(st.sampled_from([len(contexts[name])] * 3 + [1]))
+            fresh = tuple(data.draw(st.lists(token, max_size=3)))
+            contexts[name] = (contexts[name][:kept] + emitted + fresh)[:30]
+            paths = data.draw(st.lists(st.lists(token, min_size=1, max_size=4).map(tuple), max_size=4))
+            trees[name] = tree_of(paths, 10)
+            requests.append(Work(name, contexts[name], trees[name]))
+        serve(engine, *requests)
+
+
+MODEL = tiny_llama()

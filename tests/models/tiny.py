@@ -1,0 +1,44 @@
+"""Tiny random models."""
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+VOCABULARY = 97
+CONTEXT = 128
+
+
+def tiny_llama(**changes: object) -> PreTrainedModel:
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    settings = {**sizes, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
+    return seeded(LlamaForCausalLM, LlamaConfig(**{**settings, **changes}))
+
+
+def tiny_gpt2() -> PreTrainedModel:
+    return seeded(
+        GPT2LMHeadModel, GPT2Config(n_embd=48, n_layer=3, n_head=4, vocab_size=VOCABULARY, n_positions=CONTEXT)
+    )
+
+
+def tiny_qwen2(**changes: object) -> PreTrainedModel:
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    settings = {**sizes, "num_key_value_heads": 1, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
+    return seeded(Qwen2ForCausalLM, Qwen2Config(**{**settings, **changes}))
+
+
+def seeded(kind: type[PreTrainedModel], config: object) -> PreTrainedModel:
+    """A model with random weights, larger than the default ones so that its logits differ clearly."""
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        model = kind(config).eval()
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.15)
+    return model
