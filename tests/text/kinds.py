@@ -1,0 +1,197 @@
+"""Small tokenizers of every kind that is in use, trained on the spot."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from crossdraft.text.letters import Side
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import Vocabulary
+
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_WORDS = LLAMA3_WORDS.replace("{1,3}", "")
+BYTE_PIECES = [f"<0x{value:02X}>" for value in range(256)]
+PADDING = 3  # ids of the logits row beyond the tokenizer's
+TOOL = "<tool_call>"  # an added token that is ordinary text
+CORPUS = [
+    "The quick brown fox doesn't jump over the lazy dog, and the dog wouldn't mind it: it's asleep.",
+    "def tokenize(text: str) -> list[int]:\n    return [int(part) for part in text.split()]\n\n\n",
+    "    for index in range(1000, 20000):\n        print(f'{index:>8}  {index ** 2}')  # squares\n",
+    "Größe, Übermut, naïveté, façade, señor; 你好，世界。我们在说中文。 Привет, мир! こんにちは 🦄🚀",
+    "A thousand and one nights, 1001 nights, in the end there was nothing there, then there was the other.",
+] * 4
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tokenizer with its letters; the first special token has a role, the second none."""
+
+    name: str
+    json: str
+    begin: str
+    end: str
+    nameless: str  # content of a special token without a role
+
+    @property
+    def size(self) -> int:
+        return Tokenizer.from_str(self.json).get_vocab_size() + PADDING
+
+    def id_of(self, content: str) -> int:
+        found = Tokenizer.from_str(self.json).token_to_id(content)
+        assert found is not None, content
+        return found
+
+    def vocabulary(self, side: Side = Side.TARGET) -> Vocabulary:
+        controls = [(self.id_of(self.begin), "BEGIN_OF_SEQUENCE"), (self.id_of(self.end), "END_OF_SEQUENCE")]
+        return Vocabulary.build(self.json, self.size, controls, [self.id_of(self.end)], side)
+
+    def tokenization(self, side: Side = Side.TARGET) -> Tokenization:
+        return Tokenization(self.json, self.vocabulary(side))
+
+
+def _finished(name: str, tokenizer: Tokenizer, begin: str, end: str) -> Kind:
+    nameless = "<|fill_in|>"
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (begin, end, nameless)])
+    tokenizer.add_tokens([AddedToken(TOOL, special=False, normalized=False), AddedToken("naïve", special=False)])
+    return Kind(name, tokenizer.to_str(), begin, end, nameless)
+
+
+def _begins(tokenizer: Tokenizer, begin: str) -> None:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+    )
+
+
+def _byte_level(before: pre_tokenizers.PreTokenizer, *special: str, size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = before
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, special_tokens=list(special), show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def gpt2() -> Kind:
+    tokenizer = _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), size=450)
+    return _finished("gpt2", tokenizer, "<|endoftext|>", "<|im_end|>")
+
+
+def prefixed_gpt2() -> Kind:
+    """Byte-level with a prefix space, as some RoBERTa-like tokenizers are."""
+    return _finished("prefixed_gpt2", _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), size=400), "<s>", "</s>")
+
+
+def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def llama3() -> Kind:
+    tokenizer = _byte_level(_split(LLAMA3_WORDS), "<|begin_of_text|>", size=500)
+    tokenizer.model.ignore_merges = True
+    _begins(tokenizer, "<|begin_of_text|>")
+    return _finished("llama3", tokenizer, "<|begin_of_text|>", "<|end_of_text|>")
+
+
+def qwen() -> Kind:
+    return _finished("qwen", _byte_level(_split(QWEN_WORDS), size=480), "<|im_start|>", "<|im_end|>")
+
+
+def _trained_sentencepiece(size: int) -> dict[str, object]:
+    """A BPE model over `▁` words with byte pieces, merging across nothing but words."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"▁+(?=▁)|▁?[^▁\n]+|▁|\n+"), behavior="isolated")
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        limit_alphabet=70,
+        special_tokens=["<unk>", "<s>", "</s>", *BYTE_PIECES],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    described: dict[str, object] = json.loads(tokenizer.to_str())["model"]
+    return described
+
+
+def _sentencepiece(normalizer: normalizers.Normalizer, before: pre_tokenizers.PreTokenizer | None) -> Tokenizer:
+    trained = _trained_sentencepiece(620)
+    merges = [(left, right) for left, right in trained["merges"]]  # type: ignore[attr-defined]
+    tokenizer = Tokenizer(models.BPE(trained["vocab"], merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizer
+    if before is not None:
+        tokenizer.pre_tokenizer = before
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken("<unk>", special=True, normalized=False)])
+    _begins(tokenizer, "<s>")
+    return tokenizer
+
+
+def llama2() -> Kind:
+    spaces = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return _finished("llama2", _sentencepiece(spaces, None), "<s>", "</s>")
+
+
+def gemma() -> Kind:
+    tokenizer = _sentencepiece(normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"))
+    tokenizer.add_tokens([AddedToken("▁▁", special=False, normalized=False), AddedToken("\n\n", special=False)])
+    return _finished("gemma", tokenizer, "<s>", "</s>")
+
+
+def lowercase() -> Kind:
+    """Not injective: NFKC, then lowercase."""
+    steps = [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(" ", "▁")]
+    return _finished("lowercase", _sentencepiece(normalizers.Sequence(steps), None), "<s>", "</s>")
+
+
+def composed() -> Kind:
+    """Byte-level with NFC, as Qwen's."""
+    tokenizer = _byte_level(_split(QWEN_WORDS), size=420)
+    tokenizer.normalizer = normalizers.NFC()
+    return _finished("composed", tokenizer, "<|im_start|>", "<|im_end|>")
+
+
+def _unigram(byte_fallback: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    pieces = [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    if byte_fallback:
+        pieces[3:3] = [(piece, 0.0) for piece in BYTE_PIECES]
+    tokenizer.model = models.Unigram(pieces, unk_id=0, byte_fallback=byte_fallback)
+    tokenizer.decoder = decoders.Metaspace()
+    _begins(tokenizer, "<s>")
+    return tokenizer
+
+
+def unigram() -> Kind:
+    return _finished("unigram", _unigram(byte_fallback=True), "<s>", "</s>")
+
+
+def small_unigram() -> Kind:
+    """Without byte fallback: what is not in it cannot be written."""
+    return _finished("small_unigram", _unigram(byte_fallback=False), "<s>", "</s>")
+
+
+INJECTIVE: dict[str, Callable[[], Kind]] = {
+    build.__name__: build for build in (gpt2, prefixed_gpt2, llama3, qwen, llama2, gemma, unigram)
+}
+LOSSY: dict[str, Callable[[], Kind]] = {"lowercase": lowercase, "composed": composed}
+ALL = {**INJECTIVE, **LOSSY, "small_unigram": small_unigram}
+
+
+@cache
+def kind(name: str) -> Kind:
+    """The kind of that name, trained once."""
+    return ALL[name]()

@@ -1,0 +1,134 @@
+"""Ids and letters, for every kind of tokenizer."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
+
+from crossdraft.text.letters import Letters, Role, Side, from_bytes
+from crossdraft.text.tokenization import NotExpressible, Tokenization
+from tests.text.kinds import PADDING, Kind, kind
+from tests.text.strategies import letters, texts
+
+few = settings(max_examples=60, deadline=None)
+
+
+@few
+@given(letters)
+def test_a_continuation_has_the_letters_it_was_made_of(injective: Tokenization, given_letters: Letters) -> None:
+    assert injective.letters_of(injective.encode_continuation(given_letters)) == given_letters
+
+
+@few
+@given(texts)
+def test_a_prompt_is_what_transformers_makes_of_it(any_kind: Kind, text: str) -> None:
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(any_kind.json))
+    assert list(any_kind.tokenization().encode_prompt(text)) == theirs(text).input_ids
+
+
+@few
+@given(st.lists(st.sampled_from(["the", " dog", "'s ", "\n", "世界", "🦄", "é", "1001", " "])).map("".join))
+def test_a_prompt_ends_with_its_text(injective: Tokenization, text: str) -> None:
+    assert injective.letters_of(injective.encode_prompt(text)).endswith(from_bytes(text.encode()))
+
+
+@few
+@given(st.lists(st.sampled_from(["the", " dog", "'s ", "\n", "世界", "🦄", "é", "1001", " ", "</s>"])).map("".join))
+def test_the_letters_of_a_prompt_make_the_same_prompt(injective: Tokenization, text: str) -> None:
+    ids = injective.encode_prompt(text)
+    assert injective.encode_prompt_letters(injective.letters_of(ids)) == ids
+
+
+@few
+@given(letters, letters)
+def test_stable_ids_stay_whatever_is_appended(any_kind: Kind, beginning: Letters, more: Letters) -> None:
+    tokenization = any_kind.tokenization()
+    try:
+        ids = tokenization.encode_continuation(beginning)
+        longer = tokenization.encode_continuation(Letters(beginning + more))
+    except NotExpressible:
+        return
+    stable = tokenization.stable_prefix(ids)
+    if tokenization.letters_of(ids) == beginning:
+        assert longer[:stable] == ids[:stable]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen", "llama2", "gemma", "unigram"])
+def test_most_of_a_sentence_is_stable(name: str) -> None:
+    tokenization = kind(name).tokenization()
+    ids = tokenization.encode_continuation(from_bytes(b" The lazy dog, and the quick brown fox, in the end"))
+    assert tokenization.letters_of(ids[: tokenization.stable_prefix(ids)]).startswith(" The lazy dog, and the quick brown")
+
+
+def test_without_words_only_tokens_that_may_still_merge_are_unstable() -> None:
+    tokenization = kind("llama2").tokenization()
+    ids = tokenization.encode_continuation(from_bytes("世界世界".encode()))
+    assert tokenization.stable_prefix(ids) == len(ids)
+
+
+def test_ids_of_another_tokenization_of_the_text_are_stable_as_far_as_they_agree() -> None:
+    tokenization = kind("gpt2").tokenization()
+    byte_by_byte = [tokenization.vocabulary.ids_of(Letters(letter))[0] for letter in "the dog barks"]
+    assert tokenization.stable_prefix(byte_by_byte) == 0
+
+
+def test_a_continuation_begins_without_prefix_space_and_begin_symbol() -> None:
+    tokenization = kind("llama2").tokenization()
+    assert tokenization.letters_of(tokenization.encode_prompt("the")) == Role.BEGIN_OF_SEQUENCE.letter + " the"
+    assert tokenization.letters_of(tokenization.encode_continuation(from_bytes(b"the"))) == "the"
+
+
+def test_names_of_special_tokens_typed_as_text_stay_text() -> None:
+    some = kind("llama2")
+    tokenization = some.tokenization()
+    assert some.id_of("</s>") in tokenization.encode_prompt("</s>")
+    assert some.id_of("</s>") not in tokenization.encode_continuation(from_bytes(b"</s>"))
+    assert tokenization.encode_continuation(Role.END_OF_SEQUENCE.letter) == (some.id_of("</s>"),)
+
+
+def test_an_added_token_that_is_text_is_one_token(any_kind: Kind) -> None:
+    tokenization = any_kind.tokenization()
+    assert tokenization.encode_continuation(from_bytes(b"<tool_call>")) == (any_kind.id_of("<tool_call>"),)
+    assert tokenization.vocabulary.letters[any_kind.id_of("<tool_call>")] == "<tool_call>"
+
+
+def test_what_cannot_be_written_is_named() -> None:
+    tokenization = kind("gpt2").tokenization()
+    with pytest.raises(NotExpressible, match="control symbol U\\+E001") as caught:
+        tokenization.encode_continuation(Letters("a" + Role.END_OF_TURN.letter))
+    assert caught.value.letters == Role.END_OF_TURN.letter
+    with pytest.raises(NotExpressible, match="byte 0xFF"):
+        kind("small_unigram").tokenization().encode_continuation(from_bytes(b"the \xff"))
+
+
+def test_a_drafters_prompt_leaves_out_what_it_cannot_write() -> None:
+    tokenization = kind("llama2").tokenization(Side.DRAFTER)
+    prompt = Letters(Role.BEGIN_OF_SEQUENCE.letter + "the" + Side.TARGET.control(0) + " dog")
+    ids = tokenization.encode_prompt_letters(prompt)
+    assert tokenization.letters_of(ids) == Role.BEGIN_OF_SEQUENCE.letter + " the dog"
+
+
+@few
+@given(letters)
+def test_a_drafters_prompt_is_never_refused(any_kind: Kind, given_letters: Letters) -> None:
+    tokenization = any_kind.tokenization(Side.DRAFTER)
+    ids = tokenization.encode_prompt_letters(Letters(given_letters + Side.TARGET.control(7)))
+    assert all(0 <= token < any_kind.size - PADDING for token in ids)
+
+
+@few
+@given(texts)
+def test_a_lossy_tokenizer_changes_text_but_refuses_none(lossy: Tokenization, text: str) -> None:
+    assert lossy.lossy
+    once = lossy.letters_of(lossy.encode_continuation(from_bytes(text.encode())))
+    assert all(ord(letter) < 256 for letter in once)
+
+
+def test_an_id_beyond_the_rows_of_the_model_is_explained() -> None:
+    some = kind("gpt2")
+    from crossdraft.text.vocabulary import Vocabulary
+
+    narrow = Vocabulary.build(some.json, 300, [], [], Side.TARGET)
+    with pytest.raises(ValueError, match="rows have 300 ids"):
+        Tokenization(some.json, narrow).encode_prompt("there was nothing there")
