@@ -1,0 +1,54 @@
+"""Every status code means one error, and every error is sent as a code that means it again."""
+
+import pytest
+from grpc import StatusCode
+
+from crossdraft.rpc import errors
+from crossdraft.rpc.errors import MEANINGS, ServiceError
+
+
+def kinds(base: type[ServiceError]) -> list[type[ServiceError]]:
+    return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
+
+
+@pytest.mark.parametrize("code", [code for code in StatusCode if code is not StatusCode.OK])
+def test_every_status_is_an_error_that_names_the_service(code):
+    error = errors.from_status(code, "the details", "target at host:1")
+    assert type(error) is MEANINGS[code]
+    assert "target at host:1: the details" in str(error)
+
+
+@pytest.mark.parametrize("code", [code for code in StatusCode if code is not StatusCode.OK])
+def test_a_status_without_details_says_its_name(code):
+    assert code.name in str(errors.from_status(code, None, "drafter at host:1"))
+
+
+@pytest.mark.parametrize("kind", set(MEANINGS.values()))
+def test_an_error_that_is_sent_arrives_as_itself(kind):
+    code, text = errors.to_status(kind("what to change"))
+    assert text == "what to change"
+    assert type(errors.from_status(code, text, "target at host:1")) is kind
+
+
+@pytest.mark.parametrize("kind", kinds(ServiceError))
+def test_every_error_has_a_status(kind):
+    code, _ = errors.to_status(kind("text"))
+    assert code is not StatusCode.OK
+
+
+def test_a_bad_message_arrives_as_a_bad_request():
+    assert errors.to_status(errors.BadMessage("text"))[0] is StatusCode.INVALID_ARGUMENT
+
+
+def test_texts_stay_below_the_limit_of_headers():
+    assert len(errors.to_status(errors.BadRequest("x" * 100_000))[1]) == errors.LONGEST_TEXT
+
+
+@pytest.mark.parametrize("code", [StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.INTERNAL])
+def test_faults_of_the_service_say_that_another_may_do(code):
+    assert errors.from_status(code, "text", "target").lost
+
+
+@pytest.mark.parametrize("code", [StatusCode.INVALID_ARGUMENT, StatusCode.OUT_OF_RANGE, StatusCode.FAILED_PRECONDITION])
+def test_faults_of_the_request_do_not(code):
+    assert not errors.from_status(code, "text", "target").lost

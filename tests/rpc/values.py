@@ -1,0 +1,114 @@
+"""Hypothesis strategies for everything that travels between orchestrator and services."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from crossdraft.rpc.codec import Opened
+from crossdraft.text.letters import Letters, Role, Side
+from crossdraft.verification.exchange import (
+    Description,
+    Draft,
+    Drafted,
+    FetchRow,
+    NoiseKey,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+    Sample,
+    SamplingOptions,
+)
+from crossdraft.verification.rows import Proposal, Row, Whose
+from crossdraft.verification.trees import ROOT, TokenTree
+
+SIZE = 300
+
+numbers = st.integers(1, 2**32 - 1)
+ids = st.integers(0, SIZE - 1)
+id_tuples = st.lists(ids, max_size=6).map(tuple)
+id_arrays = st.lists(ids, max_size=6).map(lambda listed: np.array(listed, dtype=np.int64))
+seconds = st.floats(0, 1e6)
+letters = st.lists(
+    st.one_of(
+        st.integers(0, 0xFF).map(chr),
+        st.sampled_from(Role).map(lambda role: role.letter),
+        st.tuples(st.sampled_from(Side), st.integers(0, 99)).map(lambda pair: pair[0].control(pair[1])),
+    ),
+    max_size=12,
+).map(lambda parts: Letters("".join(parts)))
+noise = st.none() | st.builds(NoiseKey, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
+options = st.builds(
+    SamplingOptions,
+    temperature=st.floats(0, 10),
+    top_k=st.integers(0, 1000),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.1, 10),
+    presence_penalty=st.floats(-2, 2),
+    logit_bias=st.lists(st.tuples(ids, st.floats(-100, 100)), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Row:
+    """Rows as they are sent: probabilities that float32 holds, a tail that completes them."""
+    listed = draw(st.lists(ids, min_size=1, max_size=8, unique=True))
+    weights = np.array(draw(st.lists(st.floats(0.01, 1), min_size=len(listed), max_size=len(listed))))
+    tail_weight = draw(st.just(0.0) | st.floats(0.01, 1))
+    values = (weights / (weights.sum() + tail_weight)).astype(np.float32).astype(np.float64)
+    tail = 0.0 if tail_weight == 0 else 1 - float(values.sum())
+    return Row(np.array(listed, dtype=np.int64), values, tail)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    tokens = draw(id_tuples)
+    return TokenTree(tokens, tuple(draw(st.integers(ROOT, node - 1)) for node in range(len(tokens))))
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> Pass:
+    tree = draw(trees())
+    count = draw(st.sampled_from([0, 1 + len(tree)]))
+    listed = tuple(draw(st.lists(id_arrays, min_size=count, max_size=count)))
+    return Pass(draw(numbers), draw(id_tuples), tree, listed)
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> Proposal:
+    whose = draw(st.sampled_from(Whose))
+    row = draw(st.none() | rows())
+    return Proposal(draw(ids if row is None else st.sampled_from(row.ids.tolist())), row, whose)
+
+
+nodes = rows() | st.builds(Sample, ids, st.floats(-1e4, 0))
+
+target_requests = st.one_of(
+    st.builds(OpenTarget, st.lists(ids, min_size=1, max_size=6).map(tuple), options, noise, st.integers(0, 1000)),
+    passes(),
+    st.builds(FetchRow, numbers, st.integers(0, 100)),
+)
+target_replies = st.one_of(
+    st.builds(Opened, st.text(max_size=8)),
+    st.builds(PassDone, numbers, st.lists(nodes, min_size=1, max_size=4).map(tuple), seconds),
+    st.builds(RowFetched, numbers, st.integers(0, 100), rows()),
+)
+drafter_requests = st.one_of(
+    st.builds(OpenDrafter, letters, options, noise, st.integers(0, 1000), st.none() | id_arrays),
+    st.builds(Draft, numbers, st.integers(0, 2**63), letters, numbers),
+)
+drafter_replies = st.one_of(
+    st.builds(Opened, st.text(max_size=8)),
+    st.builds(Drafted, numbers, st.lists(proposals(), max_size=4).map(tuple), seconds, st.text(max_size=8)),
+)
+descriptions = st.builds(
+    Description,
+    model=st.text(max_size=8),
+    tokenizer_json=st.text(min_size=1, max_size=20),
+    controls=st.lists(st.tuples(ids, st.sampled_from([role.name for role in Role])), max_size=3).map(tuple),
+    stops=id_tuples,
+    vocabulary_size=st.just(SIZE),
+    context=numbers,
+    fingerprint=st.text(min_size=1, max_size=8),
+)
