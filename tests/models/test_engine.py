@@ -187,7 +187,7 @@ def test_sliding_windows_are_refused_unless_no_session_reaches_them() -> None:
     serve(Engine(window, max_length=31), Work("a", PROMPT * 3, BRANCHES))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_random_histories(data: st.DataObject) -> None:
     """Any sequence of requests of a few sessions gives the plain forward's logits."""

@@ -94,11 +94,11 @@ def _mask(group: Sequence[Piece], width: int, used: int, dtype: torch.dtype) -> 
 
     The least number instead of minus infinity: padding sees nothing, and its softmax must not be NaN.
     """
-    if width == 1 and all(piece.used == used for piece in group):
-        return None
     seen = np.zeros((len(group), 1, width, used), dtype=np.bool_)
     for row, piece in enumerate(group):
         seen[row, 0, : len(piece)] = visible(piece.feed, piece.begin, piece.end, used)
+    if width == 1 and seen.all():
+        return None
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), torch.finfo(dtype).min)
 
 
