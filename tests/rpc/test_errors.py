@@ -52,3 +52,8 @@ def test_faults_of_the_service_say_that_another_may_do(code):
 @pytest.mark.parametrize("code", [StatusCode.INVALID_ARGUMENT, StatusCode.OUT_OF_RANGE, StatusCode.FAILED_PRECONDITION])
 def test_faults_of_the_request_do_not(code):
     assert not errors.from_status(code, "text", "target").lost
+
+
+def test_a_write_that_the_end_of_a_call_breaks_is_a_lost_service():
+    error = errors.from_status(StatusCode.INTERNAL, errors.BROKEN_WRITE, "target at host:1")
+    assert type(error) is errors.Unreachable

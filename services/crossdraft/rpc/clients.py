@@ -99,13 +99,10 @@ class _Client:
         Raises:
             ServiceError: it did not say so within `patience.describe_seconds`.
         """
-        method = self.channel.unary_unary(
-            self.describe_method,
-            request_serializer=common_pb2.DescribeRequest.SerializeToString,
-            response_deserializer=bytes,
-        )
+        method = self.channel.unary_unary(self.describe_method, bytes, bytes)
         try:
-            raw = await method(common_pb2.DescribeRequest(), timeout=self.patience.describe_seconds)
+            # The request has no fields.
+            raw = await method(b"", timeout=self.patience.describe_seconds)
             self._description = codec.decode_description(common_pb2.Description.FromString(raw))
         except grpc.aio.AioRpcError as error:
             raise from_status(error.code(), error.details(), self.service) from error
@@ -142,6 +139,7 @@ class TargetClient(_Client):
         size = description.vocabulary_size
         wire = Wire(
             "/crossdraft.v1.Target/Verify",
+            self.limit,
             target_codec.encode_request,
             lambda raw: target_codec.decode_reply(target_pb2.VerifyReply.FromString(raw), size),
         )
@@ -168,6 +166,7 @@ class DrafterClient(_Client):
         size = description.vocabulary_size
         wire = Wire(
             "/crossdraft.v1.Drafter/Draft",
+            self.limit,
             drafter_codec.encode_request,
             lambda raw: drafter_codec.decode_reply(drafter_pb2.DraftReply.FromString(raw), size),
         )

@@ -5,6 +5,8 @@ from typing import ClassVar
 
 from grpc import StatusCode
 
+# What grpc.aio makes of a call that ends while a request is being written, whatever it ended with: the status is lost.
+BROKEN_WRITE = "Internal error from Core"
 LONGEST_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
 
 
@@ -114,6 +116,8 @@ ADVICE: dict[type[ServiceError], str] = {
 
 def from_status(code: StatusCode, details: str | None, service: str) -> ServiceError:
     """The error that a status other than OK means; `service` says which one answered, e.g. "target at host:port"."""
+    if code is StatusCode.INTERNAL and details == BROKEN_WRITE:
+        code, details = StatusCode.UNAVAILABLE, "the call ended while a request was being sent"
     meaning = MEANINGS[code]
     advice = ADVICE.get(meaning)
     text = f"{service}: {details or code.name}"

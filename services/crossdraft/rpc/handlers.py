@@ -97,7 +97,7 @@ class Handlers(Generic[Open, Ask, Answer]):
         self._service = service
         self._size = service.description.vocabulary_size
 
-    def registered(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def registered(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """As gRPC wants them."""
         return grpc.method_handlers_generic_handler(
             self._role.service,

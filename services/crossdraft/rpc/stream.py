@@ -10,7 +10,8 @@ from typing import Generic, Self, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from crossdraft.rpc.errors import BadMessage, Closed, Internal, ServiceError, TimedOut, from_status
+from crossdraft.rpc.errors import BadMessage, Closed, Internal, ServiceError, TimedOut, TooLarge, from_status
+from crossdraft.rpc.transport import MessageLimit
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -26,24 +27,13 @@ class Traffic:
     bytes_received: int = 0
     seconds_waited: float = 0.0  # for replies
 
-    def sent(self, raw: bytes) -> bytes:
-        """Counts one request."""
-        self.messages_sent += 1
-        self.bytes_sent += len(raw)
-        return raw
-
-    def received(self, raw: bytes) -> bytes:
-        """Counts one reply."""
-        self.messages_received += 1
-        self.bytes_received += len(raw)
-        return raw
-
 
 @dataclass(frozen=True)
 class Wire(Generic[Request, Reply]):
     """How the two kinds of messages of one method become bytes and are read from them."""
 
     method: str  # full path
+    limit: MessageLimit
     write: Callable[[Request], Message]
     read: Callable[[bytes], Reply]  # raises BadMessage, or protobuf's DecodeError
 
@@ -65,30 +55,34 @@ class Stream(Generic[Request, Reply]):
         self._unanswered = 0
         self._closed = False
         self._waiting: asyncio.Timeout | None = None
-        method = channel.stream_stream(
-            wire.method,
-            request_serializer=lambda request: self.traffic.sent(wire.write(request).SerializeToString()),
-            response_deserializer=self.traffic.received,
-        )
+        # Bytes, not messages: their sizes are counted here.
+        method = channel.stream_stream(wire.method, bytes, bytes)
         self._call = method(None)  # no iterator: requests are written one by one
 
     async def send(self, request: Request) -> None:
         """Sends one request; its reply is due within the session's limit from now on.
 
         Raises:
+            TooLarge: it is over the client's limit; nothing was sent.
             ServiceError: the stream is closed; the error says why.
         """
+        raw = self._wire.write(request).SerializeToString()
+        if len(raw) > self._wire.limit.bytes:
+            raise TooLarge(f"a {type(request).__name__} of {len(raw)} bytes is over this client's {self._wire.limit}")
         self._unanswered += 1
         if self._waiting is not None and self._waiting.when() is None:
             self._waiting.reschedule(self._due())
         async with self._foreign_errors():
-            await self._call.write(request)
+            await self._call.write(raw)
+        self.traffic.messages_sent += 1
+        self.traffic.bytes_sent += len(raw)
 
-    async def receive(self) -> Reply | None:
-        """The next reply, or None when the stream was ended in order, by the service or by `close`.
+    async def receive(self) -> Reply:
+        """The next reply.
 
         Raises:
             TimedOut: it did not come in time.
+            Closed: the session was ended in order, by the service or by `close`.
             ServiceError: the stream is broken, or the reply means nothing.
         """
         clock = asyncio.get_running_loop().time
@@ -97,23 +91,20 @@ class Stream(Generic[Request, Reply]):
             async with self._foreign_errors(), asyncio.timeout_at(self._due() if self._unanswered else None) as limit:
                 self._waiting = limit
                 raw = await self._call.read()
-        except Closed:
-            return None
         finally:
             self._waiting = None
             self.traffic.seconds_waited += clock() - began
         if not isinstance(raw, bytes):  # gRPC's mark of the end
-            return None
+            raise await self._reason()
         self._unanswered -= 1
+        self.traffic.messages_received += 1
+        self.traffic.bytes_received += len(raw)
         return self._decoded(raw)
 
     async def ask(self, request: Request) -> Reply:
         """Sends a request and waits for its reply; only for sessions that have no other request under way."""
         await self.send(request)
-        reply = await self.receive()
-        if reply is None:
-            raise Closed(f"{self.service} ended the session")
-        return reply
+        return await self.receive()
 
     async def close(self) -> None:
         """Ends the session; the service gives back what it held."""
@@ -132,10 +123,10 @@ class Stream(Generic[Request, Reply]):
         return self
 
     async def __anext__(self) -> Reply:
-        reply = await self.receive()
-        if reply is None:
-            raise StopAsyncIteration
-        return reply
+        try:
+            return await self.receive()
+        except Closed:
+            raise StopAsyncIteration from None
 
     def _due(self) -> float:
         return asyncio.get_running_loop().time() + self._reply_seconds

@@ -21,12 +21,17 @@ class MessageLimit:
         if not 1 <= self.mib <= 1024:
             raise ValueError(f"the message limit must be between 1 and 1024 MiB, got {self.mib}")
 
+    def __str__(self) -> str:
+        return f"message limit of {self.mib} MiB"
+
+    @property
+    def bytes(self) -> int:
+        """The limit, serialized."""
+        return self.mib * MIB
+
     def options(self) -> ChannelOptions:
         """As options of a channel or server."""
-        return (
-            ("grpc.max_send_message_length", self.mib * MIB),
-            ("grpc.max_receive_message_length", self.mib * MIB),
-        )
+        return (("grpc.max_send_message_length", self.bytes), ("grpc.max_receive_message_length", self.bytes))
 
 
 # A cut link shows itself only in unanswered pings: without them a stream read hangs for over 45 s. One ping a second

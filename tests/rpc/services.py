@@ -1,0 +1,98 @@
+"""Services without models, and raw streams that say what no client of ours would."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+
+from crossdraft.rpc.errors import ContextTooLong
+from crossdraft.verification.exchange import (
+    Description,
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+)
+from crossdraft.verification.rows import Row
+
+SIZE = 100
+DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
+FULL = 13  # a committed id that the toy target takes for a full context
+FAULTY = 14  # one that makes it fail
+SLOW = 15  # one that makes it wait until the test lets it go on
+
+
+@dataclass
+class ToyTargetService:
+    """Answers each pass with the same row; counts its sessions."""
+
+    description: Description = DESCRIPTION
+    opened: int = 0
+    closed: int = 0
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def open(self, request: OpenTarget) -> "ToyTargetSession":
+        self.opened += 1
+        return ToyTargetSession(self)
+
+    async def wait_closed(self, count: int) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.closed == count)
+
+
+@dataclass
+class ToyTargetSession:
+    service: ToyTargetService
+
+    async def answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
+        row = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)
+        if isinstance(request, FetchRow):
+            return RowFetched(request.number, request.node, row)
+        if FULL in request.committed:
+            raise ContextTooLong("the context is full")
+        if FAULTY in request.committed:
+            raise ZeroDivisionError("a fault of the service")
+        if SLOW in request.committed:
+            await self.service.go_on.wait()
+        return PassDone(request.number, (row,) * (1 + len(request.tree)), 0.001)
+
+    async def close(self) -> None:
+        async with self.service.changed:
+            self.service.closed += 1
+            self.service.changed.notify_all()
+
+
+@dataclass
+class ToyDrafterService:
+    """Stands aside always."""
+
+    description: Description = DESCRIPTION
+
+    async def open(self, request: OpenDrafter) -> "ToyDrafterService":
+        return self
+
+    async def answer(self, request: Draft) -> Drafted:
+        return Drafted(request.epoch, (), 0.0, f"cannot draft {request.count} after {request.letters!r}")
+
+    async def close(self) -> None:
+        pass
+
+
+async def exchange(address: str, method: str, messages: Sequence[bytes]) -> tuple[list[bytes], grpc.StatusCode, str]:
+    """Sends raw messages on one stream; the raw replies, the status and its text."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_stream(method)(iter(messages))
+        replies: list[bytes] = []
+        try:
+            async for reply in call:
+                replies.append(reply)
+        except grpc.aio.AioRpcError as error:
+            return replies, error.code(), error.details() or ""
+        return replies, await call.code(), await call.details()

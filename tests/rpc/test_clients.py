@@ -1,0 +1,228 @@
+"""Clients against services without models, over loopback."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.errors import (
+    Closed,
+    ContextTooLong,
+    Internal,
+    NotServed,
+    ProtocolBroken,
+    TimedOut,
+    TooLarge,
+    Unreachable,
+)
+from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.transport import MessageLimit
+from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import Draft, FetchRow, OpenDrafter, OpenTarget, Pass, SamplingOptions
+from crossdraft.verification.trees import ROOT, TokenTree
+from tests.rpc.services import DESCRIPTION, FAULTY, FULL, SLOW, ToyDrafterService, ToyTargetService
+
+OPEN = OpenTarget((1,), SamplingOptions(), None)
+AT_ONCE = Listening(grace_seconds=0)
+
+
+@pytest.fixture
+async def service() -> ToyTargetService:
+    return ToyTargetService()
+
+
+@pytest.fixture
+async def address(service: ToyTargetService) -> AsyncIterator[str]:
+    async with Server(TARGET, service, AT_ONCE) as server:
+        yield server.address
+
+
+@pytest.fixture
+async def client(address: str) -> AsyncIterator[TargetClient]:
+    async with TargetClient(address) as client:
+        yield client
+
+
+def one_pass(number: int, *committed: int) -> Pass:
+    return Pass(number, committed, TokenTree((5,), (ROOT,)))
+
+
+async def test_a_target_is_described_opened_asked_and_closed(client, service):
+    assert await client.describe() == DESCRIPTION
+    async with client.session(OPEN) as session:
+        done = await session.run(one_pass(1))
+        assert (done.number, len(done.nodes)) == (1, 2)
+        fetched = await session.fetch(FetchRow(1, 1))
+        assert (fetched.number, fetched.node, fetched.row.ids.tolist()) == (1, 1, [1, 2])
+    await service.wait_closed(1)
+    assert service.opened == 1
+
+
+async def test_a_drafter_answers_with_its_epoch_and_letters_that_are_no_characters():
+    async with Server(DRAFTER, ToyDrafterService(), AT_ONCE) as server, DrafterClient(server.address) as client:
+        assert await client.describe() == DESCRIPTION
+        opening = OpenDrafter(Letters("a\xe4"), SamplingOptions(), None, 8)
+        async with client.session(opening) as session:
+            drafted = await session.draft(Draft(3, 0, Letters("\xb8"), 4))
+    assert (drafted.epoch, drafted.reason) == (3, "cannot draft 4 after '\xb8'")
+
+
+async def test_requests_are_sent_without_waiting_and_answered_in_order(client):
+    async with client.session(OPEN) as session:
+        for number in range(1, 6):
+            await session.send(one_pass(number))
+        assert [(await session.receive()).number for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
+async def test_replies_are_an_iterator_that_ends_when_the_session_is_closed(client):
+    session = await client.open(OPEN)
+    seen = []
+
+    async def read() -> None:
+        async for reply in session:
+            seen.append(reply.number)
+            if len(seen) == 2:
+                await session.close()
+
+    reader = asyncio.create_task(read())
+    await session.send(one_pass(1))
+    await session.send(one_pass(2))
+    await asyncio.wait_for(reader, 5)
+    assert seen == [1, 2]
+    with pytest.raises(Closed):
+        await session.send(one_pass(3))
+
+
+async def test_another_task_closes_a_session_that_is_being_read(client):
+    session = await client.open(OPEN)
+    reader = asyncio.create_task(session.receive())
+    await asyncio.sleep(0)  # lets it begin to read
+    await session.close()
+    with pytest.raises(Closed):
+        await asyncio.wait_for(reader, 5)
+
+
+async def test_traffic_counts_serialized_bytes(client):
+    async with client.session(OPEN) as session:
+        before = session.traffic.bytes_sent, session.traffic.bytes_received
+        await session.run(one_pass(1))
+        small = session.traffic.bytes_sent - before[0]
+        await session.run(Pass(2, tuple(range(16, 56)), TokenTree()))
+        large = session.traffic.bytes_sent - before[0] - small
+    assert (session.traffic.messages_sent, session.traffic.messages_received) == (3, 3)
+    assert small == 2 + 2 + 2 + 3 + 3  # envelope; number; tree's envelope; one token; one parent
+    assert large == 2 + 2 + 2 + 2 + 40  # envelope; number; empty tree; packed field's head; forty ids of one byte
+    assert session.traffic.bytes_received > before[1]
+    assert session.traffic.seconds_waited > 0
+
+
+async def test_cancelling_the_caller_closes_the_services_session(client, service):
+    async def ask() -> None:
+        async with client.session(OPEN) as session:
+            await session.run(one_pass(1, SLOW))
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(ask(), 0.2)
+    await asyncio.wait_for(service.wait_closed(1), 5)
+
+
+async def test_a_service_that_hangs_costs_a_bounded_wait(address, service):
+    async with TargetClient(address, Patience(reply_seconds=0.2)) as client, client.session(OPEN) as session:
+        began = time.monotonic()
+        with pytest.raises(TimedOut, match=f"target at {address}: no reply within 0.2 s"):
+            await session.run(one_pass(1, SLOW))
+        assert time.monotonic() - began < 2
+    await asyncio.wait_for(service.wait_closed(1), 5)
+
+
+async def test_a_request_that_is_sent_while_an_idle_session_is_read_is_bounded_too(address):
+    async with TargetClient(address, Patience(reply_seconds=0.2)) as client, client.session(OPEN) as session:
+        reader = asyncio.create_task(session.receive())
+        await asyncio.sleep(0)  # lets it begin to read, with nothing due
+        await session.send(one_pass(1, SLOW))
+        with pytest.raises(TimedOut):
+            await asyncio.wait_for(reader, 5)
+
+
+async def test_nobody_listening_costs_a_bounded_wait_and_the_text_says_where():
+    async with TargetClient("127.0.0.1:1", Patience(describe_seconds=1)) as client:
+        with pytest.raises(Unreachable, match=r"target at 127.0.0.1:1: .*check that the service runs there"):
+            await client.describe()
+
+
+async def test_a_drafter_is_no_target(address):
+    async with DrafterClient(address) as client:
+        with pytest.raises(NotServed, match="check the address"):
+            await client.describe()
+
+
+async def test_errors_of_the_service_arrive_as_themselves_and_it_lives_on(client, service):
+    with pytest.raises(ContextTooLong, match="the context is full"):
+        async with client.session(OPEN) as session:
+            await session.run(one_pass(1, FULL))
+    async with client.session(OPEN) as session:
+        assert (await session.run(one_pass(1))).number == 1
+    await service.wait_closed(2)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_fault_of_the_service_is_internal_and_it_lives_on(client, service):
+    with pytest.raises(Internal, match="a fault of the service"):
+        async with client.session(OPEN) as session:
+            await session.run(one_pass(1, FAULTY))
+    async with client.session(OPEN) as session:
+        assert (await session.run(one_pass(1))).number == 1
+    await service.wait_closed(2)
+
+
+async def test_a_message_over_the_clients_limit_is_too_large(address):
+    async with TargetClient(address, limit=MessageLimit(1)) as client:
+        with pytest.raises(TooLarge, match=r"an? OpenTarget of 2\d{6} bytes is over .* message limit of 1 MiB"):
+            await client.open(replace(OPEN, prompt=(99,) * (2 << 20)))
+        assert await client.describe() == DESCRIPTION
+
+
+async def test_a_message_over_the_services_limit_is_too_large_and_it_lives_on(service):
+    listening = Listening(grace_seconds=0, limit=MessageLimit(1))
+    async with Server(TARGET, service, listening) as server, TargetClient(server.address) as client:
+        with pytest.raises(TooLarge, match="raise the message limit"):
+            await client.open(replace(OPEN, prompt=(99,) * (2 << 20)))
+        assert await client.describe() == DESCRIPTION
+
+
+async def test_a_service_that_came_back_with_another_model_is_noticed(client, service):
+    await client.describe()
+    service.description = replace(DESCRIPTION, fingerprint="f2")
+    with pytest.raises(ProtocolBroken, match="serves another model than it described"):
+        await client.open(OPEN)
+    assert (await client.describe()).fingerprint == "f2"
+    async with client.session(OPEN) as session:
+        assert (await session.run(one_pass(1))).number == 1
+
+
+async def test_a_service_that_is_gone_breaks_the_session_and_is_found_again(service):
+    first = Server(TARGET, service, AT_ONCE)
+    port = int((await first.start()).split(":")[1])
+    async with TargetClient(f"127.0.0.1:{port}") as client:
+        session = await client.open(OPEN)
+        await first.drain()
+        with pytest.raises((Unreachable, Closed)) as raised:
+            await session.run(one_pass(1))
+        assert raised.value.lost
+        async with Server(TARGET, service, replace(AT_ONCE, port=port)):
+            deadline = time.monotonic() + 5
+            while True:
+                try:
+                    assert await client.describe() == DESCRIPTION
+                    break
+                except Unreachable:
+                    assert time.monotonic() < deadline
+
+
+def test_patience_must_be_positive():
+    with pytest.raises(ValueError, match="must be above 0"):
+        Patience(reply_seconds=0)

@@ -1,0 +1,157 @@
+"""Servers: ports, health, reflection, what no client of ours would say, and the end."""
+
+import asyncio
+import io
+import json
+import os
+import signal
+
+import grpc
+import pytest
+from grpc import StatusCode
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from crossdraft.rpc import target_codec
+from crossdraft.rpc.clients import TargetClient
+from crossdraft.rpc.errors import CannotListen, Unreachable
+from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.server import Listening, Server, serve
+from crossdraft.rpc.transport import MessageLimit
+from crossdraft.v1 import common_pb2, target_pb2, target_pb2_grpc
+from crossdraft.verification.exchange import FetchRow, OpenTarget, Pass, SamplingOptions
+from crossdraft.verification.trees import TokenTree
+from tests.rpc.services import DESCRIPTION, SLOW, ToyDrafterService, ToyTargetService, exchange
+
+VERIFY = "/crossdraft.v1.Target/Verify"
+OPEN = OpenTarget((1,), SamplingOptions(), None)
+AT_ONCE = Listening(grace_seconds=0)
+RAW_OPEN = target_codec.encode_request(OPEN).SerializeToString()
+RAW_PASS = target_codec.encode_request(Pass(1, (), TokenTree())).SerializeToString()
+RAW_FETCH = target_codec.encode_request(FetchRow(1, 0)).SerializeToString()
+
+
+async def serving(address: str, service: str) -> int:
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        return (await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)).status
+
+
+async def test_the_generated_stub_talks_to_the_server():
+    async with Server(TARGET, ToyTargetService(), AT_ONCE) as server:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub = target_pb2_grpc.TargetStub(channel)
+            assert (await stub.Describe(common_pb2.DescribeRequest(), timeout=5)).fingerprint == "f1"
+            asked = [
+                target_pb2.VerifyRequest(open={"prompt": [1]}),
+                target_pb2.VerifyRequest(next_pass={"number": 1}),
+            ]
+            replies = [reply.WhichOneof("message") async for reply in stub.Verify(iter(asked), timeout=5)]
+        assert replies == ["opened", "done"]
+
+
+async def test_health_and_reflection_are_on():
+    async with Server(DRAFTER, ToyDrafterService(), AT_ONCE) as server:
+        for name in ("", "crossdraft.v1.Drafter"):
+            assert await serving(server.address, name) == health_pb2.HealthCheckResponse.SERVING
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            asked = reflection_pb2.ServerReflectionRequest(list_services="")
+            async for answer in stub.ServerReflectionInfo(iter([asked]), timeout=5):
+                names = {service.name for service in answer.list_services_response.service}
+        assert {"crossdraft.v1.Drafter", "grpc.health.v1.Health"} <= names
+
+
+async def test_a_port_that_is_taken_is_an_error_that_says_so():
+    async with Server(TARGET, ToyTargetService(), AT_ONCE) as server:
+        port = int(server.address.split(":")[1])
+        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}.*choose another port"):
+            await Server(TARGET, ToyTargetService(), Listening(port=port)).start()
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "complaint"),
+    [
+        ([RAW_PASS], StatusCode.FAILED_PRECONDITION, "open the session first"),
+        ([RAW_FETCH], StatusCode.FAILED_PRECONDITION, "open the session first"),
+        ([RAW_OPEN, RAW_OPEN], StatusCode.FAILED_PRECONDITION, "open already"),
+        ([b""], StatusCode.INVALID_ARGUMENT, "one of open, next_pass and fetch"),
+        ([b"\xff\xff\xff"], StatusCode.INVALID_ARGUMENT, "not a message of crossdraft.v1.Target/Verify"),
+        ([RAW_OPEN, b"\xff"], StatusCode.INVALID_ARGUMENT, "not a message of crossdraft.v1.Target/Verify"),
+    ],
+)
+async def test_what_is_not_due_or_means_nothing_has_its_status_and_the_server_lives_on(messages, code, complaint):
+    service = ToyTargetService()
+    async with Server(TARGET, service, AT_ONCE) as server:
+        _, got, text = await exchange(server.address, VERIFY, messages)
+        assert got is code
+        assert complaint in text
+        replies, got, _ = await exchange(server.address, VERIFY, [RAW_OPEN, RAW_PASS])
+        assert (len(replies), got) == (2, StatusCode.OK)
+        await service.wait_closed(service.opened)
+
+
+async def test_a_stream_without_a_message_ends_in_order():
+    async with Server(TARGET, ToyTargetService(), AT_ONCE) as server:
+        assert await exchange(server.address, VERIFY, []) == ([], StatusCode.OK, "")
+
+
+async def describe_for_ever(client: TargetClient) -> None:
+    while True:
+        await client.describe()
+
+
+async def test_draining_lets_a_pass_finish_and_takes_no_new_session():
+    service = ToyTargetService()
+    server = Server(TARGET, service, Listening(grace_seconds=5))
+    async with TargetClient(await server.start()) as client, TargetClient(server.address) as late:
+        async with client.session(OPEN) as session:
+            await session.send(Pass(1, (SLOW,), TokenTree()))
+            draining = asyncio.create_task(server.drain())
+            with pytest.raises(Unreachable):
+                await describe_for_ever(late)
+            service.go_on.set()
+            assert (await session.receive()).number == 1
+        await asyncio.wait_for(draining, 4)
+
+
+async def test_sessions_that_outlive_the_grace_period_are_ended():
+    service = ToyTargetService()
+    server = Server(TARGET, service, Listening(grace_seconds=0.1))
+    async with TargetClient(await server.start()) as client, client.session(OPEN) as session:
+        await session.send(Pass(1, (SLOW,), TokenTree()))
+        await asyncio.wait_for(server.drain(), 5)
+        await asyncio.wait_for(service.wait_closed(1), 5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_serving_prints_one_line_and_ends_on_a_signal(number):
+    class Output(io.StringIO):
+        def flush(self) -> None:
+            os.kill(os.getpid(), number)
+
+    output = Output()
+    server = Server(TARGET, ToyTargetService(), AT_ONCE)
+    await asyncio.wait_for(serve(server, output), 10)
+    assert json.loads(output.getvalue()) == {
+        "ready": True,
+        "role": "target",
+        "address": server.address,
+        "model": DESCRIPTION.model,
+        "fingerprint": DESCRIPTION.fingerprint,
+    }
+    assert output.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "bad", [{"host": ""}, {"port": -1}, {"port": 65536}, {"grace_seconds": -1}, {"grace_seconds": float("nan")}]
+)
+def test_listening_is_checked_at_once(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Listening(**bad)
+
+
+@pytest.mark.parametrize("mib", [0, 1025])
+def test_a_message_limit_has_bounds(mib):
+    with pytest.raises(ValueError, match=f"between 1 and 1024 MiB, got {mib}"):
+        MessageLimit(mib)
