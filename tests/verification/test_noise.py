@@ -1,0 +1,93 @@
+"""Keyed noise: its law, what it depends on, and that it is the same everywhere."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from crossdraft.text.letters import Role, Side, from_bytes
+from crossdraft.verification.exchange import NoiseKey
+from crossdraft.verification.noise import KeyedNoise
+
+STRINGS = [from_bytes(text.encode()) for text in ("a", "b", "ab", " the", "é", "", "aa", "x" * 40)]
+NOISE = KeyedNoise(STRINGS, [0] * len(STRINGS))
+KEY = NoiseKey(2024)
+LAW = np.array([0.4, 0.2, 0.15, 0.1, 0.08, 0.05, 0.02, 0.0])
+IDS = np.arange(8)
+RARE = 1e-4  # least p value
+
+
+def test_draws_follow_the_probabilities() -> None:
+    drawn = np.bincount([NOISE.draw(IDS, LAW, KEY, offset) for offset in range(20_000)], minlength=8)
+    assert drawn[7] == 0
+    assert stats.chisquare(drawn[:7], LAW[:7] * 20_000).pvalue > RARE
+
+
+def test_draws_follow_the_probabilities_over_seeds_and_over_choices() -> None:
+    for keys in ([NoiseKey(seed) for seed in range(5_000)], [NoiseKey(7, choice) for choice in range(5_000)]):
+        drawn = np.bincount([NOISE.draw(IDS, LAW, key, 3) for key in keys], minlength=8)
+        assert stats.chisquare(drawn[:7], LAW[:7] * 5_000).pvalue > RARE
+
+
+def test_draws_at_neighbouring_offsets_are_independent() -> None:
+    drawn = [NOISE.draw(IDS[:3], LAW[:3], KEY, offset) for offset in range(20_001)]
+    table = np.zeros((3, 3))
+    np.add.at(table, (drawn[:-1], drawn[1:]), 1)
+    assert stats.chi2_contingency(table).pvalue > RARE
+
+
+def test_noise_is_exponential_and_uncorrelated_between_tokens() -> None:
+    noise = np.stack([NOISE.exponentials(KEY, offset) for offset in range(4_000)])
+    assert stats.kstest(noise.ravel(), "expon").pvalue > RARE
+    correlations = np.corrcoef(noise.T)[np.triu_indices(8, 1)]
+    assert np.abs(correlations).max() < 5 / np.sqrt(4_000)
+
+
+def test_the_same_letters_have_the_same_noise_in_every_vocabulary() -> None:
+    other = KeyedNoise([STRINGS[3], from_bytes(b"q"), STRINGS[0], Role.END_OF_SEQUENCE.letter], [0, 0, 0, 0])
+    here, there = NOISE.exponentials(KEY, 9), other.exponentials(KEY, 9)
+    assert there[0] == here[3]
+    assert there[2] == here[0]
+    assert len({*here, *there}) == 10
+
+
+def test_ranks_keys_and_offsets_all_change_the_noise() -> None:
+    twice = KeyedNoise([STRINGS[0], STRINGS[0]], [0, 1]).exponentials(KEY, 9)
+    others = (NoiseKey(2025), NoiseKey(2024, 1))
+    values = [*twice, *(NOISE.exponentials(key, 9)[0] for key in others), NOISE.exponentials(KEY, 10)[0]]
+    assert len(set(values)) == len(values)
+
+
+def test_a_subset_of_ids_has_the_noise_of_the_whole() -> None:
+    some = np.array([6, 1, 3])
+    np.testing.assert_array_equal(NOISE.exponentials(KEY, 5, some), NOISE.exponentials(KEY, 5)[some])
+
+
+def test_a_draw_does_not_depend_on_scale_or_order() -> None:
+    shuffled = np.array([5, 2, 7, 0, 1, 6, 3, 4])
+    for offset in range(200):
+        expected = NOISE.draw(IDS, LAW, KEY, offset)
+        assert NOISE.draw(shuffled, 8.0 * LAW[shuffled], KEY, offset) == expected
+
+
+def test_large_seeds_control_letters_and_large_ranks() -> None:
+    noise = KeyedNoise([Side.TARGET.control(3), Side.DRAFTER.control(3)], [0, 70_000])
+    values = noise.exponentials(NoiseKey((1 << 64) - 1, 1), 1 << 40)
+    assert np.isfinite(values).all()
+    assert (values > 0).all()
+
+
+def test_known_values() -> None:
+    """Another machine, or another version, must draw the same text for the same seed."""
+    np.testing.assert_allclose(NOISE.exponentials(NoiseKey(1, 2), 3)[:4], KNOWN, rtol=1e-14)
+    assert [NOISE.draw(IDS, LAW, KEY, offset) for offset in range(12)] == DRAWN
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="2 strings of letters but 1 ranks"):
+        KeyedNoise(STRINGS[:2], [0])
+    with pytest.raises(ValueError, match="no id has a probability above 0"):
+        NOISE.draw(IDS, np.zeros(8), KEY, 0)
+
+
+KNOWN = [3.3031964833774676, 0.4495164279957488, 0.6566401215079303, 0.7230380536734106]
+DRAWN = [3, 0, 2, 2, 4, 3, 4, 0, 0, 4, 6, 2]
