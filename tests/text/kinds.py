@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -23,7 +24,7 @@ CORPUS = [
     "The quick brown fox doesn't jump over the lazy dog, and the dog wouldn't mind it: it's asleep.",
     "def tokenize(text: str) -> list[int]:\n    return [int(part) for part in text.split()]\n\n\n",
     "    for index in range(1000, 20000):\n        print(f'{index:>8}  {index ** 2}')  # squares\n",
-    "Größe, Übermut, naïveté, façade, señor; 你好，世界。我们在说中文。 Привет, мир! こんにちは 🦄🚀",
+    "Größe, Übermut, naïveté, façade, señor; 你好世界。我们在说中文。 Привет, мир! こんにちは 🦄🚀",
     "A thousand and one nights, 1001 nights, in the end there was nothing there, then there was the other.",
 ] * 4
 
@@ -47,10 +48,12 @@ class Kind:
         assert found is not None, content
         return found
 
+    @cache  # noqa: B019 - kinds live as long as the tests
     def vocabulary(self, side: Side = Side.TARGET) -> Vocabulary:
         controls = [(self.id_of(self.begin), "BEGIN_OF_SEQUENCE"), (self.id_of(self.end), "END_OF_SEQUENCE")]
         return Vocabulary.build(self.json, self.size, controls, [self.id_of(self.end)], side)
 
+    @cache  # noqa: B019
     def tokenization(self, side: Side = Side.TARGET) -> Tokenization:
         return Tokenization(self.json, self.vocabulary(side))
 
@@ -87,7 +90,9 @@ def gpt2() -> Kind:
 
 def prefixed_gpt2() -> Kind:
     """Byte-level with a prefix space, as some RoBERTa-like tokenizers are."""
-    return _finished("prefixed_gpt2", _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), size=400), "<s>", "</s>")
+    return _finished(
+        "prefixed_gpt2", _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), size=400), "<s>", "</s>"
+    )
 
 
 def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -106,7 +111,7 @@ def qwen() -> Kind:
     return _finished("qwen", _byte_level(_split(QWEN_WORDS), size=480), "<|im_start|>", "<|im_end|>")
 
 
-def _trained_sentencepiece(size: int) -> dict[str, object]:
+def _trained_sentencepiece(size: int) -> Any:
     """A BPE model over `▁` words with byte pieces, merging across nothing but words."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
@@ -118,13 +123,12 @@ def _trained_sentencepiece(size: int) -> dict[str, object]:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    described: dict[str, object] = json.loads(tokenizer.to_str())["model"]
-    return described
+    return json.loads(tokenizer.to_str())["model"]
 
 
 def _sentencepiece(normalizer: normalizers.Normalizer, before: pre_tokenizers.PreTokenizer | None) -> Tokenizer:
     trained = _trained_sentencepiece(620)
-    merges = [(left, right) for left, right in trained["merges"]]  # type: ignore[attr-defined]
+    merges = [(left, right) for left, right in trained["merges"]]
     tokenizer = Tokenizer(models.BPE(trained["vocab"], merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizer
     if before is not None:

@@ -1,17 +1,25 @@
 """Ids and letters, for every kind of tokenizer."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from crossdraft.text.letters import Letters, Role, Side, from_bytes
 from crossdraft.text.tokenization import NotExpressible, Tokenization
+from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import PADDING, Kind, kind
 from tests.text.strategies import letters, texts
 
 few = settings(max_examples=60, deadline=None)
+
+
+@cache
+def _of_transformers(some: Kind) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(some.json))
 
 
 @few
@@ -23,8 +31,7 @@ def test_a_continuation_has_the_letters_it_was_made_of(injective: Tokenization, 
 @few
 @given(texts)
 def test_a_prompt_is_what_transformers_makes_of_it(any_kind: Kind, text: str) -> None:
-    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(any_kind.json))
-    assert list(any_kind.tokenization().encode_prompt(text)) == theirs(text).input_ids
+    assert list(any_kind.tokenization().encode_prompt(text)) == _of_transformers(any_kind)(text).input_ids
 
 
 @few
@@ -58,7 +65,9 @@ def test_stable_ids_stay_whatever_is_appended(any_kind: Kind, beginning: Letters
 def test_most_of_a_sentence_is_stable(name: str) -> None:
     tokenization = kind(name).tokenization()
     ids = tokenization.encode_continuation(from_bytes(b" The lazy dog, and the quick brown fox, in the end"))
-    assert tokenization.letters_of(ids[: tokenization.stable_prefix(ids)]).startswith(" The lazy dog, and the quick brown")
+    assert tokenization.letters_of(ids[: tokenization.stable_prefix(ids)]).startswith(
+        " The lazy dog, and the quick brown"
+    )
 
 
 def test_without_words_only_tokens_that_may_still_merge_are_unstable() -> None:
@@ -127,8 +136,6 @@ def test_a_lossy_tokenizer_changes_text_but_refuses_none(lossy: Tokenization, te
 
 def test_an_id_beyond_the_rows_of_the_model_is_explained() -> None:
     some = kind("gpt2")
-    from crossdraft.text.vocabulary import Vocabulary
-
     narrow = Vocabulary.build(some.json, 300, [], [], Side.TARGET)
     with pytest.raises(ValueError, match="rows have 300 ids"):
         Tokenization(some.json, narrow).encode_prompt("there was nothing there")

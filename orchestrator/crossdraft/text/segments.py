@@ -28,13 +28,10 @@ def segments_of(letters: Letters, unwritable: str = "") -> list[Segment]:
     """
     segments: list[Segment] = []
     for control, run in groupby(letters, key=lambda letter: ord(letter) >= FIRST_CONTROL):
+        if segments and segments[-1].unfinished:  # nothing can finish it any more
+            segments[-1] = Segment(segments[-1].letters, None)
         joined = Letters("".join(run))
-        if control:
-            segments.append(Segment(joined, None))
-        else:
-            segments.extend(_of_bytes(to_bytes(joined), unwritable))
-    if segments and segments[-1].unfinished and not letters.endswith(segments[-1].letters):
-        raise AssertionError("the unfinished segment is not the last")
+        segments.extend([Segment(joined, None)] if control else _of_bytes(to_bytes(joined), unwritable))
     return segments
 
 

@@ -54,6 +54,10 @@ class Tokenization:
         """The letters of a sequence of ids; IndexError for an id that is not in the vocabulary."""
         return self.vocabulary.letters_of(ids)
 
+    def shown(self, ids: Sequence[int]) -> str:
+        """The text that the tokenizer's own decoder makes of ids, special tokens and clean-up included."""
+        return str(self._prompt.decode(list(ids), skip_special_tokens=False))
+
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """The ids of a prompt as the tokenizer writes it: with its special tokens, and names of them understood.
 

@@ -1,0 +1,114 @@
+"""A tokenizer.json and the roles of its special tokens, from a folder or the Hugging Face hub."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from tokenizers import Tokenizer
+
+from crossdraft.text.letters import Role
+
+END_OF_TURN_NAMES = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>"))
+_SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
+Find = Callable[[str], Path | None]  # file name -> where it is, None if there is no such file
+Config = dict[str, Any]  # a JSON file of the model's, as it is
+
+
+class TokenizerMissing(FileNotFoundError):  # noqa: N818
+    """There is no tokenizer.json; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class LoadedTokenizer:
+    """What `Vocabulary.build` needs besides the size of the logits row."""
+
+    tokenizer_json: str
+    controls: tuple[tuple[int, str], ...]  # (id, role name), by id
+    stops: tuple[int, ...]  # ids that end an output, ascending
+
+
+def load_tokenizer_json(folder_or_hub_id: str) -> LoadedTokenizer:
+    """Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.json.
+
+    The end symbols are those of generation_config.json, else of config.json, else of tokenizer_config.json. A
+    single one is END_OF_SEQUENCE; of several, those with a usual end-of-turn name are END_OF_TURN.
+
+    Raises:
+        TokenizerMissing: no tokenizer.json there, or the hub cannot be asked.
+    """
+    find = _in_folder(Path(folder_or_hub_id)) if Path(folder_or_hub_id).is_dir() else _on_hub(folder_or_hub_id)
+    path = find("tokenizer.json")
+    if path is None:
+        raise TokenizerMissing(_missing(folder_or_hub_id, any(find(name) for name in _SENTENCEPIECE_FILES)))
+    tokenizer_json = path.read_text(encoding="utf-8")
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    settings = _read(find("tokenizer_config.json"))
+    config = _read(find("config.json"))
+    ends = _ends(tokenizer, [_read(find("generation_config.json")), config], settings)
+    begin = _id_of(tokenizer, settings.get("bos_token"))
+    roles = dict.fromkeys([] if begin is None else [begin], Role.BEGIN_OF_SEQUENCE)
+    roles |= {token: _end_role(tokenizer, token, len(ends)) for token in ends}
+    return LoadedTokenizer(
+        tokenizer_json, tuple((token, roles[token].name) for token in sorted(roles)), tuple(sorted(ends))
+    )
+
+
+def _missing(source: str, sentencepiece: bool) -> str:
+    if sentencepiece:
+        return (
+            f"{source} has a SentencePiece model but no tokenizer.json; convert it once: load it with transformers' "
+            "AutoTokenizer and save_pretrained it into the model's folder"
+        )
+    return f"{source} has no tokenizer.json; give the folder or hub id of a model with a fast tokenizer"
+
+
+def _in_folder(folder: Path) -> Find:
+    return lambda name: path if (path := folder / name).is_file() else None
+
+
+def _on_hub(hub_id: str) -> Find:
+    def find(name: str) -> Path | None:
+        try:
+            return Path(hf_hub_download(hub_id, name))
+        except LocalEntryNotFoundError as error:
+            raise TokenizerMissing(
+                f"{hub_id} is neither a folder nor in the local cache, and the hub cannot be reached; give a folder"
+            ) from error
+        except EntryNotFoundError:
+            return None
+        except HFValidationError as error:
+            raise TokenizerMissing(f"{hub_id} is neither a folder nor a hub id such as owner/name") from error
+        except HfHubHTTPError as error:
+            raise TokenizerMissing(f"the hub gave no {name} of {hub_id}: {error}") from error
+
+    return find
+
+
+def _read(path: Path | None) -> Config:
+    read: Config = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+    return read
+
+
+def _ends(tokenizer: Tokenizer, configs: list[Config], settings: Config) -> list[int]:
+    named = _id_of(tokenizer, settings.get("eos_token"))
+    for config in configs:
+        ids = config.get("eos_token_id")
+        if ids is not None:
+            return ids if isinstance(ids, list) else [ids]
+    return [] if named is None else [named]
+
+
+def _id_of(tokenizer: Tokenizer, token: str | Config | None) -> int | None:
+    """The id of a token that a config names, by its content or as a description with one."""
+    content = token["content"] if isinstance(token, dict) else token
+    return None if content is None else tokenizer.token_to_id(content)
+
+
+def _end_role(tokenizer: Tokenizer, token: int, ends: int) -> Role:
+    ends_turn = ends > 1 and tokenizer.id_to_token(token) in END_OF_TURN_NAMES
+    return Role.END_OF_TURN if ends_turn else Role.END_OF_SEQUENCE

@@ -1,0 +1,65 @@
+"""Tokenizers from a model's folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from crossdraft.text.loading import TokenizerMissing, load_tokenizer_json
+from tests.text.kinds import Kind, kind
+
+
+def _folder(path: Path, some: Kind, **configs: object) -> str:
+    (path / "tokenizer.json").write_text(some.json, encoding="utf-8")
+    for name, content in configs.items():
+        (path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def test_of_several_end_symbols_those_with_a_usual_name_end_the_turn(tmp_path: Path) -> None:
+    gpt2 = kind("gpt2")
+    text, turn = gpt2.id_of("<|endoftext|>"), gpt2.id_of("<|im_end|>")
+    folder = _folder(tmp_path, gpt2, generation_config={"eos_token_id": [turn, text]}, config={"eos_token_id": turn})
+    loaded = load_tokenizer_json(folder)
+    assert loaded.tokenizer_json == gpt2.json
+    assert set(loaded.controls) == {(text, "END_OF_SEQUENCE"), (turn, "END_OF_TURN")}
+    assert set(loaded.stops) == {text, turn}
+
+
+def test_a_single_end_symbol_ends_the_sequence_whatever_its_name(tmp_path: Path) -> None:
+    gpt2 = kind("gpt2")
+    turn = gpt2.id_of("<|im_end|>")
+    loaded = load_tokenizer_json(_folder(tmp_path, gpt2, config={"eos_token_id": turn}))
+    assert loaded.controls == ((turn, "END_OF_SEQUENCE"),)
+
+
+def test_the_tokenizers_own_config_names_begin_and_end(tmp_path: Path) -> None:
+    llama2 = kind("llama2")
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
+    loaded = load_tokenizer_json(_folder(tmp_path, llama2, tokenizer_config=config))
+    begin, end = llama2.id_of("<s>"), llama2.id_of("</s>")
+    assert loaded.controls == ((begin, "BEGIN_OF_SEQUENCE"), (end, "END_OF_SEQUENCE"))
+    assert loaded.stops == (end,)
+
+
+def test_a_symbol_that_begins_and_ends_is_an_end(tmp_path: Path) -> None:
+    gpt2 = kind("gpt2")
+    both = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    loaded = load_tokenizer_json(_folder(tmp_path, gpt2, tokenizer_config=both))
+    assert loaded.controls == ((gpt2.id_of("<|endoftext|>"), "END_OF_SEQUENCE"),)
+
+
+def test_a_folder_without_tokenizer_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerMissing, match="fast tokenizer"):
+        load_tokenizer_json(str(tmp_path))
+
+
+def test_a_sentencepiece_model_must_be_converted(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(TokenizerMissing, match="convert it once"):
+        load_tokenizer_json(str(tmp_path))
+
+
+def test_a_path_that_does_not_exist_is_explained() -> None:
+    with pytest.raises(TokenizerMissing, match="neither a folder nor a hub id"):
+        load_tokenizer_json("/no/such/folder")

@@ -1,0 +1,126 @@
+"""The compatibility report of a pair."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+import pytest
+
+from crossdraft.text.composition import Compositions, Pieces
+from crossdraft.text.letters import Letters, Side
+from crossdraft.text.report import CompatibilityReport, compare
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import Vocabulary
+from tests.text.kinds import CORPUS, Kind, kind
+
+SAMPLE = "\n".join(CORPUS[:5])
+
+
+def _compare(target: str, drafter: str) -> CompatibilityReport:
+    return compare(kind(target).tokenization(), kind(drafter).tokenization(Side.DRAFTER), SAMPLE)
+
+
+def test_a_tokenizer_has_the_same_vocabulary_as_itself(any_kind: Kind) -> None:
+    report = _compare(any_kind.name, any_kind.name)
+    assert report.same_vocabulary
+    assert all(check.same and not check.detail for check in report.checks)
+    assert report.shared_of_target == report.shared_of_drafter == report.shared_of_sample == 1.0
+    assert report.target_written_by_drafter == report.drafter_written_by_target == 1.0
+
+
+def test_one_more_id_makes_another_vocabulary() -> None:
+    gpt2 = kind("gpt2")
+    controls = gpt2.vocabulary().controls
+    wider = Vocabulary.build(gpt2.json, gpt2.size + 1, controls, gpt2.vocabulary().stops, Side.DRAFTER)
+    report = compare(gpt2.tokenization(), Tokenization(gpt2.json, wider), SAMPLE)
+    assert not report.same_vocabulary
+    same = {check.name: check.same for check in report.checks}
+    assert same == {"size": False, "id map": False, "special tokens": False, "encodings": True, "decodings": False}
+
+
+def _with_swapped_ids(described: Any) -> None:
+    vocabulary = described["model"]["vocab"]
+    vocabulary["l"], vocabulary["H"] = vocabulary["H"], vocabulary["l"]
+
+
+def _without_merges(described: Any) -> None:
+    described["model"]["merges"] = []
+
+
+def _with_another_special_token(described: Any) -> None:
+    for added in described["added_tokens"]:
+        added["content"] = added["content"].replace("<|fill_in|>", "<|hole|>")
+
+
+@pytest.mark.parametrize(
+    ("change", "failing"),
+    [
+        (_with_swapped_ids, {"id map", "encodings", "decodings"}),
+        (_without_merges, {"encodings"}),
+        (_with_another_special_token, {"special tokens"}),
+    ],
+)
+def test_each_difference_is_named(change: Callable[[Any], None], failing: set[str]) -> None:
+    gpt2 = kind("gpt2")
+    described = json.loads(gpt2.json)
+    change(described)
+    ours = gpt2.vocabulary()
+    theirs = Vocabulary.build(json.dumps(described), gpt2.size, ours.controls, ours.stops, Side.DRAFTER)
+    report = compare(gpt2.tokenization(), Tokenization(json.dumps(described), theirs), SAMPLE)
+    assert {check.name for check in report.checks if not check.same} == failing
+    assert not report.same_vocabulary
+
+
+def test_what_two_kinds_share_is_counted() -> None:
+    report = _compare("llama3", "llama2")
+    target = set(kind("llama3").vocabulary().letters)
+    drafter = set(kind("llama2").vocabulary(Side.DRAFTER).letters)
+    assert report.shared == len(target & drafter)
+    assert report.shared_of_target == report.shared / report.target_strings
+    assert 0 < report.shared_of_sample < 1
+    assert json.loads(json.dumps(asdict(report)))["shared"] == report.shared
+
+
+def test_a_normalizer_is_named_and_nothing_fails() -> None:
+    report = _compare("llama2", "lowercase")
+    assert report.target_injectivity.holds
+    assert not report.drafter_injectivity.holds
+    assert report.drafter_injectivity.lossy_parts == ("NFKC", "Lowercase")
+    assert report.drafter_injectivity.example
+
+
+def test_a_vocabulary_without_byte_fallback_cannot_write_everything() -> None:
+    report = _compare("llama2", "small_unigram")
+    assert report.target_written_by_drafter < 1.0 == report.drafter_written_by_target
+    assert not report.drafter_injectivity.holds
+
+
+def test_the_papers_example_needs_three_draft_tokens() -> None:
+    drafter = Pieces([Letters(text) for text in ("hello_", "world", "wo", "rld")])
+    assert drafter.compositions(Letters("hello_world")) == Compositions(count=2, look_ahead=3)
+
+
+def test_a_complete_vocabulary_has_two_to_the_length_minus_one_compositions() -> None:
+    complete = Pieces([Letters("".join(text)) for length in range(1, 7) for text in product("ab", repeat=length)])
+    assert [complete.compositions(Letters("ababab"[:length])).count for length in range(1, 7)] == [1, 2, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "string", "expected"),
+    [
+        (("a", "bc"), "ab", Compositions(0, 2)),  # the last piece may go beyond
+        (("abc",), "ab", Compositions(0, 1)),
+        (("a", "ab"), "aab", Compositions(1, 2)),
+        (("a",), "b", Compositions(0, 0)),
+        (("a", "aa"), "aaa", Compositions(3, 3)),
+    ],
+)
+def test_compositions(pieces: tuple[str, ...], string: str, expected: Compositions) -> None:
+    assert Pieces([Letters(piece) for piece in pieces]).compositions(Letters(string)) == expected
+
+
+def test_very_many_compositions_do_not_overflow() -> None:
+    blanks = Pieces([Letters(" " * length) for length in range(1, 2001)])
+    assert blanks.compositions(Letters(" " * 2000)).count == 2**1999

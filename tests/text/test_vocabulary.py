@@ -1,0 +1,91 @@
+"""The letters of every id."""
+
+import json
+
+import pytest
+
+from crossdraft.text.anatomy import TokenizerNotSupported
+from crossdraft.text.letters import Letters, Role, Side, from_bytes, is_plain
+from crossdraft.text.vocabulary import Vocabulary
+from tests.text.kinds import PADDING, TOOL, Kind, kind
+
+
+def test_every_id_of_the_row_has_letters(any_kind: Kind) -> None:
+    vocabulary = any_kind.vocabulary()
+    assert vocabulary.size == any_kind.size
+    assert all(vocabulary.letters)
+
+
+def test_ids_with_the_same_letters_are_found_and_ranked(any_kind: Kind) -> None:
+    vocabulary = any_kind.vocabulary()
+    for token, letters in enumerate(vocabulary.letters):
+        assert vocabulary.ids_of(letters)[vocabulary.rank(token)] == token
+
+
+def test_control_symbols_are_letters_by_role_or_of_their_side(any_kind: Kind) -> None:
+    target, drafter = any_kind.vocabulary(Side.TARGET), any_kind.vocabulary(Side.DRAFTER)
+    end, nameless = any_kind.id_of(any_kind.end), any_kind.id_of(any_kind.nameless)
+    assert target.letters[end] == drafter.letters[end] == Role.END_OF_SEQUENCE.letter
+    assert target.letters[nameless] != drafter.letters[nameless]
+    assert not is_plain(target.letters[nameless])
+    assert (nameless, any_kind.nameless) in target.nameless
+
+
+def test_ids_beyond_the_tokenizer_are_control_symbols_of_their_own(any_kind: Kind) -> None:
+    beyond = any_kind.vocabulary().letters[-PADDING:]
+    assert len(set(beyond)) == PADDING
+    assert not any(map(is_plain, beyond))
+
+
+def test_all_bytes_are_tokens_of_tokenizers_that_can_write_any_text() -> None:
+    for name in ("gpt2", "llama3", "llama2", "unigram"):
+        vocabulary = kind(name).vocabulary()
+        assert all(vocabulary.ids_of(Letters(chr(value))) for value in range(256)), name
+
+
+def test_added_tokens_are_their_text_even_in_byte_level_tokenizers(any_kind: Kind) -> None:
+    vocabulary = any_kind.vocabulary()
+    assert vocabulary.letters[any_kind.id_of(TOOL)] == TOOL
+    assert vocabulary.letters[any_kind.id_of("naïve")] == from_bytes("naïve".encode())
+
+
+def test_a_space_mark_is_a_space() -> None:
+    llama2 = kind("llama2")
+    assert llama2.vocabulary().letters[llama2.id_of("▁the")] == " the"
+    gpt2 = kind("gpt2")
+    assert gpt2.vocabulary().letters[gpt2.id_of("Ġthe")] == " the"
+
+
+def test_bytes_of_the_byte_fallback_rank_behind_the_token_that_is_written() -> None:
+    llama2 = kind("llama2")
+    byte, letter = llama2.id_of("<0x61>"), llama2.id_of("a")
+    assert byte < letter
+    assert llama2.vocabulary().ids_of(Letters("a")) == (letter, byte)
+    assert llama2.tokenization().encode_continuation(Letters("a")) == (letter,)
+
+
+def test_a_narrow_row_leaves_out_ids_of_the_tokenizer() -> None:
+    assert Vocabulary.build(kind("gpt2").json, 100, [], [], Side.TARGET).size == 100
+
+
+@pytest.mark.parametrize(
+    ("controls", "stops", "complaint"),
+    [
+        ([(999_999, "END_OF_SEQUENCE")], [], "id 999999 is not an id of a vocabulary of"),
+        ([], [-1], "id -1 is not an id"),
+        ([(0, "END")], [], "unknown role 'END'; the roles are END_OF_SEQUENCE"),
+    ],
+)
+def test_wrong_controls_are_named(controls: list[tuple[int, str]], stops: list[int], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Vocabulary.build(kind("gpt2").json, kind("gpt2").size, controls, stops, Side.TARGET)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("type", "WordPiece"), ("end_of_word_suffix", "</w>"), ("continuing_subword_prefix", "##")]
+)
+def test_tokenizers_without_letters_are_refused(field: str, value: str) -> None:
+    described = json.loads(kind("gpt2").json)
+    described["model"][field] = value
+    with pytest.raises(TokenizerNotSupported, match=value):
+        Vocabulary.build(json.dumps(described), 10, [], [], Side.TARGET)
