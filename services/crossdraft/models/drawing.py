@@ -1,0 +1,67 @@
+"""Draws from laws, with keyed noise or with a random generator."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crossdraft.verification.exchange import NoiseKey, Sample
+from crossdraft.verification.noise import KeyedNoise
+from crossdraft.verification.rows import Ids, Probabilities
+
+
+class Draws(Protocol):
+    """Where a session's draws come from."""
+
+    def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
+        """One of `ids` (n,) with its probability (n,); `offset` counts letters since the start of the output."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedDraws:
+    """The same draw for the same offset, always."""
+
+    noise: KeyedNoise
+    key: NoiseKey
+
+    def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
+        """As in `Draws`."""
+        return self.noise.draw(ids, probabilities, self.key, offset)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomDraws:
+    """A fresh draw each time."""
+
+    generator: np.random.Generator
+
+    def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
+        """As in `Draws`; the offset is not used."""
+        cumulative = np.cumsum(probabilities)
+        place = np.searchsorted(cumulative, self.generator.random() * cumulative[-1], side="right")
+        # Rounding may reach the end: the last id that is possible at all is meant.
+        return int(ids[min(place, np.flatnonzero(probabilities)[-1])])
+
+
+@torch.inference_mode()
+def samples(logits: Tensor, laws: Tensor, draws: Draws, offsets: Sequence[int]) -> tuple[Sample, ...]:
+    """The target's own draw at each node.
+
+    Args:
+        logits: floating (n, V), of the model itself; log-probabilities are theirs, at temperature 1.
+        laws: (n, V), what is drawn from.
+        draws: where the draws come from.
+        offsets: of each node, in letters since the start of the output.
+    """
+    normalizers = logits.logsumexp(-1)
+    drawn = []
+    for probabilities, offset in zip(laws, offsets, strict=True):
+        ids = probabilities.nonzero()[:, 0]
+        drawn.append(draws.draw(ids.cpu().numpy(), probabilities[ids].cpu().numpy(), offset))
+    places = torch.tensor(drawn, device=logits.device)[:, None]
+    log_probabilities = (logits.gather(-1, places)[:, 0] - normalizers).tolist()
+    return tuple(Sample(token, value) for token, value in zip(drawn, log_probabilities, strict=True))

@@ -1,0 +1,139 @@
+"""A causal language model by folder, hub id or bundled name, with the description that its service gives of it."""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from crossdraft.models.support import embedding_weight
+from crossdraft.text.loading import TokenizerMissing, load_tokenizer_json
+from crossdraft.verification.exchange import Description
+
+BUNDLED = Path(__file__).parent / "bundled"
+BUNDLED_PREFIX = "bundled:"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelLoadError(ValueError):
+    """A model cannot be loaded; the text says what to change."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model ready to run, and what its service says of it."""
+
+    model: PreTrainedModel  # in evaluation mode, on its device
+    description: Description
+
+
+def load_model(
+    name: str,
+    dtype: str = "auto",
+    device: str = "cpu",
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Loads weights (safetensors only) and tokenizer.
+
+    Args:
+        name: a folder, a hub id, or `bundled:` and the name of a bundled model.
+        dtype: "auto" (that of the weights, but float16 weights run in float32 on a CPU) or a key of DTYPES.
+        device: as torch names it.
+        max_length: tokens of a session; None: the model's own context, which it may not exceed.
+        trust_remote_code: whether code that comes with the model may run.
+
+    Raises:
+        ModelLoadError: folder, weights, tokenizer, dtype, device or max_length do not fit.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
+    place = _device(device)
+    source = _source(name)
+    try:
+        tokenizer = load_tokenizer_json(source)
+    except TokenizerMissing as error:
+        raise ModelLoadError(str(error)) from error
+    model = _weights(source, dtype, place, trust_remote_code)
+    description = Description(
+        model=name,
+        tokenizer_json=tokenizer.tokenizer_json,
+        controls=tokenizer.controls,
+        stops=tokenizer.stops,
+        vocabulary_size=_row_length(model),
+        context=_context(model, max_length),
+        fingerprint="",
+    )
+    return LoadedModel(model, replace(description, fingerprint=fingerprint(description)))
+
+
+def bundled_names() -> list[str]:
+    """The bundled models that are installed, with their prefix."""
+    return sorted(BUNDLED_PREFIX + path.parent.name for path in BUNDLED.glob("*/config.json"))
+
+
+def fingerprint(description: Description) -> str:
+    """SHA-256 of tokenizer, controls and vocabulary size, in hex: equal for models whose ids mean the same."""
+    parts = (description.tokenizer_json, description.controls, description.vocabulary_size)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _source(name: str) -> str:
+    """The folder or hub id. A folder must have weights; a hub id is left to the hub."""
+    folder = BUNDLED / name.removeprefix(BUNDLED_PREFIX) if name.startswith(BUNDLED_PREFIX) else Path(name)
+    if name.startswith(BUNDLED_PREFIX) and not (folder / "config.json").is_file():
+        raise ModelLoadError(f"there is no bundled model {name!r}: there are {', '.join(bundled_names()) or 'none'}")
+    if not folder.is_dir():
+        looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+        if looks_local:
+            raise ModelLoadError(f"there is no folder {name}: give a folder, a hub id or {BUNDLED_PREFIX}<name>")
+        return name
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelLoadError(f"{folder} has no .safetensors weights: save the model with safe_serialization=True")
+    return str(folder)
+
+
+def _device(device: str) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ModelLoadError(
+            f"device {device!r} cannot be used here, use cpu or one that torch sees: {error}".splitlines()[0]
+        ) from error
+    return place
+
+
+def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=DTYPES.get(dtype, "auto"),
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelLoadError(f"{source} cannot be loaded as a causal language model: {error}") from error
+    if dtype == "auto" and model.dtype == torch.float16 and device.type == "cpu":
+        model = model.float()
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature
+    return model.eval()
+
+
+def _row_length(model: PreTrainedModel) -> int:
+    head = model.get_output_embeddings()
+    return len(head.weight) if head is not None else len(embedding_weight(model))
+
+
+def _context(model: PreTrainedModel, max_length: int | None) -> int:
+    context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is None and max_length is None:
+        raise ModelLoadError("the model's config does not say how long its context is: set max_length")
+    wanted = max_length if max_length is not None else context or 0
+    if not 0 < wanted <= (context or wanted):
+        raise ModelLoadError(f"max_length must be between 1 and the model's context {context}, got {max_length}")
+    return wanted

@@ -1,0 +1,162 @@
+"""From logits to laws, and from laws to rows: order and meaning are those of transformers.
+
+Bias, repetition penalty, presence penalty (as vLLM has it), temperature, top_k, top_p, min_p, in float64.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crossdraft.verification.exchange import SamplingOptions
+from crossdraft.verification.rows import Ids, Probabilities, Row
+from crossdraft.verification.trees import Path
+
+GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
+
+
+@dataclass(frozen=True)
+class History:
+    """The tokens before each row of logits; penalties count them."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]  # committed after the prompt
+    paths: Sequence[Path]  # one a row: the tokens after the committed ones
+
+
+@torch.inference_mode()
+def law(logits: Tensor, options: SamplingOptions, history: History | None = None) -> Tensor:
+    """The distribution that a token is drawn from, for each row.
+
+    Args:
+        logits: floating (n, V), as the model gives them.
+        options: what is applied to them. Temperature 0 gives one-hot rows.
+        history: what penalties count; may be left out where there are none.
+
+    Returns:
+        float64 (n, V), rows sum to one.
+
+    Raises:
+        ValueError: a biased id is outside the vocabulary, or a penalty lacks its history.
+    """
+    scores = _penalised(_biased(logits.double(), options), options, history)
+    if options.temperature == 0:
+        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
+    # The largest score is moved to zero first, so that a tiny temperature cannot overflow.
+    scores = (scores - scores.amax(-1, keepdim=True)) / options.temperature
+    if 0 < options.top_k < scores.shape[-1]:
+        least = scores.topk(options.top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if options.top_p < 1:
+        scores = _nucleus(scores, options.top_p)
+    if options.min_p > 0:
+        probabilities = scores.softmax(-1)
+        scores = scores.masked_fill(probabilities < options.min_p * probabilities.amax(-1, keepdim=True), -torch.inf)
+    return scores.softmax(-1)
+
+
+@torch.inference_mode()
+def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> list[Row]:
+    """Laws (n, V) as rows: the `head` most probable ids and those listed (none, or one array a row), the rest as tail.
+
+    An id of probability zero is left out unless it is listed; a row that lists all others is whole.
+    """
+    top, ids = probabilities.topk(min(head, probabilities.shape[-1]))
+    counts = (probabilities > 0).sum(-1).tolist()
+    wanted = listed if len(listed) else [np.empty(0, dtype=np.int64)] * len(probabilities)
+    rows = []
+    for law_, weights, head_ids, support, more in zip(
+        probabilities, top.cpu().numpy(), ids.cpu().numpy(), counts, wanted, strict=True
+    ):
+        kept = weights > 0
+        extra = np.setdiff1d(more, head_ids[kept])
+        values = law_[torch.from_numpy(extra).to(law_.device)].cpu().numpy()
+        every = np.concatenate([weights[kept], values])
+        whole = np.count_nonzero(every) == support
+        rows.append(Row(np.concatenate([head_ids[kept], extra]), every, 0.0 if whole else max(0.0, 1.0 - every.sum())))
+    return rows
+
+
+@torch.inference_mode()
+def drafting_laws(
+    logits: Tensor, options: SamplingOptions, row_width: int, allowed: Tensor | None = None
+) -> list[tuple[Ids, Probabilities]]:
+    """The laws that a drafter draws from, one of each row of logits: ids by falling probability, and probabilities.
+
+    Mask, temperature, truncation, rounding, in this order; what is returned is what must be drawn from. Where rows
+    travel the probabilities are multiples of 2^-24 that add up to exactly one: float32 holds them without loss, so
+    that normalizing them again on the other side changes nothing.
+
+    Args:
+        logits: floating (n, V).
+        options: the drafter's own; penalties and biases are not used.
+        row_width: most probable ids that are kept; 0: all, without rounding.
+        allowed: int64 (m,), the only ids that may be drawn; None: all.
+
+    Raises:
+        ValueError: nothing is allowed.
+    """
+    if allowed is not None and not len(allowed):
+        raise ValueError("no id is allowed: the two vocabularies share no token")
+    scores = logits if allowed is None else logits[:, allowed]
+    bare = SamplingOptions(options.temperature, options.top_k, options.top_p, options.min_p)
+    width = scores.shape[-1] if row_width == 0 else min(row_width, scores.shape[-1])
+    top, places = law(scores, bare).topk(width)
+    ids = places if allowed is None else allowed[places]
+    weights = top.cpu().numpy() if row_width == 0 else _on_grid(top.cpu().numpy())
+    return [(row_ids[w > 0], w[w > 0]) for row_ids, w in zip(ids.cpu().numpy(), weights, strict=True)]
+
+
+def _biased(scores: Tensor, options: SamplingOptions) -> Tensor:
+    if not options.logit_bias:
+        return scores
+    size = scores.shape[-1]
+    bias = scores.new_zeros(size)
+    for token, value in options.logit_bias:
+        if not 0 <= token < size:
+            raise ValueError(f"logit_bias names id {token}, and ids are 0 to {size - 1}")
+        bias[token] += value
+    return scores + bias
+
+
+def _penalised(scores: Tensor, options: SamplingOptions, history: History | None) -> Tensor:
+    """Both penalties; each counts a token at most once, on the node's own path."""
+    if options.repetition_penalty == 1 and options.presence_penalty == 0:
+        return scores
+    if history is None:
+        raise ValueError("penalties need the tokens before each row: pass their history")
+    if options.repetition_penalty != 1:
+        seen = _seen(scores, (*history.prompt, *history.output), history.paths)
+        rate = options.repetition_penalty
+        scores = torch.where(seen, torch.where(scores < 0, scores * rate, scores / rate), scores)
+    if options.presence_penalty != 0:
+        scores = scores - options.presence_penalty * _seen(scores, history.output, history.paths)
+    return scores
+
+
+def _seen(scores: Tensor, common: tuple[int, ...], paths: Sequence[Path]) -> Tensor:
+    """Bool (n, V): whether a token is in `common` or in the row's path."""
+    seen = torch.zeros(scores.shape, dtype=torch.bool)
+    seen[:, list(common)] = True
+    rows = [row for row, path in enumerate(paths) for _ in path]
+    seen[rows, [token for path in paths for token in path]] = True
+    return seen.to(scores.device)
+
+
+def _nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """Keeps the most probable ids whose predecessors hold less than `top_p`."""
+    ordered, order = scores.softmax(-1).sort(dim=-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    outside = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, before >= top_p)
+    outside.scatter_(-1, order[:, :1], False)
+    return scores.masked_fill(outside, -torch.inf)
+
+
+def _on_grid(weights: Probabilities) -> Probabilities:
+    """Weights (n, m), largest first, as multiples of 1/GRID that sum to one; the largest takes what rounding leaves."""
+    steps = np.rint(weights / weights.sum(-1, keepdims=True) * GRID)
+    steps[:, 0] += GRID - steps.sum(-1)
+    gridded: Probabilities = steps / GRID
+    return gridded
