@@ -121,7 +121,8 @@ def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: b
     if dtype == "auto" and model.dtype == torch.float16 and device.type == "cpu":
         model = model.float()
     model.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _row_length(model: PreTrainedModel) -> int:

@@ -1,0 +1,163 @@
+"""The model thread: what is batched, who gets which error, cancelling and closing."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from crossdraft.models.engine import ContextOverflowError, Engine, Work
+from crossdraft.models.worker import Job, ModelThread, ModelThreadClosedError
+from tests.models.tiny import VOCABULARY, tiny_llama
+
+MODEL = tiny_llama()
+PROMPT = (5, 17, 3)
+
+
+def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
+    for _ in range(count):
+        logits = yield Work(session, ids)
+        ids = (*ids, int(logits[0].argmax()))
+    return ids
+
+
+def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
+    """The result of a job that is the only one."""
+    work = next(job)
+    while True:
+        try:
+            work = job.send(engine.forward([work])[0])
+        except StopIteration as end:
+            return end.value
+
+
+class Gate:
+    """A job that stands still in the model thread until it is let go, so that others gather behind it."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.let_go = threading.Event()
+
+    def job(self) -> Job[None]:
+        self.entered.set()
+        self.let_go.wait(timeout=30)
+        yield from ()
+
+
+async def gathered(worker: ModelThread, *jobs: Job[tuple[int, ...]]) -> list[tuple[int, ...] | BaseException]:
+    """Submits all jobs while the thread stands still, then lets it go; their results or errors."""
+    gate = Gate()
+    standing = asyncio.create_task(worker.run(gate.job()))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    tasks = [asyncio.create_task(worker.run(job)) for job in jobs]
+    await asyncio.sleep(0)  # one turn of the loop: each task submits its job
+    gate.let_go.set()
+    await standing
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def worker() -> ModelThread:
+    thread = ModelThread(Engine(MODEL))
+    yield thread
+    thread.close()
+
+
+async def test_jobs_that_wait_share_their_steps(worker: ModelThread) -> None:
+    cases = [("a", PROMPT, 6), ("b", (9,), 4), ("c", PROMPT[::-1], 6)]
+    results = await gathered(worker, *(greedy(*case) for case in cases))
+    assert worker.steps == 6
+    assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+
+
+async def test_errors_reach_only_their_submitter(worker: ModelThread) -> None:
+    def broken() -> Job[tuple[int, ...]]:
+        yield Work("x", PROMPT)
+        raise KeyError("in the job")
+
+    def broken_at_once() -> Job[tuple[int, ...]]:
+        raise LookupError("at once")
+        yield from ()
+
+    good, bad_id, too_long, failed, failed_at_once, other = await gathered(
+        worker,
+        greedy("a", PROMPT, 3),
+        greedy("b", (VOCABULARY,), 1),
+        greedy("c", (1,) * 127, 5),
+        broken(),
+        broken_at_once(),
+        greedy("d", PROMPT, 3),
+    )
+    assert good == other
+    assert isinstance(bad_id, ValueError)
+    assert isinstance(too_long, ContextOverflowError)
+    assert isinstance(failed, KeyError)
+    assert isinstance(failed_at_once, LookupError)
+    assert await worker.run(greedy("a", PROMPT, 3)) == good
+
+
+async def test_a_forward_that_fails_for_the_batch_is_taken_one_by_one(worker: ModelThread) -> None:
+    def fail(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        if (arguments[0] == 13).any():
+            raise RuntimeError("no memory left")
+
+    hook = MODEL.get_input_embeddings().register_forward_pre_hook(fail)
+    good, bad = await gathered(worker, greedy("a", PROMPT, 2), greedy("b", (13,), 2))
+    hook.remove()
+    assert isinstance(bad, RuntimeError)
+    assert good == await worker.run(greedy("c", PROMPT, 2))
+
+
+async def test_a_cancelled_job_takes_no_further_step(worker: ModelThread) -> None:
+    stepping, closed = threading.Event(), threading.Event()
+
+    def endless() -> Job[None]:
+        try:
+            while True:
+                yield Work("a", PROMPT)
+                stepping.set()
+        finally:
+            closed.set()
+
+    task = asyncio.create_task(worker.run(endless()))
+    await asyncio.to_thread(stepping.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(closed.wait, 30)
+    assert len(await worker.run(greedy("b", PROMPT, 1))) == 4
+
+
+async def test_closing_a_session_frees_its_slot(worker: ModelThread) -> None:
+    await worker.run(greedy("a", PROMPT, 1))
+    await worker.close_session("a")
+    await worker.close_session("never opened")
+    before = worker.engine.fed
+    await worker.run(greedy("a", PROMPT, 1))
+    assert worker.engine.fed - before == len(PROMPT)
+
+
+async def test_close_finishes_what_was_submitted_and_refuses_more() -> None:
+    worker = ModelThread(Engine(MODEL))
+    tasks = [asyncio.create_task(worker.run(greedy(name, PROMPT, 5))) for name in "ab"]
+    await asyncio.sleep(0)  # one turn of the loop: each task submits its job
+    await asyncio.to_thread(worker.close)
+    first, second = await asyncio.gather(*tasks)
+    assert first == second
+    assert len(first) == len(PROMPT) + 5
+    with pytest.raises(ModelThreadClosedError):
+        await worker.run(greedy("c", PROMPT, 1))
+    worker.close()
+
+
+def test_a_submitter_whose_loop_is_gone_does_not_stop_the_thread(worker: ModelThread) -> None:
+    gate = Gate()
+
+    async def leave() -> None:
+        task = asyncio.create_task(worker.run(gate.job()))
+        await asyncio.to_thread(gate.entered.wait, 30)
+        task.cancel()
+
+    asyncio.run(leave())
+    gate.let_go.set()
+    assert len(asyncio.run(worker.run(greedy("a", PROMPT, 2)))) == 5
