@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from crossdraft.text.letters import Letters, Role, Side, from_bytes
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 from crossdraft.text.vocabulary import Vocabulary
-from tests.text.kinds import PADDING, Kind, kind
+from tests.text.kinds import CORPUS, PADDING, Kind, kind
 from tests.text.strategies import letters, texts
 
 few = settings(max_examples=60, deadline=None)
@@ -47,18 +47,52 @@ def test_the_letters_of_a_prompt_make_the_same_prompt(injective: Tokenization, t
     assert injective.encode_prompt_letters(injective.letters_of(ids)) == ids
 
 
-@few
-@given(letters, letters)
-def test_stable_ids_stay_whatever_is_appended(any_kind: Kind, beginning: Letters, more: Letters) -> None:
-    tokenization = any_kind.tokenization()
+def _check_stable(tokenization: Tokenization, whole: Letters, cut: int) -> None:
+    """The ids that the beginning declares stable are the first of the whole."""
     try:
-        ids = tokenization.encode_continuation(beginning)
-        longer = tokenization.encode_continuation(Letters(beginning + more))
+        ids = tokenization.encode_continuation(Letters(whole[:cut]))
+        longer = tokenization.encode_continuation(whole)
     except NotExpressible:
         return
-    stable = tokenization.stable_prefix(ids)
-    if tokenization.letters_of(ids) == beginning:
+    if tokenization.letters_of(ids) == whole[:cut]:
+        stable = tokenization.stable_prefix(ids)
         assert longer[:stable] == ids[:stable]
+
+
+@settings(max_examples=150, deadline=None)
+@given(letters, st.integers(0, 60))
+def test_stable_ids_stay_whatever_is_appended(any_kind: Kind, whole: Letters, cut: int) -> None:
+    _check_stable(any_kind.tokenization(), whole, cut)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        *CORPUS[:5],
+        " you're we'll",
+        "a\n \n  \n\nb",
+        "a   b  c",
+        "f (<tool_call>) <tool_ <tool_call>",
+        "x!y !!z ...\n\n",
+        "the </s> <0x41> ▁▁ 🦄🦄",
+    ],
+)
+def test_stable_ids_stay_at_every_cut(any_kind: Kind, whole: str) -> None:
+    raw = from_bytes(whole.encode())
+    for cut in range(len(raw) + 1):
+        _check_stable(any_kind.tokenization(), raw, cut)
+
+
+def test_words_in_the_middle_of_an_output_are_whole_tokens(injective: Tokenization) -> None:
+    ids = injective.encode_continuation(from_bytes(b"there was nothing there"))
+    assert len(ids) <= 12
+    assert not injective.vocabulary.fallback.intersection(ids)
+
+
+def test_a_typed_space_mark_ends_what_can_change() -> None:
+    tokenization = kind("llama2").tokenization()
+    ids = tokenization.encode_continuation(from_bytes("the▁".encode()))
+    assert tokenization.stable_prefix(ids) == len(ids)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen", "llama2", "gemma", "unigram"])
