@@ -34,6 +34,7 @@ class ToyTargetService:
 
     description: Description = DESCRIPTION
     opened: int = 0
+    ended: bool = False
     closed: int = 0
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -41,6 +42,9 @@ class ToyTargetService:
     async def open(self, request: OpenTarget) -> "ToyTargetSession":
         self.opened += 1
         return ToyTargetSession(self)
+
+    async def close(self) -> None:
+        self.ended = True
 
     async def wait_closed(self, count: int) -> None:
         async with self.changed:

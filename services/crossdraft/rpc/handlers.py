@@ -57,6 +57,10 @@ class Service(Protocol[Open_contra, Ask_contra, Answer_co]):
         """A new session; raises ServiceError."""
         ...
 
+    async def close(self) -> None:
+        """Ends what the service runs; called once, when no session is left."""
+        ...
+
 
 @dataclass(frozen=True)
 class Role(Generic[Open, Ask, Answer]):

@@ -80,6 +80,7 @@ class Server(Generic[Open, Ask, Answer]):
         """Reports NOT_SERVING, takes no new session, lets open ones go on for the grace period, and ends."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(self._listening.grace_seconds)
+        await self._service.close()
 
     def ready_line(self) -> str:
         """One line of JSON that says where what is served."""

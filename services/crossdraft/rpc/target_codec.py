@@ -12,6 +12,7 @@ from crossdraft.verification.trees import TokenTree
 Request = OpenTarget | Pass | FetchRow
 Reply = Opened | PassDone | RowFetched
 
+LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
 DEFAULT_HEAD = 64  # ids of a row that travel when the client does not say how many
 
 
@@ -125,7 +126,7 @@ def _decode_node(message: pb.Node, name: str, vocabulary_size: int | None) -> Ro
             return codec.decode_row(message.row, f"{name}.row", vocabulary_size)
         case "sample":
             (token,) = codec.decode_id_tuple([message.sample.token], f"{name}.sample", vocabulary_size)
-            if not message.sample.log_probability <= 0:
+            if not message.sample.log_probability <= LOG_TOLERANCE:  # false for NaN as well
                 raise BadMessage(f"{name}.sample has the log-probability {message.sample.log_probability}; at most 0")
             return Sample(token, message.sample.log_probability)
         case _:

@@ -1,0 +1,131 @@
+"""A drafter's text as ids that fit its model: rewound, re-tokenized where it must be, cut where it is too long."""
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.text.letters import Letters
+from crossdraft.text.tokenization import Tokenization, last_word_boundary
+
+# A text that is too long is cut to this share of the room: a cut changes every position, so that the whole window
+# is fed again, and must be rare.
+KEPT_NUMERATOR, KEPT_DENOMINATOR = 3, 4
+CONTINUATION_BYTES = range(0x80, 0xC0)  # bytes of UTF-8 that do not begin a character
+
+
+class NoRoomError(Exception):
+    """The model's context holds no text that one could draft from."""
+
+
+class Context:
+    """The prompt, then the output. Positions count letters of both; offsets count those of the output.
+
+    The ids are a head, which covers the text up to `_base` (the prompt, or after a cut the newest text then), and
+    tokens after it, each with the position where it ends.
+    """
+
+    def __init__(self, tokenization: Tokenization, prompt: Letters, capacity: int) -> None:
+        """`capacity`: tokens that the model can be fed."""
+        self._tokenization = tokenization
+        self._capacity = capacity
+        self._text = prompt
+        self._origin = len(prompt)  # position of offset 0
+        self._prompt_ids = tokenization.encode_prompt_letters(prompt)
+        self._head, self._base = self._prompt_ids, self._origin
+        self._tokens: list[int] = []
+        self._ends: list[int] = []
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """What the model is fed."""
+        return (*self._head, *self._tokens)
+
+    @property
+    def offset(self) -> int:
+        """Letters of the output so far, drafted ones included."""
+        return len(self._text) - self._origin
+
+    def append(self, token: int) -> None:
+        """Goes on with a drafted token."""
+        self._text = Letters(self._text + self._tokenization.letters_of((token,)))
+        self._tokens.append(token)
+        self._ends.append(len(self._text))
+
+    def rewind(self, offset: int, letters: Letters) -> None:
+        """The output becomes what it was up to `offset`, then `letters`.
+
+        Its own tokens are kept up to there; letters are tokenized together with the word that they may go on with.
+
+        Raises:
+            ProtocolBroken: there are fewer than `offset` letters.
+            NotExpressible: a letter has no token here; only tokens before it are kept.
+        """
+        if offset > self.offset:
+            raise ProtocolBroken(f"cannot rewind to letter {offset}: the output has {self.offset}")
+        position = self._origin + offset
+        self._text = Letters(self._text[:position] + letters)
+        if position < self._base:  # what was cut away is needed again
+            self._head, self._base = self._prompt_ids, self._origin
+            self._keep(0)
+        whole = bisect_right(self._ends, position)
+        if letters or self._end_of(whole) < position:
+            whole = min(whole, bisect_right(self._ends, last_word_boundary(self._text, position)))
+        self._keep(whole)
+        self._go_on(self._end_of(whole))
+
+    def fit(self, count: int) -> None:
+        """Makes room for `count` more tokens, by forgetting the oldest text if need be.
+
+        Raises:
+            NoRoomError: nothing would be left.
+        """
+        room = self._capacity + 1 - count  # the last one drawn is not fed
+        if len(self._head) + len(self._tokens) > room:
+            self._cut(max(room, 0) * KEPT_NUMERATOR // KEPT_DENOMINATOR)
+        if not self._head and not self._tokens:
+            raise NoRoomError("there is no text that this drafter could go on with")
+
+    def _end_of(self, whole: int) -> int:
+        """Position where the first `whole` tokens end."""
+        return self._ends[whole - 1] if whole else self._base
+
+    def _keep(self, whole: int) -> None:
+        del self._tokens[whole:]
+        del self._ends[whole:]
+
+    def _go_on(self, start: int) -> None:
+        """Tokenizes the text from a position on."""
+        rest = Letters(self._text[start:])
+        if not rest:
+            return
+        ids = self._tokenization.encode_continuation(rest)
+        lengths = (len(self._tokenization.letters_of((token,))) for token in ids)
+        # A tokenizer that changes text may make more or fewer letters of it; the last token ends the text anyway.
+        ends = [min(end, len(self._text)) for end in accumulate(lengths, initial=start)][1:]
+        self._tokens += ids
+        self._ends += [*ends[:-1], len(self._text)]
+
+    def _cut(self, goal: int) -> None:
+        """Keeps the newest text that makes at most `goal` ids; raises NoRoomError if there is none."""
+        held = len(self._head) + len(self._tokens)
+        size = min(len(self._text), len(self._text) * goal // held) if held else 0
+        while size > 0:
+            start = self._beginning(len(self._text) - size, size)
+            ids = self._tokenization.encode_prompt_letters(Letters(self._text[start:]))
+            if len(ids) <= goal:
+                self._head, self._base = ids, len(self._text)
+                self._keep(0)
+                return
+            size = size * KEPT_NUMERATOR // KEPT_DENOMINATOR
+        raise NoRoomError(
+            f"a context of {self._capacity} tokens has no room for text and the proposals that are wanted"
+        )
+
+    def _beginning(self, start: int, size: int) -> int:
+        """The word boundary before a position, if it is near enough, or else the next whole character."""
+        boundary = last_word_boundary(self._text, start)
+        if boundary and boundary >= start - size // KEPT_DENOMINATOR:
+            return boundary
+        while ord(self._text[start : start + 1] or "\0") in CONTINUATION_BYTES:
+            start += 1
+        return start

@@ -1,0 +1,66 @@
+"""A model as a service runs it: loaded, in its thread, with its letters and its noise."""
+
+from dataclasses import dataclass
+
+from crossdraft.models.engine import BUDGET, Engine
+from crossdraft.models.loading import LoadedModel, load_model
+from crossdraft.models.worker import ModelThread
+from crossdraft.text.letters import Side
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.verification.exchange import Description
+from crossdraft.verification.noise import KeyedNoise
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model a service runs, and with what; checked when it is loaded."""
+
+    name: str  # a folder, a hub id, or `bundled:` and the name of a bundled model
+    dtype: str = "auto"
+    device: str = "cpu"
+    budget: int = BUDGET  # MiB for keys and values of all sessions
+    max_length: int | None = None  # tokens of a session; None: the model's own context
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RunningModel:
+    """What all sessions of a service share."""
+
+    thread: ModelThread
+    tokenization: Tokenization
+    noise: KeyedNoise  # of the vocabulary
+    description: Description
+
+    @staticmethod
+    def of(loaded: LoadedModel, side: Side, budget: int = BUDGET) -> "RunningModel":
+        """Puts a loaded model to work.
+
+        Args:
+            loaded: the model.
+            side: whose vocabulary it is in a pair.
+            budget: MiB for keys and values of all sessions.
+
+        Raises:
+            ValueError: the budget does not hold one session, or the engine or the text layer cannot run this model.
+        """
+        about = loaded.description
+        vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
+        ranks = [vocabulary.rank(token) for token in range(vocabulary.size)]
+        return RunningModel(
+            ModelThread(Engine(loaded.model, about.context, budget)),
+            Tokenization(about.tokenizer_json, vocabulary),
+            KeyedNoise(vocabulary.letters, ranks),
+            about,
+        )
+
+    def close(self) -> None:
+        """Ends the thread when its jobs are done."""
+        self.thread.close()
+
+
+def run_model(options: ModelOptions, side: Side) -> RunningModel:
+    """Loads a model and puts it to work; takes seconds. Raises ValueError with a text that says what to change."""
+    loaded = load_model(options.name, options.dtype, options.device, options.max_length, options.trust_remote_code)
+    return RunningModel.of(loaded, side, options.budget)

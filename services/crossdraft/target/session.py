@@ -1,0 +1,86 @@
+"""A target session: what is committed, and the answers to passes over trees that begin after it."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+from crossdraft.models.drawing import KeyedDraws, samples
+from crossdraft.models.engine import Work
+from crossdraft.models.running import RunningModel
+from crossdraft.models.sampling import History, law, to_rows
+from crossdraft.models.worker import Job, ModelThreadClosedError
+from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
+from crossdraft.verification.exchange import FetchRow, OpenTarget, Pass, PassDone, RowFetched, Sample
+from crossdraft.verification.rows import Row
+
+
+class TargetSession:
+    """One output of the target.
+
+    Raises:
+        ContextTooLong: the prompt alone does not fit.
+    """
+
+    def __init__(self, running: RunningModel, opening: OpenTarget) -> None:
+        self._running = running
+        self._opening = opening
+        self._output: tuple[int, ...] = ()  # committed after the prompt
+        self._offset = 0  # letters of the output
+        self._draws = None if opening.noise is None else KeyedDraws(running.noise, opening.noise)
+        self._number = 0  # of the latest pass
+        self._check_room(len(opening.prompt), "the prompt")
+
+    async def answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
+        """One pass, or the whole row of a node of the latest one.
+
+        Raises:
+            ProtocolBroken: the pass is not the next one, or the node is not of the latest pass.
+            ContextTooLong: committed ids and tree do not fit into the context; commit less, or ask for a smaller tree.
+        """
+        if isinstance(request, FetchRow):
+            return await self._fetch(request)
+        if request.number != self._number + 1:
+            raise ProtocolBroken(f"pass {request.number} is out of order; pass {self._number + 1} is next")
+        size = len(self._opening.prompt) + len(self._output) + len(request.committed) + len(request.tree)
+        self._check_room(size, f"the text with a tree of {len(request.tree)}")
+        self._number = request.number
+        self._output += request.committed
+        self._offset += self._letters(request.committed)
+        return await self._running.thread.run(self._pass(request))
+
+    async def close(self) -> None:
+        """Frees the place in the cache."""
+        with suppress(ModelThreadClosedError):  # the cache is gone with it
+            await self._running.thread.close_session(self)
+
+    def _check_room(self, size: int, what: str) -> None:
+        context = self._running.description.context
+        if size > context:
+            raise ContextTooLong(f"{what} has {size} tokens, and the context holds {context}")
+
+    def _letters(self, ids: tuple[int, ...]) -> int:
+        return len(self._running.tokenization.letters_of(ids))
+
+    def _pass(self, request: Pass) -> Job[PassDone]:
+        """Runs in the model thread."""
+        paths = tuple(request.tree.paths())
+        began = time.perf_counter()
+        logits = yield Work(self, (*self._opening.prompt, *self._output), request.tree)
+        seconds = time.perf_counter() - began
+        self._laws = law(logits, self._opening.options, History(self._opening.prompt, self._output, paths))
+        nodes: tuple[Row | Sample, ...]
+        if self._draws is None:
+            nodes = tuple(to_rows(self._laws, self._opening.head, request.listed))
+        else:
+            offsets = [self._offset + self._letters(path) for path in paths]
+            nodes = samples(logits, self._laws, self._draws, offsets)
+        return PassDone(request.number, nodes, seconds)
+
+    async def _fetch(self, request: FetchRow) -> RowFetched:
+        if request.number != self._number or not self._number:
+            raise ProtocolBroken(f"rows of pass {request.number} are gone; the latest pass is {self._number}")
+        if request.node >= len(self._laws):
+            raise ProtocolBroken(f"pass {request.number} has no node {request.node}; its last is {len(self._laws) - 1}")
+        chosen = self._laws[request.node : request.node + 1]
+        (row,) = await asyncio.to_thread(to_rows, chosen, self._running.description.vocabulary_size)
+        return RowFetched(request.number, request.node, row)
