@@ -4,12 +4,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedModel
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MptConfig,
+    MptForCausalLM,
+    PreTrainedModel,
+)
 
 from crossdraft.models.engine import ContextOverflowError, Engine, Work
 from crossdraft.models.support import UnsupportedModelError
 from crossdraft.verification.trees import Path, TokenTree, tree_of
-from tests.models.tiny import VOCABULARY, tiny_llama, tiny_qwen2
+from tests.models.tiny import VOCABULARY, seeded, tiny_llama, tiny_qwen2
 
 PROMPT = (5, 17, 3, 88, 41, 2)
 BRANCHES = tree_of([(1, 2, 3), (1, 2, 9, 4), (7, 8), (1, 60)], budget=20)
@@ -114,7 +122,7 @@ def test_the_least_recently_used_session_is_evicted_and_comes_back() -> None:
 def test_a_budget_without_room_for_a_slot_says_what_is_needed(llama: PreTrainedModel) -> None:
     with pytest.raises(ValueError, match=r"16384 tokens needs 9 MiB.*budget is 8 MiB"):
         Engine(tiny_llama(max_position_embeddings=16384), budget=8)
-    with pytest.raises(ValueError, match="max_length must be between 1 and the model's context 128"):
+    with pytest.raises(ValueError, match="max_length must be between 7 and the model's context 128"):
         Engine(llama, max_length=129)
 
 
@@ -185,6 +193,20 @@ def test_sliding_windows_are_refused_unless_no_session_reaches_them() -> None:
     with pytest.raises(UnsupportedModelError, match="set max_length below 32"):
         Engine(window)
     serve(Engine(window, max_length=31), Work("a", PROMPT * 3, BRANCHES))
+
+
+def test_models_whose_attention_is_not_given_by_mask_and_positions_are_refused() -> None:
+    mpt = seeded(MptForCausalLM, MptConfig(d_model=48, n_heads=4, n_layers=2, vocab_size=97))
+    with pytest.raises(UnsupportedModelError, match="over a tree are not those along its paths"):
+        Engine(mpt, max_length=64)
+    bloom = seeded(BloomForCausalLM, BloomConfig(hidden_size=48, n_layer=1, n_head=4, vocab_size=97))
+    with pytest.raises(UnsupportedModelError, match="takes no 4-D mask"):
+        Engine(bloom, max_length=64)
+    mamba = seeded(MambaForCausalLM, MambaConfig(hidden_size=48, num_hidden_layers=1, vocab_size=97))
+    with pytest.raises(UnsupportedModelError, match="more than keys and values"):
+        Engine(mamba, max_length=64)
+    with pytest.raises(ValueError, match="set max_length"):
+        Engine(mamba)
 
 
 @settings(max_examples=25)

@@ -10,7 +10,15 @@ from transformers import PreTrainedModel
 from crossdraft.models.batches import Piece, batch_of, grouped, pieces_of
 from crossdraft.models.feeds import Held, Work, plan
 from crossdraft.models.slots import MIB, SlotCache
-from crossdraft.models.support import check_configuration, embedding_weight, keeps_logits, layer_shapes
+from crossdraft.models.support import (
+    PROBE,
+    check_agreement,
+    check_configuration,
+    embedding_weight,
+    keeps_logits,
+    layer_shapes,
+    length_of,
+)
 
 __all__ = ["ContextOverflowError", "Engine", "Work"]
 
@@ -34,7 +42,7 @@ class Engine:
     """A causal language model with slots for the keys and values of sessions. For one thread at a time.
 
     Raises:
-        ValueError: the budget does not hold one slot, or `max_length` is more than the model's context.
+        ValueError: the budget does not hold one slot, or `max_length` does not fit the model's context.
         UnsupportedModelError: the model cannot be run correctly this way.
     """
 
@@ -45,10 +53,7 @@ class Engine:
         budget: int = BUDGET,  # MiB for keys and values
         chunk: int = CHUNK,  # tokens in one forward, padding included
     ) -> None:
-        context = model.config.get_text_config().max_position_embeddings
-        self.max_length = context if max_length is None else max_length
-        if not 0 < self.max_length <= context:
-            raise ValueError(f"max_length must be between 1 and the model's context {context}, got {max_length}")
+        self.max_length = length_of(model, max_length)
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1 token, got {chunk}")
         self.model = model.eval()
@@ -63,6 +68,9 @@ class Engine:
         self.slots = len(self._cache.keys[0])
         self._free = list(range(self.slots - 1, -1, -1))
         self._sessions: dict[Hashable, _Session] = {}  # least recently used first
+        check_agreement(model, self.forward)
+        self.close(PROBE.session)
+        self.fed = 0
 
     def check(self, work: Work) -> None:
         """Raises what `forward` would raise for this request; changes nothing.

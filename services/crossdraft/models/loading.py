@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from crossdraft.models.support import embedding_weight
+from crossdraft.models.support import embedding_weight, length_of
 from crossdraft.text.loading import TokenizerMissing, load_tokenizer_json
 from crossdraft.verification.exchange import Description
 
@@ -57,13 +57,17 @@ def load_model(
     except TokenizerMissing as error:
         raise ModelLoadError(str(error)) from error
     model = _weights(source, dtype, place, trust_remote_code)
+    try:
+        context = length_of(model, max_length)
+    except ValueError as error:
+        raise ModelLoadError(str(error)) from error
     description = Description(
         model=name,
         tokenizer_json=tokenizer.tokenizer_json,
         controls=tokenizer.controls,
         stops=tokenizer.stops,
         vocabulary_size=_row_length(model),
-        context=_context(model, max_length),
+        context=context,
         fingerprint="",
     )
     return LoadedModel(model, replace(description, fingerprint=fingerprint(description)))
@@ -128,13 +132,3 @@ def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: b
 def _row_length(model: PreTrainedModel) -> int:
     head = model.get_output_embeddings()
     return len(head.weight) if head is not None else len(embedding_weight(model))
-
-
-def _context(model: PreTrainedModel, max_length: int | None) -> int:
-    context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if context is None and max_length is None:
-        raise ModelLoadError("the model's config does not say how long its context is: set max_length")
-    wanted = max_length if max_length is not None else context or 0
-    if not 0 < wanted <= (context or wanted):
-        raise ModelLoadError(f"max_length must be between 1 and the model's context {context}, got {max_length}")
-    return wanted

@@ -1,15 +1,22 @@
 """Which models the engine runs, and a check that it runs them as they are meant to run."""
 
 import inspect
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from crossdraft.models.feeds import Work
 from crossdraft.models.slots import LayerShape
+from crossdraft.verification.trees import ROOT, TokenTree
 
 ATTENTIONS = ("sdpa", "eager")
+WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")  # names of one thing in different configurations
+
+PROBE = Work("probe", (1, 2, 0), TokenTree((2, 1, 0, 1), (ROOT, ROOT, 0, 1)))
+TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}  # of 1 + the largest logit; less exact numbers: 0.1
 
 
 class UnsupportedModelError(ValueError):
@@ -24,7 +31,7 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
             implementation that takes no 4-D mask.
     """
     config = model.config.get_text_config()
-    for name in ("sliding_window", "attention_chunk_size"):
+    for name in WINDOWS:
         window = getattr(config, name, None)
         if isinstance(window, int) and window <= max_length:
             raise UnsupportedModelError(
@@ -46,7 +53,7 @@ def layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         UnsupportedModelError: the model keeps something other than keys and values.
     """
     ids = torch.zeros(1, 1, dtype=torch.int64, device=embedding_weight(model).device)
-    cache = model(ids, use_cache=True).past_key_values
+    cache = getattr(model(ids, use_cache=True), "past_key_values", None)
     shapes = []
     for layer in cache.layers if isinstance(cache, DynamicCache) else (None,):
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
@@ -55,6 +62,28 @@ def layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
             )
         shapes.append(LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]))
     return tuple(shapes)
+
+
+def check_agreement(model: PreTrainedModel, forward: Callable[[Sequence[Work]], list[Tensor]]) -> None:
+    """Refuses a model whose logits over a small tree are not those of its plain forwards along the paths.
+
+    Raises:
+        UnsupportedModelError: they differ, or the model cannot take explicit positions and a 4-D mask at all.
+    """
+    try:
+        (found,) = forward([PROBE])
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(f"this model takes no 4-D mask with explicit positions: {error}") from error
+    device = embedding_weight(model).device
+    for path, logits in zip(PROBE.tree.paths(), found, strict=True):
+        with torch.inference_mode():
+            plain = model(torch.tensor([PROBE.context + path], device=device), use_cache=False).logits[0, -1].float()
+        apart = float((plain - logits).abs().max() / (1 + plain.abs().max()))
+        if not apart <= TOLERANCES.get(model.dtype, 0.1):
+            raise UnsupportedModelError(
+                f"this model's logits over a tree are not those along its paths (relative difference {apart:.1g}): "
+                "its attention is not a function of 4-D mask and positions (ALiBi, recurrence)"
+            )
 
 
 def embedding_weight(model: PreTrainedModel) -> Tensor:
@@ -68,3 +97,19 @@ def embedding_weight(model: PreTrainedModel) -> Tensor:
 def keeps_logits(model: nn.Module) -> bool:
     """Whether the model can compute the logits of some tokens only."""
     return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def length_of(model: PreTrainedModel, max_length: int | None) -> int:
+    """Tokens of a session: `max_length`, or the model's context.
+
+    Raises:
+        ValueError: `max_length` is too short for any tree or longer than the context, or neither is known.
+    """
+    context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is None and max_length is None:
+        raise ValueError("the model's config does not say how long its context is: set max_length")
+    length = max_length if max_length is not None else context or 0
+    least = len(PROBE.context) + len(PROBE.tree)
+    if not least <= length <= (context or length):
+        raise ValueError(f"max_length must be between {least} and the model's context {context}, got {length}")
+    return length
