@@ -1,0 +1,77 @@
+"""Two tiny models with tokenizers of different kinds, saved, loaded and served on loopback."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from crossdraft.drafter.servicer import DrafterService
+from crossdraft.models.loading import load_model
+from crossdraft.models.running import RunningModel
+from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.target.servicer import TargetService
+from crossdraft.text.letters import Side
+from tests.models.tiny import tiny_llama
+from tests.text.kinds import Kind, kind
+
+AT_ONCE = Listening(grace_seconds=0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def save(folder: Path, some: Kind, context: int) -> Path:
+    model = tiny_llama(vocab_size=some.size, max_position_embeddings=context)
+    model.generation_config.eos_token_id = some.id_of(some.end)
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(some.json)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": some.begin, "eos_token": some.end}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("target"), kind("gpt2"), 128)
+
+
+@pytest.fixture(scope="session")
+def drafter_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("drafter"), kind("llama2"), 64)
+
+
+def running(folder: Path, side: Side) -> Iterator[RunningModel]:
+    model = RunningModel.of(load_model(str(folder)), side, 1)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def target_model(target_folder: Path) -> Iterator[RunningModel]:
+    yield from running(target_folder, Side.TARGET)
+
+
+@pytest.fixture
+def drafter_model(drafter_folder: Path) -> Iterator[RunningModel]:
+    yield from running(drafter_folder, Side.DRAFTER)
+
+
+@pytest.fixture
+async def target(target_model: RunningModel) -> AsyncIterator[TargetClient]:
+    async with Server(TARGET, TargetService(target_model), AT_ONCE) as server, TargetClient(server.address) as client:
+        yield client
+
+
+@pytest.fixture
+async def drafter(drafter_model: RunningModel) -> AsyncIterator[DrafterClient]:
+    async with (
+        Server(DRAFTER, DrafterService(drafter_model), AT_ONCE) as server,
+        DrafterClient(server.address) as client,
+    ):
+        yield client

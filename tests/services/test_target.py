@@ -1,0 +1,205 @@
+"""A target over loopback: its rows and draws are those of its model, and bad input ends a session, not the service."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from crossdraft.models.running import RunningModel
+from crossdraft.rpc.clients import TargetClient, TargetSession
+from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
+from crossdraft.verification.exchange import FetchRow, NoiseKey, OpenTarget, Pass, Sample, SamplingOptions
+from crossdraft.verification.rows import Row
+from crossdraft.verification.trees import ROOT, TokenTree
+
+PROMPT = (40, 41, 42, 300, 7)
+GREEDY = SamplingOptions(temperature=0)
+WARM = SamplingOptions(temperature=0.7, top_k=200)
+KEY = NoiseKey(2**63 + 5, 1)
+TREE = TokenTree((5, 6, 7, 90), (ROOT, 0, 0, ROOT))
+
+
+def generated(model: RunningModel, count: int, **options: object) -> list[int]:
+    """What transformers itself generates greedily."""
+    ids = torch.tensor([PROMPT])
+    settings = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False} | options
+    with torch.inference_mode():
+        out = model.thread.engine.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    return out[0, len(PROMPT) :].tolist()
+
+
+def token_of(node: Row | Sample) -> int:
+    return node.token if isinstance(node, Sample) else int(node.ids[node.probabilities.argmax()])
+
+
+async def alone(session: TargetSession, count: int) -> list[int]:
+    """A token for each pass."""
+    emitted: list[int] = []
+    for number in range(1, count + 1):
+        done = await session.run(Pass(number, tuple(emitted[-1:]), TokenTree()))
+        emitted.append(token_of(done.nodes[0]))
+    return emitted
+
+
+def same_row(one: Row, other: Row) -> None:
+    order, other_order = np.argsort(one.ids), np.argsort(other.ids)
+    assert one.ids[order].tolist() == other.ids[other_order].tolist()
+    np.testing.assert_allclose(one.probabilities[order], other.probabilities[other_order], atol=2e-6)
+    assert abs(one.tail - other.tail) < 2e-6
+
+
+@pytest.mark.parametrize("noise", [None, KEY], ids=["rows", "samples"])
+async def test_greedy_passes_give_what_generate_gives(target: TargetClient, target_model: RunningModel, noise) -> None:
+    async with target.session(OpenTarget(PROMPT, GREEDY, noise)) as session:
+        assert await alone(session, 12) == generated(target_model, 12)
+
+
+async def test_a_repetition_penalty_is_that_of_generate(target: TargetClient, target_model: RunningModel) -> None:
+    options = SamplingOptions(temperature=0, repetition_penalty=1.7)
+    async with target.session(OpenTarget(PROMPT, options, None)) as session:
+        emitted = await alone(session, 12)
+    assert emitted == generated(target_model, 12, repetition_penalty=1.7)
+    assert emitted != generated(target_model, 12)
+
+
+async def test_accepted_paths_are_committed_in_one_pass(target: TargetClient, target_model: RunningModel) -> None:
+    due = generated(target_model, 9)
+    async with target.session(OpenTarget(PROMPT, GREEDY, None)) as session:
+        done = await session.run(Pass(1, (), TokenTree(tuple(due[:4]), (ROOT, 0, 1, 2))))
+        assert [token_of(node) for node in done.nodes] == due[:5]
+        done = await session.run(Pass(2, tuple(due[:5]), TokenTree((due[5], due[6], 3), (ROOT, 0, ROOT))))
+        assert [token_of(node) for node in done.nodes[:3]] == due[5:8]
+
+
+@pytest.mark.parametrize("options", [WARM, SamplingOptions(presence_penalty=1.5, repetition_penalty=1.2)])
+async def test_a_node_of_a_tree_has_the_row_of_its_own_path(target: TargetClient, options) -> None:
+    opening = OpenTarget(PROMPT, options, None, head=1000)
+    async with target.session(opening) as session:
+        done = await session.run(Pass(1, (60,), TREE))
+    for path, node in zip(TREE.paths(), done.nodes, strict=True):
+        async with target.session(opening) as session:
+            same_row((await session.run(Pass(1, (60, *path), TokenTree()))).nodes[0], node)
+
+
+async def test_a_truncated_row_is_part_of_the_whole_row(target: TargetClient, target_model: RunningModel) -> None:
+    listed = tuple(np.array(ids) for ids in ([], [3, 4], [5], [], [400, 401]))
+    async with target.session(OpenTarget(PROMPT, SamplingOptions(), None, head=8)) as session:
+        done = await session.run(Pass(1, (), TREE, listed))
+        for place, (row, wanted) in enumerate(zip(done.nodes, listed, strict=True)):
+            whole = (await session.fetch(FetchRow(1, place))).row
+            assert whole.whole
+            assert not row.whole
+            assert len(whole.ids) == target_model.description.vocabulary_size
+            likeliest = whole.ids[np.argsort(-whole.probabilities)[:8]]
+            assert set(row.ids.tolist()) == {*likeliest.tolist(), *wanted.tolist()}
+            np.testing.assert_array_equal(row.probabilities, whole.probabilities_of(row.ids))
+            assert row.tail == pytest.approx(1 - row.probabilities.sum(), abs=1e-6)
+
+
+async def test_rows_of_an_earlier_pass_are_gone(target: TargetClient) -> None:
+    async with target.session(OpenTarget(PROMPT, WARM, None)) as session:
+        await session.run(Pass(1, (), TREE))
+        first = (await session.fetch(FetchRow(1, 4))).row
+        await session.run(Pass(2, (9,), TREE))
+        assert (await session.fetch(FetchRow(2, 4))).row.probabilities.tolist() != first.probabilities.tolist()
+        with pytest.raises(ProtocolBroken, match="rows of pass 1 are gone; the latest pass is 2"):
+            await session.fetch(FetchRow(1, 4))
+
+
+async def test_samples_are_the_keyed_draws_at_their_letter_offsets(target: TargetClient, target_model) -> None:
+    committed = (60, 300)
+    letters_of = target_model.tokenization.letters_of
+    async with target.session(OpenTarget(PROMPT, WARM, KEY)) as session:
+        done = await session.run(Pass(1, committed, TREE))
+        rows = [(await session.fetch(FetchRow(1, node))).row for node in range(len(done.nodes))]
+    async with target.session(OpenTarget(PROMPT, WARM, KEY)) as session:
+        again = await session.run(Pass(1, committed, TREE))
+    assert again.nodes == done.nodes
+    for path, row, sample in zip(TREE.paths(), rows, done.nodes, strict=True):
+        offset = len(letters_of((*committed, *path)))
+        assert sample.token == target_model.noise.draw(row.ids, row.probabilities, KEY, offset)
+
+
+async def test_log_probabilities_are_the_models_own(target: TargetClient, target_model: RunningModel) -> None:
+    async with target.session(OpenTarget(PROMPT, WARM, KEY)) as session:
+        (sample,) = (await session.run(Pass(1, (), TokenTree()))).nodes
+    with torch.inference_mode():
+        logits = target_model.thread.engine.model(torch.tensor([PROMPT])).logits[0, -1]
+    assert sample.log_probability == pytest.approx(float(logits.log_softmax(-1)[sample.token]), abs=1e-5)
+
+
+async def test_other_seeds_draw_other_texts(target: TargetClient) -> None:
+    texts = set()
+    for seed in range(4):
+        async with target.session(OpenTarget(PROMPT, SamplingOptions(), NoiseKey(seed))) as session:
+            texts.add(tuple(await alone(session, 6)))
+    assert len(texts) == 4
+
+
+async def test_sessions_at_the_same_time_do_not_mix(target: TargetClient, target_model: RunningModel) -> None:
+    async def one(seed: int) -> list[int]:
+        async with target.session(OpenTarget(PROMPT[seed:], SamplingOptions(), NoiseKey(seed))) as session:
+            return await alone(session, 8)
+
+    together = await asyncio.gather(*(one(seed) for seed in range(4)))
+    assert together == [await one(seed) for seed in range(4)]
+
+
+def a_pass(number: int = 1, committed: tuple[int, ...] = (), tree: TokenTree = TREE) -> Pass:
+    return Pass(number, committed, tree)
+
+
+@pytest.mark.parametrize(
+    ("request_sent", "error", "complaint"),
+    [
+        (a_pass(number=2), ProtocolBroken, "pass 2 is out of order; pass 1 is next"),
+        (a_pass(number=0), ProtocolBroken, "pass 0 is out of order"),
+        (FetchRow(0, 0), ProtocolBroken, "rows of pass 0 are gone"),
+        (FetchRow(1, 0), ProtocolBroken, "the latest pass is 0"),
+        (a_pass(committed=(100_000,)), BadRequest, "committed has the id 100000"),
+        (a_pass(tree=TokenTree((100_000,), (ROOT,))), BadRequest, "tree.tokens has the id 100000"),
+        (a_pass(committed=(1,) * 124), ContextTooLong, "133 tokens, and the context holds 128"),
+    ],
+)
+async def test_bad_requests_end_the_session_and_the_service_lives_on(
+    target: TargetClient, target_model: RunningModel, request_sent, error, complaint
+) -> None:
+    async with target.session(OpenTarget(PROMPT, GREEDY, None)) as session:
+        with pytest.raises(error, match=complaint):
+            await session.ask(request_sent)
+    async with target.session(OpenTarget(PROMPT, GREEDY, None)) as session:
+        assert await alone(session, 2) == generated(target_model, 2)
+
+
+@pytest.mark.parametrize(
+    ("opening", "error", "complaint"),
+    [
+        (OpenTarget((), GREEDY, None), BadRequest, "prompt is empty"),
+        (OpenTarget((100_000,), GREEDY, None), BadRequest, "prompt has the id 100000"),
+        (OpenTarget((1,) * 129, GREEDY, None), ContextTooLong, "the prompt has 129 tokens, and the context holds 128"),
+    ],
+)
+async def test_bad_openings_are_refused_at_once(target: TargetClient, opening, error, complaint) -> None:
+    with pytest.raises(error, match=complaint):
+        await target.open(opening)
+    async with target.session(OpenTarget((1,) * 128, GREEDY, None)) as session:
+        assert len((await session.run(a_pass(tree=TokenTree()))).nodes) == 1
+
+
+async def test_a_node_that_the_pass_has_not_is_refused(target: TargetClient) -> None:
+    async with target.session(OpenTarget(PROMPT, GREEDY, None)) as session:
+        await session.run(a_pass())
+        with pytest.raises(ProtocolBroken, match="pass 1 has no node 5; its last is 4"):
+            await session.fetch(FetchRow(1, 5))
+
+
+async def test_a_session_that_is_cancelled_gives_back_its_place(target: TargetClient, target_model) -> None:
+    session = await target.open(OpenTarget(PROMPT, GREEDY, None))
+    await session.run(a_pass())
+    assert len(target_model.thread.engine._sessions) == 1
+    await session.send(a_pass(number=2, committed=(5,)))
+    await session.close()
+    async with asyncio.timeout(5):
+        while target_model.thread.engine._sessions:
+            await target.describe()
