@@ -66,6 +66,16 @@ def test_laws_are_those_of_transformers(
         assert torch.equal(found[row] > 0, torch.isfinite(scores[0]))
 
 
+@pytest.mark.parametrize(("spread", "top_p"), [(0.1, 0.97), (1.0, 0.5), (4.0, 0.9), (4.0, 1e-9)])
+def test_top_p_of_large_vocabularies(spread: float, top_p: float) -> None:
+    """Where few ids hold the mass, and where nearly all are needed."""
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(4), dtype=torch.float64) * spread
+    scores = TopPLogitsWarper(top_p)(torch.zeros(3, 1, dtype=torch.int64), logits)
+    found = law(logits, SamplingOptions(top_p=top_p))
+    assert torch.equal(found > 0, torch.isfinite(scores))
+    torch.testing.assert_close(found, scores.softmax(-1))
+
+
 def test_presence_penalty_is_subtracted_once_from_what_is_in_the_output() -> None:
     found = law(LOGITS, SamplingOptions(presence_penalty=1.5), HISTORY)
     for row, path in enumerate(HISTORY.paths):

@@ -1,5 +1,6 @@
 """What a request makes the model see: the tokens that its session's slot does not hold yet. No torch."""
 
+from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -85,13 +86,11 @@ def visible(feed: Feed, begin: int, end: int, used: int) -> NDArray[np.bool_]:
 
 
 def _common(held: tuple[int, ...], context: tuple[int, ...]) -> int:
-    """Length of the common prefix; the usual case, all of `held`, is one comparison."""
+    """Length of the common prefix; the usual case, all of `held`, is one comparison, else they are few (bisection)."""
     if context[: len(held)] == held:
         return len(held)
-    return next(
-        (place for place, (old, new) in enumerate(zip(held, context, strict=False)) if old != new),
-        min(len(held), len(context)),
-    )
+    sizes = range(1, min(len(held), len(context)) + 1)
+    return bisect_left(sizes, True, key=lambda size: held[:size] != context[:size])
 
 
 def _emitted(tree: TokenTree, tokens: tuple[int, ...]) -> tuple[int, ...]:

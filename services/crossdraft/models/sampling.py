@@ -3,7 +3,7 @@
 Bias, repetition penalty, presence penalty (as vLLM has it), temperature, top_k, top_p, min_p, in float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from crossdraft.verification.rows import Ids, Probabilities, Row
 from crossdraft.verification.trees import Path
 
 GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
+NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def law(logits: Tensor, options: SamplingOptions, history: History | None = None
     """
     scores = _penalised(_biased(logits.double(), options), options, history)
     if options.temperature == 0:
-        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
+        return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
     # The largest score is moved to zero first, so that a tiny temperature cannot overflow.
     scores = (scores - scores.amax(-1, keepdim=True)) / options.temperature
     if 0 < options.top_k < scores.shape[-1]:
@@ -64,18 +65,19 @@ def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> lis
     An id of probability zero is left out unless it is listed; a row that lists all others is whole.
     """
     top, ids = probabilities.topk(min(head, probabilities.shape[-1]))
-    counts = (probabilities > 0).sum(-1).tolist()
-    wanted = listed if len(listed) else [np.empty(0, dtype=np.int64)] * len(probabilities)
-    rows = []
-    for law_, weights, head_ids, support, more in zip(
-        probabilities, top.cpu().numpy(), ids.cpu().numpy(), counts, wanted, strict=True
-    ):
-        kept = weights > 0
-        extra = np.setdiff1d(more, head_ids[kept])
-        values = law_[torch.from_numpy(extra).to(law_.device)].cpu().numpy()
-        every = np.concatenate([weights[kept], values])
-        whole = np.count_nonzero(every) == support
-        rows.append(Row(np.concatenate([head_ids[kept], extra]), every, 0.0 if whole else max(0.0, 1.0 - every.sum())))
+    weights, heads = top.cpu().numpy(), ids.cpu().numpy()
+    kept = (weights > 0).sum(-1).tolist()  # the largest come first
+    heads_kept = [row[:count] for row, count in zip(heads, kept, strict=True)]
+    wanted: Sequence[Iterable[int]] = listed if len(listed) else [()] * len(heads)
+    extras = [_others(more, row) for more, row in zip(wanted, heads_kept, strict=True)]
+    places = [place for place, extra in enumerate(extras) for _ in extra]
+    more_weights = probabilities[places, [token for extra in extras for token in extra]].cpu().numpy()
+    rows, at = [], 0
+    for place, (count, extra, support) in enumerate(zip(kept, extras, _supports(probabilities), strict=True)):
+        values = np.concatenate([weights[place, :count], more_weights[at : at + len(extra)]])
+        at += len(extra)
+        tail = 0.0 if np.count_nonzero(values) == support else max(0.0, 1.0 - float(values.sum()))
+        rows.append(Row(np.concatenate([heads_kept[place], np.array(extra, dtype=np.int64)]), values, tail))
     return rows
 
 
@@ -147,11 +149,27 @@ def _seen(scores: Tensor, common: tuple[int, ...], paths: Sequence[Path]) -> Ten
 
 def _nucleus(scores: Tensor, top_p: float) -> Tensor:
     """Keeps the most probable ids whose predecessors hold less than `top_p`."""
-    ordered, order = scores.softmax(-1).sort(dim=-1, descending=True)
-    before = ordered.cumsum(-1) - ordered
-    outside = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, before >= top_p)
-    outside.scatter_(-1, order[:, :1], False)
+    probabilities, width = scores.softmax(-1), NUCLEUS
+    ordered, order = probabilities.topk(min(width, scores.shape[-1]))
+    while width < scores.shape[-1] and bool((ordered.sum(-1) < top_p).any()):
+        width *= 8
+        ordered, order = probabilities.topk(min(width, scores.shape[-1]))
+    inside = ordered.cumsum(-1) - ordered < top_p
+    inside[:, 0] = True
+    outside = torch.ones_like(scores, dtype=torch.bool).scatter_(-1, order, ~inside)
     return scores.masked_fill(outside, -torch.inf)
+
+
+def _others(listed: Iterable[int], head: Ids) -> list[int]:
+    """The listed ids that are not in the head, each once."""
+    known = set(head.tolist())
+    return [token for token in dict.fromkeys(int(token) for token in listed) if token not in known]
+
+
+def _supports(probabilities: Tensor) -> list[int]:
+    """How many ids of each row are possible."""
+    counts: list[int] = (probabilities > 0).sum(-1).tolist()
+    return counts
 
 
 def _on_grid(weights: Probabilities) -> Probabilities:
