@@ -1,0 +1,152 @@
+"""A drafter's text: rewinding, re-tokenizing, cutting."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossdraft.drafter.context import Context, NoRoomError
+from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.text.letters import Letters, Role, Side, from_bytes
+from crossdraft.text.tokenization import NotExpressible, Tokenization
+from tests.text.kinds import kind
+
+PROMPT = from_bytes(b"The quick brown fox doesn't")
+KINDS = ("gpt2", "llama3", "llama2", "gemma")
+words = st.lists(
+    st.sampled_from([" the", " dog", " Größe", "\n", "  ", "ing", " it's", "好", "\xe4", " 20000"]), max_size=8
+).map(lambda parts: from_bytes("".join(parts).encode()))
+
+
+def tokenization(name: str) -> Tokenization:
+    return kind(name).tokenization(Side.DRAFTER)
+
+
+def written(context: Context, name: str, head: int) -> Letters:
+    return tokenization(name).letters_of(context.ids[head:])
+
+
+def head_of(name: str) -> int:
+    return len(tokenization(name).encode_prompt_letters(PROMPT))
+
+
+@given(name=st.sampled_from(KINDS), text=words, more=words, at=st.integers(0, 60), token=st.integers(60, 300))
+def test_ids_always_have_the_letters_of_the_text(name, text, more, at, token):
+    context = Context(tokenization(name), PROMPT, 1000)
+    context.rewind(0, text)
+    context.append(token)
+    drafted = Letters(text + tokenization(name).letters_of((token,)))
+    assert written(context, name, head_of(name)) == drafted
+    at = min(at, len(drafted))
+    context.rewind(at, more)
+    assert written(context, name, head_of(name)) == drafted[:at] + more
+    assert context.offset == at + len(more)
+
+
+@given(name=st.sampled_from(KINDS), text=words, more=words)
+def test_text_that_comes_in_two_parts_is_tokenized_like_one(name, text, more):
+    at_once, in_parts = (Context(tokenization(name), PROMPT, 1000) for _ in range(2))
+    at_once.rewind(0, Letters(text + more))
+    in_parts.rewind(0, text)
+    in_parts.rewind(len(text), more)
+    assert in_parts.ids == at_once.ids
+
+
+def test_own_tokens_are_kept_as_they_were_drawn():
+    spelled = [ord("a"), ord("b"), ord(" "), ord("c")]
+    ids = [kind("gpt2").vocabulary(Side.DRAFTER).ids_of(Letters(chr(letter)))[0] for letter in spelled]
+    context = Context(tokenization("gpt2"), PROMPT, 1000)
+    for token in ids:
+        context.append(token)
+    context.rewind(4, Letters(""))
+    assert list(context.ids[head_of("gpt2") :]) == ids
+    context.rewind(3, Letters(""))
+    assert list(context.ids[head_of("gpt2") :]) == ids[:3]
+
+
+def test_new_letters_are_tokenized_with_the_word_that_they_go_on_with_and_no_further():
+    one = tokenization("gpt2")
+    context = Context(one, PROMPT, 1000)
+    drawn = [token for letter in " abc the" for token in one.vocabulary.ids_of(Letters(letter))[:1]]
+    for token in drawn:
+        context.append(token)
+    context.rewind(8, Letters("re was"))
+    ids = list(context.ids[head_of("gpt2") :])
+    assert ids[:4] == drawn[:4]
+    assert tuple(ids[4:]) == one.encode_continuation(Letters(" there was"))
+
+
+def test_a_rewind_beyond_the_text_is_refused():
+    context = Context(tokenization("gpt2"), PROMPT, 1000)
+    with pytest.raises(ProtocolBroken, match="cannot rewind to letter 1: the output has 0"):
+        context.rewind(1, Letters(""))
+
+
+def test_letters_without_a_token_are_refused_and_a_rewind_before_them_heals():
+    context = Context(tokenization("gpt2"), PROMPT, 1000)
+    context.rewind(0, Letters(" the"))
+    with pytest.raises(NotExpressible):
+        context.rewind(4, Letters(Side.TARGET.control(3) + " dog"))
+    context.rewind(4, Letters(" dog"))
+    assert written(context, "gpt2", head_of("gpt2")) == " the dog"
+
+
+def test_the_end_of_a_sequence_is_a_letter_like_any_other():
+    context = Context(tokenization("gpt2"), PROMPT, 1000)
+    context.rewind(0, Letters(" the" + Role.END_OF_SEQUENCE.letter + " dog"))
+    assert written(context, "gpt2", head_of("gpt2")) == " the" + Role.END_OF_SEQUENCE.letter + " dog"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_text_that_is_too_long_is_cut_at_a_word_and_seldom(name):
+    capacity, count, cuts = 40, 4, 0
+    context = Context(tokenization(name), PROMPT, capacity)
+    text, before = "", ()
+    for turn in range(80):
+        context.rewind(len(text), Letters(f" dog {turn}"))
+        text += f" dog {turn}"
+        context.fit(count)
+        ids = context.ids
+        assert len(ids) + count - 1 <= capacity
+        kept = tokenization(name).letters_of(ids).removeprefix(Role.BEGIN_OF_SEQUENCE.letter).lstrip(" ")
+        assert (PROMPT + text).endswith(kept)
+        assert (PROMPT + text)[: -len(kept)][-1:] in ("", " ")
+        cuts += bool(before) and ids[: len(before) - 3] != before[: len(before) - 3]
+        before = ids
+    assert 5 < cuts < 40
+
+
+def test_a_cut_keeps_three_quarters_of_the_room():
+    context = Context(tokenization("gpt2"), Letters(" dog the" * 200), 100)
+    context.fit(5)
+    assert 55 <= len(context.ids) <= 72
+
+
+def test_a_text_without_words_is_cut_between_characters():
+    context = Context(tokenization("gpt2"), from_bytes("好中国".encode() * 100), 30)
+    context.fit(4)
+    assert 5 <= len(context.ids) <= 27
+    first = tokenization("gpt2").letters_of(context.ids)[0]
+    assert not 0x80 <= ord(first) < 0xC0
+
+
+def test_what_was_cut_away_comes_back_when_it_is_needed_again():
+    context = Context(tokenization("gpt2"), PROMPT, 40)
+    context.rewind(0, Letters(" dog" * 60))
+    context.fit(4)
+    context.rewind(8, Letters(" the"))
+    context.fit(4)
+    whole = Context(tokenization("gpt2"), PROMPT, 40)
+    whole.rewind(0, Letters(" dog dog the"))
+    assert context.ids == whole.ids
+
+
+@pytest.mark.parametrize("count", [10, 11, 12, 1000, 2**32 - 1])
+def test_where_nothing_fits_there_is_no_room(count):
+    context = Context(tokenization("gpt2"), Letters(" the dog" * 10), 10)
+    with pytest.raises(NoRoomError, match="a context of 10 tokens has no room"):
+        context.fit(count)
+
+
+def test_without_text_there_is_nothing_to_go_on_with():
+    with pytest.raises(NoRoomError, match="no text"):
+        Context(tokenization("gpt2"), Letters(""), 10).fit(1)

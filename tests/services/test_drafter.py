@@ -1,0 +1,245 @@
+"""A drafter over loopback: its rows are the laws that it draws from, and nothing ends it but its own session."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+from crossdraft.drafter.session import DrafterSession
+from crossdraft.models.engine import Work
+from crossdraft.models.running import RunningModel
+from crossdraft.rpc import drafter_codec
+from crossdraft.rpc.clients import DrafterClient
+from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.text.letters import Letters, Side, from_bytes
+from crossdraft.v1 import drafter_pb2
+from crossdraft.verification.exchange import Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
+from tests.rpc.services import exchange
+
+PROMPT = from_bytes(b"The quick brown fox")
+NOTHING = Letters("")
+GREEDY = SamplingOptions(temperature=0)
+WARM = SamplingOptions(temperature=0.8)
+KEY = NoiseKey(77)
+OPEN = OpenDrafter(PROMPT, WARM, KEY, 8)
+FIRST = Draft(1, 0, NOTHING, 4)
+
+
+def tokens(drafted: Drafted) -> list[int]:
+    return [proposal.token for proposal in drafted.proposals]
+
+
+def same(one: Drafted, other: Drafted) -> None:
+    assert tokens(one) == tokens(other)
+    for left, right in zip(one.proposals, other.proposals, strict=True):
+        np.testing.assert_array_equal(left.row.ids, right.row.ids)
+        np.testing.assert_allclose(left.row.probabilities, right.row.probabilities, atol=2e-6)
+
+
+async def test_greedy_drafts_are_what_generate_gives(drafter: DrafterClient, drafter_model: RunningModel) -> None:
+    ids = torch.tensor([drafter_model.tokenization.encode_prompt_letters(PROMPT)])
+    with torch.inference_mode():
+        model = drafter_model.thread.engine.model
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, min_new_tokens=8, do_sample=False
+        )
+    async with drafter.session(OpenDrafter(PROMPT, GREEDY, None, 8)) as session:
+        drafted = await session.draft(Draft(1, 0, NOTHING, 8))
+    assert tokens(drafted) == out[0, ids.shape[1] :].tolist()
+    for proposal in drafted.proposals:
+        assert (proposal.row.ids.tolist(), proposal.row.probabilities.tolist()) == ([proposal.token], [1.0])
+
+
+async def test_keyed_draws_can_be_made_again_from_the_rows(drafter: DrafterClient, drafter_model: RunningModel) -> None:
+    async with drafter.session(OPEN) as session:
+        drafted = await session.draft(Draft(1, 0, from_bytes(b" jumps"), 6))
+    offset = len(" jumps")
+    for proposal in drafted.proposals:
+        assert len(proposal.row.ids) == 8
+        assert proposal.row.probabilities.sum() == 1
+        assert drafter_model.noise.draw(proposal.row.ids, proposal.row.probabilities, KEY, offset) == proposal.token
+        offset += len(drafter_model.tokenization.letters_of((proposal.token,)))
+
+
+async def test_draws_without_a_key_follow_the_row(drafter: DrafterClient) -> None:
+    draws: Counter[int] = Counter()
+    async with drafter.session(OpenDrafter(PROMPT, WARM, None, 5)) as session:
+        for epoch in range(1, 601):
+            drafted = await session.draft(Draft(epoch, 0, NOTHING, 1))
+            draws[drafted.proposals[0].token] += 1
+    row = drafted.proposals[0].row
+    assert set(draws) <= set(row.ids.tolist())
+    statistic = sum((draws[int(t)] - 600 * p) ** 2 / (600 * p) for t, p in zip(row.ids, row.probabilities, strict=True))
+    assert statistic < 27.9  # chi-square of four degrees of freedom: exceeded by chance once in 77,000 times
+
+
+async def test_sessions_without_a_key_draw_differently(drafter: DrafterClient) -> None:
+    drafts = set()
+    for _ in range(4):
+        async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), None, 0)) as session:
+            drafts.add(tuple(tokens(await session.draft(Draft(1, 0, NOTHING, 6)))))
+    assert len(drafts) == 4
+
+
+async def test_without_rows_none_are_sent(drafter: DrafterClient) -> None:
+    async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 0)) as session:
+        drafted = await session.draft(FIRST)
+    assert [proposal.row for proposal in drafted.proposals] == [None] * 4
+
+
+async def test_only_allowed_ids_are_drawn_and_the_row_says_so(drafter: DrafterClient) -> None:
+    allowed = np.array([70, 300, 301, 305, 400])
+    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 3, allowed)) as session:
+        drafted = await session.draft(Draft(1, 0, NOTHING, 12))
+    assert len(drafted.proposals) == 12
+    for proposal in drafted.proposals:
+        assert set(proposal.row.ids.tolist()) <= set(allowed.tolist())
+        assert len(proposal.row.ids) == 3
+    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 100, allowed)) as session:
+        masked = (await session.draft(FIRST)).proposals[0].row
+    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 1000)) as session:
+        free = (await session.draft(FIRST)).proposals[0].row
+    expected = free.probabilities_of(masked.ids) / free.probabilities_of(masked.ids).sum()
+    np.testing.assert_allclose(masked.probabilities, expected, atol=1e-5)
+
+
+async def test_where_nothing_is_allowed_the_drafter_stands_aside(drafter: DrafterClient) -> None:
+    async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 3, np.array([], dtype=np.int64))) as session:
+        drafted = await session.draft(FIRST)
+    assert (drafted.proposals, drafted.reason) == ((), "the two vocabularies share no token")
+
+
+async def test_after_an_end_of_sequence_it_drafts_on(drafter: DrafterClient, drafter_model: RunningModel) -> None:
+    (end,) = drafter_model.description.stops
+    async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 3, np.array([end]))) as session:
+        assert tokens(await session.draft(FIRST)) == [end] * 4
+
+
+@pytest.mark.parametrize(
+    "parts", [(" jumps over", " the dog"), (" jum", "ps"), (" Gr\xc3", "\xb6\xc3\x9fe"), ("", " a")]
+)
+async def test_a_rewound_session_has_the_rows_of_a_fresh_one(drafter: DrafterClient, parts) -> None:
+    first, second = map(Letters, parts)
+    async with drafter.session(OPEN) as session:
+        await session.draft(Draft(1, 0, first, 5))
+        await session.draft(Draft(2, len(first), Letters(" other words"), 3))
+        rewound = await session.draft(Draft(3, len(first), second, 5))
+    async with drafter.session(OPEN) as session:
+        same(rewound, await session.draft(Draft(1, 0, Letters(first + second), 5)))
+
+
+async def test_a_draft_goes_on_where_it_stopped(drafter: DrafterClient, drafter_model: RunningModel) -> None:
+    async with drafter.session(OPEN) as session:
+        whole = await session.draft(Draft(1, 0, NOTHING, 8))
+    async with drafter.session(OPEN) as session:
+        first = await session.draft(Draft(1, 0, NOTHING, 5))
+        offset = len(drafter_model.tokenization.letters_of(tokens(first)))
+        fed = drafter_model.thread.engine.fed
+        second = await session.draft(Draft(1, offset, NOTHING, 3))
+        assert drafter_model.thread.engine.fed - fed == 3  # the cache holds all but the last token drawn
+    assert tokens(first) + tokens(second) == tokens(whole)
+
+
+async def test_a_text_beyond_the_context_is_cut_and_drafting_goes_on(drafter: DrafterClient, drafter_model) -> None:
+    word = Letters(" dog the")
+    async with drafter.session(OpenDrafter(Letters(word * 100), WARM, KEY, 8)) as session:
+        offset, most = 0, 0
+        for epoch in range(1, 40):
+            fed = drafter_model.thread.engine.fed
+            drafted = await session.draft(Draft(epoch, offset, word, 4))
+            assert (len(drafted.proposals), drafted.reason) == (4, "")
+            offset += len(word)
+            most += drafter_model.thread.engine.fed - fed > 30
+        assert 1 < most < 12  # the window of 64 tokens is fed anew only when it was cut
+
+
+async def test_where_no_text_fits_it_stands_aside_and_says_why(drafter: DrafterClient) -> None:
+    async with drafter.session(OPEN) as session:
+        drafted = await session.draft(Draft(1, 0, NOTHING, 64))
+        assert drafted.proposals == ()
+        assert "a context of 64 tokens has no room" in drafted.reason
+        assert len((await session.draft(Draft(2, 0, NOTHING, 4))).proposals) == 4
+
+
+async def test_letters_that_it_cannot_write_make_it_stand_aside_until_they_are_gone(drafter: DrafterClient) -> None:
+    async with drafter.session(OPEN) as session:
+        drafted = await session.draft(Draft(1, 0, Letters(" a" + Side.TARGET.control(2)), 4))
+        assert drafted.proposals == ()
+        assert "no token for control symbol" in drafted.reason
+        after = await session.draft(Draft(2, 0, Letters(" a"), 4))
+    async with drafter.session(OPEN) as session:
+        same(after, await session.draft(Draft(1, 0, Letters(" a"), 4)))
+
+
+async def test_without_any_text_it_begins_as_its_prompts_do(drafter: DrafterClient, drafter_model) -> None:
+    assert drafter_model.tokenization.encode_prompt_letters(NOTHING)
+    async with drafter.session(OpenDrafter(NOTHING, WARM, KEY, 4)) as session:
+        assert len((await session.draft(FIRST)).proposals) == 4
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (Draft(1, 99, NOTHING, 4), "cannot rewind to letter 99"),
+        (Draft(0, 0, NOTHING, 4), "epoch 0 is over; the latest is 1"),
+    ],
+)
+async def test_bad_drafts_end_the_session_and_the_service_lives_on(drafter: DrafterClient, bad, complaint) -> None:
+    async with drafter.session(OPEN) as session:
+        first = await session.draft(Draft(1, 0, NOTHING, 1))
+        with pytest.raises(ProtocolBroken, match=complaint):
+            await session.draft(bad)
+    async with drafter.session(OPEN) as session:
+        same(first, await session.draft(Draft(1, 0, NOTHING, 1)))
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a", count=0)), "count must be 1 or more"),
+        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"\xff", count=1)), "letters is not the UTF-8"),
+        (drafter_pb2.DraftRequest(), "one of open and draft"),
+    ],
+)
+async def test_messages_that_mean_nothing_are_refused(drafter: DrafterClient, bad, complaint) -> None:
+    opening = drafter_codec.encode_request(OPEN).SerializeToString()
+    messages = [opening, bad.SerializeToString()]
+    replies, code, text = await exchange(drafter.address, "/crossdraft.v1.Drafter/Draft", messages)
+    assert (len(replies), code) == (1, grpc.StatusCode.INVALID_ARGUMENT)
+    assert complaint in text
+    async with drafter.session(OPEN) as session:
+        assert len((await session.draft(FIRST)).proposals) == 4
+
+
+async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_place(
+    drafter: DrafterClient, drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, forward, close = drafter_model.thread.engine, drafter_model.thread.engine.forward, DrafterSession.close
+    stepped, go_on, closing = threading.Event(), threading.Event(), asyncio.Event()
+
+    def held_forward(requests: Sequence[Work]) -> list[torch.Tensor]:
+        stepped.set()
+        go_on.wait(10)
+        return forward(requests)
+
+    async def seen_close(session: DrafterSession) -> None:
+        closing.set()
+        await close(session)
+
+    monkeypatch.setattr(engine, "forward", held_forward)
+    monkeypatch.setattr(DrafterSession, "close", seen_close)
+    session = await drafter.open(OPEN)
+    await session.send(Draft(1, 0, NOTHING, 50))
+    await asyncio.to_thread(stepped.wait, 10)
+    await session.close()
+    await asyncio.wait_for(closing.wait(), 10)
+    go_on.set()
+    async with asyncio.timeout(10):
+        while engine._sessions:
+            await drafter.describe()
+    assert drafter_model.thread.steps == 1

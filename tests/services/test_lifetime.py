@@ -1,0 +1,89 @@
+"""Services as processes: the ready line, the end on SIGTERM, and options that cannot be."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from crossdraft.drafter.servicer import ServeDrafter, drafter_server
+from crossdraft.models.running import ModelOptions
+from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.rpc.errors import ServiceError
+from crossdraft.target.servicer import ServeTarget, target_server
+from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import Draft, OpenDrafter, OpenTarget, Pass, SamplingOptions
+from crossdraft.verification.trees import TokenTree
+
+PROGRAM = """
+import sys
+from crossdraft.models.running import ModelOptions
+from crossdraft.rpc.server import Listening, run
+from crossdraft.{role}.servicer import {options}, serve_{role}
+
+run(serve_{role}({options}(ModelOptions(sys.argv[1], budget=4), Listening(grace_seconds=float(sys.argv[2])))))
+"""
+
+
+async def started(role: str, folder: Path, grace: float) -> tuple[asyncio.subprocess.Process, dict[str, str]]:
+    """A service's process, and what it says when it is ready."""
+    program = PROGRAM.format(role=role, options=f"Serve{role.capitalize()}")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, str(folder), str(grace), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    return process, json.loads(await asyncio.wait_for(process.stdout.readline(), 120))
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, bytes]:
+    """Exit code, and what it printed after the ready line."""
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, output
+
+
+async def test_a_target_drains_on_sigterm(target_folder: Path) -> None:
+    process, ready = await started("target", target_folder, 30)
+    assert (ready["ready"], ready["role"], ready["model"]) == (True, "target", str(target_folder))
+    async with TargetClient(ready["address"]) as client:
+        assert (await client.describe()).fingerprint == ready["fingerprint"]
+        async with client.session(OpenTarget((5,), SamplingOptions(), None)) as session:
+            await session.run(Pass(1, (), TokenTree()))
+            process.send_signal(signal.SIGTERM)
+            for number in range(2, 20):  # an open session goes on within the grace period
+                assert (await session.run(Pass(number, (6,), TokenTree()))).number == number
+        assert await ended(process) == (0, b"")
+        with pytest.raises(ServiceError):
+            await client.describe()
+
+
+async def test_a_drafter_that_is_in_use_ends_after_its_grace_period(drafter_folder: Path) -> None:
+    process, ready = await started("drafter", drafter_folder, 0.2)
+    async with DrafterClient(ready["address"]) as client:
+        async with client.session(OpenDrafter(Letters("The"), SamplingOptions(), None, 4)) as session:
+            assert len((await session.draft(Draft(1, 0, Letters(""), 4))).proposals) == 4
+            process.send_signal(signal.SIGTERM)
+            assert await ended(process) == (0, b"")
+            with pytest.raises(ServiceError) as raised:
+                await session.draft(Draft(2, 0, Letters(""), 4))
+        assert raised.value.lost
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        ({"name": "./no-such-folder"}, "there is no folder"),
+        ({"dtype": "float8"}, "dtype 'float8' is unknown"),
+        ({"device": "abacus"}, "device 'abacus' cannot be used here"),
+        ({"max_length": 0}, "max_length must be between \\d+ and the model's context 128"),
+        ({"max_length": 129}, "max_length must be between \\d+ and the model's context 128"),
+        ({"budget": 0}, "the budget is 0 MiB"),
+    ],
+)
+async def test_options_that_cannot_be_are_refused_before_serving(target_folder: Path, bad, complaint) -> None:
+    model = ModelOptions(**{"name": str(target_folder)} | bad)
+    with pytest.raises(ValueError, match=complaint):
+        await target_server(ServeTarget(model))
+    with pytest.raises(ValueError, match=complaint):
+        await drafter_server(ServeDrafter(model))
