@@ -26,6 +26,7 @@ CORPUS = [
     "    for index in range(1000, 20000):\n        print(f'{index:>8}  {index ** 2}')  # squares\n",
     "Größe, Übermut, naïveté, façade, señor; 你好世界。我们在说中文。 Привет, мир! こんにちは 🦄🚀",
     "A thousand and one nights, 1001 nights, in the end there was nothing there, then there was the other.",
+    "You're here, they're there, we're\n \nwhere you're,\n \nthey're\n \nwhere we're.\n \n",
 ] * 4
 
 

@@ -68,7 +68,7 @@ def test_stable_ids_stay_whatever_is_appended(any_kind: Kind, whole: Letters, cu
 @pytest.mark.parametrize(
     "whole",
     [
-        *CORPUS[:5],
+        *CORPUS[:6],
         " you're we'll",
         "a\n \n  \n\nb",
         "a   b  c",
@@ -84,9 +84,10 @@ def test_stable_ids_stay_at_every_cut(any_kind: Kind, whole: str) -> None:
 
 
 def test_words_in_the_middle_of_an_output_are_whole_tokens(injective: Tokenization) -> None:
-    ids = injective.encode_continuation(from_bytes(b"there was nothing there"))
-    assert len(ids) <= 12
-    assert not injective.vocabulary.fallback.intersection(ids)
+    vocabulary = injective.vocabulary
+    parts = [letters for letters in vocabulary.letters if len(letters) > 1 and letters.isascii() and letters.isalpha()]
+    whole = [part for part in parts if injective.encode_continuation(part) == vocabulary.ids_of(part)]
+    assert len(whole) > len(parts) / 2
 
 
 def test_a_typed_space_mark_ends_what_can_change() -> None:
