@@ -1,5 +1,6 @@
 """Rows and proposals: distributions over next tokens, as they were sampled from."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -43,9 +44,9 @@ class Row:
         """Whether every id with probability above zero is listed."""
         return self.tail == 0.0
 
-    def lists(self, ids: Ids) -> bool:
+    def lists(self, ids: Iterable[int]) -> bool:
         """Whether the probability of each of `ids` is known."""
-        return self.whole or all(int(token) in self._places for token in ids)
+        return self.whole or all(token in self._places for token in ids)
 
     def probability(self, token: int) -> float:
         """Probability of a listed id.

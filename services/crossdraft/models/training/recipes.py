@@ -22,7 +22,7 @@ class Recipe:
     written_share: float  # share of the rows that the target wrote (distillation)
 
 
-TARGET = Recipe("target", "byte-level", 4096, 256, 768, 6, 4, 1024, 512, 16, 1600, 3e-3, 0.0)
+TARGET = Recipe("target", "byte-level", 4096, 256, 768, 6, 4, 1024, 512, 16, 1100, 3e-3, 0.0)
 DRAFTER_A = Recipe("drafter-a", "sentencepiece", 2048, 256, 704, 2, 4, 512, 384, 16, 1200, 4e-3, 0.6)
 DRAFTER_B = Recipe("drafter-b", "byte-level-small", 2048, 256, 704, 2, 4, 512, 384, 16, 1200, 4e-3, 0.6)
 DRAFTER_C = Recipe("drafter-c", "bytes", 257, 128, 256, 3, 4, 1024, 768, 16, 1200, 4e-3, 0.6)

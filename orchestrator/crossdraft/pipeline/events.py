@@ -1,0 +1,108 @@
+"""What goes into the session's state machine and what comes out of it.
+
+The values of `verification.exchange` are used as they are: OpenTarget, OpenDrafter, Draft, Pass and
+FetchRow are commands; Drafted, PassDone and RowFetched are events. Here are the others.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import Draft, Drafted, FetchRow, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
+from crossdraft.verification.walk import Kind
+
+
+@dataclass(frozen=True)
+class TargetOpened:
+    """The target has read the prompt."""
+
+
+@dataclass(frozen=True)
+class DrafterOpened:
+    """The drafter has the prompt."""
+
+
+@dataclass(frozen=True)
+class DrafterLost:
+    """The drafter failed; the session goes on without it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class TargetLost:
+    """The target failed; the session ends with this error."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class Expired:
+    """The timer of this number ran out."""
+
+    timer: int
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """Nobody wants the rest."""
+
+
+@dataclass(frozen=True)
+class SetTimer:
+    """Asks for Expired(timer) after this time; a newer timer replaces it."""
+
+    timer: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A committed token."""
+
+    token: int  # target id
+    letters: Letters
+    kind: Kind
+    offset: int  # letters since the start of the output
+    epoch: int
+    log_probability: float | None  # nats, of the model itself; None when the method draws from rows
+
+
+class Reason(Enum):
+    """Why a session ended; the first two are OpenAI's finish reasons."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass
+class Counts:
+    """What a session has done so far."""
+
+    tokens: int = 0  # emitted
+    passes: int = 0  # of the target, row misses included
+    row_misses: int = 0  # passes for a row that the epoch's first pass had not fetched
+    rows_fetched: int = 0  # whole rows, because a head was not enough
+    epochs: int = 0
+    proposals: int = 0
+    kinds: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
+    drafter_seconds: float = 0.0  # in the model
+    target_seconds: float = 0.0  # in the model
+    stood_aside: int = 0  # rounds in which the drafter proposed fewer than asked for
+    drafter_lost: str = ""  # why the drafter was given up; empty if it was not
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of the session."""
+
+    reason: Reason
+    kept: int  # letters of the output that count; what follows belongs to a stop string
+    counts: Counts
+    error: BaseException | None = None
+
+
+Event = TargetOpened | DrafterOpened | Drafted | PassDone | RowFetched | DrafterLost | TargetLost | Expired | Cancelled
+Command = OpenTarget | OpenDrafter | Draft | Pass | FetchRow | SetTimer | Emitted | Finished

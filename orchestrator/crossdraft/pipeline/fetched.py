@@ -1,0 +1,56 @@
+"""The rows and samples of the latest pass, by the ids committed since its root."""
+
+from dataclasses import dataclass, field
+
+from crossdraft.verification.exchange import Pass, PassDone, RowFetched, Sample
+from crossdraft.verification.rows import Row
+from crossdraft.verification.trees import Path
+from crossdraft.verification.walk import NeedRow, NeedSample
+
+
+def answers(done: PassDone, sent: Pass) -> bool:
+    """Whether this is the answer to that pass."""
+    return done.number == sent.number and len(done.nodes) == 1 + len(sent.tree)
+
+
+@dataclass
+class Fetched:
+    """What one pass brought."""
+
+    number: int = 0  # of the pass; 0 before the first
+    since_root: list[int] = field(default_factory=list)  # ids committed since the pass's root
+    _places: dict[Path, int] = field(default_factory=dict)
+    _nodes: list[Row | Sample] = field(default_factory=list)
+
+    @staticmethod
+    def of(sent: Pass, done: PassDone) -> "Fetched":
+        """The results of a pass, at its root."""
+        places = {path: place for place, path in enumerate(sent.tree.paths())}
+        return Fetched(sent.number, [], places, list(done.nodes))
+
+    @property
+    def node(self) -> int | None:
+        """The node at the frontier; None if the pass did not guess it."""
+        return self._places.get(tuple(self.since_root))
+
+    def answer(self, need: NeedRow | NeedSample) -> Row | Sample | None:
+        """What the walk needs at the frontier, if the pass brought it."""
+        if self.node is None:
+            return None
+        found = self._nodes[self.node]
+        if isinstance(need, NeedSample) != isinstance(found, Sample):
+            raise ValueError(f"the target answered {type(found).__name__}, asked for {need}")
+        if isinstance(need, NeedRow) and isinstance(found, Row):
+            known = found.whole or (not need.whole and found.lists(need.listed))
+            return found if known else None
+        return found
+
+    @property
+    def sample(self) -> Sample | None:
+        """The target's draw at the frontier, if it answers by draws."""
+        found = None if self.node is None else self._nodes[self.node]
+        return found if isinstance(found, Sample) else None
+
+    def replace(self, fetched: RowFetched) -> None:
+        """A whole row takes the place of its head."""
+        self._nodes[fetched.node] = fetched.row

@@ -1,0 +1,36 @@
+"""Verification by equal letters: the target draws by itself, the draft is compared (paper 000, Algorithm 2).
+
+The output is a function of the target's draws alone, so it is exact whatever the drafter does, and
+the draft decides only how many draws one pass yields.
+"""
+
+from crossdraft.verification.walk import (
+    Emit,
+    Ground,
+    Kind,
+    Refused,
+    Unreached,
+    Walk,
+    next_proposal,
+    proposal_letters,
+    target_sample,
+)
+
+
+def walk(ground: Ground) -> Walk:
+    """Draw, compare with what the draft shows over the same letters, emit; until they differ."""
+    text = Unreached(ground.offset)
+    while True:
+        token = yield from target_sample()
+        wrong = text.commit(ground.pair.target.letters[token])
+        kind = Kind.ACCEPTED
+        while wrong is None and text.ahead:
+            proposal = yield from next_proposal()
+            if proposal is None:
+                kind = Kind.BONUS
+                break
+            wrong = text.reveal(proposal_letters(ground.pair, proposal))
+        yield Emit(token, kind if wrong is None else Kind.CORRECTED)
+        if wrong is not None:
+            yield Refused(wrong)
+            return

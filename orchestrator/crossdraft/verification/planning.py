@@ -1,0 +1,75 @@
+"""Which rows a pass fetches: guesses at what the walk will emit. They decide cost, never the output."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.pairing import Pair
+from crossdraft.verification.methods import Method
+from crossdraft.verification.rows import Ids, Proposal, Whose
+from crossdraft.verification.trees import Path, TokenTree, tree_of
+from crossdraft.verification.walk import proposal_letters
+
+NO_IDS: Ids = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A tree of paths, and the ids whose probability is wanted at its root and at each node."""
+
+    tree: TokenTree
+    listed: tuple[Ids, ...]  # 1 + len(tree), int64 each
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans the passes of one session."""
+
+    pair: Pair
+    method: Method
+    encode: Callable[[Letters], Path]  # continuation tokenizing with the target's tokenizer
+    budget: int  # nodes of a tree
+
+    def plan(self, proposals: Sequence[Proposal], skip: int, room: int) -> Plan:
+        """Paths for the draft's letters from `skip` letters after its first proposal on (where
+        the frontier is), none longer than `room` tokens (what the target's context leaves)."""
+        starts, text = self._layout(proposals, skip)
+        own = self._own_path(starts)
+        paths = (self.encode(text), own) if self.method.samples else (own,)
+        tree = tree_of((path[:room] for path in paths), self.budget)
+        if self.method.samples:
+            return Plan(tree, ())
+        letters = self.pair.target.letters_of
+        return Plan(tree, tuple(self._support(starts.get(len(letters(path)))) for path in tree.paths()))
+
+    def _layout(self, proposals: Sequence[Proposal], skip: int) -> tuple[dict[int, Proposal], Letters]:
+        """Proposals by the letter offset after the frontier where they begin, and the letters after it."""
+        starts: dict[int, Proposal] = {}
+        text = NOTHING
+        for proposal in proposals:
+            starts[len(text) - skip] = proposal
+            text = Letters(text + proposal_letters(self.pair, proposal))
+        return {place: proposal for place, proposal in starts.items() if place >= 0}, Letters(text[skip:])
+
+    def _own_path(self, starts: dict[int, Proposal]) -> Path:
+        """The draft's own tokens, from the frontier, as long as they are target tokens."""
+        path: list[int] = []
+        place = 0
+        while place in starts:
+            proposal = starts[place]
+            token = proposal.token if proposal.whose is Whose.TARGET else self.pair.target_id(proposal.token)
+            if token is None:
+                break
+            path.append(token)
+            place += len(proposal_letters(self.pair, proposal))
+        return tuple(path)
+
+    def _support(self, proposal: Proposal | None) -> Ids:
+        if proposal is None or proposal.row is None:
+            return NO_IDS
+        if proposal.whose is Whose.TARGET:
+            return proposal.row.ids
+        ids = self.pair.to_target_ids(proposal.row.ids)
+        return np.unique(ids[ids >= 0])

@@ -1,0 +1,148 @@
+"""The one protocol of all methods: a walk without I/O that stands at the frontier (design section 5).
+
+A walk is a generator. It yields what it needs or what it decided, and is sent the answer:
+
+    NeedProposal       -> the epoch's next Proposal, or None: settle, no proposal will come in time
+    NeedRow            -> the target's Row at the frontier (`whole`: without a tail)
+    NeedSample         -> the target's own draw at the frontier, a token id
+    Emit               -> nothing; the token is committed and the frontier moves
+    Refused            -> nothing; the draft is wrong from this letter on: the epoch and the walk end
+
+What a proposal hides is known to the walk only once it has asked for it, so whatever decides the
+output (and is not the walk itself) cannot look ahead.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from enum import Enum
+
+from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.pairing import Pair
+from crossdraft.verification.chooser import Chooser
+from crossdraft.verification.rows import Ids, Proposal, Row, Whose
+
+
+class Kind(Enum):
+    """How a token came to be emitted."""
+
+    ACCEPTED = "accepted"  # agrees with the draft
+    CORRECTED = "corrected"  # replaces a refused proposal
+    BONUS = "bonus"  # drawn with no proposal left
+
+
+@dataclass(frozen=True)
+class NeedProposal:
+    """Asks for the next proposal of the epoch."""
+
+
+@dataclass(frozen=True)
+class NeedRow:
+    """Asks for the target's row at the frontier."""
+
+    whole: bool = False  # a head is not enough
+    listed: tuple[int, ...] = ()  # ids whose probability must be in it
+    judging: bool = False  # a revealed proposal waits for it: the epoch must not end here
+
+
+@dataclass(frozen=True)
+class NeedSample:
+    """Asks for one keyed draw of the target's at the frontier."""
+
+    judging: bool = False
+
+
+@dataclass(frozen=True)
+class Emit:
+    """A token to commit."""
+
+    token: int  # target id
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The draft is wrong from this letter on."""
+
+    offset: int  # letters since the start of the output
+
+
+Step = NeedProposal | NeedRow | NeedSample | Emit | Refused
+Answer = Proposal | Row | int | None
+Walk = Generator[Step, Answer, None]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a walk stands on: the two vocabularies, the random choices, where its epoch begins."""
+
+    pair: Pair
+    chooser: Chooser
+    offset: int = 0  # letters since the start of the output
+
+
+class Unreached:
+    """Committed letters that the draft has not reached yet ("ahead"), and drafted ones not committed.
+
+    At most one of the two is not empty. Offsets count letters since the start of the output.
+    """
+
+    def __init__(self, offset: int) -> None:
+        self.frontier = offset
+        self.ahead = NOTHING  # committed, not yet drafted
+        self.over = NOTHING  # drafted and revealed, not yet committed
+
+    def commit(self, letters: Letters) -> int | None:
+        """The target's token is committed; returns the first offset where the draft disagrees, if any."""
+        disagreement = _disagreement(letters, self.over, self.frontier)
+        self.frontier += len(letters)
+        left = max(0, len(letters) - len(self.over))
+        self.ahead = Letters(self.ahead + letters[len(letters) - left :])
+        self.over = Letters(self.over[len(letters) :])
+        return disagreement
+
+    def reveal(self, letters: Letters) -> int | None:
+        """A proposal's letters are revealed; returns the first offset where they disagree, if any."""
+        reached = self.frontier - len(self.ahead)
+        disagreement = _disagreement(letters, self.ahead, reached)
+        self.over = Letters(self.over + letters[len(self.ahead) :])
+        self.ahead = Letters(self.ahead[len(letters) :])
+        return disagreement
+
+
+def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
+    for place, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return offset + place
+    return None
+
+
+def next_proposal() -> Generator[Step, Answer, Proposal | None]:
+    """Ask for the next proposal; None means settle."""
+    answer = yield NeedProposal()
+    if answer is not None and not isinstance(answer, Proposal):
+        raise TypeError(f"NeedProposal was answered with {answer!r}")
+    return answer
+
+
+def target_row(
+    listed: Ids | None = None, whole: bool = False, judging: bool = False
+) -> Generator[Step, Answer, Row]:
+    """Ask for the target's row at the frontier, in which the listed ids have a known probability."""
+    row = yield NeedRow(whole, () if listed is None else tuple(listed.tolist()), judging)
+    if not isinstance(row, Row) or (whole and not row.whole) or (listed is not None and not row.lists(listed.tolist())):
+        raise TypeError(f"NeedRow was answered with {row!r}")
+    return row
+
+
+def target_sample() -> Generator[Step, Answer, int]:
+    """Ask for the target's own draw at the frontier."""
+    token = yield NeedSample()
+    if not isinstance(token, int):
+        raise TypeError(f"NeedSample was answered with {token!r}")
+    return token
+
+
+def proposal_letters(pair: Pair, proposal: Proposal) -> Letters:
+    """The letters of a proposal."""
+    vocabulary = pair.target if proposal.whose is Whose.TARGET else pair.drafter
+    return vocabulary.letters[proposal.token]

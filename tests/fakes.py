@@ -1,0 +1,212 @@
+"""Table-driven models: laws that are pure functions of their context, over a handful of tokens."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from crossdraft.pipeline.events import Command, DrafterOpened, Emitted, Finished, SetTimer, TargetOpened
+from crossdraft.pipeline.session import Session
+from crossdraft.text.letters import Letters
+from crossdraft.text.pairing import Pair
+from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.verification.chooser import Chooser
+from crossdraft.verification.exchange import (
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+    Sample,
+    SamplingOptions,
+)
+from crossdraft.verification.rows import Ids, Proposal, Row
+
+
+def pseudo_law(salt: str, context: object, size: int) -> np.ndarray:
+    """A law over `size` ids that depends on the whole context, float64, shape (size,)."""
+    digest = hashlib.blake2b(f"{salt}/{context!r}".encode(), digest_size=2 * size).digest()
+    weights = np.frombuffer(digest, dtype=np.uint16).astype(np.float64) ** 2 + 1.0
+    return weights / weights.sum()
+
+
+def one_hot(law: np.ndarray) -> np.ndarray:
+    """Temperature 0."""
+    out = np.zeros_like(law)
+    out[int(law.argmax())] = 1.0
+    return out
+
+
+def greedy_tokens(vocabulary: Vocabulary) -> Callable[[Letters], tuple[int, ...]]:
+    """A tokenizer of toys: the longest token that fits, again and again; stops where none fits."""
+
+    def encode(letters: Letters) -> tuple[int, ...]:
+        ids: list[int] = []
+        while letters:
+            fitting = [token for token, text in enumerate(vocabulary.letters) if letters.startswith(text)]
+            if not fitting:
+                break
+            best = max(fitting, key=lambda token: len(vocabulary.letters[token]))
+            ids.append(best)
+            letters = Letters(letters[len(vocabulary.letters[best]) :])
+        return tuple(ids)
+
+    return encode
+
+
+class LateSample(Sample):
+    """A sample whose token is drawn when somebody looks at it."""
+
+    def __init__(self, draw: Callable[[], int]) -> None:
+        object.__setattr__(self, "draw", draw)
+        object.__setattr__(self, "log_probability", 0.0)
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "token":
+            return object.__getattribute__(self, "draw")()
+        return object.__getattribute__(self, name)
+
+
+@dataclass
+class ToyTarget:
+    """A target whose law depends on all ids since the prompt; answers like the service."""
+
+    size: int
+    head: int  # ids of a row that are sent unasked; `size` sends whole rows
+    chooser: Chooser | None = None  # set: answers by draws
+    temperature: float = 1.0
+    salt: str = "target"
+
+    def __post_init__(self) -> None:
+        self._committed: tuple[int, ...] = ()
+        self._latest: list[tuple[int, ...]] = []
+        self._draws: dict[tuple[int, ...], int] = {}
+        self.nodes = 0
+
+    def law(self, path: tuple[int, ...]) -> np.ndarray:
+        law = pseudo_law(self.salt, path, self.size)
+        return one_hot(law) if self.temperature == 0 else law
+
+    def run(self, sent: Pass) -> PassDone:
+        self._committed += sent.committed
+        self._latest = [self._committed + path for path in sent.tree.paths()]
+        self.nodes += len(self._latest)
+        listed = sent.listed or (np.empty(0, dtype=np.int64),) * len(self._latest)
+        nodes = [
+            self._row(path, ids) if self.chooser is None else self._sample(path)
+            for path, ids in zip(self._latest, listed, strict=True)
+        ]
+        return PassDone(sent.number, tuple(nodes), 0.0)
+
+    def fetch(self, number: int, node: int) -> RowFetched:
+        return RowFetched(number, node, self._row(self._latest[node], np.arange(self.size)))
+
+    def _row(self, path: tuple[int, ...], listed: Ids) -> Row:
+        law = self.law(path)
+        head = np.argsort(-law, kind="stable")[: self.head]
+        ids = np.union1d(head, listed).astype(np.int64)
+        if len(ids) == self.size:
+            return Row(ids, law[ids])
+        return Row(ids, law[ids], 1.0 - float(law[ids].sum()))
+
+    def _sample(self, path: tuple[int, ...]) -> Sample:
+        """The same draw whenever the same path is asked for; drawn when it is looked at, to enumerate no more."""
+
+        def draw() -> int:
+            assert self.chooser is not None
+            if path not in self._draws:
+                self._draws[path] = self.chooser.categorical(self.law(path))
+            return self._draws[path]
+
+        return LateSample(draw)
+
+
+@dataclass
+class ToyDrafter:
+    """A drafter whose law depends on its text; draws through the given chooser."""
+
+    letters: Sequence[Letters]
+    chooser: Chooser
+    allowed: Ids | None = None
+    temperature: float = 1.0
+    salt: str = "drafter"
+
+    def __post_init__(self) -> None:
+        self.text = Letters("")
+
+    def law(self, text: Letters) -> Row:
+        law = pseudo_law(self.salt, text, len(self.letters))
+        ids = np.arange(len(law)) if self.allowed is None else self.allowed
+        law = one_hot(law[ids]) if self.temperature == 0 else law[ids]
+        return Row(ids.astype(np.int64), law / law.sum())
+
+    def draft(self, wanted: Draft) -> Drafted:
+        self.text = Letters(self.text[: wanted.offset] + wanted.letters)
+        return Drafted(wanted.epoch, tuple(self.propose() for _ in range(wanted.count)), 0.0)
+
+    def propose(self) -> Proposal:
+        row = self.law(self.text)
+        token = int(row.ids[self.chooser.categorical(row.probabilities)])
+        self.text = Letters(self.text + self.letters[token])
+        return Proposal(token, row)
+
+
+def autoregressive_law(target: ToyTarget, stops: frozenset[int], length: int) -> dict[tuple[int, ...], float]:
+    """The law of the target's own output: at most `length` tokens, shorter where a stop symbol ends it."""
+    finished: dict[tuple[int, ...], float] = {}
+    open_paths: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        grown: dict[tuple[int, ...], float] = {}
+        for path, weight in open_paths.items():
+            for token, probability in enumerate(target.law(path)):
+                if probability > 0:
+                    kept = finished if token in stops else grown
+                    kept[(*path, token)] = weight * float(probability)
+        open_paths = grown
+    return finished | open_paths
+
+
+def open_drafter(prompt: Letters, allowed: Ids | None) -> OpenDrafter:
+    """The opening of a toy drafter."""
+    return OpenDrafter(prompt, SamplingOptions(), None, 64, allowed)
+
+
+def pair_of(target: Sequence[str], drafter: Sequence[str], stops: frozenset[int] = frozenset()) -> Pair:
+    """A pair of toy vocabularies; stop ids are the target's."""
+    return Pair(toy_vocabulary(target, stops), toy_vocabulary(drafter))
+
+
+def toy_vocabulary(letters: Sequence[str], stops: frozenset[int] = frozenset()) -> Vocabulary:
+    """A vocabulary from its letters."""
+    return Vocabulary(
+        letters=tuple(Letters(text) for text in letters), controls=(), stops=stops, nameless=(), fallback=frozenset()
+    )
+
+
+def run_session(session: Session, target: ToyTarget, drafter: ToyDrafter | None) -> list[Command]:
+    """Carry out a session's commands with toys until it is finished; returns what it emitted and its end."""
+    out: list[Command] = []
+    waiting = session.start()
+    while waiting:
+        command = waiting.pop(0)
+        match command:
+            case OpenTarget():
+                waiting += session.handle(TargetOpened())
+            case OpenDrafter():
+                waiting += session.handle(DrafterOpened())
+            case Draft():
+                assert drafter is not None
+                waiting += session.handle(drafter.draft(command))
+            case Pass():
+                waiting += session.handle(target.run(command))
+            case FetchRow(number, node):
+                waiting += session.handle(target.fetch(number, node))
+            case SetTimer():
+                pass
+            case Emitted() | Finished():
+                out.append(command)
+    return out

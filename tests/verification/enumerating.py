@@ -1,0 +1,62 @@
+"""The enumerating chooser: replays a run over every branch and sums the weights."""
+
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+
+
+class EnumeratingChooser:
+    """Follows a script of branches; past its end it takes the first branch of every choice."""
+
+    def __init__(self, script: list[int]) -> None:
+        self.taken: list[int] = []
+        self.branches: list[int] = []  # how many there were at each choice
+        self.weight = 1.0
+        self._script = script
+
+    def bernoulli(self, probability: float) -> bool:
+        probability = min(1.0, max(0.0, probability))
+        return self.categorical([1.0 - probability, probability]) == 1
+
+    def categorical(self, weights: ArrayLike) -> int:
+        values = np.asarray(weights, dtype=np.float64)
+        possible = np.flatnonzero(values > 0)
+        assert len(possible), "a choice without a possible outcome"
+        place = self._script[len(self.taken)] if len(self.taken) < len(self._script) else 0
+        self.taken.append(place)
+        self.branches.append(len(possible))
+        self.weight *= float(values[possible[place]] / values.sum())
+        return int(possible[place])
+
+    def thinned(self, weights: ArrayLike, keep: ArrayLike) -> int:
+        return self.categorical(np.asarray(weights, dtype=np.float64) * np.asarray(keep, dtype=np.float64))
+
+
+def law_of(run: Callable[[EnumeratingChooser], Outcome]) -> dict[Outcome, float]:
+    """The exact law of `run`'s outcome over all its random choices."""
+    law: dict[Outcome, float] = {}
+    script: list[int] = []
+    while True:
+        chooser = EnumeratingChooser(script)
+        outcome = run(chooser)
+        law[outcome] = law.get(outcome, 0.0) + chooser.weight
+        script = chooser.taken
+        while script and script[-1] + 1 == chooser.branches[len(script) - 1]:
+            script.pop()
+        if not script:
+            return law
+        script[-1] += 1
+
+
+def distance(one: dict[Outcome, float], other: dict[Outcome, float]) -> float:
+    """The largest difference of two laws at any outcome."""
+    return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys())
+
+
+def total_variation(one: dict[Outcome, float], other: dict[Outcome, float]) -> float:
+    """Half the sum of the differences of two laws."""
+    return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) / 2

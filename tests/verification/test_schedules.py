@@ -1,0 +1,80 @@
+"""Exact laws when proposals come late: the walk settles, the draft catches up ("ahead").
+
+A schedule says at each NeedProposal whether the next one is known. It may depend on what is revealed,
+never on what is drawn but hidden: the same test fails with a schedule that peeks.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, pair_of
+from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
+from tests.verification.toys import TOYS, Toy, as_ids
+
+from crossdraft.text.letters import Letters
+from crossdraft.verification.methods import SLEM, STANDARD, TLI, Method
+from crossdraft.verification.rows import Proposal, Row
+from crossdraft.verification.walk import Emit, Ground, NeedProposal, NeedRow, NeedSample, Refused
+
+LENGTH = 3
+Known = Callable[[int, Proposal], bool]  # (how many were asked for before, the hidden next one) -> is it known?
+
+
+def walk_output(chooser: EnumeratingChooser, toy: Toy, method: Method, known: Known) -> tuple[int, ...]:
+    """LENGTH tokens from walks over never-ending drafts, revealed by the schedule."""
+    pair = pair_of(toy.target, toy.drafter, toy.stops)
+    allowed = pair.shared_drafter_ids if method.shared_only else None
+    target = ToyTarget(len(toy.target), 99)
+    output: list[int] = []
+    asked = 0
+    while True:
+        text = pair.target.letters_of(output)
+        drafter = ToyDrafter(pair.drafter.letters, chooser, allowed)
+        drafter.text = Letters(text)
+        walk = method.walk(Ground(pair, chooser, len(text)))
+        hidden: list[Proposal] = []
+        step = next(walk)
+        while not isinstance(step, Refused):
+            answer: Proposal | Row | int | None = None
+            match step:
+                case NeedProposal():
+                    hidden = hidden or [drafter.propose()]
+                    answer = hidden.pop() if known(asked, hidden[0]) else None
+                    asked += 1
+                case NeedRow():
+                    answer = Row(as_ids(*range(target.size)), target.law(tuple(output)))
+                case NeedSample():
+                    answer = chooser.categorical(target.law(tuple(output)))
+                case Emit(token):
+                    output.append(token)
+                    if len(output) == LENGTH or token in toy.stops:
+                        return tuple(output)
+            step = walk.send(answer)
+
+
+def wanted(toy: Toy) -> dict[tuple[int, ...], float]:
+    return autoregressive_law(ToyTarget(len(toy.target), 99), toy.stops, LENGTH)
+
+
+CELLS = [(STANDARD, TOYS[0])] + [(method, toy) for method in (TLI, SLEM) for toy in TOYS if toy.name != "nothing shared"]
+
+
+@pytest.mark.parametrize(("method", "toy"), CELLS, ids=lambda value: value.name)
+@pytest.mark.parametrize("pattern", list(itertools.product((True, False), repeat=2)))
+def test_any_schedule_that_sees_only_what_is_revealed(method: Method, toy: Toy, pattern: tuple[bool, ...]) -> None:
+    def delayed(chooser: EnumeratingChooser) -> tuple[int, ...]:
+        return walk_output(chooser, toy, method, lambda asked, _: pattern[asked % len(pattern)])
+
+    assert distance(law_of(delayed), wanted(toy)) < 1e-12
+
+
+def test_a_schedule_that_peeks_is_seen() -> None:
+    """Holding back one proposal because of its letters biases rejection sampling."""
+    toy = next(toy for toy in TOYS if toy.name == "same")
+
+    def peeking(chooser: EnumeratingChooser) -> tuple[int, ...]:
+        return walk_output(chooser, toy, TLI, lambda asked, hidden: hidden.token != 0)
+
+    assert total_variation(law_of(peeking), wanted(toy)) > 0.01
+

@@ -1,0 +1,88 @@
+"""Pairs of small vocabularies that have been trouble, and whole sessions over them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from tests.fakes import ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of, run_session
+from tests.verification.enumerating import EnumeratingChooser
+
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.events import Emitted
+from crossdraft.pipeline.session import Session
+from crossdraft.text.letters import NOTHING, Role
+from crossdraft.verification.exchange import NoiseKey, OpenTarget, SamplingOptions
+from crossdraft.verification.methods import Method
+
+END = Role.END_OF_SEQUENCE.letter
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Two vocabularies; where the target has the end symbol it is a stop id."""
+
+    name: str
+    target: tuple[str, ...]
+    drafter: tuple[str, ...]
+
+    @property
+    def stops(self) -> frozenset[int]:
+        return frozenset(token for token, letters in enumerate(self.target) if letters == END)
+
+
+TOYS = (
+    Toy("same", ("a", "b", "c"), ("a", "b", "c")),
+    Toy("nested prefixes", ("a", "b", "ab"), ("a", "ba", "b")),
+    Toy("prefixes of one another", ("a", "aa"), ("a", "aaa")),
+    Toy("duplicates", ("a", "a", "b"), ("a", "b", "b")),
+    Toy("end symbol", ("a", "b", END), ("a", END, "ab")),
+    Toy("end symbol in the drafter only", ("a", "ab"), ("a", END)),
+    Toy("one inside the other", ("a", "b", "ab"), ("a", "b")),
+    Toy("nothing shared", ("ab", "b"), ("a", "bb")),
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a session over toys is run."""
+
+    toy: Toy
+    method: Method
+    proposals: int  # K
+    length: int  # tokens
+    head: int = 99  # ids of a row that are sent unasked
+    temperature: float = 1.0
+    ignore_end: bool = False
+
+    def target(self, chooser: EnumeratingChooser | None) -> ToyTarget:
+        draws = chooser if self.method.samples else None
+        return ToyTarget(len(self.toy.target), self.head, draws, self.temperature)
+
+    def run(self, chooser: EnumeratingChooser) -> tuple[int, ...]:
+        """The output of one session, all of whose random choices are the chooser's."""
+        pair = pair_of(self.toy.target, self.toy.drafter, self.toy.stops)
+        allowed = pair.shared_drafter_ids if self.method.shared_only else None
+        drafts = allowed is None or len(allowed) > 0
+        drafter = ToyDrafter(pair.drafter.letters, chooser, allowed, self.temperature) if drafts else None
+        assignment = Assignment(
+            pair=pair,
+            method=self.method,
+            chooser=chooser,
+            encode=greedy_tokens(pair.target),
+            open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0) if self.method.samples else None),
+            open_drafter=open_drafter(NOTHING, allowed) if drafts else None,
+            proposals=self.proposals,
+            max_tokens=self.length,
+            context=100,
+            ignore_end=self.ignore_end,
+        )
+        out = run_session(Session(assignment), self.target(chooser), drafter)
+        return tuple(command.token for command in out if isinstance(command, Emitted))
+
+    @property
+    def stops(self) -> frozenset[int]:
+        return frozenset() if self.ignore_end else self.toy.stops
+
+
+def as_ids(*tokens: int) -> np.ndarray:
+    """Ids as an int64 array."""
+    return np.array(tokens, dtype=np.int64)
