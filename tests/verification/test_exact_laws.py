@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.fakes import autoregressive_law
-from tests.verification.enumerating import distance, law_of, total_variation
-from tests.verification.toys import TOYS, Setup
 
 from crossdraft.verification import rejection
 from crossdraft.verification.methods import SLEM, STANDARD, TLI, Method
 from crossdraft.verification.walk import Emit, Ground, Kind, Refused, Walk, next_proposal, target_row
+from tests.fakes import autoregressive_law
+from tests.verification.enumerating import distance, law_of, total_variation
+from tests.verification.toys import TOYS, Setup
 
 EXACT = 1e-12
 

@@ -8,14 +8,14 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, pair_of
-from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
-from tests.verification.toys import TOYS, Toy, as_ids
 
 from crossdraft.text.letters import Letters
 from crossdraft.verification.methods import SLEM, STANDARD, TLI, Method
 from crossdraft.verification.rows import Proposal, Row
 from crossdraft.verification.walk import Emit, Ground, NeedProposal, NeedRow, NeedSample, Refused
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, pair_of
+from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
+from tests.verification.toys import TOYS, Toy, as_ids
 
 LENGTH = 3
 Known = Callable[[int, Proposal], bool]  # (how many were asked for before, the hidden next one) -> is it known?
@@ -57,7 +57,9 @@ def wanted(toy: Toy) -> dict[tuple[int, ...], float]:
     return autoregressive_law(ToyTarget(len(toy.target), 99), toy.stops, LENGTH)
 
 
-CELLS = [(STANDARD, TOYS[0])] + [(method, toy) for method in (TLI, SLEM) for toy in TOYS if toy.name != "nothing shared"]
+CELLS = [(STANDARD, TOYS[0])] + [
+    (method, toy) for method in (TLI, SLEM) for toy in TOYS if toy.name != "nothing shared"
+]
 
 
 @pytest.mark.parametrize(("method", "toy"), CELLS, ids=lambda value: value.name)
@@ -77,4 +79,3 @@ def test_a_schedule_that_peeks_is_seen() -> None:
         return walk_output(chooser, toy, TLI, lambda asked, hidden: hidden.token != 0)
 
     assert total_variation(law_of(peeking), wanted(toy)) > 0.01
-

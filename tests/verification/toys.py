@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from tests.fakes import ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of, run_session
-from tests.verification.enumerating import EnumeratingChooser
 
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.events import Emitted
@@ -12,6 +10,8 @@ from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING, Role
 from crossdraft.verification.exchange import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.methods import Method
+from tests.fakes import ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of, run_session
+from tests.verification.enumerating import EnumeratingChooser
 
 END = Role.END_OF_SEQUENCE.letter
 

@@ -1,0 +1,22 @@
+"""The pipeline: drafter and target brought together, one session a request."""
+
+from crossdraft.pipeline.connection import Pipeline, connect
+from crossdraft.pipeline.events import Reason
+from crossdraft.pipeline.generation import Generation, Token
+from crossdraft.pipeline.request import GenerationRequest, RequestError
+from crossdraft.pipeline.statistics import Statistics
+from crossdraft.verification.exchange import SamplingOptions
+from crossdraft.verification.walk import Kind
+
+__all__ = [
+    "Generation",
+    "GenerationRequest",
+    "Kind",
+    "Pipeline",
+    "Reason",
+    "RequestError",
+    "SamplingOptions",
+    "Statistics",
+    "Token",
+    "connect",
+]

@@ -28,5 +28,3 @@ class Assignment:
     stop: tuple[Letters, ...] = ()  # stop strings
     draft_seconds: float = 30.0  # longest wait for a round's proposals
     tree_budget: int = 16  # nodes of one pass at most
-
-

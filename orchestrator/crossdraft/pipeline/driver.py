@@ -15,9 +15,11 @@ from crossdraft.pipeline.events import (
     TargetLost,
     TargetOpened,
 )
-from crossdraft.pipeline.ports import DrafterPort, DrafterStream, StreamPort, TargetPort, TargetStream
+from crossdraft.pipeline.ports import DrafterPort, DrafterStream, TargetPort, TargetStream
 from crossdraft.pipeline.session import Session
-from crossdraft.rpc.errors import ServiceError, Unreachable
+from crossdraft.pipeline.statistics import DRAFTER, TARGET, Clock, Times
+from crossdraft.rpc.codec import Opened
+from crossdraft.rpc.errors import Internal, ServiceError, Unreachable
 from crossdraft.verification.exchange import Draft, FetchRow, OpenDrafter, OpenTarget, Pass
 
 Lost = Callable[[ServiceError], Event]
@@ -34,12 +36,13 @@ class Driver:
         self._target_stream: TargetStream | None = None
         self._drafter_stream: DrafterStream | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._processing_seconds = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._clock = Clock()
 
-    @property
-    def processing_seconds(self) -> float:
-        """Time spent in the state machine: planning, verification, bookkeeping."""
-        return self._processing_seconds
+    def times(self) -> Times:
+        """What was measured so far."""
+        streams = [stream for stream in (self._target_stream, self._drafter_stream) if stream is not None]
+        return self._clock.times([stream.traffic for stream in streams])
 
     async def run(self, emit: Callable[[Emitted], None]) -> Finished:
         """Carry out commands and feed back events until the session is finished.
@@ -48,34 +51,30 @@ class Driver:
         """
         async with asyncio.TaskGroup() as group:
             try:
+                self._clock.begin()
                 return await self._loop(group, emit)
             finally:
+                self._clock.end()
                 for task in self._tasks:
                     task.cancel()
                 await self._close()
 
     async def _loop(self, group: asyncio.TaskGroup, emit: Callable[[Emitted], None]) -> Finished:
-        self._tasks: list[asyncio.Task[None]] = []
-        commands = self._timed(self._session.start)
+        with self._clock.verification():
+            commands = self._session.start()
         while True:
             for command in commands:
                 match command:
                     case Emitted():
+                        self._clock.token()
                         emit(command)
                     case Finished():
                         return command
                     case _:
                         await self._carry_out(command, group)
             event = await self._events.get()
-            commands = self._timed(lambda event=event: self._session.handle(event))  # type: ignore[misc]
-
-    def _timed(self, step: Callable[[], list[Command]]) -> list[Command]:
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        try:
-            return step()
-        finally:
-            self._processing_seconds += clock() - began
+            with self._clock.verification():
+                commands = self._session.handle(event)
 
     async def _carry_out(self, command: Command, group: asyncio.TaskGroup) -> None:
         match command:
@@ -84,8 +83,10 @@ class Driver:
             case OpenDrafter():
                 self._tasks.append(group.create_task(self._run_drafter(command)))
             case Draft() if self._drafter_stream is not None:
+                self._clock.asked(DRAFTER)
                 await self._guarded(self._drafter_stream.send(command), drafter_lost)
             case Pass() | FetchRow() if self._target_stream is not None:
+                self._clock.asked(TARGET)
                 await self._guarded(self._target_stream.send(command), TargetLost)
             case SetTimer(timer, seconds):
                 self._set_timer(timer, seconds)
@@ -119,12 +120,15 @@ class Driver:
         except ServiceError as error:
             self._events.put_nowait(lost(error))
 
-    async def _read(self, stream: StreamPort[object, Event], name: str) -> None:
+    async def _read(self, stream: TargetStream | DrafterStream, name: str) -> None:
         while True:
             try:
                 reply = await stream.receive()
             except StopAsyncIteration:
                 raise Unreachable(f"{name} ended the session") from None
+            if isinstance(reply, Opened):
+                raise Internal(f"{name} opened the session twice")
+            self._clock.answered(reply)
             self._events.put_nowait(reply)
 
     async def _close(self) -> None:

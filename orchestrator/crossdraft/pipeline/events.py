@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Draft, Drafted, FetchRow, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
+from crossdraft.verification.exchange import (
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+)
 from crossdraft.verification.walk import Kind
 
 
@@ -66,6 +75,7 @@ class Emitted:
     offset: int  # letters since the start of the output
     epoch: int
     log_probability: float | None  # nats, of the model itself; None when the method draws from rows
+    kept: int | None  # set with the last token: letters of the output that count (a stop string does not)
 
 
 class Reason(Enum):
@@ -99,7 +109,6 @@ class Finished:
     """The end of the session."""
 
     reason: Reason
-    kept: int  # letters of the output that count; what follows belongs to a stop string
     counts: Counts
     error: BaseException | None = None
 

@@ -2,7 +2,18 @@
 
 from typing import Protocol, TypeVar
 
-from crossdraft.verification.exchange import Draft, Drafted, FetchRow, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
+from crossdraft.pipeline.statistics import TrafficCount
+from crossdraft.rpc.codec import Opened
+from crossdraft.verification.exchange import (
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+)
 
 Request = TypeVar("Request", contravariant=True)
 Reply = TypeVar("Reply", covariant=True)
@@ -11,6 +22,11 @@ Opening = TypeVar("Opening", contravariant=True)
 
 class StreamPort(Protocol[Request, Reply]):
     """An open session with a service. All methods raise ServiceError when the service fails."""
+
+    @property
+    def traffic(self) -> TrafficCount:
+        """What was sent and received so far."""
+        ...
 
     async def send(self, request: Request, /) -> None:
         """Send without waiting for the reply."""
@@ -23,14 +39,15 @@ class StreamPort(Protocol[Request, Reply]):
         """End the session."""
 
 
-TargetStream = StreamPort[Pass | FetchRow, PassDone | RowFetched]
-DrafterStream = StreamPort[Draft, Drafted]
+# A service may break the protocol with a second Opened; the driver then gives it up.
+TargetStream = StreamPort[OpenTarget | Pass | FetchRow, Opened | PassDone | RowFetched]
+DrafterStream = StreamPort[OpenDrafter | Draft, Opened | Drafted]
 
 
 class TargetPort(Protocol):
     """A target service."""
 
-    async def open(self, opening: OpenTarget, /) -> TargetStream:
+    async def open(self, request: OpenTarget) -> TargetStream:
         """Begin a session."""
         ...
 
@@ -38,6 +55,6 @@ class TargetPort(Protocol):
 class DrafterPort(Protocol):
     """A drafter service."""
 
-    async def open(self, opening: OpenDrafter, /) -> DrafterStream:
+    async def open(self, request: OpenDrafter) -> DrafterStream:
         """Begin a session."""
         ...

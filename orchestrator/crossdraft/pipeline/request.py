@@ -43,9 +43,12 @@ class GenerationRequest:
             (bool(self.prompt), "the prompt is empty; give at least one character"),
             (1 <= self.k <= MOST_PROPOSALS, f"k must be between 1 and {MOST_PROPOSALS}, got {self.k}"),
             (self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}"),
-            (1 <= self.row_width, f"row_width must be at least 1, got {self.row_width}"),
-            (1 <= self.head, f"head must be at least 1, got {self.head}"),
-            (self.drafter_temperature is None or self.drafter_temperature >= 0, "drafter_temperature must be 0 or more"),
+            (self.row_width >= 1, f"row_width must be at least 1, got {self.row_width}"),
+            (self.head >= 1, f"head must be at least 1, got {self.head}"),
+            (
+                self.drafter_temperature is None or self.drafter_temperature >= 0,
+                "drafter_temperature must be 0 or more",
+            ),
             (self.seed is None or 0 <= self.seed < 2**64, f"seed must be between 0 and 2**64 - 1, got {self.seed}"),
             (all(self.stop), "a stop string must not be empty"),
         )
@@ -129,9 +132,7 @@ def _prompt_ids(request: GenerationRequest, models: Models) -> tuple[int, ...]:
     return prompt
 
 
-def _open_drafter(
-    request: GenerationRequest, models: Models, method: Method, noise: NoiseKey
-) -> OpenDrafter | None:
+def _open_drafter(request: GenerationRequest, models: Models, method: Method, noise: NoiseKey) -> OpenDrafter | None:
     if models.pair is None:
         return None
     allowed = models.pair.shared_drafter_ids if method.shared_only else None

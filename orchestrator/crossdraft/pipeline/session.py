@@ -1,11 +1,10 @@
 """The session's state machine: events in, commands out, no I/O (design section 6).
 
 Lock-step: draft K, one pass, walk over what was drafted, repeat. An event that the state does not
-allow raises IllegalEvent and changes nothing; answers of older epochs and old timers are dropped.
+allow raises IllegalEventError and changes nothing; answers of older epochs and old timers are dropped.
 """
 
 from enum import Enum
-from os.path import commonprefix
 
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.epoch import Epoch
@@ -25,14 +24,14 @@ from crossdraft.pipeline.events import (
     TargetOpened,
 )
 from crossdraft.pipeline.fetched import Fetched, answers
-from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.verification.exchange import Draft, Drafted, FetchRow, Pass, PassDone, RowFetched, Sample
 from crossdraft.verification.planning import Planner
 from crossdraft.verification.rows import Proposal
 from crossdraft.verification.walk import Emit, Ground, Kind, NeedProposal, NeedRow, NeedSample, Refused
 
 
-class IllegalEvent(Exception):
+class IllegalEventError(Exception):
     """An event that the session's state does not allow. The session is unchanged."""
 
 
@@ -73,12 +72,11 @@ class Session:
         self._number = 0  # of the epoch
         self._text = NOTHING  # the output
         self._told = (0, NOTHING)  # the drafter's text: the output up to an offset, then its own letters
-        self._kept: int | None = None  # letters of the output before a stop string
 
     def start(self) -> list[Command]:
-        """Begin; raises IllegalEvent if begun already."""
+        """Begin; raises IllegalEventError if begun already."""
         if self.state is not State.NEW:
-            raise IllegalEvent("the session has begun already")
+            raise IllegalEventError("the session has begun already")
         self.state = State.OPENING
         self._opening = {TargetOpened}
         commands: list[Command] = [self._given.open_target]
@@ -91,7 +89,7 @@ class Session:
         """Take one event; returns what is to be done, in order.
 
         Raises:
-            IllegalEvent: the state does not allow it; nothing has changed.
+            IllegalEventError: the state does not allow it; nothing has changed.
         """
         if self._outdated(event):
             return []
@@ -127,7 +125,7 @@ class Session:
 
     def _check(self, event: Event) -> None:
         if not isinstance(event, ALLOWED[self.state]):
-            raise IllegalEvent(f"{type(event).__name__} while waiting for {self.state.value}")
+            raise IllegalEventError(f"{type(event).__name__} while waiting for {self.state.value}")
         expected = {
             TargetOpened: TargetOpened in self._opening,
             DrafterOpened: DrafterOpened in self._opening,
@@ -139,7 +137,7 @@ class Session:
             and event.row.whole,
         }
         if not expected.get(type(event), True):
-            raise IllegalEvent(f"unexpected {event}")
+            raise IllegalEventError(f"unexpected {event}")
 
     def _opened(self, what: type) -> list[Command]:
         self._opening.discard(what)
@@ -165,7 +163,7 @@ class Session:
     def _rewind(self) -> tuple[int, Letters]:
         """Where the drafter's text leaves the committed text, and what is committed from there on."""
         start, drafted = self._told
-        same = len(commonprefix([drafted, self._text[start:]]))
+        same = common_length(drafted, self._text[start:])
         return start + same, Letters(self._text[start + same :])
 
     def _drafted(self, event: Drafted) -> list[Command]:
@@ -234,17 +232,16 @@ class Session:
         return [self._pass()]
 
     def _emit(self, token: int, kind: Kind) -> list[Command]:
-        assert self._epoch is not None
-        sample = self._fetched.sample
         letters = self._given.pair.target.letters[token]
-        emitted = Emitted(
-            token, letters, kind, len(self._text), self._number, sample.log_probability if sample else None
-        )
+        sample = self._fetched.sample
+        log_probability = sample.log_probability if sample else None
+        offset = len(self._text)
         self._fetched.since_root.append(token)
         self._text = Letters(self._text + letters)
         self.counts.tokens += 1
         self.counts.kinds[kind] += 1
-        reason = self._ending(token, letters)
+        reason, kept = self._ending(token, offset)
+        emitted = Emitted(token, letters, kind, offset, self._number, log_probability, kept)
         return [emitted] if reason is None else [emitted, self._finish(reason)]
 
     def _left(self) -> int:
@@ -252,19 +249,17 @@ class Session:
         room = self._given.context - len(self._given.open_target.prompt)
         return min(self._given.max_tokens, room) - self.counts.tokens
 
-    def _ending(self, token: int, letters: Letters) -> Reason | None:
-        """Whether the token ends the output; a stop string ends it where the string begins."""
+    def _ending(self, token: int, offset: int) -> tuple[Reason | None, int | None]:
+        """Whether the token at `offset` ends the output, and the letters that then count."""
         longest = max(map(len, self._given.stop), default=0)
-        recent = self._text[max(0, len(self._text) - len(letters) - longest) :]
-        found = [place for text in self._given.stop if (place := recent.find(text)) >= 0]
+        begin = max(0, offset - longest)
+        found = [place for text in self._given.stop if (place := self._text.find(text, begin)) >= 0]
         if found:
-            self._kept = len(self._text) - len(recent) + min(found)
-            return Reason.STOP
+            return Reason.STOP, min(found)
         if token in self._given.pair.target.stops and not self._given.ignore_end:
-            return Reason.STOP
-        return Reason.LENGTH if self._left() <= 0 else None
+            return Reason.STOP, len(self._text)
+        return (Reason.LENGTH, len(self._text)) if self._left() <= 0 else (None, None)
 
     def _finish(self, reason: Reason, error: BaseException | None = None) -> Finished:
         self.state = State.DONE
-        kept = len(self._text) if self._kept is None else self._kept
-        return Finished(reason, kept, self.counts, error)
+        return Finished(reason, self.counts, error)

@@ -50,3 +50,11 @@ def is_plain(letters: Letters) -> bool:
 def to_bytes(letters: Letters) -> bytes:
     """The bytes of the letters; control symbols are left out (they are not text)."""
     return bytes(ord(letter) for letter in letters if ord(letter) < FIRST_CONTROL)
+
+
+def common_length(one: str, other: str) -> int:
+    """How many letters two strings of letters have in common at their start."""
+    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return place
+    return min(len(one), len(other))

@@ -40,8 +40,14 @@ class SamplingOptions:
             (self.top_k >= 0, f"top_k must be 0 (all) or more, got {self.top_k}"),
             (0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, got {self.top_p}"),
             (0 <= self.min_p <= 1, f"min_p must be between 0 and 1, got {self.min_p}"),
-            (0 < self.repetition_penalty < float("inf"), f"repetition_penalty must be above 0, got {self.repetition_penalty}"),
-            (-2 <= self.presence_penalty <= 2, f"presence_penalty must be between -2 and 2, got {self.presence_penalty}"),
+            (
+                0 < self.repetition_penalty < float("inf"),
+                f"repetition_penalty must be above 0, got {self.repetition_penalty}",
+            ),
+            (
+                -2 <= self.presence_penalty <= 2,
+                f"presence_penalty must be between -2 and 2, got {self.presence_penalty}",
+            ),
             (all(abs(bias) <= 100 for _, bias in self.logit_bias), "each logit_bias must be between -100 and 100"),
         )
         for holds, complaint in checks:

@@ -93,4 +93,6 @@ def in_target_ids(pair: Pair, proposal: Proposal) -> tuple[int, Row]:
     if token is None or bool(np.any(ids < 0)):
         raise ValueError("a proposal reaches outside the shared tokens")
     unique, places = np.unique(ids, return_inverse=True)
-    return token, Row(unique, np.bincount(places, weights=proposal.row.probabilities, minlength=len(unique)))
+    summed = np.zeros(len(unique))
+    np.add.at(summed, places, proposal.row.probabilities)
+    return token, Row(unique, summed)

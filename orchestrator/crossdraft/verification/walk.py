@@ -16,7 +16,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from enum import Enum
 
-from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.rows import Ids, Proposal, Row, Whose
@@ -110,10 +110,8 @@ class Unreached:
 
 
 def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
-    for place, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return offset + place
-    return None
+    same = common_length(left, right)
+    return None if same == min(len(left), len(right)) else offset + same
 
 
 def next_proposal() -> Generator[Step, Answer, Proposal | None]:
@@ -124,9 +122,7 @@ def next_proposal() -> Generator[Step, Answer, Proposal | None]:
     return answer
 
 
-def target_row(
-    listed: Ids | None = None, whole: bool = False, judging: bool = False
-) -> Generator[Step, Answer, Row]:
+def target_row(listed: Ids | None = None, whole: bool = False, judging: bool = False) -> Generator[Step, Answer, Row]:
     """Ask for the target's row at the frontier, in which the listed ids have a known probability."""
     row = yield NeedRow(whole, () if listed is None else tuple(listed.tolist()), judging)
     if not isinstance(row, Row) or (whole and not row.whole) or (listed is not None and not row.lists(listed.tolist())):

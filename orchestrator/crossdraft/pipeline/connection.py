@@ -1,0 +1,104 @@
+"""The Python API: connect to a target and a drafter, generate.
+
+async with connect(target="127.0.0.1:7001", drafter="127.0.0.1:7002") as pipeline:
+    async for token in pipeline.generate("def main(", method="seeded", seed=7):
+        print(token.text, end="")
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+from crossdraft.pipeline.generation import Generation
+from crossdraft.pipeline.request import GenerationRequest, Models, resolve
+from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.text.letters import Side
+from crossdraft.text.pairing import Pair
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.verification.exchange import Description
+
+
+class Pipeline:
+    """Connections to a target and, unless decoding is plain, a drafter."""
+
+    def __init__(self, target: str, drafter: str | None = None, patience: Patience | None = None) -> None:
+        self._patience = patience or Patience()
+        self._addresses = (target, drafter)
+        self._target: TargetClient | None = None
+        self._drafter: DrafterClient | None = None
+        self._models: Models | None = None
+        self._generations: list[Generation] = []
+
+    async def __aenter__(self) -> Self:
+        """Connect and learn the two vocabularies.
+
+        Raises:
+            ServiceError: a service does not answer in time; the text says which one and what to do.
+        """
+        target, drafter = self._addresses
+        self._target = TargetClient(target, self._patience)
+        self._drafter = None if drafter is None else DrafterClient(drafter, self._patience)
+        try:
+            self._models = await self._learn(self._target, self._drafter)
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    def generate(self, prompt: str, **settings: Any) -> Generation:
+        """One output; `settings` are the fields of GenerationRequest.
+
+        Raises:
+            RequestError: the request cannot be served by this pair.
+        """
+        return self.run(GenerationRequest(prompt, **settings))
+
+    def run(self, request: GenerationRequest) -> Generation:
+        """The same for a request that is made already."""
+        if self._models is None or self._target is None:
+            raise RuntimeError("use the pipeline inside `async with connect(...)`")
+        generation = Generation(resolve(request, self._models), self._target, self._drafter)
+        self._generations.append(generation)
+        return generation
+
+    @property
+    def models(self) -> Models:
+        """The vocabularies of the pair, once connected."""
+        if self._models is None:
+            raise RuntimeError("use the pipeline inside `async with connect(...)`")
+        return self._models
+
+    async def _learn(self, target: TargetClient, drafter: DrafterClient | None) -> Models:
+        asked = [target.describe()] + ([] if drafter is None else [drafter.describe()])
+        descriptions = await asyncio.gather(*asked)
+        tokenization = tokenization_of(descriptions[0], Side.TARGET)
+        pair = None
+        if drafter is not None:
+            pair = Pair(tokenization.vocabulary, tokenization_of(descriptions[1], Side.DRAFTER).vocabulary)
+        return Models(tokenization, descriptions[0].context, pair)
+
+    async def _close(self) -> None:
+        for generation in self._generations:
+            await generation.aclose()
+        for client in (self._target, self._drafter):
+            if client is not None:
+                await client.close()
+
+
+def connect(target: str, drafter: str | None = None, patience: Patience | None = None) -> Pipeline:
+    """A pipeline to use with `async with`; addresses are host:port, no drafter means plain decoding."""
+    return Pipeline(target, drafter, patience)
+
+
+def tokenization_of(description: Description, side: Side) -> Tokenization:
+    """The tokenizer of a model that described itself."""
+    vocabulary = Vocabulary.build(
+        description.tokenizer_json, description.vocabulary_size, description.controls, description.stops, side
+    )
+    return Tokenization(description.tokenizer_json, vocabulary)

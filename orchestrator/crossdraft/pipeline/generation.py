@@ -1,0 +1,101 @@
+"""One running generation: an asynchronous iterator over its tokens, then its text and figures."""
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.driver import Driver
+from crossdraft.pipeline.events import Emitted, Finished, Reason
+from crossdraft.pipeline.ports import DrafterPort, TargetPort
+from crossdraft.pipeline.session import Session
+from crossdraft.pipeline.statistics import Statistics, statistics_of
+from crossdraft.text.letters import NOTHING, Letters, to_bytes
+from crossdraft.text.tokenization import LetterDecoder
+from crossdraft.verification.walk import Kind
+
+
+@dataclass(frozen=True)
+class Token:
+    """A committed token."""
+
+    id: int  # target id
+    text: str  # what can be shown since the token before: whole characters, nothing that a stop string may take back
+    raw: bytes  # the token's own bytes; empty for a control symbol
+    kind: Kind
+    log_probability: float | None  # nats, of the model itself; None when the method draws from rows
+
+
+class Generation:
+    """Iterate over it for tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
+
+    Use it as a context manager, or exhaust it: leaving it early cancels the sessions. A target that fails
+    raises its ServiceError from the iteration; a drafter that fails does not.
+    """
+
+    def __init__(self, assignment: Assignment, target: TargetPort, drafter: DrafterPort | None) -> None:
+        self.text = ""
+        self.ids: list[int] = []
+        self.reason: Reason | None = None
+        self.statistics: Statistics | None = None
+        self._assignment = assignment
+        self._driver = Driver(Session(assignment), target, drafter)
+        self._decoder = LetterDecoder()
+        self._letters = NOTHING
+        self._decoded = ""  # `text` is this less what is held back
+        self._held_back = max(map(len, assignment.stop), default=1) - 1  # characters
+        self._queue: asyncio.Queue[Emitted | None] = asyncio.Queue()
+        self._task: asyncio.Task[Finished] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancel what is still running and close its sessions."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Token:
+        if self._task is None:
+            self._task = asyncio.create_task(self._driver.run(self._queue.put_nowait))
+            self._task.add_done_callback(lambda _: self._queue.put_nowait(None))
+        emitted = None if self.reason is not None else await self._queue.get()
+        if emitted is None:
+            self._end(self._task.result())
+            raise StopAsyncIteration
+        return self._token(emitted)
+
+    def _token(self, emitted: Emitted) -> Token:
+        self.ids.append(emitted.token)
+        shown = self._show(emitted)
+        self.text += shown
+        return Token(emitted.token, shown, to_bytes(emitted.letters), emitted.kind, emitted.log_probability)
+
+    def _show(self, emitted: Emitted) -> str:
+        """Text that is new and final: whole characters, and none that a stop string may still begin with."""
+        self._letters = Letters(self._letters + emitted.letters)
+        self._decoded += self._decoder.feed(emitted.letters)
+        if emitted.kept is not None:
+            return to_bytes(Letters(self._letters[: emitted.kept])).decode("utf-8", "replace")[len(self.text) :]
+        return self._decoded[len(self.text) : len(self._decoded) - self._held_back]
+
+    def _end(self, finished: Finished) -> None:
+        """The session is over: figures, and its error if it has one."""
+        self.reason = finished.reason
+        given = self._assignment
+        prompt_tokens = len(given.open_target.prompt)
+        self.statistics = statistics_of(
+            given.method.name, given.proposals, prompt_tokens, finished.counts, self._driver.times()
+        )
+        if finished.error is not None:
+            raise finished.error
