@@ -25,6 +25,7 @@ SIZE = 100
 DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
 FULL = 13  # a committed id that the toy target takes for a full context
 FAULTY = 14  # one that makes it fail
+HALF = 16  # one that makes it answer with half a distribution
 SLOW = 15  # one that makes it wait until the test lets it go on
 
 
@@ -47,7 +48,7 @@ class ToyTargetService:
         self.ended = True
 
     async def wait_closed(self, count: int) -> None:
-        async with self.changed:
+        async with asyncio.timeout(10), self.changed:
             await self.changed.wait_for(lambda: self.closed == count)
 
 
@@ -65,6 +66,8 @@ class ToyTargetSession:
             raise ZeroDivisionError("a fault of the service")
         if SLOW in request.committed:
             await self.service.go_on.wait()
+        if HALF in request.committed:
+            row = Row(np.array([1]), np.array([0.5]))
         return PassDone(request.number, (row,) * (1 + len(request.tree)), 0.001)
 
     async def close(self) -> None:
@@ -92,7 +95,7 @@ class ToyDrafterService:
 async def exchange(address: str, method: str, messages: Sequence[bytes]) -> tuple[list[bytes], grpc.StatusCode, str]:
     """Sends raw messages on one stream; the raw replies, the status and its text."""
     async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.stream_stream(method)(iter(messages))
+        call = channel.stream_stream(method)(iter(messages), timeout=10)
         replies: list[bytes] = []
         try:
             async for reply in call:

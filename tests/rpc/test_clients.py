@@ -24,7 +24,7 @@ from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import Draft, FetchRow, OpenDrafter, OpenTarget, Pass, SamplingOptions
 from crossdraft.verification.trees import ROOT, TokenTree
-from tests.rpc.services import DESCRIPTION, FAULTY, FULL, SLOW, ToyDrafterService, ToyTargetService
+from tests.rpc.services import DESCRIPTION, FAULTY, FULL, HALF, SLOW, ToyDrafterService, ToyTargetService
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 AT_ONCE = Listening(grace_seconds=0)
@@ -111,7 +111,7 @@ async def test_traffic_counts_serialized_bytes(client):
         before = session.traffic.bytes_sent, session.traffic.bytes_received
         await session.run(one_pass(1))
         small = session.traffic.bytes_sent - before[0]
-        await session.run(Pass(2, tuple(range(16, 56)), TokenTree()))
+        await session.run(Pass(2, tuple(range(20, 60)), TokenTree()))
         large = session.traffic.bytes_sent - before[0] - small
     assert (session.traffic.messages_sent, session.traffic.messages_received) == (3, 3)
     assert small == 2 + 2 + 2 + 3 + 3  # envelope; number; tree's envelope; one token; one parent
@@ -127,7 +127,7 @@ async def test_cancelling_the_caller_closes_the_services_session(client, service
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ask(), 0.2)
-    await asyncio.wait_for(service.wait_closed(1), 5)
+    await service.wait_closed(1)
 
 
 async def test_a_service_that_hangs_costs_a_bounded_wait(address, service):
@@ -136,7 +136,7 @@ async def test_a_service_that_hangs_costs_a_bounded_wait(address, service):
         with pytest.raises(TimedOut, match=f"target at {address}: no reply within 0.2 s"):
             await session.run(one_pass(1, SLOW))
         assert time.monotonic() - began < 2
-    await asyncio.wait_for(service.wait_closed(1), 5)
+    await service.wait_closed(1)
 
 
 async def test_a_request_that_is_sent_while_an_idle_session_is_read_is_bounded_too(address):
@@ -177,6 +177,13 @@ async def test_a_fault_of_the_service_is_internal_and_it_lives_on(client, servic
     async with client.session(OPEN) as session:
         assert (await session.run(one_pass(1))).number == 1
     await service.wait_closed(2)
+
+
+async def test_a_reply_that_means_nothing_is_the_services_fault(client, service):
+    async with client.session(OPEN) as session:
+        with pytest.raises(Internal, match=r"sent a reply that means nothing: nodes\[0\].row sums to 0.5"):
+            await session.run(one_pass(1, HALF))
+        await service.wait_closed(1)
 
 
 async def test_a_message_over_the_clients_limit_is_too_large(address):

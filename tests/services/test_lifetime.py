@@ -10,8 +10,8 @@ import pytest
 
 from crossdraft.drafter.servicer import ServeDrafter, drafter_server
 from crossdraft.models.running import ModelOptions
-from crossdraft.rpc.clients import DrafterClient, TargetClient
-from crossdraft.rpc.errors import ServiceError
+from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.target.servicer import ServeTarget, target_server
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import Draft, OpenDrafter, OpenTarget, Pass, SamplingOptions
@@ -68,6 +68,19 @@ async def test_a_drafter_that_is_in_use_ends_after_its_grace_period(drafter_fold
             with pytest.raises(ServiceError) as raised:
                 await session.draft(Draft(2, 0, Letters(""), 4))
         assert raised.value.lost
+
+
+async def test_a_drafter_that_freezes_is_noticed_long_before_its_reply_is_due(drafter_folder: Path) -> None:
+    process, ready = await started("drafter", drafter_folder, 0)
+    async with DrafterClient(ready["address"], Patience(reply_seconds=60)) as client:
+        async with client.session(OpenDrafter(Letters("The"), SamplingOptions(), None, 4)) as session:
+            process.send_signal(signal.SIGSTOP)  # like a link that was cut: nothing answers, nothing is closed
+            with pytest.raises(Unreachable):
+                await asyncio.wait_for(session.draft(Draft(1, 0, Letters(""), 4)), 20)
+            process.send_signal(signal.SIGCONT)
+        assert (await client.describe()).fingerprint == ready["fingerprint"]
+    process.terminate()
+    assert await ended(process) == (0, b"")
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,13 @@ class MessageLimit:
 
 
 # A cut link shows itself only in unanswered pings: without them a stream read hangs for over 45 s. One ping a second
-# costs nothing beside the passes. Two seconds to answer, since a host whose cores are all in a forward answers late.
+# costs nothing beside the passes. Three seconds to answer, since a host whose cores are all busy answers late. The first
+# timeout is for links that acknowledge nothing, the second (a minute unless set) for processes that are frozen behind
+# a kernel that still does.
 CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # A service that was restarted is found again in about 2 s; gRPC's own pauses grow to minutes.
@@ -56,6 +59,7 @@ SERVER_OPTIONS: ChannelOptions = (
     # The server pings too: a session whose client has vanished must give back its place in the cache.
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),
     # Two services on one port would share its sessions at random; a port that is taken must be an error.
     ("grpc.so_reuseport", 0),
 )
