@@ -167,6 +167,10 @@ class Session:
         return start + same, Letters(self._text[start + same :])
 
     def _drafted(self, event: Drafted) -> list[Command]:
+        size = self._given.pair.drafter.size
+        wrong = [proposal.token for proposal in event.proposals if not 0 <= proposal.token < size]
+        if wrong:
+            return self._without_drafter(f"it proposed id {wrong[0]}, and its ids are 0 to {size - 1}")
         self.counts.drafter_seconds += event.seconds
         self.counts.proposals += len(event.proposals)
         self.counts.stood_aside += len(event.proposals) < self._given.proposals

@@ -34,11 +34,11 @@ class Planner:
 
     def plan(self, proposals: Sequence[Proposal], skip: int, room: int) -> Plan:
         """Paths for the draft's letters from `skip` letters after its first proposal on (where
-        the frontier is), none longer than `room` tokens (what the target's context leaves)."""
+        the frontier is), at most `room` nodes (what the target's context leaves)."""
         starts, text = self._layout(proposals, skip)
         own = self._own_path(starts)
         paths = (self.encode(text), own) if self.method.samples else (own,)
-        tree = tree_of((path[:room] for path in paths), self.budget)
+        tree = tree_of(paths, min(self.budget, room))
         if self.method.samples:
             return Plan(tree, ())
         letters = self.pair.target.letters_of

@@ -1,0 +1,128 @@
+"""`seeded`: the output is a function of the seed alone, and over seeds it has the target's law.
+
+The noise cannot be enumerated, so the law is judged by chi-square over 3,000 seeds: p > 1e-4 for every pair of
+vocabularies, cells expected below 5 pooled.
+"""
+
+import pytest
+from scipy.stats import chisquare
+
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.events import Emitted
+from crossdraft.pipeline.session import Session
+from crossdraft.text.letters import NOTHING
+from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.exchange import NoiseKey, OpenTarget, SamplingOptions, Sample
+from crossdraft.verification.methods import SEEDED
+from crossdraft.verification.noise import KeyedNoise
+from crossdraft.verification.rows import Proposal
+from tests.fakes import (
+    ToyDrafter,
+    ToyTarget,
+    autoregressive_law,
+    greedy_tokens,
+    open_drafter,
+    pair_of,
+    run_session,
+)
+from tests.verification.toys import TOYS, Toy, as_ids
+
+LENGTH = 3
+SEEDS = 3000
+SMALLEST_P = 1e-4
+
+
+def noise_of(vocabulary: Vocabulary) -> KeyedNoise:
+    return KeyedNoise(vocabulary.letters, [vocabulary.rank(token) for token in range(vocabulary.size)])
+
+
+class SeededTarget(ToyTarget):
+    """Answers nodes with keyed draws, as the service does."""
+
+    def __init__(self, vocabulary: Vocabulary, key: NoiseKey, noise: KeyedNoise) -> None:
+        super().__init__(vocabulary.size, 99, RandomChooser.__new__(RandomChooser))
+        self._vocabulary, self._key, self._noise = vocabulary, key, noise
+
+    def _sample(self, path: tuple[int, ...]) -> Sample:
+        offset = len(self._vocabulary.letters_of(path))
+        return Sample(self._noise.draw(as_ids(*range(self.size)), self.law(path), self._key, offset), 0.0)
+
+
+class SeededDrafter(ToyDrafter):
+    """Draws with the target's noise, as the service does."""
+
+    def __init__(self, vocabulary: Vocabulary, key: NoiseKey, noise: KeyedNoise) -> None:
+        super().__init__(vocabulary.letters, RandomChooser.__new__(RandomChooser))
+        self._key, self._noise = key, noise
+
+    def propose(self) -> Proposal:
+        row = self.law(self.text)
+        token = self._noise.draw(row.ids, row.probabilities, self._key, len(self.text))
+        self.text = type(self.text)(self.text + self.letters[token])
+        return Proposal(token)
+
+
+class Runs:
+    """Sessions over one pair of toys; the noise of a vocabulary is made once."""
+
+    def __init__(self, toy: Toy) -> None:
+        self.pair = pair_of(toy.target, toy.drafter, toy.stops)
+        self.noises = noise_of(self.pair.target), noise_of(self.pair.drafter)
+
+    def output(self, seed: int, proposals: int) -> tuple[int, ...]:
+        """The output for a seed; without proposals there is no drafter."""
+        pair, key = self.pair, NoiseKey(seed)
+        assignment = Assignment(
+            pair=pair,
+            method=SEEDED,
+            chooser=RandomChooser.__new__(RandomChooser),  # `seeded` makes no choice of its own
+            encode=greedy_tokens(pair.target),
+            open_target=OpenTarget((0,), SamplingOptions(), key),
+            open_drafter=open_drafter(NOTHING, None) if proposals else None,
+            proposals=proposals,
+            max_tokens=LENGTH,
+            context=100,
+        )
+        target = SeededTarget(pair.target, key, self.noises[0])
+        out = run_session(Session(assignment), target, SeededDrafter(pair.drafter, key, self.noises[1]))
+        return tuple(command.token for command in out if isinstance(command, Emitted))
+
+
+@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+def test_the_output_is_a_function_of_the_seed(toy: Toy) -> None:
+    runs = Runs(toy)
+    for seed in range(100):
+        assert len({runs.output(seed, proposals) for proposals in (0, 1, 2, 3)}) == 1
+
+
+@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+def test_over_seeds_the_law_is_the_targets(toy: Toy) -> None:
+    runs = Runs(toy)
+    wanted = autoregressive_law(ToyTarget(len(toy.target), 99), toy.stops, LENGTH)
+    seen = dict.fromkeys(wanted, 0)
+    for seed in range(SEEDS):
+        seen[runs.output(seed, 2)] += 1
+    assert p_value(seen, wanted) > SMALLEST_P
+
+
+def test_noise_of_another_law_is_seen() -> None:
+    """The test has teeth: the same outputs judged against the law of another target."""
+    toy = TOYS[0]
+    runs = Runs(toy)
+    other = autoregressive_law(ToyTarget(len(toy.target), 99, salt="another"), toy.stops, LENGTH)
+    seen = dict.fromkeys(other, 0)
+    for seed in range(SEEDS):
+        seen[runs.output(seed, 2)] += 1
+    assert p_value(seen, other) < SMALLEST_P
+
+
+def p_value(seen: dict[tuple[int, ...], int], wanted: dict[tuple[int, ...], float]) -> float:
+    """Chi-square against a law, cells expected below 5 pooled."""
+    cells = [(seen[key], SEEDS * wanted[key]) for key in wanted]
+    large = [cell for cell in cells if cell[1] >= 5]
+    small = [cell for cell in cells if cell[1] < 5]
+    if small:
+        large.append((sum(count for count, _ in small), sum(expected for _, expected in small)))
+    counts, expected = zip(*large, strict=True)
+    return float(chisquare(counts, expected).pvalue)
