@@ -35,9 +35,9 @@ class MessageLimit:
 
 
 # A cut link shows itself only in unanswered pings: without them a stream read hangs for over 45 s. One ping a second
-# costs nothing beside the passes. Three seconds to answer, since a host whose cores are all busy answers late. The first
-# timeout is for links that acknowledge nothing, the second (a minute unless set) for processes that are frozen behind
-# a kernel that still does.
+# costs nothing beside the passes. Three seconds to answer, since a host whose cores are all busy answers late. The
+# first timeout is for links that acknowledge nothing, the second (a minute unless set) for processes that are frozen
+# behind a kernel that still does.
 CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 3000),
