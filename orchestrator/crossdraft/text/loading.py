@@ -25,11 +25,12 @@ class TokenizerMissing(FileNotFoundError):  # noqa: N818
 
 @dataclass(frozen=True)
 class LoadedTokenizer:
-    """What `Vocabulary.build` needs besides the size of the logits row."""
+    """What `Vocabulary.build` needs."""
 
     tokenizer_json: str
     controls: tuple[tuple[int, str], ...]  # (id, role name), by id
     stops: tuple[int, ...]  # ids that end an output, ascending
+    vocabulary_size: int  # that config.json names, which the row's length is; else that of the tokenizer
 
 
 def load_tokenizer_json(folder_or_hub_id: str) -> LoadedTokenizer:
@@ -53,9 +54,8 @@ def load_tokenizer_json(folder_or_hub_id: str) -> LoadedTokenizer:
     begin = _id_of(tokenizer, settings.get("bos_token"))
     roles = dict.fromkeys([] if begin is None else [begin], Role.BEGIN_OF_SEQUENCE)
     roles |= {token: _end_role(tokenizer, token, len(ends)) for token in ends}
-    return LoadedTokenizer(
-        tokenizer_json, tuple((token, roles[token].name) for token in sorted(roles)), tuple(sorted(ends))
-    )
+    controls = tuple((token, roles[token].name) for token in sorted(roles))
+    return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), _size(config, tokenizer))
 
 
 def _missing(source: str, sentencepiece: bool) -> str:
@@ -92,6 +92,12 @@ def _on_hub(hub_id: str) -> Find:
 def _read(path: Path | None) -> Config:
     read: Config = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
     return read
+
+
+def _size(config: Config, tokenizer: Tokenizer) -> int:
+    # A model that also sees or hears keeps the settings of its text part apart.
+    named = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return named or 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 
 def _ends(tokenizer: Tokenizer, configs: list[Config], settings: Config) -> list[int]:

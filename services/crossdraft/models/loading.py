@@ -8,17 +8,14 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from crossdraft.models.names import ModelLoadError, bundled_names, source_of
 from crossdraft.models.support import embedding_weight, length_of
 from crossdraft.text.loading import TokenizerMissing, load_tokenizer_json
 from crossdraft.verification.exchange import Description
 
-BUNDLED = Path(__file__).parent / "bundled"
-BUNDLED_PREFIX = "bundled:"
+__all__ = ["DTYPES", "LoadedModel", "ModelLoadError", "bundled_names", "fingerprint", "load_model"]
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class ModelLoadError(ValueError):
-    """A model cannot be loaded; the text says what to change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +70,6 @@ def load_model(
     return LoadedModel(model, replace(description, fingerprint=fingerprint(description)))
 
 
-def bundled_names() -> list[str]:
-    """The bundled models that are installed, with their prefix."""
-    return sorted(BUNDLED_PREFIX + path.parent.name for path in BUNDLED.glob("*/config.json"))
-
-
 def fingerprint(description: Description) -> str:
     """SHA-256 of tokenizer, controls and vocabulary size, in hex: equal for models whose ids mean the same."""
     parts = (description.tokenizer_json, description.controls, description.vocabulary_size)
@@ -86,19 +78,14 @@ def fingerprint(description: Description) -> str:
 
 def _source(name: str) -> str:
     """The folder or hub id. A folder must have weights; a hub id is left to the hub."""
-    folder = BUNDLED / name.removeprefix(BUNDLED_PREFIX) if name.startswith(BUNDLED_PREFIX) else Path(name)
-    if name.startswith(BUNDLED_PREFIX) and not (folder / "config.json").is_file():
-        raise ModelLoadError(f"there is no bundled model {name!r}: there are {', '.join(bundled_names()) or 'none'}")
-    if not folder.is_dir():
-        looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
-        if looks_local:
-            raise ModelLoadError(f"there is no folder {name}: give a folder, a hub id or {BUNDLED_PREFIX}<name>")
-        return name
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelLoadError(f"{folder} has no .safetensors weights: save the model with safe_serialization=True")
-    return str(folder)
+    source = source_of(name)
+    folder = Path(source)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelLoadError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
+        if not any(folder.glob("*.safetensors")):
+            raise ModelLoadError(f"{folder} has no .safetensors weights: save the model with safe_serialization=True")
+    return source
 
 
 def _device(device: str) -> torch.device:

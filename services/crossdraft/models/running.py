@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from crossdraft.models.engine import BUDGET, Engine
 from crossdraft.models.loading import LoadedModel, load_model
 from crossdraft.models.worker import ModelThread
@@ -22,6 +24,7 @@ class ModelOptions:
     budget: int = BUDGET  # MiB for keys and values of all sessions
     max_length: int | None = None  # tokens of a session; None: the model's own context
     trust_remote_code: bool = False
+    threads: int | None = None  # of torch, in the whole process; None: torch's own choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,5 +65,9 @@ class RunningModel:
 
 def run_model(options: ModelOptions, side: Side) -> RunningModel:
     """Loads a model and puts it to work; takes seconds. Raises ValueError with a text that says what to change."""
+    if options.threads is not None:
+        if options.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {options.threads}")
+        torch.set_num_threads(options.threads)
     loaded = load_model(options.name, options.dtype, options.device, options.max_length, options.trust_remote_code)
     return RunningModel.of(loaded, side, options.budget)
