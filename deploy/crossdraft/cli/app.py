@@ -1,0 +1,132 @@
+"""The commands and their options.
+
+Everything that a command needs is imported when it runs: torch, transformers and grpc take seconds, which `--help`
+and a mistyped option should not.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from crossdraft.cli.failures import CommandFailed, Interrupted
+
+# Plain errors and help: an error is then one line whatever the width of the terminal, and rich is not imported.
+app = typer.Typer(
+    name="crossdraft",
+    help="Speculative decoding across vocabularies and machines, exactly.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+)
+
+
+class Role(StrEnum):
+    """What a service is in a pair."""
+
+    TARGET = "target"
+    DRAFTER = "drafter"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script. Ends the process with 0, 1 (it failed), 2 (wrong usage) or 128 + a signal's number."""
+    try:
+        app(arguments, prog_name="crossdraft")
+    except Interrupted as error:
+        sys.exit(128 + error.number)
+    except CommandFailed as error:
+        print("crossdraft:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print("crossdraft", version("crossdraft"))
+        except PackageNotFoundError:
+            print("crossdraft (run from its source folders, not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    shown: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What all commands have in common."""
+
+
+@app.command()
+def serve(
+    role: Annotated[Role, typer.Argument(help="What the model is in a pair.")],
+    model: Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 is any free one; the ready line says which.")] = 0,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="As torch names it, such as cuda:0.")] = "cpu",
+    cache_mib: Annotated[int, typer.Option(help="MiB for keys and values of all sessions.")] = 512,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of a session; by default all of a context.")] = None,
+    max_message_mib: Annotated[int, typer.Option(help="Largest message, in MiB.")] = 32,
+    grace_seconds: Annotated[float, typer.Option(help="For open sessions, after SIGTERM.")] = 10.0,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch; by default torch decides.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)] = False,
+) -> None:
+    """Serve one model over gRPC; prints one line of JSON when it is ready."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read on import; transformers heeds it too
+    from crossdraft.cli import serve as command
+    from crossdraft.models.running import ModelOptions
+
+    options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads)
+    command.serve(role, options, command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None,
+    target: Annotated[str | None, typer.Option(help="HOST:PORT; by default a bundled one is started.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="HOST:PORT, or none to decode plainly.")] = None,
+    method: Annotated[str | None, typer.Option(help="standard, tli, slem or seeded; by default the best.")] = None,
+    k: Annotated[int, typer.Option("-k", help="Proposals in a round.")] = 5,
+    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes the output repeatable.")] = None,
+    top_k: Annotated[int, typer.Option(help="0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Above 0, at most 1.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Between 0 and 1.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="As in transformers.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="As in vLLM.")] = 0.0,
+    logit_bias: Annotated[list[str] | None, typer.Option(metavar="ID:BIAS", help="Repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the output; repeatable.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")] = False,
+    drafter_temperature: Annotated[float | None, typer.Option(help="By default the target's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each token, then the whole.")] = False,
+) -> None:
+    """Continue a prompt. Without addresses, the bundled models are run for as long as it takes."""
+    from crossdraft.cli import generate as command
+    from crossdraft.cli.running import checked_options
+    from crossdraft.pipeline import GenerationRequest, SamplingOptions
+
+    with checked_options():
+        biases = command.logit_biases(logit_bias or ())
+        request = GenerationRequest(
+            command.read_prompt(prompt),
+            method=method,
+            k=k,
+            max_tokens=max_tokens,
+            options=SamplingOptions(
+                temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, logit_bias=biases
+            ),
+            drafter_temperature=drafter_temperature,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            stop=tuple(command.checked_text(text) for text in stop or ()),
+        )
+    command.generate(request, target, drafter, as_json)

@@ -1,0 +1,126 @@
+"""`crossdraft generate`: one continuation, shown as it comes."""
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from crossdraft.cli.bundled import ModelNames
+from crossdraft.cli.failures import Misused
+from crossdraft.cli.processes import Wanted, services, threads_each
+from crossdraft.cli.running import checked_options, run_to_end
+from crossdraft.cli.show import JsonScreen, Screen, TextScreen
+from crossdraft.pipeline import Generation, GenerationRequest, Pipeline, connect
+from crossdraft.verification.methods import method_named
+
+NO_DRAFTER = "none"
+DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
+
+
+def generate(
+    request: GenerationRequest, target: str | None, drafter: str | None, as_json: bool, models: ModelNames | None = None
+) -> None:
+    """Generates and shows it.
+
+    Args:
+        request: what to generate.
+        target: host:port, or None for a bundled target that runs as long as this command.
+        drafter: host:port, "none", or None for the bundled drafter, or for none beside a given target.
+        as_json: whether to write JSON.
+        models: what to run where no address is given.
+
+    Raises:
+        Misused: options do not go together or are out of their range.
+        CommandFailed: a service cannot be reached or started, or fails.
+    """
+    if request.method is not None:
+        with checked_options():  # before anything is started
+            method_named(request.method)
+    for name, address in (("--target", target), ("--drafter", drafter)):
+        if address not in (None, NO_DRAFTER):
+            check_address(name, str(address))
+    if target is None and drafter not in (None, NO_DRAFTER):
+        raise Misused("--drafter has an address and --target has none: give both, or neither for the bundled pair")
+    screen = JsonScreen() if as_json else TextScreen()
+    run_to_end(_generate(request, (target, drafter), screen, models or ModelNames()))
+
+
+async def _generate(
+    request: GenerationRequest, given: tuple[str | None, str | None], screen: Screen, models: ModelNames
+) -> None:
+    async with addresses(*given, models) as (target, drafter), connect(target, drafter) as pipeline:
+        await show(pipeline, request, screen)
+
+
+async def show(pipeline: Pipeline, request: GenerationRequest, screen: Screen) -> Generation:
+    """Generates to the end, and shows it on the way."""
+    async with pipeline.run(request) as generation:
+        screen.begin(request.prompt)
+        async for token in generation:
+            screen.token(token)
+        screen.end(generation)
+    return generation
+
+
+@asynccontextmanager
+async def addresses(
+    target: str | None, drafter: str | None, models: ModelNames
+) -> AsyncIterator[tuple[str, str | None]]:
+    """Where target and drafter are; starts those that are not given, for the time of the block.
+
+    Raises:
+        CommandFailed: a service does not start.
+    """
+    if target is not None:
+        if drafter is None:
+            print("crossdraft: no --drafter, so the target decodes alone", file=sys.stderr)
+        yield target, None if drafter in (None, NO_DRAFTER) else drafter
+        return
+    names = [("target", models.target)]
+    if drafter is None:
+        names.append(("drafter", models.drafter))
+    wanted = [Wanted(role, model, threads_each(len(names))) for role, model in names]
+    async with services(wanted) as started:
+        yield started[0], started[1] if len(started) > 1 else None
+
+
+def check_address(option: str, address: str) -> None:
+    """Raises Misused unless it is host:port."""
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise Misused(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")
+
+
+def read_prompt(given: str | None) -> str:
+    """The prompt; `-` is standard input as it is, nothing the default one.
+
+    Raises:
+        Misused: it is not UTF-8.
+    """
+    if given is None:
+        return DEFAULT_PROMPT
+    try:
+        return sys.stdin.buffer.read().decode() if given == "-" else checked_text(given)
+    except UnicodeError as error:
+        raise Misused(f"the prompt is not UTF-8: {error}") from error
+
+
+def checked_text(given: str) -> str:
+    """Raises UnicodeError if an argument was not UTF-8."""
+    given.encode()
+    return given
+
+
+def logit_biases(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
+    """The pairs of `--logit-bias ID:BIAS`.
+
+    Raises:
+        Misused: one of them is not of this form.
+    """
+    biases = []
+    for one in given:
+        token, _, bias = one.partition(":")
+        try:
+            biases.append((int(token), float(bias)))
+        except ValueError:
+            raise Misused(f"--logit-bias must be ID:BIAS, such as 42:-100, got {one!r}") from None
+    return tuple(biases)

@@ -1,0 +1,102 @@
+"""Services as processes of this command, which end when it does."""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from crossdraft.cli.failures import CommandFailed
+
+START_SECONDS = 120.0  # for loading a small model on a busy machine
+END_SECONDS = 5.0  # between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A service to start on loopback, on any free port."""
+
+    role: str  # target or drafter
+    model: str
+    threads: int
+
+    def command(self) -> list[str]:
+        """As it would be typed. It ends with its standard input: were this process killed, it would end too."""
+        options = ["--model", self.model, "--threads", str(self.threads), "--grace-seconds", "0", "--until-stdin-ends"]
+        return [sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options]
+
+
+@dataclass(frozen=True, eq=False)
+class Started:
+    """Its process, perhaps not ready yet."""
+
+    wanted: Wanted
+    process: asyncio.subprocess.Process
+    log: IO[bytes]  # what it writes on stderr
+
+    async def address(self) -> str:
+        """Where it listens, once it does.
+
+        Raises:
+            CommandFailed: it ended or is not ready in time; the text has its own last words.
+        """
+        assert self.process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self.process.stdout.readline(), START_SECONDS)
+        except TimeoutError:
+            raise CommandFailed(f"the {self.wanted.role} is not ready after {START_SECONDS:.0f} s") from None
+        if not line:
+            raise CommandFailed(f"the {self.wanted.role} did not start: {self._last_words()}")
+        return str(json.loads(line)["address"])
+
+    def _last_words(self) -> str:
+        self.log.seek(0)
+        lines = self.log.read().decode("utf-8", "replace").split("\n")
+        return next((line.removeprefix("crossdraft: ") for line in reversed(lines) if line.strip()), "it said nothing")
+
+    async def end(self) -> None:
+        """SIGTERM, and SIGKILL if that does not help."""
+        if self.process.returncode is None:
+            self.process.terminate()
+            try:
+                await asyncio.wait_for(self.process.wait(), END_SECONDS)
+            except TimeoutError:
+                self.process.kill()
+                await self.process.wait()
+        self.log.close()
+
+
+@asynccontextmanager
+async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
+    """Starts services side by side and gives their addresses; ends them at the end of the block.
+
+    Raises:
+        CommandFailed: one of them does not start.
+    """
+    started: list[Started] = []
+    try:
+        for one in wanted:
+            started.append(await _start(one))
+        yield [await one.address() for one in started]
+    finally:
+        # Not cut short by a second signal: nothing may be left behind.
+        await asyncio.shield(asyncio.gather(*(one.end() for one in started)))
+
+
+async def _start(wanted: Wanted) -> Started:
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the service has ended
+    pipe = asyncio.subprocess.PIPE
+    # In a session of its own, so that Ctrl-C reaches this process alone, which then ends it in order.
+    process = await asyncio.create_subprocess_exec(
+        *wanted.command(), stdin=pipe, stdout=pipe, stderr=log, start_new_session=True
+    )
+    return Started(wanted, process, log)
+
+
+def threads_each(count: int) -> int:
+    """Threads for each of some services that share this machine."""
+    return max(1, (os.cpu_count() or 1) // max(1, count))

@@ -1,0 +1,159 @@
+"""What a generation looks like: coloured text with a table of figures, or a line of JSON for each token."""
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from crossdraft.pipeline import Generation, Kind, Statistics, Token
+
+STYLES = {
+    Kind.ACCEPTED: Style(color="green"),
+    Kind.CORRECTED: Style(color="red"),
+    Kind.BONUS: Style(color="cyan"),
+}
+MEANINGS = {
+    Kind.ACCEPTED: "agrees with the draft",
+    Kind.CORRECTED: "replaces a refused proposal",
+    Kind.BONUS: "drawn with no proposal left",
+}
+# A model may write control sequences, which would act on the terminal: they are shown as the pictures of their names.
+VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
+
+
+class Screen(Protocol):
+    """Where a generation is shown."""
+
+    def begin(self, prompt: str) -> None:
+        """Before the first token."""
+
+    def token(self, token: Token) -> None:
+        """A token, as soon as it is there."""
+
+    def end(self, generation: Generation) -> None:
+        """After the last token."""
+
+
+class PlainConsole(Console):
+    """rich's console, but a closed pipe is an exception like any other, so that what was started is ended."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the exception is handled."""
+        raise
+
+
+class TextScreen:
+    """The text on stdout, coloured on a terminal and untouched elsewhere; legend and figures on stderr."""
+
+    def __init__(self) -> None:
+        self._out = PlainConsole(highlight=False)
+        self._notes = PlainConsole(stderr=True, highlight=False)
+
+    def begin(self, prompt: str) -> None:
+        """On a terminal the prompt comes first."""
+        if self._out.is_terminal:
+            self._write(prompt, Style(dim=True))
+
+    def token(self, token: Token) -> None:
+        """Its text, in the colour of its kind."""
+        self._write(token.text, STYLES[token.kind])
+
+    def end(self, generation: Generation) -> None:
+        """Legend and figures."""
+        self._out.print()
+        if self._out.color_system is not None:
+            self._notes.print(legend())
+        if generation.statistics is not None:
+            self._notes.print(figures(generation.statistics))
+
+    def _write(self, text: str, style: Style) -> None:
+        # As a segment: a rich Text would widen tabs and drop carriage returns.
+        shown = text.translate(VISIBLE) if self._out.is_terminal else text
+        self._out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
+
+
+class JsonScreen:
+    """One object for each token, then one with text, ids, reason and statistics."""
+
+    def __init__(self, output: TextIO | None = None) -> None:
+        self._output = output or sys.stdout
+
+    def begin(self, prompt: str) -> None:
+        """Says nothing."""
+
+    def token(self, token: Token) -> None:
+        """Id, text, kind and log-probability (null when the method draws from rows)."""
+        self._write(
+            {
+                "id": token.id,
+                "text": token.text,
+                "kind": token.kind.value,
+                "log_probability": token.log_probability,
+            }
+        )
+
+    def end(self, generation: Generation) -> None:
+        """The whole."""
+        statistics, reason = generation.statistics, generation.reason
+        self._write(
+            {
+                "text": generation.text,
+                "ids": generation.ids,
+                "reason": None if reason is None else reason.value,
+                "statistics": None if statistics is None else ratios(statistics) | asdict(statistics),
+            }
+        )
+
+    def _write(self, record: dict[str, object]) -> None:
+        print(json.dumps(record), file=self._output, flush=True)
+
+
+def ratios(statistics: Statistics) -> dict[str, float]:
+    """The figures that follow from the counted ones."""
+    return {
+        "tokens_per_pass": statistics.tokens_per_pass,
+        "acceptance": statistics.acceptance,
+        "tokens_per_second": statistics.tokens_per_second,
+    }
+
+
+def legend() -> Text:
+    """One line: what the colours mean."""
+    line = Text()
+    for kind, style in STYLES.items():
+        line.append(kind.value, style).append(f" {MEANINGS[kind]}   ")
+    return line
+
+
+def figures(statistics: Statistics) -> Table:
+    """The summary of one generation."""
+    table = Table(title=f"{statistics.method}, k = {statistics.k}", show_header=False, title_justify="left")
+    for name, value in rows_of(statistics):
+        table.add_row(name, value)
+    if statistics.drafter_lost:
+        table.add_row("drafter given up", Text(statistics.drafter_lost))
+    return table
+
+
+def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
+    """Name and value of the figures that people look at."""
+    kinds = f"{statistics.accepted} accepted, {statistics.corrected} corrected, {statistics.bonus} bonus"
+    return [
+        ("tokens", f"{statistics.tokens} ({kinds})"),
+        ("passes of the target", f"{statistics.passes} ({statistics.row_misses} row misses)"),
+        ("tokens per pass", f"{statistics.tokens_per_pass:.2f}"),
+        ("acceptance", f"{statistics.acceptance:.1%}"),
+        ("tokens/s", f"{statistics.tokens_per_second:.1f}"),
+        ("time", f"{statistics.seconds:.2f} s (first token after {statistics.first_token_seconds:.2f} s)"),
+        ("in the drafter", f"{statistics.drafter_seconds:.2f} s"),
+        ("in the target", f"{statistics.target_seconds:.2f} s"),
+        ("on the wire", f"{statistics.wire_seconds:.2f} s"),
+        ("verification", f"{statistics.verification_seconds:.3f} s"),
+        ("bytes", f"{statistics.bytes_sent:,} sent, {statistics.bytes_received:,} received"),
+    ]
