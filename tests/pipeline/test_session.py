@@ -19,7 +19,8 @@ from crossdraft.pipeline.events import (
     TargetLost,
     TargetOpened,
 )
-from crossdraft.pipeline.session import IllegalEventError, Session, State
+from crossdraft.pipeline.rules import IllegalEventError, State
+from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.exchange import (

@@ -16,11 +16,21 @@ from crossdraft.pipeline.events import (
     TargetOpened,
 )
 from crossdraft.pipeline.ports import DrafterPort, DrafterStream, TargetPort, TargetStream
+from crossdraft.pipeline.rules import IllegalEventError
 from crossdraft.pipeline.session import Session
 from crossdraft.pipeline.statistics import DRAFTER, TARGET, Clock, Times
 from crossdraft.rpc.codec import Opened
-from crossdraft.rpc.errors import Internal, ServiceError, Unreachable
-from crossdraft.verification.exchange import Draft, FetchRow, OpenDrafter, OpenTarget, Pass
+from crossdraft.rpc.errors import Internal, ServiceError
+from crossdraft.verification.exchange import (
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+)
 
 Lost = Callable[[ServiceError], Event]
 
@@ -74,7 +84,19 @@ class Driver:
                         await self._carry_out(command, group)
             event = await self._events.get()
             with self._clock.verification():
-                commands = self._session.handle(event)
+                commands = self._handle(event)
+
+    def _handle(self, event: Event) -> list[Command]:
+        """An answer that nobody asked for is a failure of the service that sent it."""
+        try:
+            return self._session.handle(event)
+        except IllegalEventError as error:
+            match event:
+                case Drafted():
+                    return self._session.handle(DrafterLost(f"the drafter broke the protocol: {error}"))
+                case PassDone() | RowFetched():
+                    return self._session.handle(TargetLost(Internal(f"the target broke the protocol: {error}")))
+            raise
 
     async def _carry_out(self, command: Command, group: asyncio.TaskGroup) -> None:
         match command:
@@ -122,10 +144,7 @@ class Driver:
 
     async def _read(self, stream: TargetStream | DrafterStream, name: str) -> None:
         while True:
-            try:
-                reply = await stream.receive()
-            except StopAsyncIteration:
-                raise Unreachable(f"{name} ended the session") from None
+            reply = await stream.receive()
             if isinstance(reply, Opened):
                 raise Internal(f"{name} opened the session twice")
             self._clock.answered(reply)

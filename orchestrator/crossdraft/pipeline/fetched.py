@@ -8,9 +8,11 @@ from crossdraft.verification.trees import Path
 from crossdraft.verification.walk import NeedRow, NeedSample
 
 
-def answers(done: PassDone, sent: Pass) -> bool:
-    """Whether this is the answer to that pass."""
-    return done.number == sent.number and len(done.nodes) == 1 + len(sent.tree)
+def answers(done: PassDone, sent: Pass, samples: bool) -> bool:
+    """Whether this is the answer to that pass, by samples or by rows."""
+    kind = Sample if samples else Row
+    whole = done.number == sent.number and len(done.nodes) == 1 + len(sent.tree)
+    return whole and all(isinstance(node, kind) for node in done.nodes)
 
 
 @dataclass
@@ -38,8 +40,6 @@ class Fetched:
         if self.node is None:
             return None
         found = self._nodes[self.node]
-        if isinstance(need, NeedSample) != isinstance(found, Sample):
-            raise ValueError(f"the target answered {type(found).__name__}, asked for {need}")
         if isinstance(need, NeedRow) and isinstance(found, Row):
             known = found.whole or (not need.whole and found.lists(need.listed))
             return found if known else None

@@ -32,7 +32,7 @@ class StreamPort(Protocol[Request, Reply]):
         """Send without waiting for the reply."""
 
     async def receive(self) -> Reply:
-        """The next reply; raises StopAsyncIteration when the service has ended the session."""
+        """The next reply; raises Closed when the service has ended the session in order."""
         ...
 
     async def close(self) -> None:

@@ -4,8 +4,6 @@ Lock-step: draft K, one pass, walk over what was drafted, repeat. An event that 
 allow raises IllegalEventError and changes nothing; answers of older epochs and old timers are dropped.
 """
 
-from enum import Enum
-
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.epoch import Epoch
 from crossdraft.pipeline.events import (
@@ -24,36 +22,12 @@ from crossdraft.pipeline.events import (
     TargetOpened,
 )
 from crossdraft.pipeline.fetched import Fetched, answers
+from crossdraft.pipeline.rules import ALLOWED, IllegalEventError, State
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.verification.exchange import Draft, Drafted, FetchRow, Pass, PassDone, RowFetched, Sample
 from crossdraft.verification.planning import Planner
 from crossdraft.verification.rows import Proposal
 from crossdraft.verification.walk import Emit, Ground, Kind, NeedProposal, NeedRow, NeedSample, Refused
-
-
-class IllegalEventError(Exception):
-    """An event that the session's state does not allow. The session is unchanged."""
-
-
-class State(Enum):
-    """What the session waits for."""
-
-    NEW = "start"
-    OPENING = "open sessions"
-    DRAFTING = "proposals"
-    PASSING = "a pass"
-    FETCHING = "a whole row"
-    DONE = "nothing"
-
-
-ALLOWED: dict[State, tuple[type, ...]] = {
-    State.NEW: (),
-    State.OPENING: (TargetOpened, DrafterOpened, DrafterLost, TargetLost, Cancelled),
-    State.DRAFTING: (Drafted, Expired, DrafterLost, TargetLost, Cancelled),
-    State.PASSING: (PassDone, DrafterLost, TargetLost, Cancelled),
-    State.FETCHING: (RowFetched, DrafterLost, TargetLost, Cancelled),
-    State.DONE: (),
-}
 
 
 class Session:
@@ -131,7 +105,9 @@ class Session:
             DrafterOpened: DrafterOpened in self._opening,
             Drafted: isinstance(event, Drafted) and event.epoch == self._number,
             Expired: isinstance(event, Expired) and event.timer == self._number,
-            PassDone: isinstance(event, PassDone) and self._sent is not None and answers(event, self._sent),
+            PassDone: isinstance(event, PassDone)
+            and self._sent is not None
+            and answers(event, self._sent, self._given.method.samples),
             RowFetched: isinstance(event, RowFetched)
             and (event.number, event.node) == (self._fetched.number, self._fetched.node)
             and event.row.whole,

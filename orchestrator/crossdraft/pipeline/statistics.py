@@ -106,7 +106,7 @@ class Clock:
         """Its reply is there: what the model did not take was the wire, both codecs and the queue."""
         service = DRAFTER if isinstance(reply, Drafted) else TARGET
         in_model = 0.0 if isinstance(reply, RowFetched) else reply.seconds
-        self._wire += max(0.0, time.monotonic() - self._asked[service] - in_model)
+        self._wire += max(0.0, time.monotonic() - self._asked.get(service, time.monotonic()) - in_model)
 
     @contextmanager
     def verification(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairing import Pair
+from crossdraft.text.tokenization import NotExpressible
 from crossdraft.verification.methods import Method
 from crossdraft.verification.rows import Ids, Proposal, Whose
 from crossdraft.verification.trees import Path, TokenTree, tree_of
@@ -37,7 +38,7 @@ class Planner:
         the frontier is), at most `room` nodes (what the target's context leaves)."""
         starts, text = self._layout(proposals, skip)
         own = self._own_path(starts)
-        paths = (self.encode(text), own) if self.method.samples else (own,)
+        paths = (self._canonical(text), own) if self.method.samples else (own,)
         tree = tree_of(paths, min(self.budget, room))
         if self.method.samples:
             return Plan(tree, ())
@@ -52,6 +53,15 @@ class Planner:
             starts[len(text) - skip] = proposal
             text = Letters(text + proposal_letters(self.pair, proposal))
         return {place: proposal for place, proposal in starts.items() if place >= 0}, Letters(text[skip:])
+
+    def _canonical(self, text: Letters) -> Path:
+        """The re-tokenized draft, up to the first letters that the target has no token for."""
+        while text:
+            try:
+                return self.encode(text)
+            except NotExpressible as missing:
+                text = Letters(text[: max(0, text.find(missing.letters))])
+        return ()
 
     def _own_path(self, starts: dict[int, Proposal]) -> Path:
         """The draft's own tokens, from the frontier, as long as they are target tokens."""

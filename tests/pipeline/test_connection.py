@@ -1,0 +1,114 @@
+"""The Python API over real gRPC, with tiny random models whose tokenizers differ."""
+
+import pytest
+
+from crossdraft.drafter.servicer import DrafterService
+from crossdraft.models.running import RunningModel
+from crossdraft.pipeline import Kind, Pipeline, Reason, RequestError, SamplingOptions, connect
+from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.errors import Unreachable
+from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.server import Listening, Server
+
+PROMPT = "def main(argument):"
+GREEDY = SamplingOptions(temperature=0)
+
+
+@pytest.fixture
+async def pipeline(target: TargetClient, drafter: DrafterClient):  # type: ignore[no-untyped-def]
+    async with connect(target.address, drafter.address) as connected:
+        yield connected
+
+
+async def ids_of(pipeline: Pipeline, **settings: object) -> list[int]:
+    generation = pipeline.generate(PROMPT, max_tokens=24, **settings)
+    async for _ in generation:
+        pass
+    return generation.ids
+
+
+@pytest.mark.parametrize("method", ["slem", "tli", "seeded", None])
+async def test_greedy_text_is_that_of_no_drafter(pipeline: Pipeline, target: TargetClient, method: str | None) -> None:
+    async with connect(target.address) as plain:
+        wanted = await ids_of(plain, options=GREEDY)
+    for k in (1, 4):
+        assert await ids_of(pipeline, options=GREEDY, method=method, k=k) == wanted
+
+
+async def test_a_seed_gives_the_same_text_with_and_without_drafter(pipeline: Pipeline, target: TargetClient) -> None:
+    async with connect(target.address) as plain:
+        wanted = await ids_of(plain, seed=7)
+        assert await ids_of(plain, seed=8) != wanted
+    for k in (1, 3, 8):
+        assert await ids_of(pipeline, seed=7, k=k) == wanted
+
+
+async def test_the_target_as_its_own_drafter(target: TargetClient, target_model: RunningModel) -> None:
+    """With one model on both sides most proposals of `standard` are accepted.
+
+    Not all: a corrected token reaches the drafter as letters, which it may tokenize in another way.
+    """
+    service = DrafterService(target_model)
+    async with (
+        Server(DRAFTER, service, Listening(grace_seconds=0)) as server,
+        connect(target.address, server.address) as own,
+    ):
+        generation = own.generate(PROMPT, max_tokens=24, method="standard", row_width=10**6)
+        kinds = [token.kind async for token in generation]
+    assert kinds.count(Kind.ACCEPTED) > 2 * kinds.count(Kind.CORRECTED)
+    assert generation.statistics is not None
+    assert generation.statistics.tokens_per_pass > 2
+
+
+async def test_sampling_ends_and_counts(pipeline: Pipeline) -> None:
+    generation = pipeline.generate(PROMPT, method="tli", max_tokens=16)
+    tokens = [token async for token in generation]
+    assert generation.reason in (Reason.LENGTH, Reason.STOP)
+    assert generation.statistics is not None
+    figures = generation.statistics
+    assert figures.accepted + figures.corrected + figures.bonus == figures.tokens == len(tokens)
+    assert figures.bytes_sent > 0
+    assert figures.target_seconds > 0
+    assert figures.seconds >= figures.first_token_seconds > 0
+
+
+REFUSED = [
+    ({"method": "magic"}, "unknown method 'magic'"),
+    ({"k": 0}, "k must be between 1"),
+    ({"seed": 7, "method": "tli"}, "use --method seeded"),
+    ({"method": "standard"}, "needs a drafter with the target's vocabulary"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"stop": ("",)}, "stop string"),
+    ({"options": SamplingOptions(logit_bias=((10**6, 1.0),))}, "logit_bias names id 1000000"),
+]
+
+
+@pytest.mark.parametrize(("settings", "complaint"), REFUSED)
+async def test_what_cannot_be_served_is_refused(
+    pipeline: Pipeline, settings: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        pipeline.generate(PROMPT, **settings)
+
+
+async def test_prompts_that_cannot_be_served(pipeline: Pipeline) -> None:
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        pipeline.generate("")
+    with pytest.raises(RequestError, match=r"the prompt has \d+ tokens, and the target's context holds 128"):
+        pipeline.generate(PROMPT * 100)
+
+
+async def test_nobody_there_is_said_within_the_wait() -> None:
+    with pytest.raises(Unreachable, match=r"target at 127\.0\.0\.1:1"):
+        async with connect("127.0.0.1:1", patience=Patience(describe_seconds=2)):
+            pass
+
+
+async def test_a_drafter_with_a_shorter_context_goes_on(pipeline: Pipeline) -> None:
+    """The drafter holds 64 tokens; prompt and output are longer."""
+    generation = pipeline.generate(PROMPT * 8, max_tokens=40, options=GREEDY)
+    async for _ in generation:
+        pass
+    assert generation.statistics is not None
+    assert generation.statistics.drafter_lost == ""
+    assert generation.statistics.proposals > 0

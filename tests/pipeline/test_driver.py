@@ -1,0 +1,186 @@
+"""The driver: commands reach services, answers and failures come back as events, nothing stays open."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from crossdraft.pipeline.events import Reason
+from crossdraft.pipeline.generation import Generation
+from crossdraft.rpc.codec import Opened
+from crossdraft.rpc.errors import Closed, Internal, ServiceError, Unreachable
+from crossdraft.rpc.stream import Traffic
+from crossdraft.verification.exchange import (
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+)
+from tests.fakes import ToyDrafter, ToyTarget
+from tests.pipeline.test_session import assignment, toys
+
+
+@dataclass
+class MemoryTarget:
+    """A toy behind a target's port."""
+
+    toy: ToyTarget
+    refuses: ServiceError | None = None
+    fails_at: int = 10**9  # pass
+    closed: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+    replies: asyncio.Queue[PassDone | RowFetched | None] = field(default_factory=asyncio.Queue)
+
+    async def open(self, request: OpenTarget) -> "MemoryTarget":
+        if self.refuses is not None:
+            raise self.refuses
+        return self
+
+    async def send(self, request: OpenTarget | Pass | FetchRow) -> None:
+        if isinstance(request, Pass):
+            self.replies.put_nowait(None if request.number == self.fails_at else self.toy.run(request))
+        elif isinstance(request, FetchRow):
+            self.replies.put_nowait(self.toy.fetch(request.number, request.node))
+
+    async def receive(self) -> Opened | PassDone | RowFetched:
+        reply = await self.replies.get()
+        if reply is None:
+            raise Closed("the target ended the session")
+        return reply
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class MemoryDrafter:
+    """A toy behind a drafter's port."""
+
+    toy: ToyDrafter
+    refuses: ServiceError | None = None
+    silent: bool = False
+    opened_twice: bool = False
+    closed: int = 0
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    traffic: Traffic = field(default_factory=Traffic)
+    replies: asyncio.Queue[Opened | Drafted] = field(default_factory=asyncio.Queue)
+
+    async def open(self, request: OpenDrafter) -> "MemoryDrafter":
+        if self.refuses is not None:
+            raise self.refuses
+        return self
+
+    async def send(self, request: OpenDrafter | Draft) -> None:
+        self.asked.set()
+        if self.opened_twice:
+            self.replies.put_nowait(Opened("f1"))
+        elif isinstance(request, Draft) and not self.silent:
+            self.replies.put_nowait(self.toy.draft(request))
+
+    async def receive(self) -> Opened | Drafted:
+        return await self.replies.get()
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def generation(**changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:
+    target, drafter = toys()
+    memory_target, memory_drafter = MemoryTarget(target), MemoryDrafter(drafter)
+    return Generation(assignment(**changes), memory_target, memory_drafter), memory_target, memory_drafter
+
+
+async def texts(running: Generation) -> list[str]:
+    async with asyncio.timeout(30):
+        return [token.text async for token in running]
+
+
+async def test_tokens_text_and_figures_agree() -> None:
+    running, target, drafter = generation()
+    shown = await texts(running)
+    assert "".join(shown) == running.text
+    assert len(running.ids) == 12
+    assert running.reason is Reason.LENGTH
+    assert running.statistics is not None
+    assert running.statistics.tokens == 12
+    assert running.statistics.drafter_lost == ""
+    assert running.statistics.passes < 12
+    assert (target.closed, drafter.closed) == (1, 1)
+
+
+async def test_text_that_a_stop_string_takes_back_is_never_shown() -> None:
+    free, _, _ = generation(max_tokens=30)
+    whole = "".join(await texts(free))
+    stop = whole[9:12]
+    running, _, _ = generation(max_tokens=30, stop=(stop,))
+    shown = "".join(await texts(running))
+    assert shown == running.text == whole[: whole.find(stop)]
+    assert running.reason is Reason.STOP
+
+
+@pytest.mark.parametrize("trouble", ["refuses", "silent", "opened_twice"])
+async def test_without_its_drafter_it_goes_on(trouble: str) -> None:
+    running, _, drafter = generation(draft_seconds=0.0 if trouble == "silent" else 30.0)
+    setattr(drafter, trouble, Unreachable("nobody there") if trouble == "refuses" else True)
+    assert len(await texts(running)) == 12
+    assert running.statistics is not None
+    assert running.statistics.drafter_lost
+    assert running.statistics.proposals == 0
+
+
+async def test_a_target_that_refuses_raises_its_error() -> None:
+    running, target, drafter = generation()
+    target.refuses = Unreachable("nobody there")
+    with pytest.raises(Unreachable, match="nobody there"):
+        await texts(running)
+    assert running.reason is Reason.FAILED
+    assert drafter.closed <= 1
+
+
+async def test_a_target_that_ends_the_session_raises() -> None:
+    running, target, drafter = generation()
+    target.fails_at = 3
+    with pytest.raises(Closed, match="the target ended the session"):
+        await texts(running)
+    assert (target.closed, drafter.closed) == (1, 1)
+    assert len(running.ids) >= 2
+
+
+async def test_a_target_that_answers_another_pass_raises() -> None:
+    running, target, _ = generation()
+    target.replies.put_nowait(PassDone(77, (), 0.0))
+    with pytest.raises(Internal, match="the target broke the protocol"):
+        await texts(running)
+
+
+async def test_a_drafter_that_answers_another_epoch_is_given_up() -> None:
+    running, _, drafter = generation()
+    drafter.replies.put_nowait(Drafted(77, (), 0.0))
+    assert len(await texts(running)) == 12
+    assert running.statistics is not None
+    assert "broke the protocol" in running.statistics.drafter_lost
+
+
+async def test_leaving_early_closes_both_sessions() -> None:
+    running, target, drafter = generation(max_tokens=50)
+    async with running:
+        async for _ in running:
+            break
+        drafter.silent = True
+    assert (target.closed, drafter.closed) == (1, 1)
+
+
+async def test_cancelling_while_it_waits_closes_both_sessions() -> None:
+    running, target, drafter = generation()
+    drafter.silent = True
+    task = asyncio.create_task(texts(running))
+    await drafter.asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await running.aclose()
+    assert (target.closed, drafter.closed) == (1, 1)
