@@ -13,7 +13,7 @@ from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import NoiseKey, OpenTarget, SamplingOptions, Sample
+from crossdraft.verification.exchange import NoiseKey, OpenTarget, Sample, SamplingOptions
 from crossdraft.verification.methods import SEEDED
 from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.rows import Proposal
