@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,6 +36,7 @@ class Role(StrEnum):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process with 0, 1 (it failed), 2 (wrong usage) or 128 + a signal's number."""
+    _quiet_libraries()
     try:
         app(arguments, prog_name="crossdraft")
     except Interrupted as error:
@@ -42,6 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except CommandFailed as error:
         print("crossdraft:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _quiet_libraries() -> None:
+    """What these libraries read from the environment when they are imported; a user's own setting stays."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else a service that ends in order is reported
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers heeds it too
 
 
 def _print_version(wanted: bool) -> None:
@@ -79,8 +88,6 @@ def serve(
     until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)] = False,
 ) -> None:
     """Serve one model over gRPC; prints one line of JSON when it is ready."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read on import; transformers heeds it too
     from crossdraft.cli import serve as command
     from crossdraft.models.running import ModelOptions
 
@@ -130,3 +137,37 @@ def generate(
             stop=tuple(command.checked_text(text) for text in stop or ()),
         )
     command.generate(request, target, drafter, as_json)
+
+
+@app.command()
+def demo(
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None,
+    k: Annotated[int, typer.Option("-k", help="Proposals in a round.")] = 5,
+    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.6,
+    seed: Annotated[int, typer.Option(help="Both generations have it, so their texts must be equal.")] = 7,
+) -> None:
+    """Generate with the bundled models, with the drafter and without, side by side."""
+    from crossdraft.cli import demo as command
+    from crossdraft.cli.generate import read_prompt
+    from crossdraft.cli.running import checked_options
+    from crossdraft.pipeline import GenerationRequest, SamplingOptions
+
+    with checked_options():
+        request = GenerationRequest(
+            read_prompt(prompt), k=k, max_tokens=max_tokens, options=SamplingOptions(temperature), seed=seed
+        )
+    command.demo(request)
+
+
+@app.command()
+def inspect(
+    target: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME.")],
+    drafter: Annotated[str, typer.Argument(help="Likewise.")],
+    sample: Annotated[Path | None, typer.Option(help="Text of the kind that will be served.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show how well two vocabularies fit: what they share, what each can write of the other."""
+    from crossdraft.cli import inspect as command
+
+    command.inspect(target, drafter, sample, as_json)

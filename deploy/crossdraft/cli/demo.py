@@ -1,0 +1,108 @@
+"""`crossdraft demo`: the bundled pair, then its target alone, side by side."""
+
+from dataclasses import dataclass, replace
+
+from rich.table import Table
+from rich.text import Text
+
+from crossdraft.cli.bundled import ModelNames
+from crossdraft.cli.generate import addresses, show
+from crossdraft.cli.running import run_to_end
+from crossdraft.cli.show import STYLES, VISIBLE, PlainConsole, legend, rows_of
+from crossdraft.pipeline import Generation, GenerationRequest, Statistics, Token, connect
+
+WARM_UP_TOKENS = 4
+
+
+class Kept:
+    """Keeps the tokens for later."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+
+    def begin(self, prompt: str) -> None:
+        """Nothing to keep."""
+
+    def token(self, token: Token) -> None:
+        """Keeps it."""
+        self.tokens.append(token)
+
+    def end(self, generation: Generation) -> None:
+        """Nothing to keep."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One of the two generations."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    statistics: Statistics
+
+
+def demo(request: GenerationRequest, models: ModelNames | None = None) -> None:
+    """Generates twice and compares.
+
+    Args:
+        request: greedy or with a seed, so that both texts must be equal.
+        models: what to run.
+
+    Raises:
+        CommandFailed: a service does not start, or fails.
+    """
+    run_to_end(_demo(request, models or ModelNames()))
+
+
+async def _demo(request: GenerationRequest, models: ModelNames) -> None:
+    notes = PlainConsole(stderr=True, highlight=False)
+    notes.print(f"starting a target ({models.target}) and a drafter ({models.drafter}) on this machine")
+    async with addresses(None, None, models) as (target, drafter):
+        notes.print("generating with the drafter, then without")
+        drafted = await _outcome(target, drafter, request)
+        plain = await _outcome(target, None, request)
+    out = PlainConsole(highlight=False)
+    out.print(Text(request.prompt.translate(VISIBLE), "dim"))
+    out.print(_side_by_side(drafted, plain))
+    out.print(legend())
+    out.print(_verdict(drafted, plain))
+
+
+async def _outcome(target: str, drafter: str | None, request: GenerationRequest) -> Outcome:
+    async with connect(target, drafter) as pipeline:
+        # The first passes of a process are slow, and would count against whichever generation is first.
+        await show(pipeline, replace(request, max_tokens=WARM_UP_TOKENS), Kept())
+        kept = Kept()
+        generation = await show(pipeline, request, kept)
+    assert generation.statistics is not None
+    return Outcome(generation.text, tuple(kept.tokens), generation.statistics)
+
+
+def _side_by_side(drafted: Outcome, plain: Outcome) -> Table:
+    table = Table("", "with the drafter", "without")
+    table.add_row("text", _coloured(drafted), _coloured(plain), end_section=True)
+    for (name, with_drafter), (_, without) in zip(rows_of(drafted.statistics), rows_of(plain.statistics), strict=True):
+        table.add_row(name, with_drafter, without)
+    return table
+
+
+def _coloured(outcome: Outcome) -> Text:
+    text = Text()
+    for token in outcome.tokens:
+        text.append(token.text.translate(VISIBLE), STYLES[token.kind])
+    return text
+
+
+def _verdict(drafted: Outcome, plain: Outcome) -> str:
+    slow = plain.statistics.tokens_per_second
+    ratio = drafted.statistics.tokens_per_second / slow if slow else 0.0
+    passes = drafted.statistics.tokens_per_pass
+    speed = f"{ratio:.2f} times the tokens/s, {passes:.2f} tokens per pass of the target instead of 1"
+    return f"{speed}; {_comparison(drafted.text, plain.text)}"
+
+
+def _comparison(drafted: str, plain: str) -> str:
+    if drafted == plain:
+        return "the texts are equal"
+    same = next((at for at, pair in enumerate(zip(drafted, plain, strict=False)) if pair[0] != pair[1]), None)
+    place = min(len(drafted), len(plain)) if same is None else same
+    return f"the texts DIFFER from character {place} on, as they may only where two tokens are equally probable"
