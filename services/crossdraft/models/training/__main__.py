@@ -62,7 +62,7 @@ def _tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
 def _written(work: Path, tokenizer: PreTrainedTokenizerFast, cache: Path) -> TokenPool:
     """What the target wrote, in the drafter's ids."""
     target_tokenizer = _tokenizer(TARGET, work / TARGET.name)
-    model = LlamaForCausalLM.from_pretrained(BUNDLED / TARGET.name, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(BUNDLED / TARGET.name, dtype=torch.bfloat16)
     pool = tokenize(read_corpus().training, target_tokenizer, work / TARGET.name / "corpus.npz")
     return tokenize(write_texts(model, target_tokenizer, pool, work / "written.jsonl"), tokenizer, cache)
 

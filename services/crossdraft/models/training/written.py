@@ -13,10 +13,10 @@ from crossdraft.models.training.batches import TokenPool
 from crossdraft.models.training.corpus import Document
 from crossdraft.models.training.recipes import SEED
 
-ROUNDS = 24
+ROUNDS = 16
 ROWS = 256  # texts written at once
-PROMPT_TOKENS = (32, 64, 128, 224)  # by turns
-NEW_TOKENS = 256
+PROMPT_TOKENS = (32, 64, 128)  # by turns
+NEW_TOKENS = 192
 TEMPERATURES = (0.0, 0.0, 0.6, 1.0)  # by turns
 
 
@@ -45,8 +45,9 @@ def write_texts(
             ids = _write_round(model, pool, WritingRound(number))
             out.write(json.dumps(tokenizer.batch_decode(ids.tolist())) + "\n")
             out.flush()
-    texts = [text for line in path.read_text().splitlines() for text in json.loads(line)]
-    return tuple(Document(f"written-{index}", text) for index, text in enumerate(texts))
+    end = str(tokenizer.eos_token)  # a drafter may write it in another way, so no text has it
+    texts = [part for line in path.read_text().splitlines() for text in json.loads(line) for part in text.split(end)]
+    return tuple(Document(f"written-{index}", text) for index, text in enumerate(texts) if text)
 
 
 @torch.inference_mode()
@@ -60,8 +61,7 @@ def _write_round(model: LlamaForCausalLM, pool: TokenPool, plan: WritingRound) -
     latest = ids
     for _ in range(NEW_TOKENS):
         position = torch.arange(ids.shape[1] - latest.shape[1], ids.shape[1])
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = model(latest, past_key_values=cache, position_ids=position[None], logits_to_keep=1).logits[:, -1]
+        logits = model(latest, past_key_values=cache, position_ids=position[None], logits_to_keep=1).logits[:, -1]
         latest = _draw(logits.float(), plan.temperature, generator)
         ids = torch.cat([ids, latest], dim=1)
     return ids
