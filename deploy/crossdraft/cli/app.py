@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _quiet_libraries() -> None:
     """What these libraries read from the environment when they are imported; a user's own setting stays."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else a service that ends in order is reported
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is an error with a text already
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers heeds it too
 

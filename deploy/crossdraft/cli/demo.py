@@ -64,7 +64,8 @@ async def _demo(request: GenerationRequest, models: ModelNames) -> None:
     out.print(Text(request.prompt.translate(VISIBLE), "dim"))
     out.print(_side_by_side(drafted, plain))
     out.print(legend())
-    out.print(_verdict(drafted, plain))
+    out.print(_speed(drafted.statistics, plain.statistics))
+    out.print(comparison(drafted.text, plain.text))
 
 
 async def _outcome(target: str, drafter: str | None, request: GenerationRequest) -> Outcome:
@@ -92,15 +93,13 @@ def _coloured(outcome: Outcome) -> Text:
     return text
 
 
-def _verdict(drafted: Outcome, plain: Outcome) -> str:
-    slow = plain.statistics.tokens_per_second
-    ratio = drafted.statistics.tokens_per_second / slow if slow else 0.0
-    passes = drafted.statistics.tokens_per_pass
-    speed = f"{ratio:.2f} times the tokens/s, {passes:.2f} tokens per pass of the target instead of 1"
-    return f"{speed}; {_comparison(drafted.text, plain.text)}"
+def _speed(drafted: Statistics, plain: Statistics) -> str:
+    ratio = drafted.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 0.0
+    return f"{ratio:.2f} times the tokens/s, {drafted.tokens_per_pass:.2f} tokens per pass of the target"
 
 
-def _comparison(drafted: str, plain: str) -> str:
+def comparison(drafted: str, plain: str) -> str:
+    """Whether two texts are equal, and if not, from where on."""
     if drafted == plain:
         return "the texts are equal"
     same = next((at for at, pair in enumerate(zip(drafted, plain, strict=False)) if pair[0] != pair[1]), None)

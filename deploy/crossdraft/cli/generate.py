@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from crossdraft.cli.bundled import ModelNames
-from crossdraft.cli.failures import Misused
+from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.processes import Wanted, services, threads_each
 from crossdraft.cli.running import checked_options, run_to_end
 from crossdraft.cli.show import JsonScreen, Screen, TextScreen
+from crossdraft.models.names import ModelLoadError, source_of
 from crossdraft.pipeline import Generation, GenerationRequest, Pipeline, connect
 from crossdraft.verification.methods import method_named
 
@@ -68,7 +69,7 @@ async def addresses(
     """Where target and drafter are; starts those that are not given, for the time of the block.
 
     Raises:
-        CommandFailed: a service does not start.
+        CommandFailed: there is no such model, or a service does not start.
     """
     if target is not None:
         if drafter is None:
@@ -78,9 +79,19 @@ async def addresses(
     names = [("target", models.target)]
     if drafter is None:
         names.append(("drafter", models.drafter))
+    for _, model in names:
+        _check_model(model)
     wanted = [Wanted(role, model, threads_each(len(names))) for role, model in names]
     async with services(wanted) as started:
         yield started[0], started[1] if len(started) > 1 else None
+
+
+def _check_model(name: str) -> None:
+    """Said now, and not after the seconds that a service takes to say it."""
+    try:
+        source_of(name)
+    except ModelLoadError as error:
+        raise CommandFailed(f"{error}; or give --target and --drafter") from error
 
 
 def check_address(option: str, address: str) -> None:

@@ -19,9 +19,9 @@ STYLES = {
     Kind.BONUS: Style(color="cyan"),
 }
 MEANINGS = {
-    Kind.ACCEPTED: "agrees with the draft",
-    Kind.CORRECTED: "replaces a refused proposal",
-    Kind.BONUS: "drawn with no proposal left",
+    Kind.ACCEPTED: "as drafted",
+    Kind.CORRECTED: "a proposal was refused",
+    Kind.BONUS: "no proposal left",
 }
 # A model may write control sequences, which would act on the terminal: they are shown as the pictures of their names.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
@@ -51,9 +51,9 @@ class PlainConsole(Console):
 class TextScreen:
     """The text on stdout, coloured on a terminal and untouched elsewhere; legend and figures on stderr."""
 
-    def __init__(self) -> None:
-        self._out = PlainConsole(highlight=False)
-        self._notes = PlainConsole(stderr=True, highlight=False)
+    def __init__(self, out: Console | None = None, notes: Console | None = None) -> None:
+        self._out = out or PlainConsole(highlight=False)
+        self._notes = notes or PlainConsole(stderr=True, highlight=False)
 
     def begin(self, prompt: str) -> None:
         """On a terminal the prompt comes first."""
@@ -127,7 +127,7 @@ def legend() -> Text:
     """One line: what the colours mean."""
     line = Text()
     for kind, style in STYLES.items():
-        line.append(kind.value, style).append(f" {MEANINGS[kind]}   ")
+        line.append(kind.value, style).append(f" ({MEANINGS[kind]})  ")
     return line
 
 

@@ -41,11 +41,14 @@ def load_tokenizer_json(folder_or_hub_id: str) -> LoadedTokenizer:
 
     Raises:
         TokenizerMissing: no tokenizer.json there, or the hub cannot be asked.
+        ValueError: one of the files is damaged.
     """
     find = _in_folder(Path(folder_or_hub_id)) if Path(folder_or_hub_id).is_dir() else _on_hub(folder_or_hub_id)
     path = find("tokenizer.json")
     if path is None:
         raise TokenizerMissing(_missing(folder_or_hub_id, any(find(name) for name in _SENTENCEPIECE_FILES)))
+    if "model" not in _read(path):
+        raise ValueError(f"{path} is not a tokenizer: it has no model; write it again with save_pretrained")
     tokenizer_json = path.read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_str(tokenizer_json)
     settings = _read(find("tokenizer_config.json"))
@@ -90,7 +93,14 @@ def _on_hub(hub_id: str) -> Find:
 
 
 def _read(path: Path | None) -> Config:
-    read: Config = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+    if path is None:
+        return {}
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # neither JSON nor UTF-8
+        raise ValueError(f"{path} is damaged, it is not JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"{path} is damaged, it is not a JSON object")
     return read
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from crossdraft.models.names import ModelLoadError, bundled_names, source_of
@@ -51,7 +52,7 @@ def load_model(
     source = _source(name)
     try:
         tokenizer = load_tokenizer_json(source)
-    except TokenizerMissing as error:
+    except (TokenizerMissing, ValueError) as error:
         raise ModelLoadError(str(error)) from error
     model = _weights(source, dtype, place, trust_remote_code)
     try:
@@ -107,7 +108,7 @@ def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: b
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelLoadError(f"{source} cannot be loaded as a causal language model: {error}") from error
     if dtype == "auto" and model.dtype == torch.float16 and device.type == "cpu":
         model = model.float()

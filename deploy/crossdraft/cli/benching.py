@@ -1,0 +1,130 @@
+"""What all benchmarks share: prompts, the settings that are compared, services that run while they are measured."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.processes import Wanted, services, threads_each
+from crossdraft.cli.running import checked_options
+from crossdraft.models.training.prompts import read_prompts
+from crossdraft.pipeline import Generation, GenerationRequest, SamplingOptions, Statistics
+from crossdraft.verification.methods import method_named
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to decode."""
+
+    method: str
+    drafter: str  # a model's name
+    temperature: float
+    k: int  # proposals in a round
+
+    def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
+        """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run.
+
+        Raises:
+            ValueError: a value is out of its range.
+        """
+        seed = SEED if method_named(self.method).seedable else None
+        options = SamplingOptions(self.temperature)
+        return [
+            GenerationRequest(text, self.method, self.k, max_tokens, options, seed=seed, choice=number)
+            for number, text in enumerate(prompts)
+        ]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is measured."""
+
+    target: str  # a model's name
+    settings: tuple[Setting, ...]  # by drafter, so that each is started once
+    prompts: tuple[str, ...]
+    max_tokens: int
+
+    def check(self) -> None:
+        """Raises Misused if a request would be refused, before anything is started."""
+        with checked_options():
+            for setting in self.settings:
+                setting.requests(self.prompts, self.max_tokens)
+
+
+def settings_of(
+    target: str, drafters: Sequence[str], methods: Sequence[str], temperatures: Sequence[float], ks: Sequence[int]
+) -> tuple[Setting, ...]:
+    """Every combination; a method for one vocabulary has the target's own model as its drafter.
+
+    Raises:
+        Misused: there is no such method.
+    """
+    with checked_options():
+        own = [name for name in methods if method_named(name).same_vocabulary]
+    pairs = [(name, drafter) for drafter in drafters for name in methods if name not in own]
+    pairs += [(name, target) for name in own]
+    return tuple(
+        Setting(method, drafter, temperature, k)
+        for method, drafter in pairs
+        for temperature in temperatures
+        for k in ks
+    )
+
+
+def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
+    """The first `limit` prompts of a file.
+
+    Raises:
+        Misused: there is no such file, or it has no prompts.
+    """
+    try:
+        with checked_options():
+            return tuple(prompt.text for prompt in read_prompts(path)[:limit])
+    except OSError as error:
+        raise Misused(
+            f"cannot read the prompts: {error}; run this in a checkout of crossdraft, which has tests/prompts.jsonl, "
+            "or give a file with --prompts"
+        ) from error
+
+
+async def running_pairs(workload: Workload) -> AsyncIterator[tuple[str, str, tuple[Setting, ...]]]:
+    """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
+
+    Close it with `contextlib.aclosing`, which ends the services.
+
+    Raises:
+        CommandFailed: a service does not start.
+    """
+    threads = threads_each(2)
+    async with services([Wanted("target", workload.target, threads)]) as (target,):
+        for name, settings in groupby(workload.settings, key=lambda setting: setting.drafter):
+            async with services([Wanted("drafter", name, threads)]) as (drafter,):
+                yield target, drafter, tuple(settings)
+
+
+async def finished(generation: Generation) -> Statistics:
+    """The figures of a generation, which runs to its end here.
+
+    Raises:
+        CommandFailed: its drafter was lost on the way, so that they would say nothing about the drafter.
+    """
+    async with generation:
+        async for _ in generation:
+            pass
+    figures = generation.statistics
+    if figures is None or figures.drafter_lost:
+        reason = "no statistics" if figures is None else figures.drafter_lost
+        raise CommandFailed(f"the drafter was lost during the measurement, try a lower --concurrency: {reason}")
+    return figures
+
+
+def write_json(path: Path, record: dict[str, object]) -> None:
+    """Writes what was measured; raises CommandFailed."""
+    try:
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"cannot write the results: {error}") from error

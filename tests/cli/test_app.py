@@ -1,0 +1,60 @@
+"""The command as a whole: help, version, wrong usage."""
+
+import subprocess
+import sys
+
+import pytest
+
+from crossdraft.verification.methods import METHODS
+from tests.cli.conftest import COMMAND, Cli
+
+HEAVY = ("torch", "transformers", "grpc", "numpy")
+PROGRAM = f"""
+import sys
+from crossdraft.cli.app import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(*[name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"], ["serve", "x", "--nothing"]])
+def test_what_runs_no_model_imports_none(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == ""
+
+
+def test_help_lists_the_commands_and_the_methods(cli: Cli) -> None:
+    shown = cli("--help")
+    assert shown.code == 0
+    assert all(f"\n  {name} " in shown.out for name in ("serve", "generate", "demo", "inspect"))
+    options = cli("generate", "--help").out
+    assert all(name in options for name in METHODS)
+
+
+def test_version(cli: Cli) -> None:
+    shown = cli("--version")
+    assert (shown.code, shown.out.split()[0]) == (0, "crossdraft")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nothing"], "No such command"),
+        (["generate", "--nothing"], "No such option: --nothing"),
+        (["generate", "-k", "many"], "Invalid value for '-k'"),
+        (["serve", "verifier", "--model", "x"], "is not one of 'target', 'drafter'"),
+        (["serve", "target"], "Missing option '--model'"),
+        (["inspect", "only-one"], "Missing argument"),
+    ],
+)
+def test_wrong_usage(cli: Cli, arguments: list[str], complaint: str) -> None:
+    ended = cli(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert complaint in ended.err
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("crossdraft ")

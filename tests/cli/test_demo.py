@@ -1,0 +1,33 @@
+"""`crossdraft demo`: with a drafter and without, side by side."""
+
+from pathlib import Path
+
+import pytest
+
+from crossdraft.cli.bundled import ModelNames
+from crossdraft.cli.demo import comparison, demo
+from crossdraft.pipeline import GenerationRequest
+from tests.cli.conftest import Cli
+
+
+def test_both_texts_and_their_figures(
+    capsys: pytest.CaptureFixture[str], target_folder: Path, drafter_folder: Path
+) -> None:
+    models = ModelNames(str(target_folder), str(drafter_folder))
+    demo(GenerationRequest("The quick", seed=3, max_tokens=10, ignore_eos=True), models)
+    shown = capsys.readouterr().out
+    for part in ("with the drafter", "without", "tokens/s", "times the tokens/s", "the texts are equal"):
+        assert part in shown
+    (passes,) = [line.split("│")[2:4] for line in shown.splitlines() if "tokens per pass  " in line]
+    assert float(passes[0]) >= float(passes[1]) == 1
+
+
+def test_texts_that_differ_are_told_apart() -> None:
+    assert comparison("same", "same") == "the texts are equal"
+    assert "DIFFER from character 2 on" in comparison("same", "safe")
+    assert "DIFFER from character 4 on" in comparison("same", "same and more")
+
+
+def test_what_cannot_be_asked_for(cli: Cli) -> None:
+    ended = cli("demo", "-k", "0")
+    assert (ended.code, ended.err) == (2, "crossdraft: k must be between 1 and 64, got 0\n")

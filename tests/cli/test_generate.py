@@ -1,0 +1,168 @@
+"""`crossdraft generate` against services that run."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from crossdraft.cli.bundled import ModelNames
+from crossdraft.cli.failures import CommandFailed
+from crossdraft.cli.generate import DEFAULT_PROMPT, generate
+from crossdraft.pipeline import GenerationRequest
+from crossdraft.pipeline.statistics import Statistics
+from tests.cli.conftest import COMMAND, Cli
+
+PROMPT = "The quick brown"
+SHORT = ("--max-tokens", "12", "--ignore-eos", PROMPT)
+Pair = tuple[str, ...]
+
+
+def test_json_has_every_token_and_the_whole(cli: Cli, pair: Pair) -> None:
+    ended = cli("generate", *pair, "--json", "--method", "seeded", "--seed", "5", "-k", "3", *SHORT)
+    assert (ended.code, ended.err) == (0, "")
+    *tokens, whole = ended.records
+    assert [token["id"] for token in tokens] == whole["ids"]
+    assert "".join(token["text"] for token in tokens) == whole["text"]
+    assert all(set(token) == {"id", "text", "kind", "log_probability"} for token in tokens)
+    assert all(token["log_probability"] < 0 for token in tokens)
+    figures = whole["statistics"]
+    assert (whole["reason"], figures["tokens"], figures["method"], figures["k"]) == ("length", 12, "seeded", 3)
+    for kind in ("accepted", "corrected", "bonus"):
+        assert figures[kind] == [token["kind"] for token in tokens].count(kind)
+    assert figures["tokens_per_pass"] == figures["tokens"] / figures["passes"]
+    assert set(figures) == {*Statistics.__dataclass_fields__, "tokens_per_pass", "acceptance", "tokens_per_second"}
+
+
+@pytest.mark.parametrize("options", [("--temperature", "0"), ("--temperature", "0.8", "--seed", "3")])
+def test_the_drafter_does_not_change_the_output(cli: Cli, pair: Pair, options: tuple[str, ...]) -> None:
+    drafted = cli("generate", *pair, "--json", *options, *SHORT).records[-1]
+    plain = cli("generate", *pair[:2], "--drafter", "none", "--json", *options, *SHORT).records[-1]
+    assert drafted["ids"] == plain["ids"]
+    assert plain["statistics"]["tokens_per_pass"] == 1
+    assert drafted["statistics"]["proposals"] > 0
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None:
+    options = ("--seed", "5", *SHORT)
+    shown = cli("generate", *pair, *options)
+    assert shown.out == cli("generate", *pair, "--json", *options).records[-1]["text"] + "\n"
+    assert shown.err.startswith("seeded, k = 5")
+    for name in ("tokens per pass", "acceptance", "tokens/s", "in the drafter", "on the wire", "verification", "bytes"):
+        assert name in shown.err
+
+
+def test_where_the_prompt_comes_from(cli: Cli, target: str) -> None:
+    options = ("generate", "--target", target, "--drafter", "none", "--json", "--temperature", "0", "--max-tokens", "4")
+    typed, piped = cli(*options, PROMPT), cli(*options, "-", stdin=PROMPT.encode())
+    assert typed.records[-1]["ids"] == piped.records[-1]["ids"]
+    assert cli(*options).records[-1]["ids"] == cli(*options, DEFAULT_PROMPT).records[-1]["ids"]
+
+
+def test_a_target_alone_decodes_alone_and_says_so(cli: Cli, target: str) -> None:
+    ended = cli("generate", "--target", target, "--json", "--method", "standard", *SHORT)
+    assert ended.err == "crossdraft: no --drafter, so the target decodes alone\n"
+    assert {token["kind"] for token in ended.records[:-1]} == {"bonus"}
+
+
+def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
+    options = ("generate", *pair, "--json", "--temperature", "0")
+    biased = cli(*options, "--logit-bias", "70:100", "--logit-bias", "71:-3", *SHORT).records[-1]
+    assert biased["ids"] == [70] * 12
+    assert cli(*options, "--logit-bias", "70:9", "--repetition-penalty", "50", *SHORT).records[-1]["ids"] != [70] * 12
+    letter = biased["text"][0]
+    stopped = cli(*options, "--logit-bias", "70:100", "--stop", "never", "--stop", 3 * letter, *SHORT).records[-1]
+    assert (stopped["text"], stopped["reason"], len(stopped["ids"])) == ("", "stop", 3)
+    for option in (("--top-k", "1"), ("--top-p", "1e-6"), ("--min-p", "1"), ("--drafter-temperature", "0")):
+        again = cli(*options, *option, *SHORT).records[-1]
+        assert again["ids"] == cli(*options, *SHORT).records[-1]["ids"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--method", "guess"), "unknown method 'guess'; choose one of standard"),
+        (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
+        (("--method", "tli", "--seed", "1"), "the output of method 'tli' depends on timing"),
+        (("-k", "0"), "k must be between 1 and"),
+        (("--max-tokens", "0"), "max_tokens must be at least 1"),
+        (("--temperature", "-0.5"), "temperature must be 0 or more"),
+        (("--temperature", "nan"), "temperature must be 0 or more"),
+        (("--drafter-temperature", "-1"), "drafter_temperature must be 0 or more"),
+        (("--top-p", "0"), "top_p must be above 0"),
+        (("--seed", "-1"), "seed must be between 0"),
+        (("--stop", ""), "a stop string must not be empty"),
+        (("--logit-bias", "often"), "--logit-bias must be ID:BIAS, such as 42:-100, got 'often'"),
+        (("--logit-bias", "9999:1"), "logit_bias names id 9999"),
+        (("--drafter", "localhost"), "--drafter must be HOST:PORT"),
+        (("--target", "localhost:0"), "--target must be HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_asked_for(cli: Cli, pair: Pair, options: tuple[str, ...], complaint: str) -> None:
+    refused(cli, complaint, "generate", *pair, *options, PROMPT)
+
+
+def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:
+    refused(cli, "the prompt is empty", "generate", *pair, "")
+    refused(cli, "the target's context holds 128", "generate", *pair, 200 * "The quick ")
+    refused(cli, "the prompt is not UTF-8", "generate", *pair, "\udcff")
+    assert "the prompt is not UTF-8" in cli("generate", *pair, "-", stdin=b"\xff").err
+
+
+def test_a_drafter_without_a_target(cli: Cli) -> None:
+    refused(cli, "give both, or neither", "generate", "--drafter", "127.0.0.1:7002", PROMPT)
+
+
+def refused(cli: Cli, complaint: str, *arguments: str) -> None:
+    ended = cli(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert complaint in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_services_that_cannot_be_reached(cli: Cli, target: str) -> None:
+    with socket.socket() as taken:  # bound, and nobody listens: a connection is refused
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for name, options in (
+            ("target", ("--target", address, "--drafter", "none")),
+            ("drafter", ("--target", target, "--drafter", address)),
+        ):
+            ended = cli("generate", *options, PROMPT)
+            assert (ended.code, ended.out) == (1, "")
+            assert ended.err.startswith(f"crossdraft: {name} at {address}: ")
+            assert "check that the service runs there" in ended.err
+
+
+def test_a_target_is_no_drafter(cli: Cli, target: str) -> None:
+    ended = cli("generate", "--target", target, "--drafter", target, PROMPT)
+    assert ended.code == 1
+    assert ended.err.startswith(f"crossdraft: drafter at {target}: ")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_reader_that_goes_away_ends_it_quietly(target: str, form: list[str]) -> None:
+    command = [*COMMAND, "generate", "--target", target, "--drafter", "none", "--max-tokens", "100", *form, PROMPT]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def test_without_addresses_the_pair_is_started_and_ended(
+    capsys: pytest.CaptureFixture[str], target_folder: Path, drafter_folder: Path, cli: Cli, pair: Pair
+) -> None:
+    models = ModelNames(str(target_folder), str(drafter_folder))
+    generate(GenerationRequest(PROMPT, seed=5, max_tokens=12, ignore_eos=True), None, None, False, models)
+    shown = capsys.readouterr()
+    assert shown.out == cli("generate", *pair, "--json", "--seed", "5", *SHORT).records[-1]["text"] + "\n"
+    assert "accepted" in shown.err
+
+
+def test_a_bundled_model_that_is_missing_is_named() -> None:
+    models = ModelNames("bundled:nothing")
+    with pytest.raises(CommandFailed, match="there is no bundled model 'bundled:nothing'"):
+        generate(GenerationRequest(PROMPT), None, "none", False, models)

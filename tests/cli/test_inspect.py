@@ -1,0 +1,73 @@
+"""`crossdraft inspect`: the report of a pair, from tokenizers and configs alone."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from crossdraft.text.letters import Side
+from crossdraft.text.report import compare
+from tests.cli.conftest import Cli
+from tests.text.kinds import kind
+
+
+def test_json_is_the_report(cli: Cli, target_folder: Path, drafter_folder: Path, tmp_path: Path) -> None:
+    sample = tmp_path / "sample.txt"
+    sample.write_text("def main(): pass\n")
+    ended = cli("inspect", target_folder, drafter_folder, "--json", "--sample", sample)
+    report = compare(
+        kind("gpt2").tokenization(Side.TARGET), kind("llama2").tokenization(Side.DRAFTER), sample.read_text()
+    )
+    assert (ended.code, ended.err) == (0, "")
+    assert json.loads(ended.out) == json.loads(json.dumps(asdict(report)))
+
+
+def test_tables_for_people(cli: Cli, target_folder: Path, drafter_folder: Path) -> None:
+    other = cli("inspect", target_folder, drafter_folder).out
+    same = cli("inspect", target_folder, target_folder).out
+    assert [line.split("│")[2].strip() for line in (other + same).splitlines() if "same vocabulary" in line] == [
+        "no",
+        "yes",
+    ]
+    for part in ("tokens that both have", "look-ahead", "special tokens", "that the other can write"):
+        assert part in other
+
+
+def test_needs_neither_weights_nor_torch(target_folder: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "config.json"):
+        (tmp_path / name).write_bytes((target_folder / name).read_bytes())
+    program = "import sys\nfrom crossdraft.cli.inspect import inspect\n"
+    program += "inspect(sys.argv[1], sys.argv[1], None, True)\nprint('torch' in sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["same_vocabulary"] is True
+    assert done.stderr == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("./nowhere", "there is no folder ./nowhere"),
+        ("bundled:nothing", "there is no bundled model 'bundled:nothing'"),
+        (".", ". has no tokenizer.json"),
+    ],
+)
+def test_models_that_are_not_there(
+    cli: Cli, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = cli("inspect", target_folder, name)
+    assert (ended.code, ended.out) == (1, "")
+    assert complaint in ended.err
+
+
+def test_damaged_tokenizers_and_samples(cli: Cli, target_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    ended = cli("inspect", tmp_path, target_folder)
+    assert ended.code == 1
+    assert "is damaged, it is not JSON" in ended.err
+    ended = cli("inspect", target_folder, target_folder, "--sample", tmp_path / "none.txt")
+    assert ended.code == 2
+    assert "none.txt cannot be read as UTF-8 text" in ended.err

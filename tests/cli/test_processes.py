@@ -1,0 +1,98 @@
+"""Services as processes of a command: they end with it, however it ends."""
+
+import asyncio
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from crossdraft.cli import processes
+from crossdraft.cli.failures import CommandFailed, Interrupted
+from crossdraft.cli.processes import Wanted, services
+from crossdraft.cli.running import run_to_end
+
+READY = """
+import json, os, signal
+print(json.dumps({"address": str(os.getpid())}), flush=True)
+signal.pause()
+"""
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + READY
+FAILED = "import sys; sys.exit('noise\\ncrossdraft: the reason')"
+SILENT = "import signal; signal.pause()"
+
+
+@dataclass(frozen=True)
+class Program(Wanted):
+    """In place of a service: a program whose address is its process id."""
+
+    program: str = READY
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self.program]
+
+
+def wanted(program: str = READY, role: str = "target") -> Program:
+    return Program(role, "", 1, program)
+
+
+def alive(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_they_run_for_the_time_of_the_block() -> None:
+    async with services([wanted(), wanted(role="drafter")]) as addresses:
+        assert [alive(address) for address in addresses] == [True, True]
+    assert [alive(address) for address in addresses] == [False, False]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_them(number: signal.Signals) -> None:
+    started: list[str] = []
+
+    async def work() -> None:
+        async with services([wanted(), wanted()]) as addresses:
+            started.extend(addresses)
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+
+    with pytest.raises(Interrupted) as raised:
+        run_to_end(work())
+    assert raised.value.number == number
+    assert [alive(address) for address in started] == [False, False]
+
+
+async def test_one_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "END_SECONDS", 0.05)
+    async with services([wanted(STUBBORN)]) as addresses:
+        pass
+    assert not alive(addresses[0])
+
+
+async def test_one_that_does_not_start_is_quoted_and_ends_the_others(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    program = f"import os; open({str(note)!r}, 'w').write(str(os.getpid()))\n{READY}"
+    with pytest.raises(CommandFailed, match="the drafter did not start: the reason"):
+        async with services([wanted(program), wanted(FAILED, "drafter")]):
+            raise AssertionError("it cannot have started")
+    assert not alive(note.read_text())
+
+
+async def test_one_that_is_never_ready_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "START_SECONDS", 0.05)
+    with pytest.raises(CommandFailed, match="the target is not ready after"):
+        async with services([wanted(SILENT)]):
+            raise AssertionError("it cannot have started")
+
+
+def test_the_command_of_a_service() -> None:
+    command = Wanted("drafter", "folder", 3).command()
+    assert command[:2] == [sys.executable, "-m"]
+    assert command[3:7] == ["serve", "drafter", "--model", "folder"]
+    assert "--until-stdin-ends" in command

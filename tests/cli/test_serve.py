@@ -1,0 +1,93 @@
+"""`crossdraft serve` as a process, and what it refuses."""
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from crossdraft.rpc.clients import TargetClient
+from tests.cli.conftest import COMMAND, Cli, serving
+
+
+def test_one_ready_line_and_a_quiet_end_on_sigterm(target_folder: Path) -> None:
+    async def context(address: str) -> int:
+        async with TargetClient(address) as client:
+            return (await client.describe()).context
+
+    with serving("target", target_folder, "--max-model-len", "100", "--dtype", "float32") as (process, ready):
+        assert (ready["ready"], ready["role"], ready["model"]) == (True, "target", str(target_folder))
+        assert asyncio.run(context(ready["address"])) == 100
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 0
+
+
+def test_a_service_that_a_command_started_ends_with_that_commands_pipe(drafter_folder: Path) -> None:
+    with serving("drafter", drafter_folder, "--until-stdin-ends") as (process, _):
+        process.communicate(timeout=60)  # closes its standard input, as the kernel does for a process that was killed
+        assert process.returncode == 0
+
+
+def test_a_port_that_is_taken(target: str, target_folder: Path) -> None:
+    port = target.rpartition(":")[2]
+    command = [*COMMAND, "serve", "target", "--model", str(target_folder), "--port", port, "--threads", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"crossdraft: cannot listen on {target}: the port is taken")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "complaint"),
+    [
+        (["--port", "99999"], 2, "port must be between 0"),
+        (["--host", ""], 2, "host must not be empty"),
+        (["--grace-seconds", "-1"], 2, "grace_seconds must be 0 or more"),
+        (["--max-message-mib", "0"], 2, "the message limit must be between 1 and 1024 MiB"),
+        (["--threads", "0"], 1, "threads must be at least 1"),
+        (["--dtype", "int3"], 1, "dtype 'int3' is unknown"),
+        (["--device", "abacus"], 1, "device 'abacus' cannot be used here"),
+        (["--max-model-len", "1000"], 1, "the model's context 128, got 1000"),
+        (["--cache-mib", "0"], 1, "the budget is 0 MiB"),
+        (["--model", "./nowhere"], 1, "there is no folder ./nowhere"),
+        (["--model", "bundled:nothing"], 1, "there is no bundled model 'bundled:nothing'"),
+    ],
+)
+def test_options_that_cannot_be(cli: Cli, target_folder: Path, options: list[str], code: int, complaint: str) -> None:
+    for role in ("target", "drafter"):
+        ended = cli("serve", role, "--model", target_folder, *options)
+        assert (ended.code, ended.out) == (code, "")
+        assert ended.err.splitlines()[-1].startswith("crossdraft: ")
+        assert complaint in ended.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        ({"tokenizer.json": None}, "has no tokenizer.json"),
+        ({"config.json": None}, "has no config.json"),
+        ({"model.safetensors": None}, "has no .safetensors weights"),
+        ({"tokenizer.json": "{"}, "tokenizer.json is damaged, it is not JSON"),
+        ({"tokenizer.json": "{}"}, "tokenizer.json is not a tokenizer"),
+        ({"config.json": "[]"}, "config.json is damaged, it is not a JSON object"),
+        ({"config.json": json.dumps({"model_type": "abacus"})}, "cannot be loaded as a causal language model"),
+        ({"model.safetensors": "no weights"}, "cannot be loaded as a causal language model"),
+    ],
+)
+def test_folders_that_are_damaged(
+    cli: Cli, target_folder: Path, tmp_path: Path, damage: dict[str, str | None], complaint: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(target_folder, folder)
+    for name, content in damage.items():
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_text(content)
+    ended = cli("serve", "target", "--model", folder)
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.count("\n") == 1
+    assert complaint in ended.err
