@@ -1,6 +1,7 @@
 """The four tokenizers: byte-level BPE (two sizes, two split patterns), SentencePiece-like BPE, bytes."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -62,14 +63,17 @@ def sentencepiece(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.pre_tokenizer = pre_tokenizers.Split(Regex(SENTENCEPIECE_WORDS), behavior="isolated")
+    known = list(texts)
+    alphabet = _most_frequent_characters(known, 160)
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=2,
-        limit_alphabet=160,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
         special_tokens=["<unk>", "<s>", "</s>", *fallback],
         show_progress=False,
     )
-    _train(trained, trainer, texts)
+    _train(trained, trainer, known)
     tokenizer = Tokenizer(_with_byte_fallback(trained))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -81,6 +85,12 @@ def sentencepiece(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", begin)]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def _most_frequent_characters(texts: list[str], count: int) -> list[str]:
+    """In a fixed order: left to itself the trainer numbers them anew in each run, and merges differ."""
+    seen = Counter(character for text in texts for character in text.replace(" ", "▁"))
+    return sorted(character for character, _ in sorted(seen.items(), key=lambda item: (-item[1], item[0]))[:count])
 
 
 def _with_byte_fallback(trained: Tokenizer) -> models.BPE:
