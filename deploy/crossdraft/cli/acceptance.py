@@ -10,15 +10,15 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from crossdraft.cli.benching import Setting, Workload, finished, running_pairs, write_json
+from crossdraft.cli.benching import Setting, Workload, finished, print_table, running_pairs, write_json
 from crossdraft.cli.failures import Misused
 from crossdraft.cli.running import run_to_end
 from crossdraft.pipeline import GenerationRequest, Pipeline, Statistics, connect
 from crossdraft.rpc.clients import Patience
 
 PATIENCE = Patience(reply_seconds=600.0)  # many generations wait for one model
+COLUMNS = ("method", "drafter", "T", "k", "tokens/pass", "accepted", "row misses", "tokens", "passes", "s")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ async def _measure(workload: Workload, concurrency: int, json_path: Path | None)
                         began = time.monotonic()
                         figures = await _run(pipeline, requests, concurrency, lambda: progress.advance(task))
                         cells.append(cell_of(setting, figures, time.monotonic() - began))
-    Console().print(table_of(cells))
+    print_table("Tokens per pass", COLUMNS, [shown(cell) for cell in cells])
     if json_path is not None:
         record = {"target": workload.target, "max_tokens": workload.max_tokens, "concurrency": concurrency}
         write_json(json_path, record | {"cells": [asdict(cell) for cell in cells]})
@@ -115,24 +115,17 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
     )
 
 
-def table_of(cells: Sequence[Cell]) -> Table:
-    """One row a cell."""
-    table = Table(title="Tokens per pass", title_justify="left")
-    for name in ("method", "drafter"):
-        table.add_column(name, no_wrap=True)
-    for name in ("T", "k", "tokens per pass", "acceptance", "row misses", "tokens", "passes", "s"):
-        table.add_column(name, justify="right")
-    for cell in cells:
-        table.add_row(
-            cell.method,
-            cell.drafter,
-            f"{cell.temperature:g}",
-            str(cell.k),
-            f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}",
-            f"{cell.acceptance:.1%}",
-            f"{cell.row_misses:,}",
-            f"{cell.tokens:,}",
-            f"{cell.passes:,}",
-            f"{cell.seconds:.1f}",
-        )
-    return table
+def shown(cell: Cell) -> tuple[str, ...]:
+    """A row of the table."""
+    return (
+        cell.method,
+        cell.drafter,
+        f"{cell.temperature:g}",
+        str(cell.k),
+        f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}",
+        f"{cell.acceptance:.1%}",
+        f"{cell.row_misses:,}",
+        f"{cell.tokens:,}",
+        f"{cell.passes:,}",
+        f"{cell.seconds:.1f}",
+    )

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from crossdraft.cli import bench
 from crossdraft.cli.failures import CommandFailed, Interrupted
 
 # Plain errors and help: an error is then one line whatever the width of the terminal, and rich is not imported.
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
+app.add_typer(bench.app)
 
 
 class Role(StrEnum):

@@ -1,10 +1,15 @@
 """What all benchmarks share: prompts, the settings that are compared, services that run while they are measured."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+import sys
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.processes import Wanted, services, threads_each
@@ -14,6 +19,7 @@ from crossdraft.pipeline import Generation, GenerationRequest, SamplingOptions, 
 from crossdraft.verification.methods import method_named
 
 SEED = 0
+COLUMNS = 120  # of a table that goes to a file or pipe
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
         ) from error
 
 
-async def running_pairs(workload: Workload) -> AsyncIterator[tuple[str, str, tuple[Setting, ...]]]:
+async def running_pairs(workload: Workload) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
     """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
 
     Close it with `contextlib.aclosing`, which ends the services.
@@ -120,6 +126,16 @@ async def finished(generation: Generation) -> Statistics:
         reason = "no statistics" if figures is None else figures.drafter_lost
         raise CommandFailed(f"the drafter was lost during the measurement, try a lower --concurrency: {reason}")
     return figures
+
+
+def print_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints it on stdout; the first two columns are names, the others figures."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(names):
+        table.add_column(name, justify="left" if place < 2 else "right", no_wrap=place != 1, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else COLUMNS).print(table, highlight=False)
 
 
 def write_json(path: Path, record: dict[str, object]) -> None:

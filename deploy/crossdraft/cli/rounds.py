@@ -1,37 +1,28 @@
 """`crossdraft bench round`: what a round costs outside the two models, on loopback, one generation at a time."""
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict, dataclass, field
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Generic, TypeVar
 
-from rich.console import Console
-from rich.table import Table
-
-from crossdraft.cli.benching import Setting, Workload, finished, running_pairs, write_json
+from crossdraft.cli.benching import Setting, Workload, finished, print_table, running_pairs, write_json
+from crossdraft.cli.recording import DRAFTER_CODECS, TARGET_CODECS, Recorder
 from crossdraft.cli.running import run_to_end
-from crossdraft.pipeline import Generation, Pipeline, Statistics, connect
-from crossdraft.pipeline.ports import DrafterStream, StreamPort, TargetStream
-from crossdraft.pipeline.request import resolve
-from crossdraft.pipeline.statistics import TrafficCount
-from crossdraft.rpc import drafter_codec, target_codec
+from crossdraft.pipeline import Generation, GenerationRequest, Statistics, connect
+from crossdraft.pipeline.request import Models, resolve
 from crossdraft.rpc.clients import DrafterClient, TargetClient
-from crossdraft.rpc.handlers import DRAFTER, TARGET
-from crossdraft.verification.exchange import OpenDrafter, OpenTarget
 
-REPEATS = 5  # of the codecs, on the same messages; the fastest counts
 MILLISECONDS = 1000.0
-
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
+COLUMNS = (
+    *("method", "drafter", "T", "k", "drafter", "target", "verification", "codec", "transport", "outside"),
+    "bytes/token",
+)
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round of one setting: medians over generations of each one's mean, milliseconds."""
+    """A round of one setting. Times are medians over generations, of each one's mean."""
 
     method: str
     drafter: str  # a model's name
@@ -45,50 +36,83 @@ class Round:
     codec_ms: float  # encoding and decoding on both sides, measured apart on the same messages
     transport_ms: float  # the rest of the waiting: gRPC, queues, the target's rows and draws from its logits
     outside_ms: float  # verification, codec and transport
-    bytes_per_token: float  # serialized, both services, both directions
+    bytes_per_token: float  # serialized, both services and directions
 
 
-@dataclass
-class Recorded(Generic[Request, Reply]):
-    """The messages of one session with one service."""
+@dataclass(frozen=True)
+class Recording:
+    """One generation: its figures, and the seconds of its codecs."""
 
-    requests: list[Request] = field(default_factory=list)
-    replies: list[Reply] = field(default_factory=list)
-
-
-@dataclass(frozen=True, eq=False)
-class RecordedStream(Generic[Request, Reply]):
-    """A stream that keeps what passes through it."""
-
-    stream: StreamPort[Request, Reply]
-    recorded: Recorded[Request, Reply]
-
-    @property
-    def traffic(self) -> TrafficCount:
-        """What was sent and received so far."""
-        return self.stream.traffic
-
-    async def send(self, request: Request, /) -> None:
-        """As the stream's own."""
-        self.recorded.requests.append(request)
-        await self.stream.send(request)
-
-    async def receive(self) -> Reply:
-        """As the stream's own."""
-        reply = await self.stream.receive()
-        self.recorded.replies.append(reply)
-        return reply
-
-    async def close(self) -> None:
-        """As the stream's own."""
-        await self.stream.close()
+    figures: Statistics
+    codec_seconds: float
 
 
-@dataclass(frozen=True, eq=False)
-class RecordedPair:
-    """Both services, for one generation."""
+def measure(workload: Workload, json_path: Path | None) -> None:
+    """Measures every setting; a table on stdout, and JSON if a path is given.
 
-    target: TargetClient
-    drafter: DrafterClient
-    verified: Recorded[Any, Any] = field(default_factory=Recorded)
-    drafted: Recorded[Any, Any] = field(default_factory=Recorded)
+    Raises:
+        Misused: a value is out of its range, or the pair cannot do what is asked.
+        CommandFailed: a service does not start or fails.
+    """
+    workload.check()
+    run_to_end(_measure(workload, json_path))
+
+
+async def _measure(workload: Workload, json_path: Path | None) -> None:
+    rounds = []
+    async with aclosing(running_pairs(workload)) as pairs:
+        async for target, drafter, settings in pairs:
+            async with (
+                connect(target, drafter) as pipeline,
+                TargetClient(target) as verify,
+                DrafterClient(drafter) as draft,
+            ):
+                for setting in settings:
+                    requests = setting.requests(workload.prompts, workload.max_tokens)
+                    await _record(requests[0], pipeline.models, verify, draft)  # the first one warms up
+                    recordings = [await _record(request, pipeline.models, verify, draft) for request in requests]
+                    rounds.append(round_of(setting, recordings))
+    print_table("Milliseconds in a round", COLUMNS, [shown(one) for one in rounds])
+    if json_path is not None:
+        record = {"target": workload.target, "max_tokens": workload.max_tokens}
+        write_json(json_path, record | {"rounds": [asdict(one) for one in rounds]})
+
+
+async def _record(
+    request: GenerationRequest, models: Models, target: TargetClient, drafter: DrafterClient
+) -> Recording:
+    """Runs one generation to its end, then its messages through the codecs."""
+    verified, drafted = Recorder(target), Recorder(drafter)
+    figures = await finished(Generation(resolve(request, models), verified, drafted))
+    sizes = [(await client.described()).vocabulary_size for client in (target, drafter)]
+    seconds = TARGET_CODECS.seconds(verified, sizes[0]) + DRAFTER_CODECS.seconds(drafted, sizes[1])
+    return Recording(figures, seconds)
+
+
+def round_of(setting: Setting, recordings: Sequence[Recording]) -> Round:
+    """The medians."""
+    figures = [recording.figures for recording in recordings]
+
+    def median_ms(seconds: Callable[[Recording], float]) -> float:
+        return median(MILLISECONDS * seconds(recording) / recording.figures.epochs for recording in recordings)
+
+    return Round(
+        **asdict(setting),
+        generations=len(figures),
+        rounds=sum(figure.epochs for figure in figures),
+        drafter_ms=median_ms(lambda one: one.figures.drafter_seconds),
+        target_ms=median_ms(lambda one: one.figures.target_seconds),
+        verification_ms=median_ms(lambda one: one.figures.verification_seconds),
+        codec_ms=median_ms(lambda one: one.codec_seconds),
+        transport_ms=median_ms(lambda one: one.figures.wire_seconds - one.codec_seconds),
+        outside_ms=median_ms(lambda one: one.figures.wire_seconds + one.figures.verification_seconds),
+        bytes_per_token=sum(figure.bytes_sent + figure.bytes_received for figure in figures)
+        / sum(figure.tokens for figure in figures),
+    )
+
+
+def shown(one: Round) -> tuple[str, ...]:
+    """A row of the table."""
+    times = (one.drafter_ms, one.target_ms, one.verification_ms, one.codec_ms, one.transport_ms, one.outside_ms)
+    figures = (f"{one.temperature:g}", str(one.k), *(f"{time:.2f}" for time in times), f"{one.bytes_per_token:,.0f}")
+    return (one.method, one.drafter, *figures)

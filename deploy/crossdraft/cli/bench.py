@@ -1,0 +1,64 @@
+"""`crossdraft bench`: the commands that measure, and their options."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# Of a checkout: the prompts belong to the tests, and are not part of the package.
+PROMPTS = Path("tests/prompts.jsonl")
+DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
+METHODS = ["standard", "tli", "slem", "seeded"]
+
+app = typer.Typer(name="bench", help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=True)
+
+Prompts = Annotated[Path, typer.Option(help="JSON lines, each with a text.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")]
+Target = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")]
+Drafter = Annotated[list[str], typer.Option(help="The same; repeatable. `standard` takes the target's own model.")]
+Methods = Annotated[list[str], typer.Option("--method", help="Repeatable.")]
+Temperatures = Annotated[list[float], typer.Option("--temperature", help="Repeatable.")]
+Proposals = Annotated[list[int], typer.Option("--k", "-k", help="Proposals in a round; repeatable.")]
+MaxTokens = Annotated[int, typer.Option(help="Longest output.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")]
+
+
+@app.command()
+def acceptance(
+    prompts: Prompts = PROMPTS,
+    limit: Limit = None,
+    target: Target = "bundled:target",
+    drafter: Drafter = DRAFTERS,
+    methods: Methods = METHODS,
+    temperatures: Temperatures = [0.0, 1.0],  # noqa: B006 - typer copies it
+    proposals: Proposals = [5],  # noqa: B006
+    max_tokens: MaxTokens = 128,
+    concurrency: Annotated[int, typer.Option(help="Generations at once.")] = 16,
+    json_file: JsonFile = None,
+) -> None:
+    """Tokens per pass of each method with each drafter."""
+    from crossdraft.cli import acceptance as command
+    from crossdraft.cli.benching import Workload, prompts_of, settings_of
+
+    settings = settings_of(target, drafter, methods, temperatures, proposals)
+    command.measure(Workload(target, settings, prompts_of(prompts, limit), max_tokens), concurrency, json_file)
+
+
+@app.command("round")
+def round_(
+    prompts: Prompts = PROMPTS,
+    limit: Limit = 10,
+    target: Target = "bundled:target",
+    drafter: Drafter = DRAFTERS[1:2],
+    methods: Methods = METHODS,
+    temperatures: Temperatures = [1.0],  # noqa: B006
+    proposals: Proposals = [5],  # noqa: B006
+    max_tokens: MaxTokens = 128,
+    json_file: JsonFile = None,
+) -> None:
+    """What a round costs outside the two models, on loopback, one generation at a time."""
+    from crossdraft.cli import rounds as command
+    from crossdraft.cli.benching import Workload, prompts_of, settings_of
+
+    settings = settings_of(target, drafter, methods, temperatures, proposals)
+    command.measure(Workload(target, settings, prompts_of(prompts, limit), max_tokens), json_file)
