@@ -1,5 +1,6 @@
 """`crossdraft generate` against services that run."""
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -150,6 +151,15 @@ def test_a_reader_that_goes_away_ends_it_quietly(target: str, form: list[str]) -
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 1
+
+
+def test_text_that_the_encoding_of_stdout_lacks(target: str) -> None:
+    bias = [option for token in range(128, 256) for option in ("--logit-bias", f"{token}:50")]
+    command = [*COMMAND, "generate", "--target", target, "--drafter", "none", "--seed", "1", *bias, *SHORT]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    assert done.returncode == 0
+    assert b"?" in done.stdout
 
 
 def test_without_addresses_the_pair_is_started_and_ended(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,8 @@ class Role(StrEnum):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process with 0, 1 (it failed), 2 (wrong usage) or 128 + a signal's number."""
     _quiet_libraries()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model may write what the terminal's encoding lacks
     try:
         app(arguments, prog_name="crossdraft")
     except Interrupted as error:
