@@ -1,0 +1,143 @@
+"""transformers' own `generate` on the target: what greedy and keyed output must be, token for token."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+)
+
+from crossdraft.models.names import BUNDLED
+from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.verification.exchange import NoiseKey, SamplingOptions
+from crossdraft.verification.noise import KeyedNoise
+
+GREEDY = SamplingOptions(temperature=0)
+TIE = 1e-4  # two scores that are no further apart may come in either order, as floats add up differently in a batch
+
+
+@dataclass(frozen=True)
+class Case:
+    """One continuation: of what, how long, how decided."""
+
+    prompt: str
+    tokens: int  # at most
+    options: SamplingOptions = GREEDY
+    noise: "Noise | None" = None  # what is added to log-probabilities; None: greedy
+
+
+class Presence(LogitsProcessor):
+    """vLLM's presence penalty, which transformers lacks."""
+
+    def __init__(self, prompt_tokens: int, penalty: float) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._penalty = penalty
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """scores (1, V) less the penalty for each id of the output."""
+        penalised = scores.clone()
+        penalised[:, input_ids[0, self._prompt_tokens :].unique()] -= self._penalty
+        return penalised
+
+
+class Noise:
+    """Gumbel noise of one key: with it, the greedy choice is a draw at temperature 1."""
+
+    def __init__(self, vocabulary: Vocabulary, key: NoiseKey) -> None:
+        ranks = [vocabulary.rank(token) for token in range(vocabulary.size)]
+        self._source = KeyedNoise(vocabulary.letters, ranks)
+        self._letters = vocabulary.letters
+        self._key = key
+
+    def at(self, output: list[int]) -> Tensor:
+        """Float64 (V,), for the token after these."""
+        offset = sum(len(self._letters[token]) for token in output)
+        return -torch.from_numpy(self._source.exponentials(self._key, offset)).log()
+
+
+class Noisy(LogitsProcessor):
+    """Adds noise, which is that of the letters after the prompt."""
+
+    def __init__(self, prompt_tokens: int, noise: Noise) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._noise = noise
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """scores (1, V), normalized, and noise."""
+        return scores.double().log_softmax(-1) + self._noise.at(input_ids[0, self._prompt_tokens :].tolist())
+
+
+def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
+    """transformers' own tokenizer of a bundled model."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(BUNDLED / name)
+    return tokenizer
+
+
+class Reference:
+    """The target by itself, in float32."""
+
+    def __init__(self, name: str) -> None:
+        self.tokenizer = tokenizer_of(name)
+        self._model = AutoModelForCausalLM.from_pretrained(BUNDLED / name, dtype=torch.float32).eval()
+        self.continuation = cache(self._continuation)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text).input_ids
+        return ids
+
+    def check(self, case: Case, actual: list[int]) -> bool:
+        """Fails if the output differs from `generate`'s. False after a tie, behind which nothing is compared.
+
+        A tie: the other token's score, penalties and noise included, is less than TIE below the best one.
+        """
+        expected = self.continuation(case)
+        differing = [place for place, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b]
+        if not differing:
+            assert len(actual) == len(expected), f"{len(actual)} tokens, not {len(expected)}, after {case.prompt!r}"
+            return True
+        place = differing[0]
+        scores = self._scores(case, expected[:place])
+        behind = float(scores.max() - scores[actual[place]])
+        words = self.tokenizer.convert_ids_to_tokens([expected[place], actual[place]])
+        assert behind <= TIE, f"token {place} after {case.prompt!r}: {words}, the second one {behind:.2g} nats behind"
+        return False
+
+    def _continuation(self, case: Case) -> list[int]:
+        prompt = self.encode(case.prompt)
+        output = self._generate(prompt, len(prompt), case, max_new_tokens=case.tokens)
+        ids: list[int] = output.sequences[0, len(prompt) :].tolist()
+        return ids
+
+    def _scores(self, case: Case, before: list[int]) -> Tensor:
+        """What `generate` takes the largest of, (V,), after these tokens of the output."""
+        prompt = self.encode(case.prompt)
+        output = self._generate(prompt + before, len(prompt), case, max_new_tokens=1)
+        scores: Tensor = output.scores[0][0]
+        return scores
+
+    def _generate(self, ids: list[int], prompt_tokens: int, case: Case, max_new_tokens: int) -> Any:
+        processors: list[LogitsProcessor] = []
+        if case.options.presence_penalty:
+            processors.append(Presence(prompt_tokens, case.options.presence_penalty))
+        if case.noise is not None:
+            processors.append(Noisy(prompt_tokens, case.noise))
+        inputs = torch.tensor([ids])
+        return self._model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            repetition_penalty=case.options.repetition_penalty,
+            sequence_bias=[[[token], bias] for token, bias in case.options.logit_bias] or None,
+            logits_processor=LogitsProcessorList(processors),
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )

@@ -1,0 +1,101 @@
+"""Greedy output through gRPC, with every method and drafter, is that of transformers' `generate`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from crossdraft.models.names import BUNDLED
+from crossdraft.pipeline import Generation, GenerationRequest
+from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
+from tests.endtoend.stack import DRAFTERS, TARGET, Stack, statistics
+from tests.prompts import prompts
+
+PROMPTS = 50
+NEW_TOKENS = 24  # 128 for the whole comparison, which takes minutes
+FEW = 4  # prompts for each kind of options
+LONG = 800  # target tokens of a prompt that is too long for every drafter
+NEARLY = 8  # tokens that are left in a drafter's context after a prompt that nearly fills it
+MOST_TIES = 2  # in one test; more would not be chance
+
+METHODS = ("slem", "tli", "seeded")
+PAIRS = tuple(zip(METHODS, DRAFTERS, strict=True))
+BIASES = (("\n", -4.0), (" self", 3.0), ("(", -100.0), (" =", 1.5))  # tokens by their text
+OPTIONS = {
+    "repetition penalty": replace(GREEDY, repetition_penalty=1.3),
+    "presence penalty": replace(GREEDY, presence_penalty=1.5),
+    "logit bias": GREEDY,
+    "all three": replace(GREEDY, repetition_penalty=0.9, presence_penalty=2.0),
+}
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def compared(
+    stack: Stack, reference: Reference, method: str, drafter: str, cases: Sequence[Case]
+) -> list[Generation]:
+    """Generates for each case with proposals from the drafter, and compares."""
+    requests = [GenerationRequest(c.prompt, method=method, max_tokens=c.tokens, options=c.options) for c in cases]
+    generations = await stack.run(drafter, requests)
+    same = [reference.check(case, generation.ids) for case, generation in zip(cases, generations, strict=True)]
+    assert same.count(False) <= MOST_TIES
+    assert all(statistics(generation).proposals for generation in generations)
+    return generations
+
+
+def plain_cases() -> list[Case]:
+    return [Case(prompt.text, NEW_TOKENS) for prompt in prompts()[:PROMPTS]]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("method", METHODS)
+async def test_with_a_drafter_of_another_vocabulary(
+    stack: Stack, reference: Reference, method: str, drafter: str
+) -> None:
+    generations = await compared(stack, reference, method, drafter, plain_cases())
+    figures = [statistics(generation) for generation in generations]
+    assert sum(figure.accepted for figure in figures)
+    assert sum(figure.tokens for figure in figures) > sum(figure.passes for figure in figures)
+
+
+async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) -> None:
+    generations = await compared(stack, reference, "standard", TARGET, plain_cases())
+    figures = [statistics(generation) for generation in generations]
+    assert sum(figure.corrected for figure in figures) <= MOST_TIES
+    assert sum(figure.tokens for figure in figures) > 3 * sum(figure.passes for figure in figures)
+
+
+@pytest.mark.parametrize(("method", "drafter"), PAIRS)
+@pytest.mark.parametrize("kind", OPTIONS)
+async def test_with_penalties_and_biases(
+    stack: Stack, reference: Reference, kind: str, method: str, drafter: str
+) -> None:
+    options = OPTIONS[kind]
+    if kind in ("logit bias", "all three"):
+        options = replace(options, logit_bias=tuple((reference.encode(text)[0], bias) for text, bias in BIASES))
+    cases = [replace(case, options=options) for case in plain_cases()[:FEW]]
+    await compared(stack, reference, method, drafter, cases)
+    # The options change what is written, or nothing was tested.
+    assert any(reference.continuation(case) != reference.continuation(replace(case, options=GREEDY)) for case in cases)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("method", METHODS)
+async def test_with_prompts_longer_than_the_drafters_context(
+    stack: Stack, reference: Reference, method: str, drafter: str
+) -> None:
+    tokenizer = tokenizer_of(drafter)
+    context = AutoConfig.from_pretrained(BUNDLED / drafter).max_position_embeddings
+    longer, nearly = first_tokens(reference.tokenizer, LONG), first_tokens(tokenizer, context - NEARLY)
+    assert len(tokenizer(longer).input_ids) > context >= len(tokenizer(nearly).input_ids) > context - 2 * NEARLY
+    cases = [Case(text, NEW_TOKENS) for text in (longer, nearly)]
+    for generation in await compared(stack, reference, method, drafter, cases):
+        assert statistics(generation).stood_aside == 0  # the drafter goes on with the newest text
+
+
+def first_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> str:
+    """The beginning of all prompts' text that makes this many tokens."""
+    text = "".join(prompt.text for prompt in prompts())
+    ends: list[tuple[int, int]] = tokenizer(text, return_offsets_mapping=True).offset_mapping
+    return text[: ends[count - 1][1]]

@@ -1,0 +1,67 @@
+"""Seeded output at temperature 1 through gRPC: whatever drafts, or nothing does, the text is a function of the seed."""
+
+from collections.abc import Sequence
+
+import pytest
+import pytest_asyncio
+
+from crossdraft.pipeline import Generation, GenerationRequest
+from crossdraft.verification.exchange import NoiseKey
+from tests.endtoend.reference import Case, Noise, Reference
+from tests.endtoend.stack import DRAFTERS, Stack, statistics
+from tests.prompts import prompts
+
+PROMPTS = 10  # 50 for the whole comparison
+NEW_TOKENS = 24  # 128 for the whole comparison
+SEED = 7
+
+TEXTS = tuple(prompt.text for prompt in prompts()[:: len(prompts()) // PROMPTS][:PROMPTS])
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plain(stack: Stack) -> list[Generation]:
+    """What the target writes alone."""
+    return await stack.run(None, requests(SEED))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def noise(stack: Stack) -> Noise:
+    async with stack.connect(None) as pipeline:
+        return Noise(pipeline.models.tokenization.vocabulary, NoiseKey(SEED))
+
+
+def requests(seed: int, k: int = 5) -> list[GenerationRequest]:
+    return [GenerationRequest(text, method="seeded", seed=seed, k=k, max_tokens=NEW_TOKENS) for text in TEXTS]
+
+
+def check(reference: Reference, noise: Noise, generations: Sequence[Generation]) -> list[bool]:
+    """Compares with greedy decoding of the same noise; where there was no tie, an output is exactly that."""
+    cases = [Case(text, NEW_TOKENS, noise=noise) for text in TEXTS]
+    return [reference.check(case, generation.ids) for case, generation in zip(cases, generations, strict=True)]
+
+
+async def test_the_target_alone_draws_with_the_seeds_noise(
+    plain: list[Generation], reference: Reference, noise: Noise
+) -> None:
+    assert any(check(reference, noise, plain))
+    assert len({generation.text for generation in plain}) == PROMPTS
+
+
+@pytest.mark.parametrize(
+    ("drafter", "k"), [*((drafter, 5) for drafter in DRAFTERS), *(("drafter-b", k) for k in (1, 3, 8))]
+)
+async def test_no_drafter_changes_the_text(
+    stack: Stack, plain: list[Generation], reference: Reference, noise: Noise, drafter: str, k: int
+) -> None:
+    generations = await stack.run(drafter, requests(SEED, k))
+    untied = zip(check(reference, noise, plain), check(reference, noise, generations), strict=True)
+    for alone, drafted, both in zip(plain, generations, untied, strict=True):
+        assert statistics(drafted).proposals
+        assert drafted.text == alone.text or not all(both)
+
+
+async def test_another_seed_writes_another_text(stack: Stack, plain: list[Generation]) -> None:
+    others = await stack.run(None, requests(SEED + 1))
+    assert all(one.text != other.text for one, other in zip(plain, others, strict=True))
