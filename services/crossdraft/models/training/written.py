@@ -13,7 +13,7 @@ from crossdraft.models.training.batches import TokenPool
 from crossdraft.models.training.corpus import Document
 from crossdraft.models.training.recipes import SEED
 
-ROUNDS = 16
+ROUNDS = 10
 ROWS = 256  # texts written at once
 PROMPT_TOKENS = (32, 64, 128)  # by turns
 NEW_TOKENS = 192
