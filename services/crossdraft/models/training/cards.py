@@ -78,7 +78,7 @@ def _card(recipe: Recipe, model: LlamaForCausalLM, seconds: float, figure: float
         tokens=recipe.rows * recipe.window,
         seed=SEED,
         seconds=seconds,
-        machine=f"{torch.get_num_threads()} threads of a shared {platform.machine()} CPU, bfloat16 autocast",
+        machine=f"{torch.get_num_threads()} thread(s) of a shared {platform.machine()} CPU, bfloat16 autocast",
         figure=figure,
         context=recipe.context,
     )
