@@ -20,6 +20,8 @@ from crossdraft.verification.exchange import (
     PassDone,
     RowFetched,
 )
+from crossdraft.verification.methods import TLI
+from crossdraft.verification.rows import Proposal, Row, Whose
 from tests.fakes import ToyDrafter, ToyTarget
 from tests.pipeline.test_session import assignment, toys
 
@@ -184,3 +186,53 @@ async def test_cancelling_while_it_waits_closes_both_sessions() -> None:
         await task
     await running.aclose()
     assert (target.closed, drafter.closed) == (1, 1)
+
+
+async def test_no_stop_string_is_ever_shown() -> None:
+    """Every stop string that occurs, from the first letter on."""
+    free, _, _ = generation(max_tokens=20)
+    whole = "".join(await texts(free))
+    for begin in range(6):
+        for size in (1, 2, 3, 5):
+            stop = whole[begin : begin + size]
+            running, _, _ = generation(max_tokens=20, stop=(stop,))
+            shown = await texts(running)
+            assert "".join(shown) == running.text == whole[: whole.find(stop)], stop
+
+
+BAD_PROPOSALS = [
+    ((Proposal(0),), "without the whole row"),
+    ((Proposal(2, Row.certain(2)),), "outside the shared tokens"),
+    ((Proposal(0, Row.of([0, 99], [0.5, 0.5])),), "has ids beyond"),
+    ((Proposal(7, Row.certain(7), Whose.TARGET),), "its ids are 0 to 2"),
+    ((Proposal(0, Row.certain(1)),), "cannot give it"),
+    ((Proposal(0, Row.certain(0)),) * 4, "sent 4 proposals, asked for 3"),
+]
+
+
+@pytest.mark.parametrize(
+    ("proposals", "fault"), BAD_PROPOSALS, ids=lambda value: value if isinstance(value, str) else ""
+)
+async def test_proposals_that_cannot_be_verified_cost_the_drafter(proposals: tuple[Proposal, ...], fault: str) -> None:
+    target, drafter = toys(TLI)
+    memory_drafter = MemoryDrafter(drafter)
+    memory_drafter.toy.draft = lambda wanted: Drafted(wanted.epoch, proposals, 0.0)  # type: ignore[method-assign]
+    running = Generation(assignment(TLI), MemoryTarget(target), memory_drafter)
+    assert len(await texts(running)) == 12
+    assert running.statistics is not None
+    assert fault in running.statistics.drafter_lost
+
+
+async def test_after_its_end_it_has_nothing_more() -> None:
+    running, target, _ = generation()
+    target.refuses = Unreachable("nobody there")
+    with pytest.raises(Unreachable):
+        await texts(running)
+    assert await texts(running) == []
+
+
+async def test_closed_before_it_began_it_never_begins() -> None:
+    running, target, _ = generation()
+    await running.aclose()
+    assert await texts(running) == []
+    assert target.closed == 0

@@ -296,3 +296,22 @@ def test_the_context_bounds_output_and_trees() -> None:
     for request in sent:
         committed += len(request.committed)
         assert committed + len(request.tree) <= 20
+
+
+def test_a_drafter_that_stood_aside_is_told_the_text_from_where_it_is() -> None:
+    """Nothing that it drafted before counts any more, even if the output grows to be the same."""
+    session, draft = drafting()
+    target, drafter = toys()
+    lengths = []
+    waiting: list[object] = session.handle(drafter.draft(draft))
+    while waiting:
+        command = waiting.pop(0)
+        if isinstance(command, Pass):
+            waiting += session.handle(target.run(command))
+        elif isinstance(command, Draft):
+            assert command.offset <= len(drafter.text)
+            drafter.text = Letters(drafter.text[: command.offset] + command.letters)
+            lengths.append(len(drafter.text))
+            waiting += session.handle(Drafted(command.epoch, (), 0.0, "it stands aside"))
+    assert len(lengths) > 2
+    assert session.counts.stood_aside == len(lengths)

@@ -8,6 +8,7 @@ async with connect(target="127.0.0.1:7001", drafter="127.0.0.1:7002") as pipelin
 import asyncio
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 from crossdraft.pipeline.generation import Generation
 from crossdraft.pipeline.request import GenerationRequest, Models, resolve
@@ -28,7 +29,7 @@ class Pipeline:
         self._target: TargetClient | None = None
         self._drafter: DrafterClient | None = None
         self._models: Models | None = None
-        self._generations: list[Generation] = []
+        self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
 
     async def __aenter__(self) -> Self:
         """Connect and learn the two vocabularies.
@@ -64,7 +65,7 @@ class Pipeline:
         if self._models is None or self._target is None:
             raise RuntimeError("use the pipeline inside `async with connect(...)`")
         generation = Generation(resolve(request, self._models), self._target, self._drafter)
-        self._generations.append(generation)
+        self._generations.add(generation)
         return generation
 
     @property
@@ -84,7 +85,7 @@ class Pipeline:
         return Models(tokenization, descriptions[0].context, pair)
 
     async def _close(self) -> None:
-        for generation in self._generations:
+        for generation in list(self._generations):
             await generation.aclose()
         for client in (self._target, self._drafter):
             if client is not None:

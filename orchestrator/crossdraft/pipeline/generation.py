@@ -47,6 +47,7 @@ class Generation:
         self._held_back = max(map(len, assignment.stop), default=1) - 1  # characters
         self._queue: asyncio.Queue[Emitted | None] = asyncio.Queue()
         self._task: asyncio.Task[Finished] | None = None
+        self._over = False  # nothing more will come
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,6 +59,7 @@ class Generation:
 
     async def aclose(self) -> None:
         """Cancel what is still running and close its sessions."""
+        self._over = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -66,12 +68,14 @@ class Generation:
         return self
 
     async def __anext__(self) -> Token:
-        if self._task is None:
+        if self._task is None and not self._over:
             self._task = asyncio.create_task(self._driver.run(self._queue.put_nowait))
             self._task.add_done_callback(lambda _: self._queue.put_nowait(None))
-        emitted = None if self.reason is not None else await self._queue.get()
+        emitted = None if self._over else await self._queue.get()
         if emitted is None:
-            self._end(self._task.result())
+            over, self._over = self._over, True
+            if not over and self._task is not None:
+                self._end(self._task.result())
             raise StopAsyncIteration
         return self._token(emitted)
 
@@ -87,7 +91,7 @@ class Generation:
         self._decoded += self._decoder.feed(emitted.letters)
         if emitted.kept is not None:
             return to_bytes(Letters(self._letters[: emitted.kept])).decode("utf-8", "replace")[len(self.text) :]
-        return self._decoded[len(self.text) : len(self._decoded) - self._held_back]
+        return self._decoded[len(self.text) : max(len(self.text), len(self._decoded) - self._held_back)]
 
     def _end(self, finished: Finished) -> None:
         """The session is over: figures, and its error if it has one."""

@@ -14,6 +14,7 @@ from crossdraft.verification.exchange import NoiseKey, OpenDrafter, OpenTarget, 
 from crossdraft.verification.methods import Method, default_method, method_named
 
 MOST_PROPOSALS = 64
+WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a grid of 2^-24 without bias
 NODES_BESIDE_THE_DRAFT = 8
 
 
@@ -43,11 +44,12 @@ class GenerationRequest:
             (bool(self.prompt), "the prompt is empty; give at least one character"),
             (1 <= self.k <= MOST_PROPOSALS, f"k must be between 1 and {MOST_PROPOSALS}, got {self.k}"),
             (self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}"),
-            (self.row_width >= 1, f"row_width must be at least 1, got {self.row_width}"),
-            (self.head >= 1, f"head must be at least 1, got {self.head}"),
+            (1 <= self.row_width <= WIDEST, f"row_width must be between 1 and {WIDEST}, got {self.row_width}"),
+            (1 <= self.head <= WIDEST, f"head must be between 1 and {WIDEST}, got {self.head}"),
+            (0 <= self.choice < 2**32, f"choice must be between 0 and 2**32 - 1, got {self.choice}"),
             (
-                self.drafter_temperature is None or self.drafter_temperature >= 0,
-                "drafter_temperature must be 0 or more",
+                self.drafter_temperature is None or 0 <= self.drafter_temperature < float("inf"),
+                f"drafter_temperature must be 0 or more, got {self.drafter_temperature}",
             ),
             (self.seed is None or 0 <= self.seed < 2**64, f"seed must be between 0 and 2**64 - 1, got {self.seed}"),
             (all(self.stop), "a stop string must not be empty"),

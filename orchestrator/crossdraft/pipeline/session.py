@@ -1,4 +1,4 @@
-"""The session's state machine: events in, commands out, no I/O (design section 6).
+"""The session's state machine: events in, commands out, no I/O.
 
 Lock-step: draft K, one pass, walk over what was drafted, repeat. An event that the state does not
 allow raises IllegalEventError and changes nothing; answers of older epochs and old timers are dropped.
@@ -22,6 +22,7 @@ from crossdraft.pipeline.events import (
     TargetOpened,
 )
 from crossdraft.pipeline.fetched import Fetched, answers
+from crossdraft.pipeline.proposals import fault_of
 from crossdraft.pipeline.rules import ALLOWED, IllegalEventError, State
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.verification.exchange import Draft, Drafted, FetchRow, Pass, PassDone, RowFetched, Sample
@@ -134,6 +135,7 @@ class Session:
         self.state = State.DRAFTING
         offset, letters = self._rewind()
         draft = Draft(self._number, offset, letters, self._given.proposals)
+        self._told = (len(self._text), NOTHING)  # its text is the output then, even if it proposes nothing
         return [draft, SetTimer(self._number, self._given.draft_seconds)]
 
     def _rewind(self) -> tuple[int, Letters]:
@@ -143,10 +145,9 @@ class Session:
         return start + same, Letters(self._text[start + same :])
 
     def _drafted(self, event: Drafted) -> list[Command]:
-        size = self._given.pair.drafter.size
-        wrong = [proposal.token for proposal in event.proposals if not 0 <= proposal.token < size]
-        if wrong:
-            return self._without_drafter(f"it proposed id {wrong[0]}, and its ids are 0 to {size - 1}")
+        fault = fault_of(event.proposals, self._given.proposals, self._given.pair, self._given.method)
+        if fault:
+            return self._without_drafter(fault)
         self.counts.drafter_seconds += event.seconds
         self.counts.proposals += len(event.proposals)
         self.counts.stood_aside += len(event.proposals) < self._given.proposals

@@ -1,4 +1,4 @@
-"""Letters: the common language of all vocabularies (design section 4).
+"""Letters: the common language of all vocabularies.
 
 A letter is a byte or one control symbol. A string of letters is a Python `str` with one
 character a letter: U+0000..U+00FF is the byte of that value, everything above is a control

@@ -50,7 +50,7 @@ def load_tokenizer_json(folder_or_hub_id: str) -> LoadedTokenizer:
     if "model" not in _read(path):
         raise ValueError(f"{path} is not a tokenizer: it has no model; write it again with save_pretrained")
     tokenizer_json = path.read_text(encoding="utf-8")
-    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer = _parsed(tokenizer_json, path)
     settings = _read(find("tokenizer_config.json"))
     config = _read(find("config.json"))
     ends = _ends(tokenizer, [_read(find("generation_config.json")), config], settings)
@@ -92,6 +92,13 @@ def _on_hub(hub_id: str) -> Find:
     return find
 
 
+def _parsed(tokenizer_json: str, path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path} is not a tokenizer: {error}; write it again with save_pretrained") from error
+
+
 def _read(path: Path | None) -> Config:
     if path is None:
         return {}
@@ -106,7 +113,7 @@ def _read(path: Path | None) -> Config:
 
 def _size(config: Config, tokenizer: Tokenizer) -> int:
     # A model that also sees or hears keeps the settings of its text part apart.
-    named = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    named = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     return named or 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 

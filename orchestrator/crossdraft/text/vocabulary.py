@@ -1,4 +1,4 @@
-"""A model's vocabulary as a list of letter strings (design section 4)."""
+"""A model's vocabulary as a list of letter strings."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""All randomness of verification goes through one object (design section 5)."""
+"""All randomness of verification goes through one object."""
 
 from typing import Protocol
 

@@ -12,7 +12,7 @@ from crossdraft.verification.trees import TokenTree
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """What keyed noise is derived from, besides letter offset, letters and rank (design section 5)."""
+    """What keyed noise is derived from, besides letter offset, letters and rank."""
 
     seed: int  # 64 bits; the request's seed, or the session's nonce
     choice: int = 0  # index among the n outputs of one request
@@ -37,7 +37,7 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         checks = (
             (0 <= self.temperature < float("inf"), f"temperature must be 0 or more, got {self.temperature}"),
-            (self.top_k >= 0, f"top_k must be 0 (all) or more, got {self.top_k}"),
+            (0 <= self.top_k < 2**31, f"top_k must be 0 (all) or more, below 2**31, got {self.top_k}"),
             (0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, got {self.top_p}"),
             (0 <= self.min_p <= 1, f"min_p must be between 0 and 1, got {self.min_p}"),
             (

@@ -1,4 +1,4 @@
-"""Verification by equal letters: the target draws by itself, the draft is compared (paper 000, Algorithm 2).
+"""Verification by equal letters: the target draws by itself, the draft is compared (arXiv 2502.05202, Algorithm 2).
 
 The output is a function of the target's draws alone, so it is exact whatever the drafter does, and
 the draft decides only how many draws one pass yields.

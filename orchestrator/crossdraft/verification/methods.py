@@ -9,7 +9,7 @@ from crossdraft.verification.walk import Ground, Walk
 
 @dataclass(frozen=True)
 class Method:
-    """One verification method (design section 5)."""
+    """One verification method."""
 
     name: str
     walk: Callable[[Ground], Walk]

@@ -1,4 +1,4 @@
-"""Keyed noise: what `seeded` and `--audit` draw with instead of a random generator (design section 5).
+"""Keyed noise: what `seeded` draws with instead of a random generator.
 
 The noise of a token is a pure function of (seed, choice, letter offset, letters, rank among the ids with the same
 letters). Two vocabularies that share a string of letters therefore share its noise, and a repeated draw repeats.

@@ -1,4 +1,4 @@
-"""Rejection sampling on target ids (Leviathan et al. 2023, Chen et al. 2023; paper 000, Algorithms 4 and 5).
+"""Rejection sampling on target ids (Leviathan et al. 2023, Chen et al. 2023; arXiv 2502.05202, Algorithms 4 and 5).
 
 With p the target's row and q the law that the proposal d was drawn from, both over target ids:
 accept d with min(1, p(d)/q(d)); otherwise emit t drawn from (p - q)+, renormalized. P(emit t) =
@@ -70,6 +70,8 @@ def draw_residual(chooser: Chooser, row: Row, draft_row: Row | None) -> Generato
     if draft_row is not None:
         drafted = dict(zip(draft_row.ids.tolist(), draft_row.probabilities.tolist(), strict=True))
         weights = np.maximum(weights - [drafted.get(token, 0.0) for token in row.ids.tolist()], 0.0)
+    if not row.tail and not np.any(weights > 0):
+        weights = row.probabilities  # p and q differ by rounding only; a refusal then says nothing
     place = chooser.categorical([*weights, row.tail])
     if place < len(row.ids):
         return int(row.ids[place])

@@ -1,4 +1,4 @@
-"""The one protocol of all methods: a walk without I/O that stands at the frontier (design section 5).
+"""The one protocol of all methods: a walk without I/O that stands at the frontier.
 
 A walk is a generator. It yields what it needs or what it decided, and is sent the answer:
 

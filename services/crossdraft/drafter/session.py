@@ -1,5 +1,6 @@
 """A drafter session: a text that is rewound, and proposals that go on with it."""
 
+import asyncio
 import time
 from contextlib import suppress
 
@@ -15,6 +16,8 @@ from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.tokenization import NotExpressible
 from crossdraft.verification.exchange import Draft, Drafted, OpenDrafter
 from crossdraft.verification.rows import Proposal, Row
+
+LONG = 10_000  # letters whose tokenizing takes milliseconds
 
 
 class DrafterSession:
@@ -45,7 +48,10 @@ class DrafterSession:
         if self._opening.allowed is not None and not len(self._opening.allowed):
             return Drafted(request.epoch, (), 0.0, "the two vocabularies share no token")
         try:
-            self._context.rewind(request.offset, request.letters)
+            if len(request.letters) > LONG:  # the event loop is there for other sessions too
+                await asyncio.to_thread(self._context.rewind, request.offset, request.letters)
+            else:
+                self._context.rewind(request.offset, request.letters)
             self._context.fit(request.count)
         except (NotExpressible, NoRoomError) as reason:
             return Drafted(request.epoch, (), 0.0, str(reason))

@@ -59,7 +59,7 @@ def decode_ids(field: Sequence[int], name: str, vocabulary_size: int | None) -> 
 
 def decode_id_tuple(field: Sequence[int], name: str, vocabulary_size: int | None) -> tuple[int, ...]:
     """The same as a tuple."""
-    return tuple(int(token) for token in decode_ids(field, name, vocabulary_size))
+    return tuple(decode_ids(field, name, vocabulary_size).tolist())
 
 
 def encode_row(row: Row) -> pb.Row:

@@ -48,6 +48,8 @@ CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # Services stand on a private network; a proxy for the web must not be asked for them.
+    ("grpc.enable_http_proxy", 0),
     # Two clients of one address must not share a connection whose limits are those of the first.
     ("grpc.use_local_subchannel_pool", 1),
 )

@@ -1,0 +1,32 @@
+"""Whether what a drafter sent can be verified at all. A drafter is not trusted to be right, only to be a drafter."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from crossdraft.text.pairing import Pair
+from crossdraft.verification.methods import Method
+from crossdraft.verification.rows import Proposal, Whose
+
+
+def fault_of(proposals: Sequence[Proposal], asked: int, pair: Pair, method: Method) -> str:
+    """What is wrong with the proposals of one draft, as a text; empty if nothing is."""
+    if len(proposals) > asked:
+        return f"it sent {len(proposals)} proposals, asked for {asked}"
+    return next((fault for one in proposals if (fault := _fault(one, pair, method))), "")
+
+
+def _fault(proposal: Proposal, pair: Pair, method: Method) -> str:
+    size = pair.target.size if proposal.whose is Whose.TARGET else pair.drafter.size
+    if not 0 <= proposal.token < size:
+        return f"it proposed id {proposal.token}, and its ids are 0 to {size - 1}"
+    if method.samples:
+        return ""
+    row = proposal.row
+    if row is None or not row.whole:
+        return f"it proposed id {proposal.token} without the whole row that it was drawn from"
+    if bool(np.any((row.ids < 0) | (row.ids >= size))):
+        return f"the row of id {proposal.token} has ids beyond {size - 1}"
+    if proposal.whose is Whose.DRAFTER and bool(np.any(pair.to_target_ids(row.ids) < 0)):
+        return f"the row of id {proposal.token} reaches outside the shared tokens"
+    return "" if row.probability(proposal.token) > 0 else f"the row of id {proposal.token} cannot give it"
