@@ -149,7 +149,7 @@ def demo(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None,
     k: Annotated[int, typer.Option("-k", help="Proposals in a round.")] = 5,
     max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.6,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Both generations have it, so their texts must be equal.")] = 7,
 ) -> None:
     """Generate with the bundled models, with the drafter and without, side by side."""

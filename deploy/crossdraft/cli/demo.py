@@ -95,7 +95,11 @@ def _coloured(outcome: Outcome) -> Text:
 
 def _speed(drafted: Statistics, plain: Statistics) -> str:
     ratio = drafted.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 0.0
-    return f"{ratio:.2f} times the tokens/s, {drafted.tokens_per_pass:.2f} tokens per pass of the target"
+    figures = f"{ratio:.2f} times the tokens/s, {drafted.tokens_per_pass:.2f} tokens per pass of the target"
+    if ratio >= 1 or not drafted.epochs or not drafted.target_seconds:
+        return figures
+    cost = (drafted.drafter_seconds / drafted.epochs) / (drafted.target_seconds / drafted.passes)
+    return f"{figures}; a draft took {cost:.1f} passes of this small target, and pays where the target is far larger"
 
 
 def comparison(drafted: str, plain: str) -> str:

@@ -148,7 +148,7 @@ def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
         ("tokens", f"{statistics.tokens} ({kinds})"),
         ("passes of the target", f"{statistics.passes} ({statistics.row_misses} row misses)"),
         ("tokens per pass", f"{statistics.tokens_per_pass:.2f}"),
-        ("acceptance", f"{statistics.acceptance:.1%}"),
+        ("acceptance", f"{statistics.acceptance:.1%}" if statistics.proposals else "no drafter"),
         ("tokens/s", f"{statistics.tokens_per_second:.1f}"),
         ("time", f"{statistics.seconds:.2f} s (first token after {statistics.first_token_seconds:.2f} s)"),
         ("in the drafter", f"{statistics.drafter_seconds:.2f} s"),
