@@ -41,8 +41,8 @@ class SamplingOptions:
             (0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, got {self.top_p}"),
             (0 <= self.min_p <= 1, f"min_p must be between 0 and 1, got {self.min_p}"),
             (
-                0 < self.repetition_penalty < float("inf"),
-                f"repetition_penalty must be above 0, got {self.repetition_penalty}",
+                0.01 <= self.repetition_penalty <= 100,
+                f"repetition_penalty must be between 0.01 and 100, got {self.repetition_penalty}",
             ),
             (
                 -2 <= self.presence_penalty <= 2,

@@ -4,7 +4,7 @@ Every held-out file that is long enough gives one prompt; further ones come from
 over the file. A prompt begins at the start of a line and has 120 to 1,200 characters, about a wished length that
 changes by turns. By turns it ends where a line ends, or in mid-line where a writer might pause: after `def `,
 `class `, `import `, `return `, an opening parenthesis or an equals sign; where there is no such place, the other kind
-is taken.
+is taken. It may reach the end of its file, after which a model should end its output at once.
 
 The choice is a pure function of the files, so it repeats with the same Python release. The fifty that tests and
 benchmarks use are kept as text in `tests/prompts.jsonl`; nothing is picked when they run.
