@@ -95,7 +95,7 @@ def _on_hub(hub_id: str) -> Find:
 def _parsed(tokenizer_json: str, path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # what the library raises for a damaged file is a bare Exception; it is passed on, named
         raise ValueError(f"{path} is not a tokenizer: {error}; write it again with save_pretrained") from error
 
 
