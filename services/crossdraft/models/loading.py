@@ -93,7 +93,7 @@ def _device(device: str) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
-    # A name torch does not know, a build without that kind of device, and a kind without memory of its own.
+    # A name torch does not know, a build without that kind of device, a kind that cannot hold a tensor.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ModelLoadError(
             f"device {device!r} cannot be used here, use cpu or one that torch sees: {error}".splitlines()[0]
