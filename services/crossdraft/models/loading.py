@@ -93,8 +93,8 @@ def _device(device: str) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
-    # A name torch does not know, a build without that kind of device, a kind that cannot hold a tensor.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    # An unknown name, a build without that device, one that cannot hold a tensor, one that needs a package.
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         raise ModelLoadError(
             f"device {device!r} cannot be used here, use cpu or one that torch sees: {error}".splitlines()[0]
         ) from error
