@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from crossdraft.verification import rejection
-from crossdraft.verification.methods import SLEM, STANDARD, TLI, Method
+from crossdraft.verification.methods import SLEM, STANDARD, TLI, Guess, Method
 from crossdraft.verification.walk import Emit, Ground, Kind, Refused, Walk, next_proposal, target_row
 from tests.fakes import autoregressive_law
 from tests.verification.enumerating import distance, law_of, total_variation
@@ -77,7 +77,7 @@ def test_a_broken_acceptance_rule_is_seen() -> None:
     """Accepting with p instead of p / q, and drawing corrections from p instead of (p - q)+."""
     toy = next(toy for toy in TOYS if toy.name == "same")
     for broken in (accept_with_p, correct_from_p):
-        method = Method("broken", broken, False, False, True, False, False, "")
+        method = Method("broken", broken, "", (Guess.OWN,), shared_only=True)
         setup = Setup(toy, method, 2, 2)
         wanted = autoregressive_law(setup.target(None), setup.stops, setup.length)
         assert total_variation(law_of(setup.run), wanted) > 0.01

@@ -20,13 +20,14 @@ def _fault(proposal: Proposal, pair: Pair, method: Method) -> str:
     size = pair.target.size if proposal.whose is Whose.TARGET else pair.drafter.size
     if not 0 <= proposal.token < size:
         return f"it proposed id {proposal.token}, and its ids are 0 to {size - 1}"
-    if method.samples:
+    if not method.drafter_rows:
         return ""
     row = proposal.row
     if row is None or not row.whole:
         return f"it proposed id {proposal.token} without the whole row that it was drawn from"
     if bool(np.any((row.ids < 0) | (row.ids >= size))):
         return f"the row of id {proposal.token} has ids beyond {size - 1}"
-    if proposal.whose is Whose.DRAFTER and bool(np.any(pair.to_target_ids(row.ids) < 0)):
+    shared = method.shared_only or method.same_vocabulary
+    if shared and proposal.whose is Whose.DRAFTER and bool(np.any(pair.to_target_ids(row.ids) < 0)):
         return f"the row of id {proposal.token} reaches outside the shared tokens"
     return "" if row.probability(proposal.token) > 0 else f"the row of id {proposal.token} cannot give it"

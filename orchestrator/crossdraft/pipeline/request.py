@@ -148,6 +148,6 @@ def _open_drafter(request: GenerationRequest, models: Models, method: Method, no
         prompt=Letters(from_bytes(request.prompt.encode())),
         options=options,
         noise=noise if method.keyed else None,
-        row_width=0 if method.samples else request.row_width,
+        row_width=request.row_width if method.drafter_rows else 0,
         allowed=allowed,
     )

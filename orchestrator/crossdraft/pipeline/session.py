@@ -155,7 +155,7 @@ class Session:
 
     def _begin_epoch(self, proposals: tuple[Proposal, ...]) -> list[Command]:
         """A walk over the draft, and the pass that fetches the rows that it will probably need."""
-        ground = Ground(self._given.pair, self._given.chooser, len(self._text))
+        ground = Ground(self._given.pair, self._given.chooser, len(self._text), self._given.encode)
         self._epoch = Epoch(self._number, ground, self._given.method.walk(ground), proposals)
         if proposals:
             self._told = (len(self._text), self._epoch.drafted)

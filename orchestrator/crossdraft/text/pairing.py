@@ -1,11 +1,13 @@
 """Two vocabularies side by side."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crossdraft.text.letters import Letters
+from crossdraft.text.tries import Trie
 from crossdraft.text.vocabulary import Vocabulary
 
 Ids = NDArray[np.int64]
@@ -36,6 +38,16 @@ class Pair:
         object.__setattr__(self, "same_vocabulary", same)
         object.__setattr__(self, "_target_ids", ids)
         object.__setattr__(self, "shared_drafter_ids", np.flatnonzero(ids != _NOT_SHARED).astype(np.int64))
+
+    @cached_property
+    def target_trie(self) -> Trie:
+        """The target's tokens by their letters."""
+        return Trie(self.target)
+
+    @cached_property
+    def drafter_trie(self) -> Trie:
+        """The drafter's tokens by their letters."""
+        return Trie(self.drafter)
 
     def target_id(self, drafter_id: int) -> int | None:
         """The target id that a drafter token is: of several with its letters the one the target's tokenizer writes."""

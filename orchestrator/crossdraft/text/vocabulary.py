@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from crossdraft.text.anatomy import Anatomy, anatomy_of
 from crossdraft.text.letters import Letters, Role, Side
@@ -112,3 +113,8 @@ def _plain_letters(anatomy: Anatomy) -> dict[int, Letters]:
     if anatomy.unknown is not None:
         letters.pop(anatomy.unknown, None)
     return letters
+
+
+def tokenizer_digest(tokenizer_json: str) -> str:
+    """Hex digest that tells whether a file made for one tokenizer (a ranking, an affinity matrix) fits another."""
+    return blake2b(tokenizer_json.encode(), digest_size=16).hexdigest()

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 from crossdraft.text.letters import Letters
-from crossdraft.verification.rows import Ids, Proposal, Row
+from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row
 from crossdraft.verification.trees import TokenTree
 
 
@@ -66,6 +66,10 @@ class Description:
     vocabulary_size: int  # length of a row of logits (ids beyond the tokenizer's included)
     context: int  # tokens, prompt and output together
     fingerprint: str  # hex digest of tokenizer, controls and vocabulary size
+    affinity: str = (
+        ""  # of a drafter: `tokenizer_digest` of the target that its affinity matrix is for; "": it has none
+    )
+    copies: bool = False  # no model: it copies bytes of the text; methods that need shared tokens refuse it
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,11 @@ class OpenDrafter:
 
     prompt: Letters
     options: SamplingOptions  # the drafter's own; penalties and biases are not used
-    noise: NoiseKey | None  # set: draws use keyed noise (`seeded`)
+    noise: NoiseKey | None  # set: draws use keyed noise (`seeded`, audits)
     row_width: int  # most probable ids that are kept before drawing and sent; 0: no truncation, no rows sent
     allowed: Ids | None = None  # the only drafter ids that may be drawn (T∩D); None: all
+    redistribute: str = ""  # set (`rdk`): draw target tokens from Mᵀq′; `tokenizer_digest` of the target that M is for
+    audited: bool = False  # draws use `noise` with the epoch's number as its `choice`, to be recomputed from their rows
 
 
 @dataclass(frozen=True)
@@ -151,3 +157,22 @@ class Drafted:
     proposals: tuple[Proposal, ...]
     seconds: float  # in the model
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Asks how probable strings are as the beginning of the current epoch's draft (`slrs`)."""
+
+    epoch: int  # the latest
+    offset: int  # letters since the start of the output: where the draft began
+    strings: tuple[Letters, ...]  # none empty
+    tokens: int  # of the draft: what counts is the text of its first `tokens` proposals
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """For each string the probability that the draft's text starts with it, under the law that it was drawn from."""
+
+    epoch: int
+    probabilities: Probabilities  # float64, shape (len(strings),)
+    seconds: float  # in the model

@@ -2,9 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from crossdraft.verification import matching, rejection
 from crossdraft.verification.walk import Ground, Walk
+
+
+class Guess(Enum):
+    """One guess at what the walk will emit: a path of a pass's tree."""
+
+    OWN = "own"  # the draft's own tokens, as far as they are target tokens
+    CANONICAL = "canonical"  # what the target's tokenizer makes of the draft's text
+    LONGEST = "longest"  # the longest target token that the text starts with, again and again
 
 
 @dataclass(frozen=True)
@@ -13,20 +22,42 @@ class Method:
 
     name: str
     walk: Callable[[Ground], Walk]
-    samples: bool  # the target answers with draws of its own, not with rows
-    keyed: bool  # the drafter draws with the target's noise
-    shared_only: bool  # the drafter may draw tokens of T∩D only
-    same_vocabulary: bool  # refused when the vocabularies differ
-    seedable: bool  # the output is a function of the seed: neither timing nor drafter change it
     source: str
+    guesses: tuple[Guess, ...]  # the paths of a pass, the likeliest first
+    exact: bool = True  # the output has the target's distribution
+    samples: bool = False  # the target answers with draws of its own, not with rows
+    keyed: bool = False  # the drafter draws with the target's noise
+    same_vocabulary: bool = False  # refused when the vocabularies differ
+    shared_only: bool = False  # the drafter may draw tokens of T∩D only
+    redistributed: bool = False  # the drafter draws target tokens through its affinity matrix
+    drafter_rows: bool = True  # every proposal carries the row that it was drawn from
+    whole_draft: bool = False  # how many proposals there are is fixed before the first is revealed: lock-step only
+    seedable: bool = False  # the output is a function of the seed: neither timing nor drafter change it
 
 
 STANDARD = Method(
-    "standard", rejection.walk, False, False, False, True, False, "Leviathan et al. 2023; Chen et al. 2023"
+    "standard", rejection.walk, "Leviathan et al. 2023; Chen et al. 2023", (Guess.OWN,), same_vocabulary=True
 )
-TLI = Method("tli", rejection.walk, False, False, True, False, False, "arXiv 2502.05202, Algorithm 4")
-SLEM = Method("slem", matching.walk, True, False, False, False, True, "arXiv 2502.05202, Algorithm 2")
-SEEDED = Method("seeded", matching.walk, True, True, False, False, True, "Algorithm 2 with common noise")
+TLI = Method("tli", rejection.walk, "arXiv 2502.05202, Algorithm 4", (Guess.OWN,), shared_only=True)
+SLEM = Method(
+    "slem",
+    matching.walk,
+    "arXiv 2502.05202, Algorithm 2",
+    (Guess.CANONICAL, Guess.OWN),
+    samples=True,
+    drafter_rows=False,
+    seedable=True,
+)
+SEEDED = Method(
+    "seeded",
+    matching.walk,
+    "Algorithm 2 with common noise",
+    (Guess.CANONICAL, Guess.OWN),
+    samples=True,
+    keyed=True,
+    drafter_rows=False,
+    seedable=True,
+)
 
 METHODS = {method.name: method for method in (STANDARD, TLI, SLEM, SEEDED)}
 

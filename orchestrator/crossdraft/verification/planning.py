@@ -8,7 +8,7 @@ import numpy as np
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import NotExpressible
-from crossdraft.verification.methods import Method
+from crossdraft.verification.methods import Guess, Method
 from crossdraft.verification.rows import Ids, Proposal, Whose
 from crossdraft.verification.trees import Path, TokenTree, tree_of
 from crossdraft.verification.walk import proposal_letters
@@ -37,9 +37,12 @@ class Planner:
         """Paths for the draft's letters from `skip` letters after its first proposal on (where
         the frontier is), at most `room` nodes (what the target's context leaves)."""
         starts, text = self._layout(proposals, skip)
-        own = self._own_path(starts)
-        paths = (self._canonical(text), own) if self.method.samples else (own,)
-        tree = tree_of(paths, min(self.budget, room))
+        guessed = {
+            Guess.OWN: lambda: self._own_path(starts),
+            Guess.CANONICAL: lambda: self._canonical(text),
+            Guess.LONGEST: lambda: self._longest(text),
+        }
+        tree = tree_of([guessed[guess]() for guess in self.method.guesses], min(self.budget, room))
         if self.method.samples:
             return Plan(tree, ())
         letters = self.pair.target.letters_of
@@ -62,6 +65,14 @@ class Planner:
             except NotExpressible as missing:
                 text = Letters(text[: max(0, text.find(missing.letters))])
         return ()
+
+    def _longest(self, text: Letters) -> Path:
+        """The draft cut into longest target tokens, up to the first letters that the target has no token for."""
+        path: list[int] = []
+        while letters := self.pair.target_trie.longest(text):
+            path.append(self.pair.target.ids_of(letters)[0])
+            text = Letters(text[len(letters) :])
+        return tuple(path)
 
     def _own_path(self, starts: dict[int, Proposal]) -> Path:
         """The draft's own tokens, from the frontier, as long as they are target tokens."""

@@ -5,6 +5,7 @@ A walk is a generator. It yields what it needs or what it decided, and is sent t
     NeedProposal       -> the epoch's next Proposal, or None: settle, no proposal will come in time
     NeedRow            -> the target's Row at the frontier (`whole`: without a tail)
     NeedSample         -> the target's own draw at the frontier, a token id
+    NeedPrefix         -> float64 (n,): the drafter's probabilities that its text continues with each string
     Emit               -> nothing; the token is committed and the frontier moves
     Refused            -> nothing; the draft is wrong from this letter on: the epoch and the walk end
 
@@ -12,14 +13,16 @@ What a proposal hides is known to the walk only once it has asked for it, so wha
 output (and is not the walk itself) cannot look ahead.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import Enum
+
+import numpy as np
 
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.rows import Ids, Proposal, Row, Whose
+from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row, Whose
 
 
 class Kind(Enum):
@@ -52,6 +55,17 @@ class NeedSample:
 
 
 @dataclass(frozen=True)
+class NeedPrefix:
+    """Asks for the probability that the draft's text, from its beginning on, starts with each of these strings.
+
+    Always judges a revealed proposal: the epoch must not end here.
+    """
+
+    strings: tuple[Letters, ...]  # none empty
+    tokens: int  # of the draft: what counts is the text of its first `tokens` proposals
+
+
+@dataclass(frozen=True)
 class Emit:
     """A token to commit."""
 
@@ -66,8 +80,8 @@ class Refused:
     offset: int  # letters since the start of the output
 
 
-Step = NeedProposal | NeedRow | NeedSample | Emit | Refused
-Answer = Proposal | Row | int | None
+Step = NeedProposal | NeedRow | NeedSample | NeedPrefix | Emit | Refused
+Answer = Proposal | Row | int | Probabilities | None
 Walk = Generator[Step, Answer, None]
 
 
@@ -78,6 +92,7 @@ class Ground:
     pair: Pair
     chooser: Chooser
     offset: int = 0  # letters since the start of the output
+    encode: Callable[[Letters], tuple[int, ...]] = lambda letters: ()  # continuation tokenizing, the target's
 
 
 class Unreached:
@@ -136,6 +151,14 @@ def target_sample() -> Generator[Step, Answer, int]:
     if not isinstance(token, int):
         raise TypeError(f"NeedSample was answered with {token!r}")
     return token
+
+
+def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Generator[Step, Answer, Probabilities]:
+    """Ask for the probability that the text of the draft's first `tokens` proposals starts with each string."""
+    answer = yield NeedPrefix(strings, tokens)
+    if not isinstance(answer, np.ndarray) or answer.shape != (len(strings),):
+        raise TypeError(f"NeedPrefix was answered with {answer!r}")
+    return answer
 
 
 def proposal_letters(pair: Pair, proposal: Proposal) -> Letters:
