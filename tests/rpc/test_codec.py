@@ -64,6 +64,14 @@ def test_unset_options_are_the_defaults():
     assert opening == OpenTarget((1,), SamplingOptions(), None)
 
 
+def test_what_an_older_peer_leaves_unset_means_that_nothing_of_it_is_wanted():
+    asked = drafter_codec.decode_request(drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter()), SIZE)
+    assert (asked.redistribute, asked.audited) == ("", False)
+    told = common_pb2.Description(tokenizer_json="{}", vocabulary_size=SIZE, context=4, fingerprint="f")
+    assert codec.decode_description(told).affinity == ""
+    assert not codec.decode_description(told).copies
+
+
 def row(**changes: object) -> common_pb2.Row:
     return common_pb2.Row(**{"ids": [1, 2], "probabilities": [0.5, 0.25], "tail": 0.25} | changes)
 
@@ -149,7 +157,11 @@ def test_bad_replies_of_a_target_are_refused(bad, complaint):
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (drafter_pb2.DraftRequest(), "one of open and draft"),
+        (drafter_pb2.DraftRequest(), "one of open, draft and score"),
+        (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(audited=True)), "audited needs noise"),
+        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a"])), "tokens must be 1 or more"),
+        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a", b""], tokens=1)), r"strings\[1\] is empty"),
+        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"\xff"], tokens=1)), r"strings\[0\] is not"),
         (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(prompt=b"\xff")), "prompt is not the UTF-8"),
         (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(prompt="中".encode())), r"U\+4E2D, which is no letter"),
         (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(allowed={"ids": [SIZE]})), "allowed has the id"),
@@ -174,6 +186,20 @@ def test_bad_proposals_are_refused(bad, complaint):
     reply = drafter_pb2.DraftReply(drafted=drafter_pb2.Drafted(proposals=[bad]))
     with pytest.raises(BadMessage, match=complaint):
         drafter_codec.decode_reply(reply, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (drafter_pb2.DraftReply(), "one of opened, drafted and scored"),
+        (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[1.5])), "not between 0 and 1"),
+        (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[float("nan")])), "not between 0 and 1"),
+        (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(seconds=-1)), "seconds is -1"),
+    ],
+)
+def test_bad_replies_of_a_drafter_are_refused(bad, complaint):
+    with pytest.raises(BadMessage, match=complaint):
+        drafter_codec.decode_reply(bad, SIZE)
 
 
 @given(st.binary(max_size=12))

@@ -18,6 +18,8 @@ from crossdraft.verification.exchange import (
     RowFetched,
     Sample,
     SamplingOptions,
+    Score,
+    Scored,
 )
 from crossdraft.verification.rows import Proposal, Row, Whose
 from crossdraft.verification.trees import ROOT, TokenTree
@@ -94,13 +96,30 @@ target_replies = st.one_of(
     st.builds(PassDone, numbers, st.lists(nodes, min_size=1, max_size=4).map(tuple), seconds),
     st.builds(RowFetched, numbers, st.integers(0, 100), rows()),
 )
+
+
+@st.composite
+def openings(draw: st.DrawFn) -> OpenDrafter:
+    key = draw(noise)
+    audited = key is not None and draw(st.booleans())
+    allowed = draw(st.none() | id_arrays)
+    return OpenDrafter(
+        draw(letters), draw(options), key, draw(st.integers(0, 1000)), allowed, draw(st.text(max_size=8)), audited
+    )
+
+
+strings = st.lists(letters.filter(bool), max_size=4).map(tuple)
+scores = st.lists(st.floats(0, 1), max_size=4).map(lambda listed: np.array(listed, dtype=np.float64))
+
 drafter_requests = st.one_of(
-    st.builds(OpenDrafter, letters, options, noise, st.integers(0, 1000), st.none() | id_arrays),
+    openings(),
     st.builds(Draft, numbers, st.integers(0, 2**63), letters, numbers),
+    st.builds(Score, numbers, st.integers(0, 2**63), strings, numbers),
 )
 drafter_replies = st.one_of(
     st.builds(Opened, st.text(max_size=8)),
     st.builds(Drafted, numbers, st.lists(proposals(), max_size=4).map(tuple), seconds, st.text(max_size=8)),
+    st.builds(Scored, numbers, scores, seconds),
 )
 descriptions = st.builds(
     Description,
@@ -111,4 +130,6 @@ descriptions = st.builds(
     vocabulary_size=st.just(SIZE),
     context=numbers,
     fingerprint=st.text(min_size=1, max_size=8),
+    affinity=st.text(max_size=8),
+    copies=st.booleans(),
 )

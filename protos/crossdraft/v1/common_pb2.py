@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdraft/v1/common.proto\x12\rcrossdraft.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xac\x01\n\x0b\x44\x65scription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x02 \x01(\t\x12(\n\x08\x63ontrols\x18\x03 \x03(\x0b\x32\x16.crossdraft.v1.Control\x12\r\n\x05stops\x18\x04 \x03(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\"#\n\x07\x43ontrol\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x1d\n\x06Opened\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\"\xf7\x01\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12,\n\nlogit_bias\x18\x07 \x03(\x0b\x32\x18.crossdraft.v1.LogitBiasB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"(\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"7\n\x03Row\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\x12\x0c\n\x04tail\x18\x03 \x01(\x01\"\x15\n\x06IdList\x12\x0b\n\x03ids\x18\x01 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdraft/v1/common.proto\x12\rcrossdraft.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xce\x01\n\x0b\x44\x65scription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x02 \x01(\t\x12(\n\x08\x63ontrols\x18\x03 \x03(\x0b\x32\x16.crossdraft.v1.Control\x12\r\n\x05stops\x18\x04 \x03(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x10\n\x08\x61\x66\x66inity\x18\x08 \x01(\t\x12\x0e\n\x06\x63opies\x18\t \x01(\x08\"#\n\x07\x43ontrol\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x1d\n\x06Opened\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\"\xf7\x01\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12,\n\nlogit_bias\x18\x07 \x03(\x0b\x32\x18.crossdraft.v1.LogitBiasB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"(\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"7\n\x03Row\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\x12\x0c\n\x04tail\x18\x03 \x01(\x01\"\x15\n\x06IdList\x12\x0b\n\x03ids\x18\x01 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=45
   _globals['_DESCRIBEREQUEST']._serialized_end=62
   _globals['_DESCRIPTION']._serialized_start=65
-  _globals['_DESCRIPTION']._serialized_end=237
-  _globals['_CONTROL']._serialized_start=239
-  _globals['_CONTROL']._serialized_end=274
-  _globals['_OPENED']._serialized_start=276
-  _globals['_OPENED']._serialized_end=305
-  _globals['_SAMPLINGOPTIONS']._serialized_start=308
-  _globals['_SAMPLINGOPTIONS']._serialized_end=555
-  _globals['_LOGITBIAS']._serialized_start=557
-  _globals['_LOGITBIAS']._serialized_end=594
-  _globals['_NOISEKEY']._serialized_start=596
-  _globals['_NOISEKEY']._serialized_end=636
-  _globals['_ROW']._serialized_start=638
-  _globals['_ROW']._serialized_end=693
-  _globals['_IDLIST']._serialized_start=695
-  _globals['_IDLIST']._serialized_end=716
+  _globals['_DESCRIPTION']._serialized_end=271
+  _globals['_CONTROL']._serialized_start=273
+  _globals['_CONTROL']._serialized_end=308
+  _globals['_OPENED']._serialized_start=310
+  _globals['_OPENED']._serialized_end=339
+  _globals['_SAMPLINGOPTIONS']._serialized_start=342
+  _globals['_SAMPLINGOPTIONS']._serialized_end=589
+  _globals['_LOGITBIAS']._serialized_start=591
+  _globals['_LOGITBIAS']._serialized_end=628
+  _globals['_NOISEKEY']._serialized_start=630
+  _globals['_NOISEKEY']._serialized_end=670
+  _globals['_ROW']._serialized_start=672
+  _globals['_ROW']._serialized_end=727
+  _globals['_IDLIST']._serialized_start=729
+  _globals['_IDLIST']._serialized_end=750
 # @@protoc_insertion_point(module_scope)

@@ -11,7 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("model", "tokenizer_json", "controls", "stops", "vocabulary_size", "context", "fingerprint")
+    __slots__ = ("model", "tokenizer_json", "controls", "stops", "vocabulary_size", "context", "fingerprint", "affinity", "copies")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
     CONTROLS_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,8 @@ class Description(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    AFFINITY_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_json: str
     controls: _containers.RepeatedCompositeFieldContainer[Control]
@@ -26,7 +28,9 @@ class Description(_message.Message):
     vocabulary_size: int
     context: int
     fingerprint: str
-    def __init__(self, model: _Optional[str] = ..., tokenizer_json: _Optional[str] = ..., controls: _Optional[_Iterable[_Union[Control, _Mapping]]] = ..., stops: _Optional[_Iterable[int]] = ..., vocabulary_size: _Optional[int] = ..., context: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    affinity: str
+    copies: bool
+    def __init__(self, model: _Optional[str] = ..., tokenizer_json: _Optional[str] = ..., controls: _Optional[_Iterable[_Union[Control, _Mapping]]] = ..., stops: _Optional[_Iterable[int]] = ..., vocabulary_size: _Optional[int] = ..., context: _Optional[int] = ..., fingerprint: _Optional[str] = ..., affinity: _Optional[str] = ..., copies: _Optional[bool] = ...) -> None: ...
 
 class Control(_message.Message):
     __slots__ = ("id", "role")

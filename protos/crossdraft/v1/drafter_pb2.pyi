@@ -18,34 +18,42 @@ WHOSE_DRAFTER: Whose
 WHOSE_TARGET: Whose
 
 class DraftRequest(_message.Message):
-    __slots__ = ("open", "draft")
+    __slots__ = ("open", "draft", "score")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     open: OpenDrafter
     draft: Draft
-    def __init__(self, open: _Optional[_Union[OpenDrafter, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ...) -> None: ...
+    score: Score
+    def __init__(self, open: _Optional[_Union[OpenDrafter, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("opened", "drafted")
+    __slots__ = ("opened", "drafted", "scored")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
     opened: _common_pb2.Opened
     drafted: Drafted
-    def __init__(self, opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ...) -> None: ...
+    scored: Scored
+    def __init__(self, opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., scored: _Optional[_Union[Scored, _Mapping]] = ...) -> None: ...
 
 class OpenDrafter(_message.Message):
-    __slots__ = ("prompt", "options", "noise", "row_width", "allowed")
+    __slots__ = ("prompt", "options", "noise", "row_width", "allowed", "redistribute", "audited")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
     ROW_WIDTH_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    REDISTRIBUTE_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_FIELD_NUMBER: _ClassVar[int]
     prompt: bytes
     options: _common_pb2.SamplingOptions
     noise: _common_pb2.NoiseKey
     row_width: int
     allowed: _common_pb2.IdList
-    def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.IdList, _Mapping]] = ...) -> None: ...
+    redistribute: str
+    audited: bool
+    def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.IdList, _Mapping]] = ..., redistribute: _Optional[str] = ..., audited: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("epoch", "offset", "letters", "count")
@@ -70,6 +78,28 @@ class Drafted(_message.Message):
     seconds: float
     reason: str
     def __init__(self, epoch: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., seconds: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Score(_message.Message):
+    __slots__ = ("epoch", "offset", "strings", "tokens")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STRINGS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    offset: int
+    strings: _containers.RepeatedScalarFieldContainer[bytes]
+    tokens: int
+    def __init__(self, epoch: _Optional[int] = ..., offset: _Optional[int] = ..., strings: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Scored(_message.Message):
+    __slots__ = ("epoch", "probabilities", "seconds")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    probabilities: _containers.RepeatedScalarFieldContainer[float]
+    seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., probabilities: _Optional[_Iterable[float]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("token", "whose", "row")

@@ -10,9 +10,9 @@ from crossdraft.models.running import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.letters import Side
-from crossdraft.verification.exchange import Description, Draft, Drafted, OpenDrafter
+from crossdraft.verification.exchange import Description, Draft, Drafted, OpenDrafter, Score, Scored
 
-DrafterServer = Server[OpenDrafter, Draft, Drafted]
+DrafterServer = Server[OpenDrafter, Draft | Score, Drafted | Scored]
 
 
 @dataclass(frozen=True)

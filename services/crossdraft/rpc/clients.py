@@ -25,6 +25,8 @@ from crossdraft.verification.exchange import (
     Pass,
     PassDone,
     RowFetched,
+    Score,
+    Scored,
 )
 
 Expected = TypeVar("Expected")
@@ -70,6 +72,14 @@ class DrafterSession(Stream[drafter_codec.Request, drafter_codec.Reply]):
         drafted = _expected(await self.ask(request), Drafted, self.service)
         _same(drafted.epoch, request.epoch, "epoch", self.service)
         return drafted
+
+    async def score(self, request: Score) -> Scored:
+        """How probable strings are as the beginning of the epoch's draft; raises ServiceError."""
+        scored = _expected(await self.ask(request), Scored, self.service)
+        _same(scored.epoch, request.epoch, "epoch", self.service)
+        if len(scored.probabilities) != len(request.strings):
+            raise Internal(f"{self.service} scored {len(scored.probabilities)} of {len(request.strings)} strings")
+        return scored
 
 
 @dataclass(eq=False)

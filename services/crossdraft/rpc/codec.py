@@ -155,6 +155,8 @@ def encode_description(description: Description) -> pb.Description:
         vocabulary_size=description.vocabulary_size,
         context=description.context,
         fingerprint=description.fingerprint,
+        affinity=description.affinity,
+        copies=description.copies,
     )
 
 
@@ -179,4 +181,6 @@ def decode_description(message: pb.Description) -> Description:
         vocabulary_size=size,
         context=message.context,
         fingerprint=message.fingerprint,
+        affinity=message.affinity,
+        copies=message.copies,
     )

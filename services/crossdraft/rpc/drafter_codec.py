@@ -1,15 +1,18 @@
 """Protobuf to domain values and back: what is said to a drafter and by it."""
 
+import numpy as np
+
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage
+from crossdraft.text.letters import NOTHING
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import drafter_pb2 as pb
-from crossdraft.verification.exchange import Draft, Drafted, OpenDrafter
+from crossdraft.verification.exchange import Draft, Drafted, OpenDrafter, Score, Scored
 from crossdraft.verification.rows import Proposal, Whose
 
-Request = OpenDrafter | Draft
-Reply = Opened | Drafted
+Request = OpenDrafter | Draft | Score
+Reply = Opened | Drafted | Scored
 
 _WIRE_OF = {Whose.DRAFTER: pb.WHOSE_DRAFTER, Whose.TARGET: pb.WHOSE_TARGET}
 _WHOSE_OF = {wire: whose for whose, wire in _WIRE_OF.items()}
@@ -22,6 +25,8 @@ def encode_request(request: Request) -> pb.DraftRequest:
             return pb.DraftRequest(open=_encode_open(request))
         case Draft():
             return pb.DraftRequest(draft=_encode_draft(request))
+        case Score():
+            return pb.DraftRequest(score=_encode_score(request))
 
 
 def decode_request(message: pb.DraftRequest, vocabulary_size: int | None) -> Request:
@@ -31,8 +36,10 @@ def decode_request(message: pb.DraftRequest, vocabulary_size: int | None) -> Req
             return _decode_open(message.open, vocabulary_size)
         case "draft":
             return _decode_draft(message.draft)
+        case "score":
+            return _decode_score(message.score)
         case _:
-            raise BadMessage("a DraftRequest must be one of open and draft")
+            raise BadMessage("a DraftRequest must be one of open, draft and score")
 
 
 def encode_reply(reply: Reply) -> pb.DraftReply:
@@ -42,6 +49,9 @@ def encode_reply(reply: Reply) -> pb.DraftReply:
             return pb.DraftReply(opened=common_pb2.Opened(fingerprint=reply.fingerprint))
         case Drafted():
             return pb.DraftReply(drafted=_encode_drafted(reply))
+        case Scored():
+            scored = pb.Scored(epoch=reply.epoch, probabilities=reply.probabilities.tolist(), seconds=reply.seconds)
+            return pb.DraftReply(scored=scored)
 
 
 def decode_reply(message: pb.DraftReply, vocabulary_size: int | None) -> Reply:
@@ -51,8 +61,10 @@ def decode_reply(message: pb.DraftReply, vocabulary_size: int | None) -> Reply:
             return Opened(message.opened.fingerprint)
         case "drafted":
             return _decode_drafted(message.drafted, vocabulary_size)
+        case "scored":
+            return _decode_scored(message.scored)
         case _:
-            raise BadMessage("a DraftReply must be one of opened and drafted")
+            raise BadMessage("a DraftReply must be one of opened, drafted and scored")
 
 
 def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
@@ -63,6 +75,8 @@ def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
         noise=codec.encode_noise(request.noise),
         row_width=request.row_width,
         allowed=allowed,
+        redistribute=request.redistribute,
+        audited=request.audited,
     )
 
 
@@ -70,12 +84,16 @@ def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDr
     allowed = None
     if message.HasField("allowed"):
         allowed = codec.decode_ids(message.allowed.ids, "allowed", vocabulary_size)
+    if message.audited and not message.HasField("noise"):
+        raise BadMessage("audited needs noise: without it no draw can be recomputed")
     return OpenDrafter(
         prompt=codec.decode_letters(message.prompt, "prompt"),
         options=codec.decode_options(message.options, vocabulary_size),
         noise=codec.decode_noise(message.noise) if message.HasField("noise") else None,
         row_width=message.row_width,
         allowed=allowed,
+        redistribute=message.redistribute,
+        audited=message.audited,
     )
 
 
@@ -92,6 +110,31 @@ def _decode_draft(message: pb.Draft) -> Draft:
     if message.count < 1:
         raise BadMessage("count must be 1 or more: how many proposals are wanted")
     return Draft(message.epoch, message.offset, codec.decode_letters(message.letters, "letters"), message.count)
+
+
+def _encode_score(request: Score) -> pb.Score:
+    return pb.Score(
+        epoch=request.epoch,
+        offset=request.offset,
+        strings=[codec.encode_letters(string) for string in request.strings],
+        tokens=request.tokens,
+    )
+
+
+def _decode_score(message: pb.Score) -> Score:
+    if message.tokens < 1:
+        raise BadMessage("tokens must be 1 or more: how many proposals' text counts")
+    strings = tuple(codec.decode_letters(raw, f"strings[{place}]") for place, raw in enumerate(message.strings))
+    if not all(strings):
+        raise BadMessage(f"strings[{strings.index(NOTHING)}] is empty; every text begins with nothing")
+    return Score(message.epoch, message.offset, strings, message.tokens)
+
+
+def _decode_scored(message: pb.Scored) -> Scored:
+    probabilities = np.array(message.probabilities, dtype=np.float64)
+    if not bool(np.all((probabilities >= 0) & (probabilities <= 1))):  # false for NaN as well
+        raise BadMessage("probabilities has one that is not between 0 and 1")
+    return Scored(message.epoch, probabilities, codec.check_seconds(message.seconds))
 
 
 def _encode_drafted(reply: Drafted) -> pb.Drafted:

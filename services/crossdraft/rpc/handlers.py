@@ -21,6 +21,8 @@ from crossdraft.verification.exchange import (
     Pass,
     PassDone,
     RowFetched,
+    Score,
+    Scored,
 )
 
 Open = TypeVar("Open")  # the message that begins a session
@@ -83,7 +85,7 @@ TARGET: Role[OpenTarget, Pass | FetchRow, PassDone | RowFetched] = Role(
     write=target_codec.encode_reply,
 )
 
-DRAFTER: Role[OpenDrafter, Draft, Drafted] = Role(
+DRAFTER: Role[OpenDrafter, Draft | Score, Drafted | Scored] = Role(
     name="drafter",
     service="crossdraft.v1.Drafter",
     stream="Draft",
