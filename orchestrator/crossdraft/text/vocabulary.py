@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 
 from crossdraft.text.anatomy import Anatomy, anatomy_of
@@ -73,6 +74,11 @@ class Vocabulary:
     def size(self) -> int:
         """Number of ids: the length of the model's logits row."""
         return len(self.letters)
+
+    @cached_property
+    def longest(self) -> int:
+        """Letters of the longest token."""
+        return max(map(len, self.letters), default=0)
 
     def ids_of(self, letters: Letters) -> tuple[int, ...]:
         """All ids with exactly these letters, the one a tokenizer would write first; empty if there is none."""

@@ -93,6 +93,7 @@ class Ground:
     chooser: Chooser
     offset: int = 0  # letters since the start of the output
     encode: Callable[[Letters], tuple[int, ...]] = lambda letters: ()  # continuation tokenizing, the target's
+    drafted: int = 0  # proposals of this epoch, for methods that need it fixed before the first is revealed
 
 
 class Unreached:
