@@ -45,6 +45,8 @@ class Planner:
         tree = tree_of([guessed[guess]() for guess in self.method.guesses], min(self.budget, room))
         if self.method.samples:
             return Plan(tree, ())
+        if self.method.whole_draft:
+            return Plan(tree, self._next_tokens(tree))
         letters = self.pair.target.letters_of
         return Plan(tree, tuple(self._support(starts.get(len(letters(path)))) for path in tree.paths()))
 
@@ -86,6 +88,14 @@ class Planner:
             path.append(token)
             place += len(proposal_letters(self.pair, proposal))
         return tuple(path)
+
+    def _next_tokens(self, tree: TokenTree) -> tuple[Ids, ...]:
+        """At the root and at each node the ids of what comes next there, with all others of the same letters."""
+        vocabulary = self.pair.target
+        found: list[set[int]] = [set() for _ in range(1 + len(tree))]
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            found[1 + parent].update(vocabulary.ids_of(vocabulary.letters[token]))
+        return tuple(np.array(sorted(ids), dtype=np.int64) for ids in found)
 
     def _support(self, proposal: Proposal | None) -> Ids:
         if proposal is None or proposal.row is None:
