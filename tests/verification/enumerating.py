@@ -1,6 +1,6 @@
 """The enumerating chooser: replays a run over every branch and sums the weights."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -32,8 +32,13 @@ class EnumeratingChooser:
         self.weight *= float(values[possible[place]] / values.sum())
         return int(possible[place])
 
-    def thinned(self, weights: ArrayLike, keep: ArrayLike) -> int:
-        return self.categorical(np.asarray(weights, dtype=np.float64) * np.asarray(keep, dtype=np.float64))
+    def candidates(self, weights: ArrayLike, count: int) -> tuple[int, ...]:
+        """All that are possible: `kept` then has the law of any number of blocks at once."""
+        return tuple(np.flatnonzero(np.asarray(weights) > 0).tolist())
+
+    def kept(self, candidates: Sequence[int], weights: ArrayLike, keep: ArrayLike) -> int | None:
+        thinned = np.asarray(weights, dtype=np.float64)[list(candidates)] * np.asarray(keep, dtype=np.float64)
+        return candidates[self.categorical(thinned)] if np.any(thinned > 0) else None
 
 
 def law_of(run: Callable[[EnumeratingChooser], Outcome]) -> dict[Outcome, float]:

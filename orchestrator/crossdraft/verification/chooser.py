@@ -1,5 +1,6 @@
 """All randomness of verification goes through one object."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -7,7 +8,12 @@ from numpy.typing import ArrayLike
 
 
 class Chooser(Protocol):
-    """The random choices that a walk can make. Weights need not sum to one; they must not all be zero."""
+    """The random choices that a walk can make. Weights need not sum to one; they must not all be zero.
+
+    `candidates` and `kept` belong together: draw indexes by `weights` until one is kept, in blocks, because
+    with what probability an index is kept is costly to learn. Repeated until there is one, the result is
+    index i with probability in proportion to weights[i] keep[i].
+    """
 
     def bernoulli(self, probability: float) -> bool:
         """True with this probability (values outside [0, 1] count as the nearer end)."""
@@ -17,8 +23,18 @@ class Chooser(Protocol):
         """An index, with probability in proportion to `weights` (shape (n,), none negative)."""
         ...
 
-    def thinned(self, weights: ArrayLike, keep: ArrayLike) -> int:
-        """Draw an index by `weights` until it is kept, with probability `keep[index]`; both shape (n,)."""
+    def candidates(self, weights: ArrayLike, count: int) -> tuple[int, ...]:
+        """`count` independent draws of an index by `weights` (shape (n,)), in the order in which they are tried."""
+        ...
+
+    def kept(self, candidates: Sequence[int], weights: ArrayLike, keep: ArrayLike) -> int | None:
+        """The first of the candidates that is kept, or None: draw another block.
+
+        Args:
+            candidates: what `candidates(weights, count)` gave.
+            weights: shape (n,).
+            keep: with what probability each candidate is kept, shape (len(candidates),), float64.
+        """
         ...
 
 
@@ -34,14 +50,13 @@ class RandomChooser:
     def categorical(self, weights: ArrayLike) -> int:
         return int(np.searchsorted(_cumulative(weights), self._rng.random(), side="right"))
 
-    def thinned(self, weights: ArrayLike, keep: ArrayLike) -> int:
-        cumulative, kept = _cumulative(weights), np.asarray(keep, dtype=np.float64)
-        if not np.any((np.asarray(weights) > 0) & (kept > 0)):
-            raise ValueError("nothing would ever be kept")
-        while True:
-            index = int(np.searchsorted(cumulative, self._rng.random(), side="right"))
-            if self._rng.random() < kept[index]:
-                return index
+    def candidates(self, weights: ArrayLike, count: int) -> tuple[int, ...]:
+        return tuple(np.searchsorted(_cumulative(weights), self._rng.random(count), side="right").tolist())
+
+    def kept(self, candidates: Sequence[int], weights: ArrayLike, keep: ArrayLike) -> int | None:
+        chances = np.asarray(keep, dtype=np.float64)
+        passed = np.flatnonzero(self._rng.random(len(chances)) < chances)
+        return candidates[int(passed[0])] if len(passed) else None
 
 
 def _cumulative(weights: ArrayLike) -> np.ndarray:
