@@ -59,6 +59,10 @@ class Setup:
 
     def run(self, chooser: EnumeratingChooser) -> tuple[int, ...]:
         """The output of one session, all of whose random choices are the chooser's."""
+        return tuple(command.token for command in self.emitted(chooser))
+
+    def emitted(self, chooser: EnumeratingChooser) -> tuple[Emitted, ...]:
+        """The same with what is known of each token."""
         pair = pair_of(self.toy.target, self.toy.drafter, self.toy.stops)
         allowed = pair.shared_drafter_ids if self.method.shared_only else None
         drafts = allowed is None or len(allowed) > 0
@@ -76,7 +80,7 @@ class Setup:
             ignore_end=self.ignore_end,
         )
         out = run_session(Session(assignment), self.target(chooser), drafter)
-        return tuple(command.token for command in out if isinstance(command, Emitted))
+        return tuple(command for command in out if isinstance(command, Emitted))
 
     @property
     def stops(self) -> frozenset[int]:
