@@ -90,13 +90,16 @@ def serve(
     grace_seconds: Annotated[float, typer.Option(help="For open sessions, after SIGTERM.")] = 10.0,
     threads: Annotated[int | None, typer.Option(help="Threads of torch; by default torch decides.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    vocab_keep: Annotated[int | None, typer.Option(metavar="N", help="Ids that a drafter's head keeps.")] = None,
+    frequencies: Annotated[Path | None, typer.Option(help="Which: a file of `crossdraft frequencies`.")] = None,
     until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)] = False,
 ) -> None:
     """Serve one model over gRPC; prints one line of JSON when it is ready."""
     from crossdraft.cli import serve as command
     from crossdraft.models.running import ModelOptions
 
-    options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads)
+    pruning = command.pruning_of(role, vocab_keep, frequencies)
+    options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, pruning)
     command.serve(role, options, command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends))
 
 
@@ -163,6 +166,18 @@ def demo(
             read_prompt(prompt), k=k, max_tokens=max_tokens, options=SamplingOptions(temperature), seed=seed
         )
     command.demo(request)
+
+
+@app.command()
+def frequencies(
+    corpus: Annotated[Path, typer.Argument(help="A file, or a folder of files: text, or .jsonl lines with a text.")],
+    model: Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME; only its tokenizer is read.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+) -> None:
+    """Count how often a corpus uses each token, for `serve drafter --vocab-keep`."""
+    from crossdraft.cli import frequencies as command
+
+    command.count(model, corpus, output)
 
 
 @app.command()

@@ -3,11 +3,13 @@
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Thread
 
-from crossdraft.cli.failures import CommandFailed
+from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.running import checked_options
 from crossdraft.drafter.servicer import ServeDrafter, serve_drafter
+from crossdraft.models.pruning import Pruning
 from crossdraft.models.running import ModelOptions
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Listening, run
@@ -48,6 +50,19 @@ def serve(role: str, model: ModelOptions, where: Where) -> None:
             run(serve_drafter(ServeDrafter(model, listening)))
     except (ValueError, CannotListen) as error:
         raise CommandFailed(str(error)) from error
+
+
+def pruning_of(role: str, keep: int | None, frequencies: Path | None) -> Pruning | None:
+    """What --vocab-keep and --frequencies say together; raises Misused."""
+    if keep is None and frequencies is None:
+        return None
+    if role != "drafter":
+        raise Misused("--vocab-keep and --frequencies are for drafters: a target needs its whole vocabulary")
+    if keep is None or frequencies is None:
+        raise Misused("--vocab-keep N and --frequencies FILE are given together, or neither is")
+    if keep < 1:
+        raise Misused(f"--vocab-keep must be at least 1, got {keep}")
+    return Pruning(keep, frequencies)
 
 
 def _end_with_stdin() -> None:

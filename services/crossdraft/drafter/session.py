@@ -27,6 +27,7 @@ class DrafterSession:
         self._running = running
         self._opening = opening
         self._context = Context(running.tokenization, opening.prompt, running.description.context)
+        self._columns = running.columns(opening.allowed)  # of the logits, that may be drawn; None: all
         self._epoch = 0
         self._draws: Draws = (
             RandomDraws(np.random.default_rng())  # seeded by the operating system
@@ -45,8 +46,8 @@ class DrafterSession:
         if request.epoch < self._epoch:
             raise ProtocolBroken(f"epoch {request.epoch} is over; the latest is {self._epoch}")
         self._epoch = request.epoch
-        if self._opening.allowed is not None and not len(self._opening.allowed):
-            return Drafted(request.epoch, (), 0.0, "the two vocabularies share no token")
+        if self._columns is not None and not len(self._columns):
+            return Drafted(request.epoch, (), 0.0, self._nothing())
         try:
             if len(request.letters) > LONG:  # the event loop is there for other sessions too
                 await asyncio.to_thread(self._context.rewind, request.offset, request.letters)
@@ -63,16 +64,22 @@ class DrafterSession:
         with suppress(ModelThreadClosedError):  # the cache is gone with it
             await self._running.thread.close_session(self)
 
+    def _nothing(self) -> str:
+        """Why nothing may be drawn."""
+        shared = self._opening.allowed is not None and len(self._opening.allowed)
+        return "none of the shared tokens is kept" if shared else "the two vocabularies share no token"
+
     def _draft(self, count: int) -> Job[tuple[tuple[Proposal, ...], float]]:
         """Proposals, and the seconds that they took. Runs in the model thread."""
         began = time.perf_counter()
         proposals = []
         for _ in range(count):
             logits = yield Work(self, self._context.ids)
-            allowed = self._opening.allowed
-            # Ids on the model's device, of an integer type.
-            places = None if allowed is None else logits[0, :0].long().new_tensor(allowed)
-            ((ids, weights),) = drafting_laws(logits, self._opening.options, self._opening.row_width, places)
+            columns = self._columns
+            # On the model's device, of an integer type.
+            places = None if columns is None else logits[0, :0].long().new_tensor(columns)
+            ((drawn, weights),) = drafting_laws(logits, self._opening.options, self._opening.row_width, places)
+            ids = self._running.ids(drawn)
             token = self._draws.draw(ids, weights, self._context.offset)
             self._context.append(token)
             proposals.append(Proposal(token, Row(ids, weights) if self._opening.row_width else None))

@@ -10,9 +10,11 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from crossdraft.models.names import ModelLoadError, bundled_names, source_of
+from crossdraft.models.pruning import Pruning, cut_head
 from crossdraft.models.support import embedding_weight, length_of
 from crossdraft.text.loading import TokenizerMissing, load_tokenizer_json
 from crossdraft.verification.exchange import Description
+from crossdraft.verification.rows import Ids
 
 __all__ = ["DTYPES", "LoadedModel", "ModelLoadError", "bundled_names", "fingerprint", "load_model"]
 
@@ -24,7 +26,8 @@ class LoadedModel:
     """A model ready to run, and what its service says of it."""
 
     model: PreTrainedModel  # in evaluation mode, on its device
-    description: Description
+    description: Description  # of the whole vocabulary, also where the head is cut
+    kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
 
 
 def load_model(
@@ -33,6 +36,7 @@ def load_model(
     device: str = "cpu",
     max_length: int | None = None,
     trust_remote_code: bool = False,
+    pruning: Pruning | None = None,
 ) -> LoadedModel:
     """Loads weights (safetensors only) and tokenizer.
 
@@ -42,9 +46,10 @@ def load_model(
         device: as torch names it.
         max_length: tokens of a session; None: the model's own context, which it may not exceed.
         trust_remote_code: whether code that comes with the model may run.
+        pruning: the ids that its head keeps; None: all.
 
     Raises:
-        ModelLoadError: folder, weights, tokenizer, dtype, device or max_length do not fit.
+        ModelLoadError: folder, weights, tokenizer, dtype, device, max_length or pruning do not fit.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
@@ -68,7 +73,8 @@ def load_model(
         context=context,
         fingerprint="",
     )
-    return LoadedModel(model, replace(description, fingerprint=fingerprint(description)))
+    kept = None if pruning is None else _pruned(model, description, pruning)
+    return LoadedModel(model, replace(description, fingerprint=fingerprint(description)), kept)
 
 
 def fingerprint(description: Description) -> str:
@@ -116,6 +122,16 @@ def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: b
     model.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature
     model.eval()
     return model
+
+
+def _pruned(model: PreTrainedModel, description: Description, pruning: Pruning) -> Ids:
+    """Cuts the head; returns the ids that are left."""
+    try:
+        kept = pruning.ids_of(description)
+        cut_head(model, kept)
+    except ValueError as error:
+        raise ModelLoadError(str(error)) from error
+    return kept
 
 
 def _row_length(model: PreTrainedModel) -> int:

@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from crossdraft.models.engine import BUDGET, Engine
 from crossdraft.models.loading import LoadedModel, load_model
+from crossdraft.models.pruning import Pruning
 from crossdraft.models.worker import ModelThread
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.verification.exchange import Description
 from crossdraft.verification.noise import KeyedNoise
+from crossdraft.verification.rows import Ids
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class ModelOptions:
     max_length: int | None = None  # tokens of a session; None: the model's own context
     trust_remote_code: bool = False
     threads: int | None = None  # of torch, in the whole process; None: torch's own choice
+    pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,7 @@ class RunningModel:
     tokenization: Tokenization
     noise: KeyedNoise  # of the vocabulary
     description: Description
+    kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
 
     @staticmethod
     def of(loaded: LoadedModel, side: Side, budget: int = BUDGET) -> "RunningModel":
@@ -56,7 +61,18 @@ class RunningModel:
             Tokenization(about.tokenizer_json, vocabulary),
             KeyedNoise(vocabulary.letters, ranks),
             about,
+            loaded.kept,
         )
+
+    def columns(self, allowed: Ids | None) -> Ids | None:
+        """The columns of logits whose ids are among `allowed` (None: all); None: every column."""
+        if self.kept is None or allowed is None:
+            return allowed
+        return np.flatnonzero(np.isin(self.kept, allowed))
+
+    def ids(self, columns: Ids) -> Ids:
+        """The ids that columns of logits stand for, in the same shape."""
+        return columns if self.kept is None else self.kept[columns]
 
     def close(self) -> None:
         """Ends the thread when its jobs are done."""
@@ -69,5 +85,7 @@ def run_model(options: ModelOptions, side: Side) -> RunningModel:
         if options.threads < 1:
             raise ValueError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
-    loaded = load_model(options.name, options.dtype, options.device, options.max_length, options.trust_remote_code)
+    loaded = load_model(
+        options.name, options.dtype, options.device, options.max_length, options.trust_remote_code, options.pruning
+    )
     return RunningModel.of(loaded, side, options.budget)
