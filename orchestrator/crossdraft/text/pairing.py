@@ -49,6 +49,11 @@ class Pair:
         """The drafter's tokens by their letters."""
         return Trie(self.drafter)
 
+    @cached_property
+    def _names(self) -> Ids:
+        """For each target id the first one with its letters, shape (target.size,)."""
+        return np.array([_first_id(self.target, letters) for letters in self.target.letters], dtype=np.int64)
+
     def target_id(self, drafter_id: int) -> int | None:
         """The target id that a drafter token is: of several with its letters the one the target's tokenizer writes."""
         found = int(self._target_ids[drafter_id])
@@ -57,6 +62,11 @@ class Pair:
     def to_target_ids(self, ids: Ids) -> Ids:
         """Target ids of drafter ids, in their shape; -1 where not shared."""
         return self._target_ids[ids]
+
+    def names(self, ids: Ids) -> Ids:
+        """For target ids, in their shape, the ids that stand for the same token in `to_target_ids`: of several
+        with the same letters the first. In one vocabulary every id stands for itself."""
+        return ids if self.same_vocabulary else self._names[ids]
 
 
 def _form(vocabulary: Vocabulary) -> tuple[tuple[tuple[int, str], ...], list[Letters]]:

@@ -9,11 +9,9 @@ from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import NotExpressible
 from crossdraft.verification.methods import Guess, Method
-from crossdraft.verification.rows import Ids, Proposal, Whose
+from crossdraft.verification.rows import NO_IDS, Ids, Proposal, Whose
 from crossdraft.verification.trees import Path, TokenTree, tree_of
-from crossdraft.verification.walk import proposal_letters
-
-NO_IDS: Ids = np.empty(0, dtype=np.int64)
+from crossdraft.verification.walk import proposal_letters, target_support
 
 
 @dataclass(frozen=True)
@@ -98,9 +96,4 @@ class Planner:
         return tuple(np.array(sorted(ids), dtype=np.int64) for ids in found)
 
     def _support(self, proposal: Proposal | None) -> Ids:
-        if proposal is None or proposal.row is None:
-            return NO_IDS
-        if proposal.whose is Whose.TARGET:
-            return proposal.row.ids
-        ids = self.pair.to_target_ids(proposal.row.ids)
-        return np.unique(ids[ids >= 0])
+        return NO_IDS if proposal is None else target_support(self.pair, proposal)

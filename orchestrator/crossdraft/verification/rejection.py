@@ -1,8 +1,12 @@
-"""Rejection sampling on target ids (Leviathan et al. 2023, Chen et al. 2023; arXiv 2502.05202, Algorithms 4 and 5).
+"""Rejection sampling on target ids: `standard`, `union`, `tli`, `rdk`.
 
-With p the target's row and q the law that the proposal d was drawn from, both over target ids:
-accept d with min(1, p(d)/q(d)); otherwise emit t drawn from (p - q)+, renormalized. P(emit t) =
+With p the target's row and q the law that the proposal d was drawn from, both over T ∪ D: accept d with
+min(1, p(d)/q(d)); otherwise emit t drawn from (p - q)+, renormalized. P(emit t) =
 min(p, q)(t) + (1 - sum min(p, q)) (p - q)+(t) / sum (p - q)+ = p(t).
+
+The four differ in q alone. One vocabulary: Leviathan et al. 2023, Chen et al. 2023 (arXiv 2502.05202, Algorithm 5).
+Any vocabularies: p is 0 outside T, so that such a d is always refused, and q is not renormalized (Algorithm 1). The
+drafter keeps to T ∩ D: Algorithm 4. The drafter draws target tokens from Mᵀq': q is Mᵀq'.
 """
 
 from collections.abc import Generator
@@ -56,45 +60,54 @@ def _verdict(ground: Ground, proposal: Proposal | None) -> Generator[Step, Answe
     if proposal is None:
         row = yield from target_row()
         return (yield from draw_residual(ground.chooser, row, None)), Kind.BONUS
-    token, draft_row = in_target_ids(ground.pair, proposal)
-    row = yield from target_row(listed=draft_row.ids, judging=True)
-    if ground.chooser.bernoulli(row.probability(token) / draft_row.probability(token)):
+    token, drafted = in_target_ids(ground.pair, proposal)
+    row = yield from target_row(listed=drafted.ids, judging=True)
+    if token is not None and ground.chooser.bernoulli(row.probability(token) / drafted.probability(token)):
         return token, Kind.ACCEPTED
-    return (yield from draw_residual(ground.chooser, row, draft_row)), Kind.CORRECTED
+    return (yield from draw_residual(ground.chooser, row, drafted)), Kind.CORRECTED
 
 
-def draw_residual(chooser: Chooser, row: Row, draft_row: Row | None) -> Generator[Step, Answer, int]:
+def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[Step, Answer, int]:
     """Draw from (p - q)+. Where p has a tail (which q does not reach), that is one more event;
     if it happens, the whole row is fetched and its unlisted ids are drawn from."""
     weights = row.probabilities
-    if draft_row is not None:
-        drafted = dict(zip(draft_row.ids.tolist(), draft_row.probabilities.tolist(), strict=True))
-        weights = np.maximum(weights - [drafted.get(token, 0.0) for token in row.ids.tolist()], 0.0)
-    if not row.tail and not np.any(weights > 0):
+    if drafted is not None:
+        places = row.places(drafted.ids)
+        known = places >= 0  # the others have p = 0
+        weights = weights.copy()
+        weights[places[known]] -= drafted.probabilities[known]
+        weights = np.maximum(weights, 0.0)
+    if not row.tail and not weights.any():
         weights = row.probabilities  # p and q differ by rounding only; a refusal then says nothing
-    place = chooser.categorical([*weights, row.tail])
-    if place < len(row.ids):
-        return int(row.ids[place])
+    place = chooser.categorical(np.append(weights, row.tail))
+    return int(row.ids[place]) if place < len(row.ids) else (yield from draw_unlisted(chooser, row))
+
+
+def draw_unlisted(chooser: Chooser, row: Row) -> Generator[Step, Answer, int]:
+    """Fetch the whole row and draw among the ids that `row` does not list."""
     whole = yield from target_row(whole=True, judging=True)
-    unlisted = np.isin(whole.ids, row.ids, invert=True)
-    return int(whole.ids[chooser.categorical(np.where(unlisted, whole.probabilities, 0.0))])
+    return int(whole.ids[chooser.categorical(np.where(row.places(whole.ids) < 0, whole.probabilities, 0.0))])
 
 
-def in_target_ids(pair: Pair, proposal: Proposal) -> tuple[int, Row]:
-    """A proposal from T∩D and its row, both in target ids; drafter ids of the same letters are added up.
+def in_target_ids(pair: Pair, proposal: Proposal) -> tuple[int | None, Row]:
+    """A proposal and its row in target ids; drafter ids of the same letters are added up.
+
+    What lies outside T is the row's tail, and such a proposal is None: its p is 0 (arXiv 2502.05202, Algorithm 1).
 
     Raises:
-        ValueError: the proposal has no row, or reaches outside T∩D: its drafter was opened wrongly.
+        ValueError: the proposal has no row: its drafter was opened wrongly.
     """
     if proposal.row is None:
         raise ValueError("this method needs the row that each proposal was drawn from")
     if proposal.whose is Whose.TARGET:
         return proposal.token, proposal.row
-    token = pair.target_id(proposal.token)
-    ids = pair.to_target_ids(proposal.row.ids)
-    if token is None or bool(np.any(ids < 0)):
-        raise ValueError("a proposal reaches outside the shared tokens")
-    unique, places = np.unique(ids, return_inverse=True)
-    summed = np.zeros(len(unique))
-    np.add.at(summed, places, proposal.row.probabilities)
-    return token, Row(unique, summed)
+    ids, weights = pair.to_target_ids(proposal.row.ids), proposal.row.probabilities
+    shared = ids >= 0
+    outside = float(weights[~shared].sum())
+    if not shared.all():
+        ids, weights = ids[shared], weights[shared]
+    ordered = np.sort(ids)
+    if bool((ordered[1:] == ordered[:-1]).any()):
+        ids, places = np.unique(ids, return_inverse=True)
+        weights = np.bincount(places, weights)
+    return pair.target_id(proposal.token), Row(ids, weights, outside)

@@ -1,14 +1,18 @@
 """Rows and proposals: distributions over next tokens, as they were sampled from."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
+
+NO_IDS: Ids = np.empty(0, dtype=np.int64)
+_ABOVE_ALL = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,10 +25,12 @@ class Row:
     ids: Ids  # shape (n,)
     probabilities: Probabilities  # shape (n,); with `tail` they sum to one
     tail: float = 0.0  # probability of all ids that are not listed
-    _places: dict[int, int] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_places", {int(token): place for place, token in enumerate(self.ids)})
+    @cached_property
+    def _index(self) -> tuple[Ids, Ids]:
+        """The listed ids in ascending order and where each of them is listed; both end with a sentinel."""
+        order = np.argsort(self.ids)
+        return np.append(self.ids[order], _ABOVE_ALL), np.append(order, -1)
 
     @staticmethod
     def of(ids: "Ids | list[int]", weights: "Probabilities | list[float]", total: float | None = None) -> "Row":
@@ -44,9 +50,15 @@ class Row:
         """Whether every id with probability above zero is listed."""
         return self.tail == 0.0
 
-    def lists(self, ids: Iterable[int]) -> bool:
+    def places(self, ids: Ids) -> Ids:
+        """Where each of `ids` is listed, in their shape; -1 where it is not."""
+        ordered, order = self._index
+        found = np.searchsorted(ordered, ids)
+        return np.where(ordered[found] == ids, order[found], -1)
+
+    def lists(self, ids: Sequence[int] | Ids) -> bool:
         """Whether the probability of each of `ids` is known."""
-        return self.whole or all(token in self._places for token in ids)
+        return self.whole or bool((self.places(np.asarray(ids, dtype=np.int64)) >= 0).all())
 
     def probability(self, token: int) -> float:
         """Probability of a listed id.
@@ -54,16 +66,19 @@ class Row:
         Raises:
             KeyError: the id is in the tail, so its probability is not known.
         """
-        place = self._places.get(token)
-        if place is None:
-            if self.whole:
-                return 0.0
-            raise KeyError(token)
-        return float(self.probabilities[place])
+        place = np.flatnonzero(self.ids == token)
+        if len(place):
+            return float(self.probabilities[place[0]])
+        if self.whole:
+            return 0.0
+        raise KeyError(token)
 
     def probabilities_of(self, ids: Ids) -> Probabilities:
         """Probabilities of listed ids, shape of `ids`; raises KeyError as `probability` does."""
-        return np.array([self.probability(int(token)) for token in ids], dtype=np.float64)
+        places = self.places(ids)
+        if not self.whole and bool((places < 0).any()):
+            raise KeyError(int(ids[places < 0][0]))
+        return np.where(places < 0, 0.0, np.append(self.probabilities, 0.0)[places])
 
 
 class Whose(Enum):

@@ -14,7 +14,7 @@ output (and is not the walk itself) cannot look ahead.
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row, Whose
+from crossdraft.verification.rows import NO_IDS, Ids, Probabilities, Proposal, Row, Whose
 
 
 class Kind(Enum):
@@ -38,12 +38,12 @@ class NeedProposal:
     """Asks for the next proposal of the epoch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NeedRow:
     """Asks for the target's row at the frontier."""
 
     whole: bool = False  # a head is not enough
-    listed: tuple[int, ...] = ()  # ids whose probability must be in it
+    listed: Ids = field(default_factory=lambda: NO_IDS)  # shape (n,), ids whose probability must be in it
     judging: bool = False  # a revealed proposal waits for it: the epoch must not end here
 
 
@@ -138,10 +138,10 @@ def next_proposal() -> Generator[Step, Answer, Proposal | None]:
     return answer
 
 
-def target_row(listed: Ids | None = None, whole: bool = False, judging: bool = False) -> Generator[Step, Answer, Row]:
+def target_row(listed: Ids = NO_IDS, whole: bool = False, judging: bool = False) -> Generator[Step, Answer, Row]:
     """Ask for the target's row at the frontier, in which the listed ids have a known probability."""
-    row = yield NeedRow(whole, () if listed is None else tuple(listed.tolist()), judging)
-    if not isinstance(row, Row) or (whole and not row.whole) or (listed is not None and not row.lists(listed.tolist())):
+    row = yield NeedRow(whole, listed, judging)
+    if not isinstance(row, Row) or (whole and not row.whole) or not row.lists(listed):
         raise TypeError(f"NeedRow was answered with {row!r}")
     return row
 
@@ -166,3 +166,16 @@ def proposal_letters(pair: Pair, proposal: Proposal) -> Letters:
     """The letters of a proposal."""
     vocabulary = pair.target if proposal.whose is Whose.TARGET else pair.drafter
     return vocabulary.letters[proposal.token]
+
+
+def target_support(pair: Pair, proposal: Proposal) -> Ids:
+    """The target ids that a proposal's row can give: of several with the same letters the first, of others none.
+
+    Drafter ids of the same letters give it more than once.
+    """
+    if proposal.row is None:
+        return NO_IDS
+    if proposal.whose is Whose.TARGET:
+        return proposal.row.ids
+    ids = pair.to_target_ids(proposal.row.ids)
+    return ids[ids >= 0]
