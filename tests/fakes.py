@@ -23,6 +23,8 @@ from crossdraft.verification.exchange import (
     RowFetched,
     Sample,
     SamplingOptions,
+    Score,
+    Scored,
 )
 from crossdraft.verification.rows import Ids, Proposal, Row
 
@@ -148,6 +150,25 @@ class ToyDrafter:
         self.text = Letters(self.text[: wanted.offset] + wanted.letters)
         return Drafted(wanted.epoch, tuple(self.propose() for _ in range(wanted.count)), 0.0)
 
+    def score(self, wanted: Score) -> Scored:
+        """By enumeration of its own law."""
+        begin = Letters(self.text[: wanted.offset])
+        found = [self._starts(begin, string, wanted.tokens) for string in wanted.strings]
+        return Scored(wanted.epoch, np.array(found, dtype=np.float64), 0.0)
+
+    def _starts(self, text: Letters, string: str, tokens: int) -> float:
+        """The probability that the next `tokens` proposals after `text` start with the string."""
+        if not string or not tokens:
+            return float(not string)
+        row, total = self.law(text), 0.0
+        for token, probability in zip(row.ids.tolist(), row.probabilities.tolist(), strict=True):
+            letters = self.letters[token]
+            if letters.startswith(string):
+                total += probability
+            elif probability and string.startswith(letters):
+                total += probability * self._starts(Letters(text + letters), string[len(letters) :], tokens - 1)
+        return total
+
     def propose(self) -> Proposal:
         row = self.law(self.text)
         token = int(row.ids[self.chooser.categorical(row.probabilities)])
@@ -201,6 +222,9 @@ def run_session(session: Session, target: ToyTarget, drafter: ToyDrafter | None)
             case Draft():
                 assert drafter is not None
                 waiting += session.handle(drafter.draft(command))
+            case Score():
+                assert drafter is not None
+                waiting += session.handle(drafter.score(command))
             case Pass():
                 waiting += session.handle(target.run(command))
             case FetchRow(number, node):

@@ -30,6 +30,8 @@ from crossdraft.verification.exchange import (
     Pass,
     PassDone,
     RowFetched,
+    Score,
+    Scored,
 )
 
 Lost = Callable[[ServiceError], Event]
@@ -92,7 +94,7 @@ class Driver:
             return self._session.handle(event)
         except IllegalEventError as error:
             match event:
-                case Drafted():
+                case Drafted() | Scored():
                     return self._session.handle(DrafterLost(f"the drafter broke the protocol: {error}"))
                 case PassDone() | RowFetched():
                     return self._session.handle(TargetLost(Internal(f"the target broke the protocol: {error}")))
@@ -104,7 +106,7 @@ class Driver:
                 self._tasks.append(group.create_task(self._run_target(command)))
             case OpenDrafter():
                 self._tasks.append(group.create_task(self._run_drafter(command)))
-            case Draft() if self._drafter_stream is not None:
+            case Draft() | Score() if self._drafter_stream is not None:
                 self._clock.asked(DRAFTER)
                 await self._guarded(self._drafter_stream.send(command), drafter_lost)
             case Pass() | FetchRow() if self._target_stream is not None:

@@ -13,6 +13,8 @@ from crossdraft.verification.exchange import (
     Pass,
     PassDone,
     RowFetched,
+    Score,
+    Scored,
 )
 
 Request = TypeVar("Request", contravariant=True)
@@ -41,7 +43,7 @@ class StreamPort(Protocol[Request, Reply]):
 
 # A service may break the protocol with a second Opened; the driver then gives it up.
 TargetStream = StreamPort[OpenTarget | Pass | FetchRow, Opened | PassDone | RowFetched]
-DrafterStream = StreamPort[OpenDrafter | Draft, Opened | Drafted]
+DrafterStream = StreamPort[OpenDrafter | Draft | Score, Opened | Drafted | Scored]
 
 
 class TargetPort(Protocol):

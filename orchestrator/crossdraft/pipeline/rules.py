@@ -10,7 +10,7 @@ from crossdraft.pipeline.events import (
     TargetLost,
     TargetOpened,
 )
-from crossdraft.verification.exchange import Drafted, PassDone, RowFetched
+from crossdraft.verification.exchange import Drafted, PassDone, RowFetched, Scored
 
 
 class IllegalEventError(Exception):
@@ -25,6 +25,7 @@ class State(Enum):
     DRAFTING = "proposals"
     PASSING = "a pass"
     FETCHING = "a whole row"
+    SCORING = "scores of prefixes"
     DONE = "nothing"
 
 
@@ -34,5 +35,6 @@ ALLOWED: dict[State, tuple[type, ...]] = {
     State.DRAFTING: (Drafted, Expired, DrafterLost, TargetLost, Cancelled),
     State.PASSING: (PassDone, DrafterLost, TargetLost, Cancelled),
     State.FETCHING: (RowFetched, DrafterLost, TargetLost, Cancelled),
+    State.SCORING: (Scored, Expired, DrafterLost, TargetLost, Cancelled),
     State.DONE: (),
 }

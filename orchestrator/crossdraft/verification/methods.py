@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from crossdraft.verification import matching, rejection
+from crossdraft.verification import matching, prefixes, rejection
 from crossdraft.verification.walk import Ground, Walk
 
 
@@ -58,8 +58,16 @@ SEEDED = Method(
     drafter_rows=False,
     seedable=True,
 )
+SLRS = Method(
+    "slrs",
+    prefixes.walk,
+    "arXiv 2502.05202, Algorithm 3",
+    (Guess.LONGEST,),
+    drafter_rows=False,
+    whole_draft=True,
+)
 
-METHODS = {method.name: method for method in (STANDARD, TLI, SLEM, SEEDED)}
+METHODS = {method.name: method for method in (STANDARD, TLI, SLEM, SEEDED, SLRS)}
 
 
 def method_named(name: str) -> Method:

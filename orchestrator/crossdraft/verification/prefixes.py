@@ -1,0 +1,221 @@
+"""String-level rejection sampling, `slrs` (arXiv 2502.05202, Algorithm 3 and Theorem 3.2).
+
+Let S be the text of the draft's first N proposals, N fixed before any is revealed, and t1, t2, … its pieces:
+t1 the longest target token that S starts with, t2 the longest that the rest starts with, and so on. With
+G(x) = P(S starts with x), S has the pieces t1…tj if and only if it starts with t1…tj and with none of the
+strings t1…t(i-1) y, i <= j, where y is a longer token that begins with ti. So with E those of these strings
+that begin with t1…tj and with no other such string
+
+    F(t1…tj) = G(t1…tj) - sum over e in E of G(e)        ψj(t) = F(t1…t(j-1) t) / F(t1…t(j-1)),
+
+and ψj is the law of tj given the pieces before it. tj is accepted with min(1, p/ψj); after a refusal, or where
+the rest has no piece, t is drawn from (p - ψj)+, which is what ψj leaves of p: P(t) = min(p, ψj)(t) +
+(1 - sum min(p, ψj)) (p - ψj)+(t) / sum (p - ψj)+ = p(t).
+
+What differs from the paper, and why:
+
+- The sum that Theorem 3.2 prints for ψ runs over draft tokens d1…di with a free i; then a draft and its
+  continuation both count, and ψ exceeds one. It has to run over complete drafts: here all of N proposals.
+- The paper accepts one token a draft and leaves the others as an open problem. They are exact too, if the law of
+  a piece is taken given that the pieces before it did not come out longer (the exclusions of F). Without
+  these it is G(t1 x) / G(t1), and the output is biased.
+- The paper takes for granted that every text has a piece. If S is used up, or goes on with what no target
+  token begins with, p is *not* the law to draw from: ψj lacks that share, so the residual has it.
+- The residual is never summed up. A token t drawn from p is kept with probability (1 - ψj(t)/p(t))+, else drawn
+  again; so ψ of a few candidates is enough. They are drawn in blocks, one question to the drafter for each.
+
+The paper's stopping rule S_1, that drafting stops once N proposals are there or the piece can no longer change,
+is `_next_piece`: whether tj can change depends on S up to there alone, so the law of tj is the same. N is
+the K of the request. Pieces that need more than N proposals are never accepted: `look_ahead` in the report of a
+pair is n_max, above which N makes no first token likelier, though further tokens gain. `combinations` there is
+the number of draft token sequences that the drafter has to add up for a ψ.
+
+p and ψ are taken of letters: ids with the same letters are one piece, of which one is drawn by its weight.
+
+If the drafter is lost between a refusal and the answer to what the residual needs, the session draws that one
+token from p. All other tokens are exact whenever the loss does not depend on what was drafted.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+
+import numpy as np
+
+from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.pairing import Pair
+from crossdraft.verification.chooser import Chooser
+from crossdraft.verification.rejection import draw_residual
+from crossdraft.verification.rows import Probabilities, Row
+from crossdraft.verification.walk import (
+    Answer,
+    Emit,
+    Ground,
+    Kind,
+    Refused,
+    Step,
+    Walk,
+    next_proposal,
+    prefix_probabilities,
+    proposal_letters,
+    target_row,
+)
+
+FIRST_BLOCK = 8  # candidates for a residual whose ψ is asked for at once
+BLOCK_GROWTH = 4
+TINY = float(np.finfo(np.float64).tiny)
+
+
+class PieceLaw:
+    """ψ of the next piece of the draft's text, given the pieces that were accepted."""
+
+    def __init__(self, pair: Pair, drafted: int) -> None:
+        self._trie = pair.target_trie
+        self._drafted = drafted
+        self._reach = drafted * pair.drafter.longest  # letters that a draft can have at most
+        self._accepted = NOTHING  # t1…t(j-1)
+        self._excluded: tuple[Letters, ...] = ()  # strings that S would start with if these were not its pieces
+        self._mass = 1.0  # F(t1…t(j-1))
+        self._known: dict[Letters, float] = {NOTHING: 1.0}  # G
+
+    @property
+    def over(self) -> bool:
+        """Whether no draft goes on behind the accepted pieces: ψ is zero."""
+        return len(self._accepted) >= self._reach
+
+    def of(self, pieces: Sequence[Letters]) -> Generator[Step, Answer, Probabilities]:
+        """ψ of each of the pieces (tokens' letters), shape (len(pieces),); asks the drafter for what it lacks."""
+        terms = [self._terms(piece) for piece in pieces]
+        yield from self._learn({string for string, without in terms for string in (string, *without)})
+        masses = np.array([self._sum(string, without) for string, without in terms], dtype=np.float64)
+        return np.clip(masses / max(self._mass, TINY), 0.0, 1.0)
+
+    def accept(self, piece: Letters) -> None:
+        """The piece, whose ψ is known, is one of S."""
+        string, without = self._terms(piece)
+        self._mass = self._sum(string, without)
+        self._accepted, self._excluded = string, without
+
+    def _terms(self, piece: Letters) -> tuple[Letters, tuple[Letters, ...]]:
+        """t1…t(j-1) and the piece, and E for it; E is the string itself where it is excluded: F is zero then."""
+        string = Letters(self._accepted + piece)
+        if any(string.startswith(excluded) for excluded in self._excluded):
+            return string, (string,)
+        own = [Letters(self._accepted + longer) for longer in self._trie.extensions(piece)]
+        return string, _shortest([*own, *(excluded for excluded in self._excluded if excluded.startswith(string))])
+
+    def _sum(self, string: Letters, without: tuple[Letters, ...]) -> float:
+        return max(0.0, self._known[string] - sum(self._known[excluded] for excluded in without))
+
+    def _learn(self, strings: set[Letters]) -> Generator[Step, Answer, None]:
+        missing = strings.difference(self._known)
+        self._known.update(dict.fromkeys((string for string in missing if len(string) > self._reach), 0.0))
+        asked = tuple(sorted(missing.difference(self._known)))
+        if asked:
+            found = yield from prefix_probabilities(asked, self._drafted)
+            self._known.update(zip(asked, found.tolist(), strict=True))
+
+
+def _shortest(strings: Iterable[Letters]) -> tuple[Letters, ...]:
+    """The strings that start with no other one, so that the events are disjoint."""
+    kept: list[Letters] = []
+    for string in sorted(strings):
+        if not kept or not string.startswith(kept[-1]):
+            kept.append(string)
+    return tuple(kept)
+
+
+def walk(ground: Ground) -> Walk:
+    """Accept piece after piece. The first one refused is replaced and ends the epoch; of a draft that is used up
+    the residual is drawn from, and then p."""
+    law = PieceLaw(ground.pair, ground.drafted)
+    trie = ground.pair.target_trie
+    rest = NOTHING  # revealed, not accepted
+    offset = ground.offset
+    while not law.over:
+        rest = yield from _next_piece(ground.pair, rest)
+        piece = trie.longest(rest)
+        token = None if piece is None else (yield from _accepted(ground, law, piece))
+        if piece is None or token is None:
+            token = yield from _residual(ground, law)
+            if piece is not None or not trie.extends(rest):
+                yield Emit(token, Kind.CORRECTED)
+                yield Refused(offset)
+                return
+            yield Emit(token, Kind.BONUS)
+            break
+        yield Emit(token, Kind.ACCEPTED)
+        law.accept(piece)
+        rest, offset = Letters(rest[len(piece) :]), offset + len(piece)
+    yield from _plainly(ground)
+
+
+def _plainly(ground: Ground) -> Walk:
+    """No draft is left: draw from p."""
+    while True:
+        row = yield from target_row()
+        token = yield from draw_residual(ground.chooser, row, None)
+        yield Emit(token, Kind.BONUS)
+
+
+def _next_piece(pair: Pair, rest: Letters) -> Generator[Step, Answer, Letters]:
+    """Reveal until no longer token begins with the rest, or nothing is left to reveal."""
+    while pair.target_trie.extends(rest):
+        proposal = yield from next_proposal()
+        if proposal is None:
+            break
+        rest = Letters(rest + proposal_letters(pair, proposal))
+    return rest
+
+
+def _accepted(ground: Ground, law: PieceLaw, piece: Letters) -> Generator[Step, Answer, int | None]:
+    """The piece as a target token, or None: refused."""
+    ids = np.array(ground.pair.target.ids_of(piece), dtype=np.int64)
+    row = yield from target_row(listed=ids, judging=True)
+    weights = row.probabilities_of(ids)
+    if not weights.any():
+        return None
+    (psi,) = (yield from law.of([piece])).tolist()
+    if not ground.chooser.bernoulli(float(weights.sum()) / max(psi, TINY)):
+        return None
+    return int(ids[ground.chooser.categorical(weights)])
+
+
+def _residual(ground: Ground, law: PieceLaw) -> Generator[Step, Answer, int]:
+    """Draw from (p - ψ)+.
+
+    The share of p that candidates are kept with is at least the chance of being here at all, so more than a few
+    blocks are rare. Once a block would be as large as the support of p, ψ is asked for everywhere instead.
+    """
+    row = yield from target_row(whole=True, judging=True)
+    possible = np.flatnonzero(row.probabilities)
+    count = FIRST_BLOCK
+    while True:
+        places = ground.chooser.candidates(row.probabilities, count)
+        keep = yield from _kept_shares(ground.pair, law, row, places)
+        place = ground.chooser.kept(places, row.probabilities, keep)
+        if place is not None:
+            return int(row.ids[place])
+        count *= BLOCK_GROWTH
+        if count >= len(possible):
+            return (yield from _whole_residual(ground.chooser, ground.pair, law, row))
+
+
+def _whole_residual(chooser: Chooser, pair: Pair, law: PieceLaw, row: Row) -> Generator[Step, Answer, int]:
+    keep = yield from _kept_shares(pair, law, row, range(len(row.ids)))
+    weights = row.probabilities * keep
+    if not np.any(weights > 0):
+        weights = row.probabilities  # p and ψ differ by rounding only; a refusal then says nothing
+    return int(row.ids[chooser.categorical(weights)])
+
+
+def _kept_shares(
+    pair: Pair, law: PieceLaw, row: Row, places: Sequence[int]
+) -> Generator[Step, Answer, Probabilities]:
+    """(1 - ψ/p)+ of the tokens at these places of the row, shape (len(places),)."""
+    vocabulary = pair.target
+    pieces = sorted({vocabulary.letters[int(row.ids[place])] for place in places})
+    psi = yield from law.of(pieces)
+    shares = {
+        piece: max(0.0, 1.0 - chance / max(sum(map(row.probability, vocabulary.ids_of(piece))), TINY))
+        for piece, chance in zip(pieces, psi.tolist(), strict=True)
+    }
+    return np.array([shares[vocabulary.letters[int(row.ids[place])]] for place in places], dtype=np.float64)
