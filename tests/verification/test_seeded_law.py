@@ -72,6 +72,10 @@ class Runs:
 
     def output(self, seed: int, proposals: int) -> tuple[int, ...]:
         """The output for a seed; without proposals there is no drafter."""
+        return tuple(command.token for command in self.emitted(seed, proposals))
+
+    def emitted(self, seed: int, proposals: int) -> tuple[Emitted, ...]:
+        """The same with what is known of each token."""
         pair, key = self.pair, NoiseKey(seed)
         assignment = Assignment(
             pair=pair,
@@ -86,7 +90,7 @@ class Runs:
         )
         target = SeededTarget(pair.target, key, self.noises[0])
         out = run_session(Session(assignment), target, SeededDrafter(pair.drafter, key, self.noises[1]))
-        return tuple(command.token for command in out if isinstance(command, Emitted))
+        return tuple(command for command in out if isinstance(command, Emitted))
 
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
