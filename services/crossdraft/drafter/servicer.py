@@ -2,13 +2,18 @@
 
 import asyncio
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import TextIO
 
+from crossdraft.drafter.proposing import Equipment
 from crossdraft.drafter.session import DrafterSession
 from crossdraft.models.running import ModelOptions, RunningModel, run_model
+from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Listening, Server, serve
+from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import Side
 from crossdraft.verification.exchange import Description, Draft, Drafted, OpenDrafter, Score, Scored
 
@@ -21,6 +26,7 @@ class ServeDrafter:
 
     model: ModelOptions
     listening: Listening = field(default_factory=Listening)
+    affinity: Path | None = None  # what `crossdraft affinity` wrote for this drafter and a target; `rdk` needs it
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +34,34 @@ class DrafterService:
     """Sessions on one running model."""
 
     running: RunningModel
+    affinity: Affinity | None = None
 
-    @property
+    @cached_property
     def description(self) -> Description:
         """What it says of its model."""
-        return self.running.description
+        return replace(self.running.description, affinity="" if self.affinity is None else self.affinity.target)
+
+    @cached_property
+    def _equipment(self) -> Equipment:
+        return Equipment(self.running, self.affinity)
 
     async def open(self, request: OpenDrafter) -> DrafterSession:
-        """A new session. Its prompt is tokenized in a thread: it may be long, and other sessions wait for this one."""
-        return await asyncio.to_thread(DrafterSession, self.running, request)
+        """A new session. Its prompt is tokenized in a thread: it may be long, and other sessions wait for this one.
+
+        Raises:
+            ProtocolBroken: it is to draw tokens of a target for which this drafter has no affinity matrix.
+        """
+        served = self.description.affinity
+        if request.redistribute and not served:
+            raise ProtocolBroken(
+                "this drafter has no affinity matrix: make one with `crossdraft affinity` and serve it with --affinity"
+            )
+        if request.redistribute not in ("", served):
+            raise ProtocolBroken(
+                "this drafter's affinity matrix is for a target with another tokenizer: make one with "
+                "`crossdraft affinity` and serve it with --affinity"
+            )
+        return await asyncio.to_thread(DrafterSession, self._equipment, request)
 
     async def close(self) -> None:
         """Ends the model's thread."""
@@ -47,17 +72,31 @@ async def drafter_server(options: ServeDrafter) -> DrafterServer:
     """Loads the model; the server does not listen yet.
 
     Raises:
-        ValueError: the model cannot be run with these options.
+        ValueError: the model cannot be run with these options, or the affinity matrix is not one for it.
     """
-    running = await asyncio.to_thread(run_model, options.model, Side.DRAFTER)
-    return Server(DRAFTER, DrafterService(running), options.listening)
+    return Server(DRAFTER, await asyncio.to_thread(_service, options), options.listening)
+
+
+def _service(options: ServeDrafter) -> DrafterService:
+    try:
+        affinity = None if options.affinity is None else load_affinity(options.affinity)
+    except OSError as error:
+        raise AffinityMismatch(f"{options.affinity} cannot be read: {error.strerror}") from error
+    running = run_model(options.model, Side.DRAFTER)
+    if affinity is not None:
+        try:
+            affinity.check_drafter(running.description.tokenizer_json)
+        except AffinityMismatch as error:
+            running.close()
+            raise AffinityMismatch(f"{options.affinity}: {error}") from error
+    return DrafterService(running, affinity)
 
 
 async def serve_drafter(options: ServeDrafter, output: TextIO = sys.stdout) -> None:
     """Serves a drafter until SIGTERM or SIGINT; prints one line of JSON on `output` once it listens.
 
     Raises:
-        ValueError: the model cannot be run with these options.
+        ValueError: as `drafter_server`.
         CannotListen: the address cannot be had.
     """
     await serve(await drafter_server(options), output)

@@ -14,6 +14,8 @@ from crossdraft.verification.exchange import SamplingOptions
 from crossdraft.verification.rows import Ids, Probabilities, Row
 from crossdraft.verification.trees import Path
 
+Logits = Tensor  # floating (n, V), for packages that must not import torch
+
 GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
 NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
 
@@ -109,6 +111,21 @@ def drafting_laws(
     ids = places if allowed is None else allowed[places]
     weights = top.cpu().numpy() if row_width == 0 else _on_grid(top.cpu().numpy())
     return [(row_ids[w > 0], w[w > 0]) for row_ids, w in zip(ids.cpu().numpy(), weights, strict=True)]
+
+
+def narrowed(ids: Ids, probabilities: Probabilities, row_width: int) -> tuple[Ids, Probabilities]:
+    """A law over any ids cut and rounded as `drafting_laws` does it.
+
+    Args:
+        ids: shape (n,), distinct.
+        probabilities: shape (n,), with a sum of one.
+        row_width: most probable ids that are kept; 0: all, without rounding.
+    """
+    order = np.argsort(-probabilities, kind="stable")[: row_width or None]
+    weights = probabilities[order]
+    if row_width:
+        weights = _on_grid(weights[None])[0]
+    return ids[order][weights > 0], weights[weights > 0]
 
 
 def _biased(scores: Tensor, options: SamplingOptions) -> Tensor:

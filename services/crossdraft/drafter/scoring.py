@@ -1,0 +1,133 @@
+"""Scores of one draft: its law is evaluated over trees of tokens, as far as strings may begin with their letters."""
+
+import asyncio
+import time
+from collections.abc import Hashable, Iterator, Sequence
+
+from crossdraft.drafter.prefixes import Masses, Node, Question
+from crossdraft.drafter.proposing import Equipment, Law, Proposing
+from crossdraft.models.engine import Work
+from crossdraft.models.worker import Job
+from crossdraft.text.letters import Letters
+from crossdraft.verification.rows import Probabilities
+from crossdraft.verification.trees import ROOT, Path, TokenTree
+
+STEP = 128  # nodes that are taken together
+TREE = 512  # nodes of one tree: attention and the mask grow with it
+KEPT = 1 << 20  # ids of all laws that are kept for the next score: 16 MiB
+DRAWN = 1 << 12  # ids of a law that is worth keeping while it is drawn from
+
+
+class Scoring:
+    """The probabilities of strings as the beginning of one draft.
+
+    The sum runs over every way to write a beginning of a string in tokens. Their number grows exponentially with
+    the strings' lengths in tokens; leaving any out would bias the scores, so none is, and the cost is time.
+    """
+
+    def __init__(self, equipment: Equipment, proposing: Proposing, session: Hashable, ids: Path) -> None:
+        """`ids` is what the model was fed when the draft began."""
+        self._equipment = equipment
+        self._proposing = proposing
+        self._session = session
+        self._ids = ids
+        self._drawn: dict[Path, Law] = {}
+        self._laws: dict[Path, Masses] = {}
+        self._held = 0  # ids of those
+        self._tree = _Growing(equipment.running.description.context - len(ids))
+
+    def drawn(self, path: Path, law: Law) -> None:
+        """The law that the draft itself used after its tokens `path`: then what it drew has a score above 0."""
+        if len(law[0]) <= DRAWN:
+            self._drawn[path] = law
+
+    async def probabilities(self, strings: Sequence[Letters], tokens: int) -> tuple[Probabilities, float]:
+        """Of each string that the text of the first `tokens` proposals begins with it; and the seconds in the model."""
+        question = Question(strings, self._equipment.index)
+        level, seconds = [Node()], 0.0
+        for left in range(tokens - 1, -1, -1):
+            deeper: list[Node] = []
+            for at in range(0, len(level), STEP):
+                nodes = level[at : at + STEP]
+                laws, spent = await self._evaluated([node.path for node in nodes])
+                seconds += spent
+                deeper += await asyncio.to_thread(self._added, question, nodes, laws, left == 0)
+            level = deeper
+        return question.answer, seconds
+
+    async def _evaluated(self, paths: Sequence[Path]) -> tuple[dict[Path, Law], float]:
+        """The laws after paths, where they are not known yet."""
+        known = {path: self._drawn[path] for path in paths if path in self._drawn and path not in self._laws}
+        missing = [path for path in paths if path not in self._laws and path not in known]
+        if not missing:
+            return known, 0.0
+        found, seconds = await self._equipment.running.thread.run(self._evaluate(missing))
+        return known | found, seconds
+
+    def _evaluate(self, paths: Sequence[Path]) -> Job[tuple[dict[Path, Law], float]]:
+        """Runs in the model thread."""
+        began = time.perf_counter()
+        found: dict[Path, Law] = {}
+        for group in self._tree.groups(paths):
+            ordered = sorted(group, key=self._tree.row)
+            wanted = tuple(self._tree.row(path) for path in ordered)
+            logits = yield Work(self._session, self._ids, self._tree.tree, wanted)
+            found.update(zip(ordered, self._proposing.laws(logits), strict=True))
+        return found, time.perf_counter() - began
+
+    def _added(self, question: Question, nodes: Sequence[Node], laws: dict[Path, Law], last: bool) -> list[Node]:
+        deeper: list[Node] = []
+        for node in nodes:
+            masses = self._laws.get(node.path)
+            if masses is None:
+                masses = Masses.of(*laws[node.path], self._equipment.index)
+                if self._held + len(masses.places) <= KEPT:
+                    self._held += len(masses.places)
+                    self._laws[node.path] = masses
+            deeper += question.add(node, masses, last)
+        return deeper
+
+
+class _Growing:
+    """A tree that paths are added to, so that the engine feeds only what is new; begun anew when it is full."""
+
+    def __init__(self, room: int) -> None:
+        self._room = min(room, TREE)  # nodes
+        self._clear()
+
+    @property
+    def tree(self) -> TokenTree:
+        return TokenTree(tuple(self._tokens), tuple(self._parents))
+
+    def row(self, path: Path) -> int:
+        """The row of its logits."""
+        return self._nodes[path] + 1
+
+    def groups(self, paths: Sequence[Path]) -> Iterator[list[Path]]:
+        """Adds paths; yields those that are in the tree together. One path alone is always added."""
+        group: list[Path] = []
+        for path in paths:
+            if self._tokens and len(self._tokens) + self._lacks(path) > self._room:
+                if group:
+                    yield group
+                group = []
+                self._clear()
+            self._add(path)
+            group.append(path)
+        yield group
+
+    def _clear(self) -> None:
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._nodes: dict[Path, int] = {(): ROOT}
+
+    def _lacks(self, path: Path) -> int:
+        """How many nodes it would add."""
+        return sum(path[:length] not in self._nodes for length in range(1, len(path) + 1))
+
+    def _add(self, path: Path) -> None:
+        for length in range(1, len(path) + 1):
+            if path[:length] not in self._nodes:
+                self._nodes[path[:length]] = len(self._tokens)
+                self._parents.append(self._nodes[path[: length - 1]])
+                self._tokens.append(path[length - 1])
