@@ -32,7 +32,11 @@ def test_json_has_every_token_and_the_whole(cli: Cli, pair: Pair) -> None:
     for kind in ("accepted", "corrected", "bonus"):
         assert figures[kind] == [token["kind"] for token in tokens].count(kind)
     assert figures["tokens_per_pass"] == figures["tokens"] / figures["passes"]
-    assert set(figures) == {*Statistics.__dataclass_fields__, "tokens_per_pass", "acceptance", "tokens_per_second"}
+    ratios = {"tokens_per_pass", "acceptance", "acceptance_at", "accepted_length", "tokens_per_second"}
+    assert set(figures) == {*Statistics.__dataclass_fields__} | ratios
+    assert sum(figures["proposed_at"]) == figures["proposals"]
+    assert figures["judged_at"] == sorted(figures["judged_at"], reverse=True)
+    assert all(figures["accepted_at"][place] >= figures["judged_at"][place + 1] for place in (0, 1))
 
 
 @pytest.mark.parametrize("options", [("--temperature", "0"), ("--temperature", "0.8", "--seed", "3")])

@@ -17,6 +17,7 @@ import typer
 
 from crossdraft.cli import bench
 from crossdraft.cli.failures import CommandFailed, Interrupted
+from crossdraft.cli.method_names import METHODS
 
 # Plain errors and help: an error is then one line whatever the width of the terminal, and rich is not imported.
 app = typer.Typer(
@@ -108,7 +109,7 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None,
     target: Annotated[str | None, typer.Option(help="HOST:PORT; by default a bundled one is started.")] = None,
     drafter: Annotated[str | None, typer.Option(help="HOST:PORT, or none to decode plainly.")] = None,
-    method: Annotated[str | None, typer.Option(help="standard, tli, slem or seeded; by default the best.")] = None,
+    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; by default the best.")] = None,
     k: Annotated[int, typer.Option("-k", help="Proposals in a round.")] = 5,
     max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
@@ -122,6 +123,10 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the output; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")] = False,
     drafter_temperature: Annotated[float | None, typer.Option(help="By default the target's.")] = None,
+    allow_inexact: Annotated[
+        bool, typer.Option("--allow-inexact", help="Let a method change the distribution.")
+    ] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Recompute the drafter's draws from their rows.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each token, then the whole.")] = False,
 ) -> None:
     """Continue a prompt. Without addresses, the bundled models are run for as long as it takes."""
@@ -143,6 +148,8 @@ def generate(
             seed=seed,
             ignore_eos=ignore_eos,
             stop=tuple(command.checked_text(text) for text in stop or ()),
+            allow_inexact=allow_inexact,
+            audit=audit,
         )
     command.generate(request, target, drafter, as_json)
 

@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 from crossdraft.cli.bundled import ModelNames
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.processes import Wanted, services, threads_each
-from crossdraft.cli.running import checked_options, run_to_end
+from crossdraft.cli.running import run_to_end
 from crossdraft.cli.show import JsonScreen, Screen, TextScreen
 from crossdraft.models.names import ModelLoadError, source_of
 from crossdraft.pipeline import Generation, GenerationRequest, Pipeline, connect
-from crossdraft.verification.methods import method_named
 
 NO_DRAFTER = "none"
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
@@ -33,9 +32,6 @@ def generate(
         Misused: options do not go together or are out of their range.
         CommandFailed: a service cannot be reached or started, or fails.
     """
-    if request.method is not None:
-        with checked_options():  # before anything is started
-            method_named(request.method)
     for name, address in (("--target", target), ("--drafter", drafter)):
         if address not in (None, NO_DRAFTER):
             check_address(name, str(address))

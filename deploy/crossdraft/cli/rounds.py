@@ -10,7 +10,7 @@ from crossdraft.cli.benching import Setting, Workload, finished, print_table, ru
 from crossdraft.cli.recording import DRAFTER_CODECS, TARGET_CODECS, Recorder
 from crossdraft.cli.running import run_to_end
 from crossdraft.pipeline import Generation, GenerationRequest, Statistics, connect
-from crossdraft.pipeline.request import Models, resolve
+from crossdraft.pipeline.resolution import Models, resolve
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 
 MILLISECONDS = 1000.0

@@ -114,9 +114,11 @@ class JsonScreen:
         print(json.dumps(record), file=self._output, flush=True)
 
 
-def ratios(statistics: Statistics) -> dict[str, float]:
+def ratios(statistics: Statistics) -> dict[str, object]:
     """The figures that follow from the counted ones."""
     return {
+        "acceptance_at": statistics.acceptance_at,
+        "accepted_length": statistics.accepted_length,
         "tokens_per_pass": statistics.tokens_per_pass,
         "acceptance": statistics.acceptance,
         "tokens_per_second": statistics.tokens_per_second,
@@ -136,6 +138,8 @@ def figures(statistics: Statistics) -> Table:
     table = Table(title=f"{statistics.method}, k = {statistics.k}", show_header=False, title_justify="left")
     for name, value in rows_of(statistics):
         table.add_row(name, value)
+    if statistics.audited:
+        table.add_row("audited", f"{statistics.audited} draws are those of their rows")
     if statistics.drafter_lost:
         table.add_row("drafter given up", Text(statistics.drafter_lost))
     return table
@@ -149,6 +153,8 @@ def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
         ("passes of the target", f"{statistics.passes} ({statistics.row_misses} row misses)"),
         ("tokens per pass", f"{statistics.tokens_per_pass:.2f}"),
         ("acceptance", f"{statistics.acceptance:.1%}" if statistics.proposals else "no drafter"),
+        ("proposals accepted", f"{statistics.accepted_length:.2f} a round"),
+        ("acceptance by place", places(statistics) or "nothing judged"),
         ("tokens/s", f"{statistics.tokens_per_second:.1f}"),
         ("time", f"{statistics.seconds:.2f} s (first token after {statistics.first_token_seconds:.2f} s)"),
         ("in the drafter", f"{statistics.drafter_seconds:.2f} s"),
@@ -157,3 +163,9 @@ def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
         ("verification", f"{statistics.verification_seconds:.3f} s"),
         ("bytes", f"{statistics.bytes_sent:,} sent, {statistics.bytes_received:,} received"),
     ]
+
+
+def places(statistics: Statistics) -> str:
+    """Acceptance at each place of a round that was judged: of the first proposal, of the second after it, ..."""
+    shares = zip(statistics.acceptance_at, statistics.judged_at, strict=True)
+    return " ".join(f"{share:.0%}" for share, judged in shares if judged)

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from crossdraft.pipeline.auditing import Audit
+from crossdraft.pipeline.proposals import fault_of_draft
 from crossdraft.text.letters import Letters
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.exchange import OpenDrafter, OpenTarget
+from crossdraft.verification.exchange import Drafted, OpenDrafter, OpenTarget
 from crossdraft.verification.methods import Method
 from crossdraft.verification.trees import Path
 
@@ -28,3 +30,11 @@ class Assignment:
     stop: tuple[Letters, ...] = ()  # stop strings
     draft_seconds: float = 30.0  # longest wait for a round's proposals
     tree_budget: int = 16  # nodes of one pass at most
+    audit: Audit | None = None  # set: every draw of the drafter is recomputed from its row
+
+    def fault_of(self, drafted: Drafted, offset: int) -> str:
+        """What is wrong with a draft that begins at `offset` letters of output; empty if nothing is."""
+        fault = fault_of_draft(drafted.proposals, self.proposals, self.pair, self.method)
+        if fault or self.audit is None:
+            return fault
+        return self.audit.fault_of(drafted, offset, self.pair)

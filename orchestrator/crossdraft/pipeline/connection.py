@@ -11,7 +11,8 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from crossdraft.pipeline.generation import Generation
-from crossdraft.pipeline.request import GenerationRequest, Models, resolve
+from crossdraft.pipeline.request import GenerationRequest
+from crossdraft.pipeline.resolution import Models, resolve
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.text.letters import Side
 from crossdraft.text.pairing import Pair
@@ -77,12 +78,12 @@ class Pipeline:
 
     async def _learn(self, target: TargetClient, drafter: DrafterClient | None) -> Models:
         asked = [target.describe()] + ([] if drafter is None else [drafter.describe()])
-        descriptions = await asyncio.gather(*asked)
-        tokenization = tokenization_of(descriptions[0], Side.TARGET)
-        pair = None
-        if drafter is not None:
-            pair = Pair(tokenization.vocabulary, tokenization_of(descriptions[1], Side.DRAFTER).vocabulary)
-        return Models(tokenization, descriptions[0].context, pair)
+        about, *others = await asyncio.gather(*asked)
+        tokenization = tokenization_of(about, Side.TARGET)
+        if not others:
+            return Models(about, tokenization)
+        pair = Pair(tokenization.vocabulary, tokenization_of(others[0], Side.DRAFTER).vocabulary)
+        return Models(about, tokenization, others[0], pair)
 
     async def _close(self) -> None:
         for generation in list(self._generations):

@@ -1,7 +1,7 @@
 """What goes into the session's state machine and what comes out of it.
 
-The values of `verification.exchange` are used as they are: OpenTarget, OpenDrafter, Draft, Pass and
-FetchRow are commands; Drafted, PassDone and RowFetched are events. Here are the others.
+The values of `verification.exchange` are used as they are: OpenTarget, OpenDrafter, Draft, Score,
+Pass and FetchRow are commands; Drafted, Scored, PassDone and RowFetched are events. Here are the others.
 """
 
 from dataclasses import dataclass, field
@@ -17,6 +17,8 @@ from crossdraft.verification.exchange import (
     Pass,
     PassDone,
     RowFetched,
+    Score,
+    Scored,
 )
 from crossdraft.verification.walk import Kind
 
@@ -97,11 +99,30 @@ class Counts:
     rows_fetched: int = 0  # whole rows, because a head was not enough
     epochs: int = 0
     proposals: int = 0
+    scores: int = 0  # prefixes whose probability the drafter was asked for
     kinds: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
     drafter_seconds: float = 0.0  # in the model
     target_seconds: float = 0.0  # in the model
     stood_aside: int = 0  # rounds in which the drafter proposed fewer than asked for
     drafter_lost: str = ""  # why the drafter was given up; empty if it was not
+    audited: int = 0  # draws of the drafter that were recomputed from their rows and found right
+    proposed_at: list[int] = field(default_factory=list)  # by place in a round, from 0: rounds with a proposal there
+    judged_at: list[int] = field(default_factory=list)  # ... rounds in which it was accepted or refused
+    accepted_at: list[int] = field(default_factory=list)  # ... rounds in which it was accepted
+
+    def round(self, proposed: int, accepted: int, refused: bool) -> None:
+        """A round is over.
+
+        Args:
+            proposed: proposals that it had.
+            accepted: how many of them, from the first on, are wholly in the output.
+            refused: whether the next one was refused; if not, nothing is known of it.
+        """
+        judged = min(proposed, accepted + refused)
+        for counted, reached in ((self.proposed_at, proposed), (self.judged_at, judged), (self.accepted_at, accepted)):
+            counted += [0] * (proposed - len(counted))
+            for place in range(reached):
+                counted[place] += 1
 
 
 @dataclass(frozen=True)
@@ -113,5 +134,6 @@ class Finished:
     error: BaseException | None = None
 
 
-Event = TargetOpened | DrafterOpened | Drafted | PassDone | RowFetched | DrafterLost | TargetLost | Expired | Cancelled
-Command = OpenTarget | OpenDrafter | Draft | Pass | FetchRow | SetTimer | Emitted | Finished
+Reply = Drafted | Scored | PassDone | RowFetched
+Event = TargetOpened | DrafterOpened | Reply | DrafterLost | TargetLost | Expired | Cancelled
+Command = OpenTarget | OpenDrafter | Draft | Score | Pass | FetchRow | SetTimer | Emitted | Finished

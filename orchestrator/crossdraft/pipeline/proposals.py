@@ -9,7 +9,7 @@ from crossdraft.verification.methods import Method
 from crossdraft.verification.rows import Proposal, Whose
 
 
-def fault_of(proposals: Sequence[Proposal], asked: int, pair: Pair, method: Method) -> str:
+def fault_of_draft(proposals: Sequence[Proposal], asked: int, pair: Pair, method: Method) -> str:
     """What is wrong with the proposals of one draft, as a text; empty if nothing is."""
     if len(proposals) > asked:
         return f"it sent {len(proposals)} proposals, asked for {asked}"

@@ -1,21 +1,12 @@
-"""A request as a user writes it, and its resolution against a target and a drafter."""
+"""A request as a user writes it, checked as far as it can be before the models are known."""
 
-import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from crossdraft.pipeline.assignment import Assignment
-from crossdraft.text.letters import Letters, from_bytes
-from crossdraft.text.pairing import Pair
-from crossdraft.text.tokenization import Tokenization
-from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import NoiseKey, OpenDrafter, OpenTarget, SamplingOptions
-from crossdraft.verification.methods import Method, default_method, method_named
+from crossdraft.verification.exchange import SamplingOptions
+from crossdraft.verification.methods import method_named
 
 MOST_PROPOSALS = 64
 WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a grid of 2^-24 without bias
-NODES_BESIDE_THE_DRAFT = 8
 
 
 class RequestError(ValueError):
@@ -38,6 +29,8 @@ class GenerationRequest:
     choice: int = 0  # index among the n outputs of one prompt
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+    allow_inexact: bool = False  # a method whose output has not the target's distribution may be used
+    audit: bool = False  # every draw of the drafter is recomputed from its row; a wrong one costs it the session
 
     def __post_init__(self) -> None:
         checks = (
@@ -57,97 +50,27 @@ class GenerationRequest:
         for holds, complaint in checks:
             if not holds:
                 raise RequestError(complaint)
+        self._check_method()
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the target's most probable token is wanted, always."""
+        return self.options.temperature == 0
 
-@dataclass(frozen=True)
-class Models:
-    """A target and, unless decoding is plain, a drafter, as they described themselves."""
-
-    tokenization: Tokenization  # the target's
-    context: int  # tokens that the target can hold
-    pair: Pair | None  # None: no drafter
-
-
-def resolve(request: GenerationRequest, models: Models) -> Assignment:
-    """What the session works from.
-
-    Raises:
-        RequestError: method, seed, vocabularies or lengths do not go together.
-    """
-    method = choose_method(request, models)
-    prompt = _prompt_ids(request, models)
-    noise = NoiseKey(secrets.randbits(64) if request.seed is None else request.seed, request.choice)
-    pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
-    return Assignment(
-        pair=pair,
-        method=method,
-        chooser=RandomChooser(np.random.default_rng()),
-        encode=models.tokenization.encode_continuation,
-        open_target=OpenTarget(prompt, request.options, noise if method.samples else None, request.head),
-        open_drafter=_open_drafter(request, models, method, noise),
-        proposals=request.k,
-        max_tokens=request.max_tokens,
-        context=models.context,
-        ignore_end=request.ignore_eos,
-        stop=tuple(from_bytes(text.encode()) for text in request.stop),
-        tree_budget=2 * request.k + NODES_BESIDE_THE_DRAFT,
-    )
-
-
-def choose_method(request: GenerationRequest, models: Models) -> Method:
-    """The method asked for, or the default; refused where it cannot do what is asked."""
-    greedy = request.options.temperature == 0
-    seeded = request.seed is not None
-    same = models.pair is not None and models.pair.same_vocabulary
-    if request.method is None:
-        return default_method(request.options.temperature, seeded or models.pair is None, same)
-    try:
-        method = method_named(request.method)
-    except ValueError as error:
-        raise RequestError(str(error)) from error
-    if method.same_vocabulary and models.pair is not None and not same:
-        raise RequestError(
-            f"method {method.name!r} needs a drafter with the target's vocabulary, and these differ; "
-            "use 'tli', 'slem' or 'seeded' (`crossdraft inspect` shows how they differ)"
-        )
-    if seeded and not greedy and not method.seedable:
-        raise RequestError(
-            f"the output of method {method.name!r} depends on timing, so a seed would not repeat it; "
-            "use --method seeded, or leave the seed out"
-        )
-    return method
-
-
-def _prompt_ids(request: GenerationRequest, models: Models) -> tuple[int, ...]:
-    prompt = models.tokenization.encode_prompt(request.prompt)
-    if not prompt:
-        raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
-    if len(prompt) >= models.context:
-        raise RequestError(
-            f"the prompt has {len(prompt)} tokens, and the target's context holds {models.context} "
-            "with at least one of them generated; shorten the prompt"
-        )
-    size = models.tokenization.vocabulary.size
-    wrong = [token for token, _ in request.options.logit_bias if not 0 <= token < size]
-    if wrong:
-        raise RequestError(f"logit_bias names id {wrong[0]}, and the target's ids are 0 to {size - 1}")
-    return prompt
-
-
-def _open_drafter(request: GenerationRequest, models: Models, method: Method, noise: NoiseKey) -> OpenDrafter | None:
-    if models.pair is None:
-        return None
-    allowed = models.pair.shared_drafter_ids if method.shared_only else None
-    if allowed is not None and not len(allowed):
-        return None  # T∩D is empty: nothing could be proposed
-    temperature = request.drafter_temperature
-    options = replace(request.options, repetition_penalty=1.0, presence_penalty=0.0, logit_bias=())
-    if temperature is not None:
-        options = replace(options, temperature=temperature)
-    return OpenDrafter(
-        prompt=Letters(from_bytes(request.prompt.encode())),
-        options=options,
-        noise=noise if method.keyed else None,
-        row_width=request.row_width if method.drafter_rows else 0,
-        allowed=allowed,
-    )
+    def _check_method(self) -> None:
+        if self.method is None:
+            return
+        try:
+            method = method_named(self.method)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        if not (method.exact or self.allow_inexact):
+            raise RequestError(
+                f"the output of method {method.name!r} has not the target's distribution; choose an exact method, "
+                "or allow it with allow_inexact (--allow-inexact)"
+            )
+        if self.seed is not None and not self.greedy and not method.seedable:
+            raise RequestError(
+                f"the output of method {method.name!r} depends on timing, so a seed would not repeat it; "
+                "use --method seeded, or leave the seed out"
+            )

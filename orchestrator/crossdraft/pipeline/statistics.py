@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from crossdraft.pipeline.events import Counts
-from crossdraft.verification.exchange import Drafted, PassDone, RowFetched
+from crossdraft.verification.exchange import Drafted, PassDone, RowFetched, Scored, Scored
 from crossdraft.verification.walk import Kind
 
 
@@ -37,6 +37,27 @@ class Statistics:
     verification_seconds: float  # in the state machine: planning, walks, bookkeeping
     bytes_sent: int  # serialized messages, both services
     bytes_received: int
+    scores: int = 0  # prefixes whose probability the drafter was asked for
+    audited: int = 0  # draws of the drafter that were recomputed from their rows and found right
+    proposed_at: tuple[int, ...] = ()  # by place in a round, from 0: rounds with a proposal there
+    judged_at: tuple[int, ...] = ()  # ... rounds in which it was accepted or refused
+    accepted_at: tuple[int, ...] = ()  # ... rounds in which it was accepted: wholly in the output
+
+    @property
+    def acceptance_at(self) -> tuple[float, ...]:
+        """For each place in a round, the share of the proposals judged there that were accepted.
+
+        A proposal is judged only if all before it were accepted, so each share is a conditional one.
+        """
+        return tuple(
+            accepted / judged if judged else 0.0
+            for accepted, judged in zip(self.accepted_at, self.judged_at, strict=True)
+        )
+
+    @property
+    def accepted_length(self) -> float:
+        """Proposals accepted in a round, on average over the rounds that had any."""
+        return sum(self.accepted_at) / self.proposed_at[0] if self.proposed_at else 0.0
 
     @property
     def tokens_per_pass(self) -> float:
@@ -102,9 +123,9 @@ class Clock:
         """A request leaves."""
         self._asked[service] = time.monotonic()
 
-    def answered(self, reply: PassDone | RowFetched | Drafted) -> None:
+    def answered(self, reply: PassDone | RowFetched | Drafted | Scored) -> None:
         """Its reply is there: what the model did not take was the wire, both codecs and the queue."""
-        service = DRAFTER if isinstance(reply, Drafted) else TARGET
+        service = DRAFTER if isinstance(reply, Drafted | Scored) else TARGET
         in_model = 0.0 if isinstance(reply, RowFetched) else reply.seconds
         self._wire += max(0.0, time.monotonic() - self._asked.get(service, time.monotonic()) - in_model)
 
@@ -154,4 +175,9 @@ def statistics_of(method: str, k: int, prompt_tokens: int, counts: Counts, times
         verification_seconds=times.verification_seconds,
         bytes_sent=times.bytes_sent,
         bytes_received=times.bytes_received,
+        scores=counts.scores,
+        audited=counts.audited,
+        proposed_at=tuple(counts.proposed_at),
+        judged_at=tuple(counts.judged_at),
+        accepted_at=tuple(counts.accepted_at),
     )

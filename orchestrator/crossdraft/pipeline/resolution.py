@@ -1,0 +1,169 @@
+"""A request resolved against a target and a drafter: what a session works from."""
+
+import secrets
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.auditing import Audit
+from crossdraft.pipeline.request import GenerationRequest, RequestError
+from crossdraft.text.letters import Letters, from_bytes
+from crossdraft.text.pairing import Pair
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
+from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.exchange import Description, NoiseKey, OpenDrafter, OpenTarget
+from crossdraft.verification.methods import Method, default_method, method_named
+from crossdraft.verification.noise import KeyedNoise
+
+NODES_BESIDE_THE_DRAFT = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """A target and, unless decoding is plain, a drafter, as they described themselves."""
+
+    target: Description
+    tokenization: Tokenization  # the target's
+    drafter: Description | None = None
+    pair: Pair | None = None  # None: no drafter
+
+    @property
+    def context(self) -> int:
+        """Tokens that the target can hold."""
+        return self.target.context
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the target's tokenizer: what an affinity matrix must be for."""
+        return tokenizer_digest(self.target.tokenizer_json)
+
+    @cached_property
+    def noises(self) -> tuple[KeyedNoise, KeyedNoise]:
+        """The drafter's and the target's, for audits: a fifth of a second for 128,000 ids, once."""
+        vocabulary = self.tokenization.vocabulary
+        return noise_of(vocabulary if self.pair is None else self.pair.drafter), noise_of(vocabulary)
+
+
+def noise_of(vocabulary: Vocabulary) -> KeyedNoise:
+    """The keyed noise of a vocabulary's ids."""
+    return KeyedNoise(vocabulary.letters, [vocabulary.rank(token) for token in range(vocabulary.size)])
+
+
+def resolve(request: GenerationRequest, models: Models) -> Assignment:
+    """What the session works from.
+
+    Raises:
+        RequestError: method, vocabularies, affinity or lengths do not go together.
+    """
+    method = choose_method(request, models)
+    prompt = _prompt_ids(request, models)
+    noise = NoiseKey(secrets.randbits(64) if request.seed is None else request.seed, request.choice)
+    pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
+    audit = _audit(models, method, noise) if request.audit and models.pair is not None else None
+    return Assignment(
+        pair=pair,
+        method=method,
+        chooser=RandomChooser(np.random.default_rng()),
+        encode=models.tokenization.encode_continuation,
+        open_target=OpenTarget(prompt, request.options, noise if method.samples else None, request.head),
+        open_drafter=_open_drafter(request, models, method, audit, noise),
+        proposals=request.k,
+        max_tokens=request.max_tokens,
+        context=models.context,
+        ignore_end=request.ignore_eos,
+        stop=tuple(from_bytes(text.encode()) for text in request.stop),
+        tree_budget=2 * request.k + NODES_BESIDE_THE_DRAFT,
+        audit=audit,
+    )
+
+
+def choose_method(request: GenerationRequest, models: Models) -> Method:
+    """The method asked for, or the default.
+
+    Raises:
+        RequestError: the pair cannot do it.
+    """
+    if request.method is not None:
+        method = method_named(request.method)
+        complaint = fault_of_pair(method, models)
+        if complaint:
+            raise RequestError(f"method {method.name!r} {complaint}")
+        return method
+    same = models.pair is not None and models.pair.same_vocabulary
+    seeded = request.seed is not None or models.pair is None
+    return default_method(request.options.temperature, seeded, same)
+
+
+def fault_of_pair(method: Method, models: Models) -> str:
+    """Why a method cannot run on a pair, as the end of a sentence; empty if it can, or there is no drafter."""
+    if models.drafter is None or models.pair is None:
+        return ""
+    if models.drafter.copies and (method.shared_only or method.same_vocabulary or method.redistributed):
+        return (
+            "needs a draft model, and this drafter copies bytes of the text, with certainty; "
+            "use 'slem', 'seeded' or another method that takes any token"
+        )
+    if method.same_vocabulary and not models.pair.same_vocabulary:
+        return (
+            "needs a drafter with the target's vocabulary, and these differ; "
+            "use 'tli', 'slem' or 'seeded' (`crossdraft inspect` shows how they differ)"
+        )
+    if method.redistributed and models.drafter.affinity != models.digest:
+        found = "has one for another target" if models.drafter.affinity else "has none"
+        return (
+            f"needs a drafter with an affinity matrix for this target, and the drafter {found}; "
+            "make one with `crossdraft affinity`, and start the drafter with `serve drafter --affinity FILE`"
+        )
+    return ""
+
+
+def _prompt_ids(request: GenerationRequest, models: Models) -> tuple[int, ...]:
+    prompt = models.tokenization.encode_prompt(request.prompt)
+    if not prompt:
+        raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
+    if len(prompt) >= models.context:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, and the target's context holds {models.context} "
+            "with at least one of them generated; shorten the prompt"
+        )
+    size = models.tokenization.vocabulary.size
+    wrong = [token for token, _ in request.options.logit_bias if not 0 <= token < size]
+    if wrong:
+        raise RequestError(f"logit_bias names id {wrong[0]}, and the target's ids are 0 to {size - 1}")
+    return prompt
+
+
+def _audit(models: Models, method: Method, noise: NoiseKey) -> Audit:
+    """Where the method keys the drafter's draws, that key; else one of its own, so that drafts stay independent."""
+    if method.keyed:
+        return Audit(noise, False, *models.noises)
+    return Audit(NoiseKey(secrets.randbits(64)), True, *models.noises)
+
+
+def _open_drafter(
+    request: GenerationRequest, models: Models, method: Method, audit: Audit | None, noise: NoiseKey
+) -> OpenDrafter | None:
+    if models.pair is None:
+        return None
+    shared = method.shared_only or method.redistributed
+    allowed = models.pair.shared_drafter_ids if shared else None
+    if allowed is not None and not len(allowed):
+        return None  # T∩D is empty: nothing could be proposed
+    temperature = request.drafter_temperature
+    options = replace(request.options, repetition_penalty=1.0, presence_penalty=0.0, logit_bias=())
+    if temperature is not None:
+        options = replace(options, temperature=temperature)
+    if audit is not None:
+        noise = audit.key
+    return OpenDrafter(
+        prompt=Letters(from_bytes(request.prompt.encode())),
+        options=options,
+        noise=noise if method.keyed or audit is not None else None,
+        row_width=request.row_width if method.drafter_rows or audit is not None else 0,
+        allowed=allowed,
+        redistribute=models.digest if method.redistributed else "",
+        audited=audit is not None and audit.each_epoch,
+    )
