@@ -94,7 +94,7 @@ EXPECTATIONS: dict[str, Callable[[Row, Drafting], Expected]] = {
 
 
 def in_target_ids(pair: Pair, row: Row, whose: Whose = Whose.DRAFTER) -> Probabilities:
-    """A proposal's law over target ids, float64 (|T|,); what lies outside T is missing, so it may sum to less than 1."""
+    """A proposal's law over target ids, float64 (|T|,); what lies outside T is missing, so its sum may be below 1."""
     law = np.zeros(pair.target.size)
     ids = row.ids if whose is Whose.TARGET else pair.to_target_ids(row.ids)
     np.add.at(law, ids[ids >= 0], row.probabilities[ids >= 0])

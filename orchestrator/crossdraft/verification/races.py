@@ -1,8 +1,8 @@
 """Two laws drawn with common noise: how probably a target token i and a drafter token j win together.
 
 Each string (and rank) k has one exponential clock E_k; the target takes the smallest E_k/p_k, the drafter the
-smallest E_k/q_k. With L(s) = Σ max(p_k, s q_k) and F(s) = ∫₀ˢ L⁻², integrating over the ratio of the two winners' clocks
-gives
+smallest E_k/q_k. With L(s) = Σ max(p_k, s q_k) and F(s) = ∫₀ˢ L⁻², integrating over the ratio of the two winners'
+clocks gives
 
     P(i, i) = p_i / L(p_i/q_i) = 1 / Σ_k max(p_k/p_i, q_k/q_i)
     P(i, j) = p_i q_j (F(p_i/q_i) − F(p_j/q_j))⁺  for i ≠ j
