@@ -5,7 +5,8 @@ allow raises IllegalEventError and changes nothing; answers of older epochs and 
 """
 
 from crossdraft.pipeline.assignment import Assignment
-from crossdraft.pipeline.epoch import Epoch
+from crossdraft.pipeline.drafting import Drafting
+from crossdraft.pipeline.epoch import Epoch, count_round
 from crossdraft.pipeline.events import (
     Cancelled,
     Command,
@@ -17,18 +18,16 @@ from crossdraft.pipeline.events import (
     Expired,
     Finished,
     Reason,
-    SetTimer,
     TargetLost,
     TargetOpened,
 )
 from crossdraft.pipeline.fetched import Fetched, answers
-from crossdraft.pipeline.proposals import fault_of
+from crossdraft.pipeline.output import Output
 from crossdraft.pipeline.rules import ALLOWED, IllegalEventError, State
-from crossdraft.text.letters import NOTHING, Letters, common_length
-from crossdraft.verification.exchange import Draft, Drafted, FetchRow, Pass, PassDone, RowFetched, Sample
+from crossdraft.verification.exchange import Drafted, FetchRow, Pass, PassDone, RowFetched, Sample, Scored
 from crossdraft.verification.planning import Planner
 from crossdraft.verification.rows import Proposal
-from crossdraft.verification.walk import Emit, Ground, Kind, NeedProposal, NeedRow, NeedSample, Refused
+from crossdraft.verification.walk import Emit, Ground, Kind, NeedPrefix, NeedProposal, NeedRow, NeedSample, Refused
 
 
 class Session:
@@ -39,14 +38,12 @@ class Session:
         self.counts = Counts()
         self._given = assignment
         self._planner = Planner(assignment.pair, assignment.method, assignment.encode, assignment.tree_budget)
-        self._drafter = assignment.open_drafter is not None
+        self._drafting = Drafting(assignment)
+        self._output = Output(assignment)
         self._opening: set[type] = set()  # what OPENING still waits for
         self._fetched = Fetched()
         self._sent: Pass | None = None
         self._epoch: Epoch | None = None
-        self._number = 0  # of the epoch
-        self._text = NOTHING  # the output
-        self._told = (0, NOTHING)  # the drafter's text: the output up to an offset, then its own letters
 
     def start(self) -> list[Command]:
         """Begin; raises IllegalEventError if begun already."""
@@ -74,13 +71,15 @@ class Session:
                 return self._opened(type(event))
             case Drafted():
                 return self._drafted(event)
+            case Scored():
+                return self._scored(event)
             case PassDone():
                 return self._passed(event)
             case RowFetched():
                 self._fetched.replace(event)
                 return self._advance()
             case Expired():
-                return self._without_drafter(f"no proposals within {self._given.draft_seconds} s")
+                return self._without_drafter(f"no answer within {self._given.draft_seconds} s")
             case DrafterLost(reason):
                 return self._without_drafter(reason)
             case TargetLost(error):
@@ -90,83 +89,79 @@ class Session:
 
     def _outdated(self, event: Event) -> bool:
         """Whether it belongs to an epoch or a wait that is over."""
-        if self.state is State.DONE:
-            return True
-        if isinstance(event, Expired):
-            return event.timer < self._number or (event.timer == self._number and self.state is not State.DRAFTING)
-        if isinstance(event, Drafted):
-            return event.epoch < self._number or not self._drafter
-        return isinstance(event, DrafterLost) and not self._drafter
+        return self.state is State.DONE or self._drafting.outdated(event)
 
     def _check(self, event: Event) -> None:
         if not isinstance(event, ALLOWED[self.state]):
             raise IllegalEventError(f"{type(event).__name__} while waiting for {self.state.value}")
-        expected = {
-            TargetOpened: TargetOpened in self._opening,
-            DrafterOpened: DrafterOpened in self._opening,
-            Drafted: isinstance(event, Drafted) and event.epoch == self._number,
-            Expired: isinstance(event, Expired) and event.timer == self._number,
-            PassDone: isinstance(event, PassDone)
-            and self._sent is not None
-            and answers(event, self._sent, self._given.method.samples),
-            RowFetched: isinstance(event, RowFetched)
-            and (event.number, event.node) == (self._fetched.number, self._fetched.node)
-            and event.row.whole,
-        }
-        if not expected.get(type(event), True):
+        if not self._expected(event):
             raise IllegalEventError(f"unexpected {event}")
+
+    def _expected(self, event: Event) -> bool:
+        """Whether it is the answer to what was asked."""
+        match event:
+            case TargetOpened() | DrafterOpened():
+                return type(event) in self._opening
+            case Drafted() | Scored() | Expired():
+                return self._drafting.owes(event)
+            case PassDone():
+                return self._sent is not None and answers(event, self._sent, self._given.method.samples)
+            case RowFetched(number, node, row):
+                return row.whole and (number, node) == (self._fetched.number, self._fetched.node)
+        return True
 
     def _opened(self, what: type) -> list[Command]:
         self._opening.discard(what)
         return [] if self._opening else self._begin_round()
 
     def _without_drafter(self, reason: str) -> list[Command]:
-        self._drafter = False
+        self._drafting.give_up()
         self.counts.drafter_lost = reason
-        if self.state is State.OPENING:
-            return self._opened(DrafterOpened)
-        return self._begin_epoch(()) if self.state is State.DRAFTING else []
+        match self.state:
+            case State.OPENING:
+                return self._opened(DrafterOpened)
+            case State.DRAFTING:
+                return self._begin_epoch(())
+            case State.SCORING:
+                return self._begin_round()
+        return []
 
     def _begin_round(self) -> list[Command]:
         """The next epoch: tell the drafter what was committed, ask for K proposals."""
-        self._number += 1
-        if not self._drafter or self._left() <= 1:
+        self._drafting.next_epoch()
+        if not self._drafting.there or self._output.left <= 1:
             return self._begin_epoch(())
         self.state = State.DRAFTING
-        offset, letters = self._rewind()
-        draft = Draft(self._number, offset, letters, self._given.proposals)
-        self._told = (len(self._text), NOTHING)  # its text is the output then, even if it proposes nothing
-        return [draft, SetTimer(self._number, self._given.draft_seconds)]
-
-    def _rewind(self) -> tuple[int, Letters]:
-        """Where the drafter's text leaves the committed text, and what is committed from there on."""
-        start, drafted = self._told
-        same = common_length(drafted, self._text[start:])
-        return start + same, Letters(self._text[start + same :])
+        return self._drafting.ask_proposals(self._output.text)
 
     def _drafted(self, event: Drafted) -> list[Command]:
-        fault = fault_of(event.proposals, self._given.proposals, self._given.pair, self._given.method)
+        fault = self._drafting.take(event)
         if fault:
             return self._without_drafter(fault)
         self.counts.drafter_seconds += event.seconds
         self.counts.proposals += len(event.proposals)
+        self.counts.audited += len(event.proposals) if self._given.audit else 0
         self.counts.stood_aside += len(event.proposals) < self._given.proposals
         return self._begin_epoch(event.proposals)
 
     def _begin_epoch(self, proposals: tuple[Proposal, ...]) -> list[Command]:
-        """A walk over the draft, and the pass that fetches the rows that it will probably need."""
-        ground = Ground(self._given.pair, self._given.chooser, len(self._text), self._given.encode)
-        self._epoch = Epoch(self._number, ground, self._given.method.walk(ground), proposals)
+        """A walk over the draft, and the pass that fetches the rows that it will probably need.
+
+        All proposals are there before the first is revealed, which `Method.whole_draft` asks for.
+        """
+        count_round(self._epoch, self._output.text, self.counts)
+        given, offset = self._given, len(self._output.text)
+        ground = Ground(given.pair, given.chooser, offset, given.encode, len(proposals))
+        self._epoch = Epoch(self._drafting.epoch, ground, given.method.walk(ground), proposals)
         if proposals:
-            self._told = (len(self._text), self._epoch.drafted)
+            self._drafting.drafted(offset, self._epoch.drafted)
         self.counts.epochs += 1
         return [self._pass()]
 
     def _pass(self) -> Pass:
         assert self._epoch is not None
-        skip = len(self._text) - self._epoch.start
-        room = self._given.context - len(self._given.open_target.prompt) - self.counts.tokens
-        plan = self._planner.plan(self._epoch.proposals, skip, room)
+        skip = len(self._output.text) - self._epoch.start
+        plan = self._planner.plan(self._epoch.proposals, skip, self._output.room)
         self._sent = Pass(self._fetched.number + 1, tuple(self._fetched.since_root), plan.tree, plan.listed)
         self.state = State.PASSING
         self.counts.passes += 1
@@ -191,6 +186,8 @@ class Session:
                     self._epoch.answer(None)
                 case Refused():
                     return commands + self._begin_round()
+                case NeedPrefix() as need:
+                    return commands + self._score(need)
                 case NeedRow() | NeedSample() as need:
                     answer = self._fetched.answer(need)
                     if answer is None:
@@ -212,35 +209,37 @@ class Session:
         self.counts.row_misses += 1
         return [self._pass()]
 
+    def _score(self, need: NeedPrefix) -> list[Command]:
+        """Only the drafter knows; without it the epoch ends."""
+        assert self._epoch is not None
+        if not self._drafting.there:
+            return self._begin_round()
+        self.state = State.SCORING
+        return self._drafting.ask_scores(need, self._epoch.start)
+
+    def _scored(self, event: Scored) -> list[Command]:
+        fault = self._drafting.take(event)
+        if fault:
+            return self._without_drafter(fault)
+        assert self._epoch is not None
+        self.counts.drafter_seconds += event.seconds
+        self.counts.scores += len(event.probabilities)
+        self._epoch.answer(event.probabilities)
+        return self._advance()
+
     def _emit(self, token: int, kind: Kind) -> list[Command]:
-        letters = self._given.pair.target.letters[token]
         sample = self._fetched.sample
         log_probability = sample.log_probability if sample else None
-        offset = len(self._text)
+        offset = len(self._output.text)
         self._fetched.since_root.append(token)
-        self._text = Letters(self._text + letters)
+        ending = self._output.commit(token)
         self.counts.tokens += 1
         self.counts.kinds[kind] += 1
-        reason, kept = self._ending(token, offset)
-        emitted = Emitted(token, letters, kind, offset, self._number, log_probability, kept)
-        return [emitted] if reason is None else [emitted, self._finish(reason)]
-
-    def _left(self) -> int:
-        """Tokens that may still be emitted."""
-        room = self._given.context - len(self._given.open_target.prompt)
-        return min(self._given.max_tokens, room) - self.counts.tokens
-
-    def _ending(self, token: int, offset: int) -> tuple[Reason | None, int | None]:
-        """Whether the token at `offset` ends the output, and the letters that then count."""
-        longest = max(map(len, self._given.stop), default=0)
-        begin = max(0, offset - longest)
-        found = [place for text in self._given.stop if (place := self._text.find(text, begin)) >= 0]
-        if found:
-            return Reason.STOP, min(found)
-        if token in self._given.pair.target.stops and not self._given.ignore_end:
-            return Reason.STOP, len(self._text)
-        return (Reason.LENGTH, len(self._text)) if self._left() <= 0 else (None, None)
+        letters, kept = self._given.pair.target.letters[token], ending.kept if ending else None
+        emitted = Emitted(token, letters, kind, offset, self._drafting.epoch, log_probability, kept)
+        return [emitted] if ending is None else [emitted, self._finish(ending.reason)]
 
     def _finish(self, reason: Reason, error: BaseException | None = None) -> Finished:
+        count_round(self._epoch, self._output.text, self.counts)
         self.state = State.DONE
         return Finished(reason, self.counts, error)

@@ -1,6 +1,6 @@
 """Text to ids and back, as a prompt and as the middle of an output."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tokenizers import Encoding, Tokenizer
 
@@ -23,6 +23,16 @@ class NotExpressible(ValueError):  # noqa: N818
         )
         super().__init__(f"the vocabulary has no token for {shown}{' and more' if len(letters) > 8 else ''}")
         self.letters = letters
+
+
+def encode_beginning(encode: Callable[[Letters], tuple[int, ...]], letters: Letters) -> tuple[int, ...]:
+    """The ids of letters up to the first one that `encode` raises NotExpressible for."""
+    while letters:
+        try:
+            return encode(letters)
+        except NotExpressible as missing:
+            letters = Letters(letters[: max(0, letters.find(missing.letters[0]))])
+    return ()
 
 
 class Tokenization:

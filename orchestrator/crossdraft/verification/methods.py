@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from crossdraft.verification import matching, prefixes, rejection
+from crossdraft.verification import alignment, matching, prefixes, rejection
 from crossdraft.verification.walk import Ground, Walk
 
 
@@ -66,8 +66,16 @@ SLRS = Method(
     drafter_rows=False,
     whole_draft=True,
 )
+TOKENTIMING = Method(
+    "tokentiming",
+    alignment.walk,
+    "Xiao et al., TokenTiming, Algorithm 2",
+    (Guess.CANONICAL,),
+    exact=False,
+    whole_draft=True,
+)
 
-METHODS = {method.name: method for method in (STANDARD, TLI, SLEM, SEEDED, SLRS)}
+METHODS = {method.name: method for method in (STANDARD, TLI, SLEM, SEEDED, SLRS, TOKENTIMING)}
 
 
 def method_named(name: str) -> Method:

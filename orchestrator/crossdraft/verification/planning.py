@@ -7,7 +7,7 @@ import numpy as np
 
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairing import Pair
-from crossdraft.text.tokenization import NotExpressible
+from crossdraft.text.tokenization import encode_beginning
 from crossdraft.verification.methods import Guess, Method
 from crossdraft.verification.rows import NO_IDS, Ids, Proposal, Whose
 from crossdraft.verification.trees import Path, TokenTree, tree_of
@@ -37,7 +37,7 @@ class Planner:
         starts, text = self._layout(proposals, skip)
         guessed = {
             Guess.OWN: lambda: self._own_path(starts),
-            Guess.CANONICAL: lambda: self._canonical(text),
+            Guess.CANONICAL: lambda: encode_beginning(self.encode, text),
             Guess.LONGEST: lambda: self._longest(text),
         }
         tree = tree_of([guessed[guess]() for guess in self.method.guesses], min(self.budget, room))
@@ -56,15 +56,6 @@ class Planner:
             starts[len(text) - skip] = proposal
             text = Letters(text + proposal_letters(self.pair, proposal))
         return {place: proposal for place, proposal in starts.items() if place >= 0}, Letters(text[skip:])
-
-    def _canonical(self, text: Letters) -> Path:
-        """The re-tokenized draft, up to the first letters that the target has no token for."""
-        while text:
-            try:
-                return self.encode(text)
-            except NotExpressible as missing:
-                text = Letters(text[: max(0, text.find(missing.letters))])
-        return ()
 
     def _longest(self, text: Letters) -> Path:
         """The draft cut into longest target tokens, up to the first letters that the target has no token for."""

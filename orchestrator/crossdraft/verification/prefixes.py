@@ -43,7 +43,7 @@ import numpy as np
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.rejection import draw_residual
+from crossdraft.verification.rejection import undrafted
 from crossdraft.verification.rows import Probabilities, Row
 from crossdraft.verification.walk import (
     Answer,
@@ -145,15 +145,7 @@ def walk(ground: Ground) -> Walk:
         yield Emit(token, Kind.ACCEPTED)
         law.accept(piece)
         rest, offset = Letters(rest[len(piece) :]), offset + len(piece)
-    yield from _plainly(ground)
-
-
-def _plainly(ground: Ground) -> Walk:
-    """No draft is left: draw from p."""
-    while True:
-        row = yield from target_row()
-        token = yield from draw_residual(ground.chooser, row, None)
-        yield Emit(token, Kind.BONUS)
+    yield from undrafted(ground)
 
 
 def _next_piece(pair: Pair, rest: Letters) -> Generator[Step, Answer, Letters]:
@@ -207,15 +199,13 @@ def _whole_residual(chooser: Chooser, pair: Pair, law: PieceLaw, row: Row) -> Ge
     return int(row.ids[chooser.categorical(weights)])
 
 
-def _kept_shares(
-    pair: Pair, law: PieceLaw, row: Row, places: Sequence[int]
-) -> Generator[Step, Answer, Probabilities]:
-    """(1 - ψ/p)+ of the tokens at these places of the row, shape (len(places),)."""
-    vocabulary = pair.target
-    pieces = sorted({vocabulary.letters[int(row.ids[place])] for place in places})
+def _kept_shares(pair: Pair, law: PieceLaw, row: Row, places: Sequence[int]) -> Generator[Step, Answer, Probabilities]:
+    """(1 - ψ/p)+ of the tokens at these places of a whole row, shape (len(places),)."""
+    letters = [pair.target.letters[token] for token in row.ids[list(places)].tolist()]
+    pieces = sorted(set(letters))
     psi = yield from law.of(pieces)
-    shares = {
-        piece: max(0.0, 1.0 - chance / max(sum(map(row.probability, vocabulary.ids_of(piece))), TINY))
-        for piece, chance in zip(pieces, psi.tolist(), strict=True)
-    }
-    return np.array([shares[vocabulary.letters[int(row.ids[place])]] for place in places], dtype=np.float64)
+    ids = [pair.target.ids_of(piece) for piece in pieces]
+    first = np.cumsum([0, *map(len, ids[:-1])])
+    p = np.add.reduceat(row.probabilities_of(np.concatenate(ids)), first)
+    shares = dict(zip(pieces, np.maximum(0.0, 1.0 - psi / np.maximum(p, TINY)).tolist(), strict=True))
+    return np.array([shares[piece] for piece in letters], dtype=np.float64)

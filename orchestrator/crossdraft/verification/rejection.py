@@ -55,6 +55,14 @@ def walk(ground: Ground) -> Walk:
             text.reveal(letters[token])
 
 
+def undrafted(ground: Ground) -> Walk:
+    """No proposal is left: draw from p, token after token."""
+    while True:
+        row = yield from target_row()
+        token = yield from draw_residual(ground.chooser, row, None)
+        yield Emit(token, Kind.BONUS)
+
+
 def _verdict(ground: Ground, proposal: Proposal | None) -> Generator[Step, Answer, tuple[int, Kind]]:
     """One token at a token start of both sides, and how it came about."""
     if proposal is None:

@@ -1,0 +1,161 @@
+"""Dynamic token warping, `tokentiming` (Xiao et al., TokenTiming, Algorithms 1 and 2, section 4, appendices A and H).
+
+The draft's text is written in target tokens t1…tm, the proxies. Its own tokens d1…dk are aligned with these by
+dynamic time warping: the path from (1, 1) to (k, m), one step in either sequence or both, whose pairs have the
+smallest sum of edit distances. tj is given the probability that the drafter drew *the last* draft token aligned
+with it with: of several that make up one proxy the last counts, not their product; one that makes up several
+proxies gives each of them its own. tj is accepted with min(1, p(tj)/q(tj)); after a refusal, and after the last
+proxy, the next token is drawn from p.
+
+This is not exact above temperature 0, against what the paper claims: the refused token is replaced by a draw from p,
+not from (p - q)+, and q(tj) is not the law that tj was drawn from. With one vocabulary on both sides the
+second is no fault, and the first is one. At temperature 0 p is 0 or 1, so whatever q is the text is the target's.
+
+Where the paper is silent or at odds with itself:
+
+- Algorithm 1 never assigns the (i', j') that it finds, and Algorithm 2 hands the probabilities of T to the mapping,
+  where appendix A and figure 2 have the drafter's probabilities of D. Here: as there.
+- Of steps that cost the same, Algorithm 1 does not say which is taken. Here: the diagonal first, so that equal
+  sequences are aligned one to one, then the step in the draft.
+- The band is |i - j| <= w in Algorithm 1 and < w in the text. Here: the former, with w = 8. Where the lengths differ
+  by more than w no path ends within the band; it is then as wide as they differ.
+- What the target's tokenizer cannot write is not in the proxies, nor are the draft tokens from there on.
+- Edit distances are of letters, so that they are defined for tokens that are no whole characters.
+"""
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from crossdraft.text.letters import Letters
+from crossdraft.text.tokenization import encode_beginning
+from crossdraft.verification.rejection import draw_residual, undrafted
+from crossdraft.verification.rows import Proposal
+from crossdraft.verification.walk import (
+    Answer,
+    Emit,
+    Ground,
+    Kind,
+    Refused,
+    Step,
+    Walk,
+    next_proposal,
+    proposal_letters,
+    target_row,
+)
+
+BAND = 8  # w
+UNREACHED = 2**62  # above every cost
+
+Places = list[tuple[int, int]]
+
+
+def align(ones: Sequence[str], others: Sequence[str], band: int = BAND) -> Places:
+    """The pairs of places (from 0) of a cheapest path, in order (Algorithm 1); none if a sequence is empty."""
+    if not ones or not others:
+        return []
+    band = max(band, abs(len(ones) - len(others)))
+    costs = [[0] + [UNREACHED] * len(others)]
+    for i, one in enumerate(ones, 1):
+        masks, above, row = _masks(one), costs[-1], [UNREACHED] * (1 + len(others))
+        for j in range(max(1, i - band), min(len(others), i + band) + 1):
+            row[j] = min(above[j - 1], above[j], row[j - 1]) + _distance(masks, len(one), others[j - 1])
+        costs.append(row)
+    return _path(costs)
+
+
+def _path(costs: list[list[int]]) -> Places:
+    """Backtracking from the last pair; of equal costs the first in this order."""
+    i, j = len(costs) - 1, len(costs[0]) - 1
+    path: Places = []
+    while i:
+        path.append((i - 1, j - 1))
+        i, j = min(((i - 1, j - 1), (i - 1, j), (i, j - 1)), key=lambda place: costs[place[0]][place[1]])
+    path.reverse()
+    return path
+
+
+def edit_distance(one: str, other: str) -> int:
+    """Levenshtein's distance: the fewest insertions, deletions and substitutions of letters."""
+    return _distance(_masks(one), len(one), other)
+
+
+def _masks(string: str) -> dict[str, int]:
+    """For each letter the places where the string has it, as bits."""
+    masks: dict[str, int] = {}
+    for place, letter in enumerate(string):
+        masks[letter] = masks.get(letter, 0) | 1 << place
+    return masks
+
+
+def _distance(masks: dict[str, int], length: int, other: str) -> int:
+    """Column by column of the table of distances, each as two words of bits: where it rises by one from row to
+    row, and where it falls (Myers 1999 and Hyyrö 2003)."""
+    if not length:
+        return len(other)
+    full, last, distance = (1 << length) - 1, 1 << (length - 1), length
+    rises, falls = full, 0
+    for letter in other:
+        equal = masks.get(letter, 0)
+        steep = equal | falls
+        diagonal = (((equal & rises) + rises) ^ rises) | equal
+        up, down = falls | ~(diagonal | rises), rises & diagonal
+        distance += bool(up & last) - bool(down & last)
+        up, down = up << 1 | 1, down << 1
+        rises, falls = (down | ~(steep | up)) & full, up & steep & full
+    return distance
+
+
+def walk(ground: Ground) -> Walk:
+    """Accept proxy after proxy; the first one refused is replaced by a draw from p and ends the epoch."""
+    proposals = yield from _whole_draft()
+    offset = ground.offset
+    for token, chance in _proxies(ground, proposals):
+        row = yield from target_row(listed=np.array([token]), judging=True)
+        if not ground.chooser.bernoulli(row.probability(token) / chance):
+            yield Emit((yield from draw_residual(ground.chooser, row, None)), Kind.CORRECTED)
+            yield Refused(offset)
+            return
+        yield Emit(token, Kind.ACCEPTED)
+        offset += len(ground.pair.target.letters[token])
+    yield from undrafted(ground)
+
+
+def _whole_draft() -> Generator[Step, Answer, list[Proposal]]:
+    proposals: list[Proposal] = []
+    while (proposal := (yield from next_proposal())) is not None:
+        proposals.append(proposal)
+    return proposals
+
+
+def _proxies(ground: Ground, proposals: Sequence[Proposal]) -> list[tuple[int, float]]:
+    """The draft in target tokens, each with its q."""
+    tokens = [proposal_letters(ground.pair, proposal) for proposal in proposals]
+    proxies = encode_beginning(ground.encode, Letters("".join(tokens)))
+    letters = [ground.pair.target.letters[token] for token in proxies]
+    chances = [_chance(proposal) for proposal in proposals]
+    aligned = align(_beginning(tokens, sum(map(len, letters))), letters)
+    q = {there: chances[here] for here, there in aligned}  # of several pairs with one proxy the last stays
+    return [(token, q[place]) for place, token in enumerate(proxies)]
+
+
+def _beginning(tokens: Sequence[Letters], letters: int) -> list[Letters]:
+    """The tokens that begin within so many letters."""
+    found: list[Letters] = []
+    for token in tokens:
+        if letters <= 0:
+            break
+        found.append(token)
+        letters -= len(token)
+    return found
+
+
+def _chance(proposal: Proposal) -> float:
+    """The probability that the proposal was drawn with.
+
+    Raises:
+        ValueError: it has no row: its drafter was opened wrongly.
+    """
+    if proposal.row is None:
+        raise ValueError("this method needs the row that each proposal was drawn from")
+    return proposal.row.probability(proposal.token)
