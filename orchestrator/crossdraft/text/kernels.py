@@ -45,6 +45,44 @@ class Matrix:
         targets = pair.to_target_ids(shared).astype(np.int32)
         return Matrix(shared, np.arange(len(shared) + 1, dtype=np.int64), targets, np.ones(len(shared), np.float32))
 
+    @staticmethod
+    def strongest(pair: Pair, drafted: Ids, targets: Ids, weights: Probabilities, neighbours: int) -> "Matrix":
+        """The matrix with the heaviest entries of each row, of equal ones the lowest ids, normalized.
+
+        Args:
+            pair: whose T∩D has the rows; a row without an entry above 0 is the token itself.
+            drafted: shape (n,), the draft token of each entry, of T∩D.
+            targets: shape (n,), its target token; no pair occurs twice.
+            weights: shape (n,), not negative.
+            neighbours: entries that a row has at most.
+        """
+        shared = pair.shared_drafter_ids
+        empty = np.setdiff1d(shared, drafted[weights > 0])
+        places = np.searchsorted(shared, np.concatenate([drafted, empty]))
+        targets = np.concatenate([targets, pair.to_target_ids(empty)])
+        weights = np.concatenate([weights, np.ones(len(empty))])
+        order = np.lexsort((targets, -weights, places))
+        starts = np.searchsorted(places[order], np.arange(len(shared) + 1))
+        rank = np.arange(len(order)) - np.repeat(starts[:-1], np.diff(starts))
+        order = order[(rank < neighbours) & (weights[order] > 0)]
+        sums = np.bincount(places[order], weights[order], minlength=len(shared))
+        shares = (weights[order] / sums[places[order]]).astype(np.float32)
+        kept = shares > 0  # smaller ones are 0 in float32
+        starts = np.searchsorted(places[order][kept], np.arange(len(shared) + 1)).astype(np.int64)
+        return Matrix(shared, starts, targets[order][kept].astype(np.int32), shares[kept])
+
+    def keeping(self, pair: Pair, share: float) -> "Matrix":
+        """The mixture of the identity, with `share` between 0 and 1, and this matrix."""
+        drafted = np.repeat(self.drafter_ids, np.diff(self.starts))
+        own = pair.to_target_ids(drafted) == self.target_ids
+        # the token itself may have no entry yet: all get one, and equal pairs are summed
+        keys = np.concatenate([self.drafter_ids, drafted[~own]])
+        targets = np.concatenate([pair.to_target_ids(self.drafter_ids), self.target_ids[~own].astype(np.int64)])
+        kept = np.zeros(len(self.drafter_ids))
+        kept[np.searchsorted(self.drafter_ids, drafted[own])] = self.weights[own]
+        weights = np.concatenate([share + (1 - share) * kept, (1 - share) * self.weights[~own].astype(np.float64)])
+        return Matrix.strongest(pair, keys, targets, weights, len(targets))
+
     def row(self, drafter_id: int) -> tuple[Columns, Weights]:
         """Target ids and weights of one draft token's row; ValueError if it is not shared."""
         place = int(_places(self.drafter_ids, np.array([drafter_id], dtype=np.int64))[0])
@@ -55,9 +93,7 @@ class Matrix:
         """As `Affinity.redistribute`."""
         places = _places(self.drafter_ids, ids)
         lengths = self.starts[places + 1] - self.starts[places]
-        # entry k of the i-th row wanted is starts[i] + k
-        ends = np.cumsum(lengths)
-        entries = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.starts[places] - ends + lengths, lengths)
+        entries = runs(self.starts[places], lengths)
         mass = np.repeat(probabilities, lengths) * self.weights[entries]
         return _gathered(self.target_ids[entries], mass)
 
@@ -114,6 +150,12 @@ def first_order(proposed: Probabilities, prior: Probabilities) -> Probabilities:
     theta = float(prior @ proposed)
     spread = (size * proposed + theta * prior) / (size + prior)
     return np.asarray(spread / spread.sum(), dtype=np.float64)
+
+
+def runs(starts: Ids, lengths: Ids) -> Ids:
+    """The numbers starts[i], starts[i] + 1, …, lengths[i] of them, for each i in turn."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
 def _places(rows: Ids, ids: Ids) -> Ids:
