@@ -1,8 +1,9 @@
 """Table-driven models: laws that are pure functions of their context, over a handful of tokens."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,11 +30,14 @@ from crossdraft.verification.exchange import (
 from crossdraft.verification.rows import Ids, Proposal, Row
 
 
-def pseudo_law(salt: str, context: object, size: int) -> np.ndarray:
-    """A law over `size` ids that depends on the whole context, float64, shape (size,)."""
+@lru_cache(maxsize=2**14)
+def pseudo_law(salt: str, context: Hashable, size: int) -> np.ndarray:
+    """A law over `size` ids that depends on the whole context, float64, shape (size,), read-only."""
     digest = hashlib.blake2b(f"{salt}/{context!r}".encode(), digest_size=2 * size).digest()
     weights = np.frombuffer(digest, dtype=np.uint16).astype(np.float64) ** 2 + 1.0
-    return weights / weights.sum()
+    law = weights / weights.sum()
+    law.flags.writeable = False
+    return law
 
 
 def one_hot(law: np.ndarray) -> np.ndarray:
