@@ -3,13 +3,14 @@
 from bisect import bisect_left
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crossdraft.text import trie_cache
 from crossdraft.text.letters import Letters
+from crossdraft.text.spelling import Codes, Ids, Spelling, spelled
 from crossdraft.text.vocabulary import Vocabulary
 
-Ids = NDArray[np.int64]
 _AFTER_ALL = "\U0010ffff"  # above every letter
+_WORTH_KEEPING = 16_384  # tokens; smaller tries are built in less time than a file takes
 
 
 class Trie:
@@ -17,10 +18,16 @@ class Trie:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         letters = vocabulary.letters
-        order = sorted(range(len(letters)), key=letters.__getitem__)
-        self.order: Ids = np.array(order, dtype=np.int64)  # shape (V,), ids by letters
-        self.order.flags.writeable = False
-        self._strings = [letters[token] for token in order]
+        large = len(letters) >= _WORTH_KEEPING
+        key = trie_cache.key_of(letters) if large else ""
+        kept = trie_cache.load(key, len(letters)) if large else None
+        order, codes = kept or _built(vocabulary)
+        if large and kept is None:
+            trie_cache.save(key, order, codes)
+        order.flags.writeable = False
+        self.order = order  # shape (V,), ids by letters
+        self.spelling = Spelling.read(codes)
+        self._strings = [letters[token] for token in order.tolist()]
         self._vocabulary = vocabulary
         self._longest = max(map(len, letters), default=0)
 
@@ -53,3 +60,9 @@ class Trie:
         """Whether a longer token starts with `letters`."""
         first, end = self.span(letters)
         return first < end and self._strings[end - 1] != letters
+
+
+def _built(vocabulary: Vocabulary) -> tuple[Ids, Codes]:
+    letters = vocabulary.letters
+    order = sorted(range(len(letters)), key=letters.__getitem__)
+    return np.array(order, dtype=np.int64), spelled(letters)

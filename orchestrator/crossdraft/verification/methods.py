@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from crossdraft.verification import alignment, matching, prefixes, rejection
+from crossdraft.verification import alignment, coupling, matching, prefixes, rejection
 from crossdraft.verification.walk import Ground, Walk
 
 
@@ -39,6 +39,19 @@ STANDARD = Method(
     "standard", rejection.walk, "Leviathan et al. 2023; Chen et al. 2023", (Guess.OWN,), same_vocabulary=True
 )
 TLI = Method("tli", rejection.walk, "arXiv 2502.05202, Algorithm 4", (Guess.OWN,), shared_only=True)
+UNION = Method("union", rejection.walk, "arXiv 2502.05202, Algorithm 1", (Guess.OWN,))
+RDK = Method(
+    "rdk",
+    rejection.walk,
+    "Timor et al., Out-of-Vocabulary Sampling Boosts Speculative Decoding, Algorithm 1",
+    (Guess.OWN,),
+    shared_only=True,
+    redistributed=True,
+)
+COUPLED = Method("coupled", coupling.walk, "rejection sampling on text", (Guess.CANONICAL, Guess.OWN))
+COUPLED_SHARED = Method(
+    "coupled-shared", coupling.walk, "the same over T∩D", (Guess.OWN, Guess.CANONICAL), shared_only=True
+)
 SLEM = Method(
     "slem",
     matching.walk,
@@ -75,7 +88,10 @@ TOKENTIMING = Method(
     whole_draft=True,
 )
 
-METHODS = {method.name: method for method in (STANDARD, TLI, SLEM, SEEDED, SLRS, TOKENTIMING)}
+METHODS = {
+    method.name: method
+    for method in (STANDARD, UNION, TLI, RDK, COUPLED, COUPLED_SHARED, SLEM, SEEDED, SLRS, TOKENTIMING)
+}
 
 
 def method_named(name: str) -> Method:

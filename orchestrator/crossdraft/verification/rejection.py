@@ -15,7 +15,7 @@ import numpy as np
 
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.rows import Proposal, Row, Whose
+from crossdraft.verification.rows import Proposal, Row, Whose, masses_of
 from crossdraft.verification.walk import (
     Answer,
     Emit,
@@ -117,5 +117,5 @@ def in_target_ids(pair: Pair, proposal: Proposal) -> tuple[int | None, Row]:
     ordered = np.sort(ids)
     if bool((ordered[1:] == ordered[:-1]).any()):
         ids, places = np.unique(ids, return_inverse=True)
-        weights = np.bincount(places, weights)
+        weights = masses_of(places, weights, len(ids))
     return pair.target_id(proposal.token), Row(ids, weights, outside)

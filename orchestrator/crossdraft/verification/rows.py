@@ -95,3 +95,8 @@ class Proposal:
     token: int
     row: Row | None = None
     whose: Whose = Whose.DRAFTER
+
+
+def masses_of(kinds: NDArray[np.integer], weights: Probabilities, count: int) -> Probabilities:
+    """The weight of each of `count` kinds, shape (count,); `kinds` and `weights` have shape (n,)."""
+    return np.bincount(kinds, weights, count).astype(np.float64, copy=False)

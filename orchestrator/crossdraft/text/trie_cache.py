@@ -1,0 +1,69 @@
+"""The arrays of large tries, kept on disk between runs.
+
+A file is found by the digest of all letters and carries the digest of its contents; one that is damaged or that
+something else wrote is as good as none. A folder that cannot be written costs the time of building, nothing else.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from crossdraft.text.letters import Letters
+from crossdraft.text.spelling import END, Codes, Ids
+
+_MAGIC = b"crossdraft trie 1\n"
+_DIGEST = 16  # bytes
+_NO_FOLDER = (OSError, RuntimeError)  # the latter if there is no home folder
+
+
+def cache_folder() -> Path:
+    """Where files that can be made again belong on this platform: `XDG_CACHE_HOME` if it is set."""
+    usual = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA", "~/AppData/Local")}
+    chosen = os.environ.get("XDG_CACHE_HOME") or usual.get(sys.platform, "~/.cache")
+    return Path(chosen).expanduser() / "crossdraft"
+
+
+def key_of(strings: Sequence[Letters]) -> str:
+    """Hex digest of the letters of all ids, in the order of the ids."""
+    return blake2b(chr(END).join(strings).encode(), digest_size=_DIGEST).hexdigest()
+
+
+def load(key: str, size: int) -> tuple[Ids, Codes] | None:
+    """Order and codes of the vocabulary of this key and size; None if there is no sound file."""
+    try:
+        raw = _path(key).read_bytes()
+    except _NO_FOLDER:
+        return None
+    begin = len(_MAGIC) + _DIGEST
+    if raw[:begin] != _MAGIC + _sum(key, raw[begin:]):
+        return None
+    order = np.frombuffer(raw, dtype="<u4", count=size, offset=begin).astype(np.int64)
+    return order, np.frombuffer(raw, dtype="<u2", offset=begin + 4 * size).astype(np.uint16)
+
+
+def save(key: str, order: Ids, codes: Codes) -> None:
+    """Keeps them; a reader sees the whole file or none."""
+    contents = order.astype("<u4").tobytes() + codes.astype("<u2").tobytes()
+    with suppress(*_NO_FOLDER):
+        _path(key).parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=_path(key).parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_MAGIC + _sum(key, contents) + contents)
+            os.replace(name, _path(key))
+        except OSError:
+            os.unlink(name)
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "tries" / key
+
+
+def _sum(key: str, contents: bytes) -> bytes:
+    return blake2b(key.encode() + contents, digest_size=_DIGEST).digest()
