@@ -1,0 +1,204 @@
+"""Scores over loopback: against the enumeration of all drafts, against real drafts, and beside drafting."""
+
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from crossdraft.drafter import scoring
+from crossdraft.models.running import RunningModel
+from crossdraft.models.sampling import drafting_laws
+from crossdraft.rpc.clients import DrafterClient
+from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.text.letters import Letters, from_bytes
+from crossdraft.verification.exchange import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
+
+PROMPT = from_bytes(b"The quick brown fox")
+NOTHING = Letters("")
+WARM = SamplingOptions(temperature=0.8, top_p=0.97)
+FEW = ("t", "th", "the", "h", "he", "e", " ", " t")  # tokens that write each other's beginnings
+TOKENS = 3
+
+
+@pytest.fixture
+def few(drafter_model: RunningModel) -> np.ndarray:
+    ids = [token for text in FEW for token in drafter_model.tokenization.vocabulary.ids_of(Letters(text))]
+    assert len(ids) >= len(FEW)  # bytes of the byte fallback repeat some letters
+    return np.array(sorted(ids))
+
+
+def enumerated(
+    model: RunningModel, opening: OpenDrafter, head: tuple[int, ...], tokens: int
+) -> list[tuple[Letters, float]]:
+    """The text and the probability of every draft, from forwards of the bare model."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(tokens):
+        with torch.inference_mode():
+            ids = torch.tensor([[*head, *path] for path in found])
+            logits = model.thread.engine.model(ids).logits[:, -1].float()
+        allowed = None if opening.allowed is None else torch.from_numpy(opening.allowed)
+        laws = drafting_laws(logits, opening.options, opening.row_width, allowed)
+        found = {
+            (*path, int(token)): weight * float(probability)
+            for (path, weight), law in zip(found.items(), laws, strict=True)
+            for token, probability in zip(*law, strict=True)
+        }
+    return [(model.tokenization.letters_of(path), weight) for path, weight in found.items()]
+
+
+def strings_up_to(length: int, alphabet: str = "the ") -> tuple[Letters, ...]:
+    return tuple(Letters("".join(parts)) for size in range(1, length + 1) for parts in product(alphabet, repeat=size))
+
+
+@pytest.mark.parametrize(
+    ("row_width", "options"), [(0, SamplingOptions()), (4, WARM), (5, SamplingOptions(temperature=0))]
+)
+async def test_scores_are_sums_over_all_drafts(
+    drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray, row_width: int, options: SamplingOptions
+) -> None:
+    opening = OpenDrafter(PROMPT, options, None, row_width, few)
+    head = drafter_model.tokenization.encode_prompt_letters(PROMPT)
+    texts = enumerated(drafter_model, opening, head, TOKENS)
+    strings = strings_up_to(5)
+    async with drafter.session(opening) as session:
+        await session.draft(Draft(1, 0, NOTHING, TOKENS))
+        scored = await session.score(Score(1, 0, strings, TOKENS))
+        shorter = await session.score(Score(1, 0, strings, TOKENS - 1))
+    expected = [sum(weight for text, weight in texts if text.startswith(string)) for string in strings]
+    np.testing.assert_allclose(scored.probabilities, expected, atol=2e-5)
+    assert (shorter.probabilities <= scored.probabilities + 1e-9).all()
+    assert (shorter.probabilities < scored.probabilities - 1e-3).any() or options.temperature == 0
+    assert (scored.seconds > 0) == (options.temperature > 0)  # the one draft's own laws are known already
+
+
+async def test_scores_of_strings_of_which_one_must_come_sum_to_one(
+    drafter: DrafterClient, drafter_model: RunningModel
+) -> None:
+    letters = {letter for text in drafter_model.tokenization.vocabulary.letters for letter in text}
+    strings = tuple(Letters(one) for one in letters - {"t"}) + tuple(Letters("t" + one) for one in letters)
+    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), None, 0)) as session:
+        await session.draft(Draft(1, 0, NOTHING, 2))
+        scored = await session.score(Score(1, 0, strings, 2))
+    assert abs(scored.probabilities.sum() - 1) < 1e-6
+
+
+async def test_real_drafts_begin_as_often_as_their_scores_say(
+    drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray
+) -> None:
+    runs = 2000
+    strings = strings_up_to(2)[4:]  # all pairs of letters: every draft of three tokens begins with one of them
+    seen: Counter[str] = Counter()
+    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), None, 0, few)) as session:
+        for epoch in range(1, runs + 1):
+            drafted = await session.draft(Draft(epoch, 0, NOTHING, TOKENS))
+            ids = [proposal.token for proposal in drafted.proposals]
+            seen[drafter_model.tokenization.letters_of(ids)[:2]] += 1
+        scored = await session.score(Score(runs, 0, strings, TOKENS))
+    assert set(seen) <= set(strings)
+    counts, expected = np.array([seen[string] for string in strings]), runs * scored.probabilities
+    possible = expected > 0
+    assert not counts[~possible].any()
+    assert expected[possible].min() >= 5  # else cells must be pooled
+    assert chisquare(counts[possible], expected[possible]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("room", [20, TOKENS - 1])
+async def test_however_small_the_trees_are_the_scores_are_the_same(
+    drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    words = Letters(" dog the" * 3)
+    opening = OpenDrafter(words, SamplingOptions(), None, 5, few)
+    strings = strings_up_to(4)
+    async with drafter.session(opening) as session:
+        await session.draft(Draft(1, 0, NOTHING, TOKENS))
+        expected = await session.score(Score(1, 0, strings, TOKENS))
+    monkeypatch.setattr(scoring, "STEP", 7)
+    monkeypatch.setattr(scoring, "TREE", room)
+    monkeypatch.setattr(scoring, "KEPT", 20)
+    monkeypatch.setattr(scoring, "DRAWN", 0)
+    async with drafter.session(opening) as session:
+        await session.draft(Draft(1, 0, NOTHING, TOKENS))
+        for _ in range(2):
+            scored = await session.score(Score(1, 0, strings, TOKENS))
+            np.testing.assert_allclose(scored.probabilities, expected.probabilities, atol=2e-6)
+
+
+async def test_where_the_text_fills_the_context_there_is_room_for_scores_all_the_same(
+    drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray
+) -> None:
+    context = drafter_model.description.context
+    prompt = Letters("\x01" * (context - TOKENS))  # a token each, and the begin symbol
+    assert len(drafter_model.tokenization.encode_prompt_letters(prompt)) > context - TOKENS
+    async with drafter.session(OpenDrafter(prompt, SamplingOptions(), None, 5, few)) as session:
+        assert len((await session.draft(Draft(1, 0, NOTHING, TOKENS))).proposals) == TOKENS
+        scored = await session.score(Score(1, 0, strings_up_to(3), TOKENS))
+    assert abs(scored.probabilities[:4].sum() - 1) < 1e-6
+
+
+async def test_what_was_scored_is_not_evaluated_again(drafter: DrafterClient, drafter_model: RunningModel) -> None:
+    asked = Score(1, 0, (Letters(" the"), Letters("abc")), TOKENS)
+    async with drafter.session(OpenDrafter(PROMPT, WARM, None, 100)) as session:
+        await session.draft(Draft(1, 0, NOTHING, TOKENS))
+        first = await session.score(asked)
+        fed = drafter_model.thread.engine.fed
+        second = await session.score(asked)
+        assert drafter_model.thread.engine.fed == fed
+    np.testing.assert_array_equal(first.probabilities, second.probabilities)
+
+
+async def test_what_was_drafted_has_a_score_above_zero_also_when_it_is_certain(
+    drafter: DrafterClient, drafter_model: RunningModel
+) -> None:
+    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(temperature=0), None, 0)) as session:
+        drafted = await session.draft(Draft(1, 0, NOTHING, 8))
+        text = drafter_model.tokenization.letters_of([proposal.token for proposal in drafted.proposals])
+        strings = tuple(Letters(text[:size]) for size in range(1, len(text) + 1))
+        scored = await session.score(Score(1, 0, strings, 8))
+    assert scored.probabilities.tolist() == [1.0] * len(strings)
+
+
+async def test_drafting_goes_on_after_a_score_as_without_one(drafter: DrafterClient, few: np.ndarray) -> None:
+    opening = OpenDrafter(PROMPT, WARM, NoiseKey(5), 6, few)
+    steps = [Draft(1, 0, NOTHING, 4), Draft(2, 1, Letters("he t"), 4), Draft(3, 4, NOTHING, 4)]
+    async with drafter.session(opening) as plain, drafter.session(opening) as scoring_too:
+        offset = 0
+        for step in steps:
+            expected = await plain.draft(step)
+            got = await scoring_too.draft(step)
+            for one, other in zip(got.proposals, expected.proposals, strict=True):
+                assert one.token == other.token
+                np.testing.assert_allclose(one.row.probabilities, other.row.probabilities, atol=2e-6)
+            offset = step.offset + len(step.letters)
+            await scoring_too.score(Score(step.epoch, offset, strings_up_to(3), 4))
+
+
+@pytest.mark.parametrize(
+    ("score", "complaint"),
+    [
+        (Score(1, 0, (Letters("a"),), 1), "epoch 1 cannot be scored; the latest is 2"),
+        (Score(3, 0, (Letters("a"),), 1), "epoch 3 cannot be scored; the latest is 2"),
+        (Score(2, 1, (Letters("a"),), 1), "no draft of epoch 2 began at letter 1"),
+        (Score(2, 0, (Letters("a"),), 5), "a score of 5 proposals was asked for, and the draft was of 4"),
+    ],
+)
+async def test_only_the_latest_draft_is_scored(drafter: DrafterClient, score: Score, complaint: str) -> None:
+    async with drafter.session(OpenDrafter(PROMPT, WARM, None, 8)) as session:
+        await session.draft(Draft(1, 0, NOTHING, 4))
+        await session.draft(Draft(2, 0, NOTHING, 4))
+        with pytest.raises(ProtocolBroken, match=complaint):
+            await session.score(score)
+
+
+async def test_without_a_draft_there_is_nothing_to_score(drafter: DrafterClient) -> None:
+    async with drafter.session(OpenDrafter(PROMPT, WARM, None, 8)) as session:
+        with pytest.raises(ProtocolBroken, match="no draft of epoch 0 began at letter 0"):
+            await session.score(Score(0, 0, (Letters("a"),), 1))
+
+
+async def test_no_strings_have_no_scores(drafter: DrafterClient) -> None:
+    async with drafter.session(OpenDrafter(PROMPT, WARM, None, 8)) as session:
+        await session.draft(Draft(1, 0, NOTHING, 4))
+        assert (await session.score(Score(1, 0, (), 4))).probabilities.shape == (0,)
