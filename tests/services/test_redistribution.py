@@ -1,0 +1,202 @@
+"""Drafts of the target's tokens through an affinity matrix (`rdk`), and audited draws."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossdraft.drafter.servicer import DrafterService, ServeDrafter, drafter_server
+from crossdraft.models.running import ModelOptions, RunningModel
+from crossdraft.rpc.clients import DrafterClient
+from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.server import Server
+from crossdraft.text.affinity import Affinity, save_affinity
+from crossdraft.text.kernels import Matrix
+from crossdraft.text.letters import Letters, Side, from_bytes
+from crossdraft.text.pairing import Pair
+from crossdraft.text.vocabulary import tokenizer_digest
+from crossdraft.verification.audit import fault_of_draw
+from crossdraft.verification.exchange import Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
+from crossdraft.verification.noise import KeyedNoise
+from crossdraft.verification.rows import Proposal, Row, Whose
+from tests.services.conftest import AT_ONCE
+from tests.text.kinds import kind
+
+PROMPT = from_bytes(b"The quick brown fox")
+NOTHING = Letters("")
+KEY = NoiseKey(77)
+TARGET_JSON = kind("gpt2").json
+PAIR = Pair(kind("gpt2").vocabulary(), kind("llama2").vocabulary(Side.DRAFTER))
+SPREAD = 5  # target tokens that each shared token's mass goes to
+
+
+def spread_out() -> Matrix:
+    """Each shared token gives half of its mass to its own target token, the rest to the ones beside that."""
+    shared = PAIR.shared_drafter_ids
+    places = (PAIR.to_target_ids(shared)[:, None] + np.arange(SPREAD)) % PAIR.target.size
+    weights = np.full(places.shape, 0.5 / (SPREAD - 1))
+    weights[:, 0] = 0.5
+    starts = np.arange(len(shared) + 1, dtype=np.int64) * SPREAD
+    return Matrix(shared, starts, places.astype(np.int32).ravel(), weights.astype(np.float32).ravel())
+
+
+IDENTITY, SPREADING = (
+    Affinity.of(PAIR, kernel, TARGET_JSON, kind("llama2").json) for kernel in (Matrix.identity(PAIR), spread_out())
+)
+OPEN = OpenDrafter(PROMPT, SamplingOptions(), KEY, 16, PAIR.shared_drafter_ids, redistribute=SPREADING.target)
+TARGET_NOISE = KeyedNoise(PAIR.target.letters, [PAIR.target.rank(token) for token in range(PAIR.target.size)])
+
+
+async def served(model: RunningModel, affinity: Affinity) -> AsyncIterator[DrafterClient]:
+    async with (
+        Server(DRAFTER, DrafterService(model, affinity), AT_ONCE) as server,
+        DrafterClient(server.address) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+async def spreading(drafter_model: RunningModel) -> AsyncIterator[DrafterClient]:
+    async for client in served(drafter_model, SPREADING):
+        yield client
+
+
+@pytest.fixture
+async def identical(drafter_model: RunningModel) -> AsyncIterator[DrafterClient]:
+    async for client in served(drafter_model, IDENTITY):
+        yield client
+
+
+async def drafted(client: DrafterClient, opening: OpenDrafter, text: Letters = NOTHING, count: int = 6) -> Drafted:
+    async with client.session(opening) as session:
+        return await session.draft(Draft(1, 0, text, count))
+
+
+async def test_the_identity_gives_the_laws_of_the_shared_tokens(identical: DrafterClient) -> None:
+    whole = replace(OPEN, row_width=1 << 16)
+    target_tokens = (await drafted(identical, whole, count=1)).proposals[0]
+    own = (await drafted(identical, replace(whole, redistribute=""), count=1)).proposals[0]
+    assert (target_tokens.whose, own.whose) == (Whose.TARGET, Whose.DRAFTER)
+    # Several ids of the drafter's may have one token's letters.
+    expected = np.bincount(PAIR.to_target_ids(own.row.ids), own.row.probabilities)
+    np.testing.assert_allclose(target_tokens.row.probabilities, expected[target_tokens.row.ids], atol=1e-6)
+
+
+async def test_rows_are_the_drafters_law_spread_over_target_tokens(spreading: DrafterClient) -> None:
+    whole = (await drafted(spreading, replace(OPEN, row_width=1 << 16), count=1)).proposals[0].row
+    own = (await drafted(spreading, replace(OPEN, redistribute="", row_width=1 << 16), count=1)).proposals[0].row
+    expected = np.zeros(PAIR.target.size)
+    for target, weight in zip(PAIR.to_target_ids(own.ids), own.probabilities, strict=True):
+        for step in range(SPREAD):
+            expected[(target + step) % PAIR.target.size] += weight * (0.5 if step == 0 else 0.5 / (SPREAD - 1))
+    np.testing.assert_allclose(whole.probabilities, expected[whole.ids], atol=1e-6)
+    narrow = (await drafted(spreading, OPEN, count=1)).proposals[0].row
+    assert (len(narrow.ids), narrow.probabilities.sum(), narrow.tail) == (16, 1.0, 0.0)
+    kept = expected[narrow.ids]
+    np.testing.assert_allclose(narrow.probabilities, kept / kept.sum(), atol=1e-6)
+    assert kept.min() >= np.sort(expected)[-16] - 1e-6
+
+
+async def test_after_a_target_token_the_text_goes_on_with_its_letters(spreading: DrafterClient) -> None:
+    plain = np.array([t for t in PAIR.shared_drafter_ids if PAIR.drafter.letters[t].isalpha()])
+    opening = replace(OPEN, allowed=plain)
+    first, second = (await drafted(spreading, opening, count=2)).proposals
+    fresh = await drafted(spreading, opening, PAIR.target.letters[first.token], count=1)
+    np.testing.assert_array_equal(second.row.ids, fresh.proposals[0].row.ids)
+    np.testing.assert_allclose(second.row.probabilities, fresh.proposals[0].row.probabilities, atol=2e-6)
+
+
+async def test_a_long_draft_of_target_tokens_is_cut_to_the_context(identical: DrafterClient) -> None:
+    plain = np.array([t for t in PAIR.shared_drafter_ids if len(PAIR.drafter.letters[t]) > 2])
+    opening = replace(OPEN, prompt=Letters(" dog the" * 40), allowed=plain)
+    one = await drafted(identical, opening, count=60)
+    assert (len(one.proposals), one.reason) == (60, "")
+
+
+async def test_after_a_token_that_the_drafter_cannot_read_it_stands_aside(drafter_model: RunningModel) -> None:
+    lonely = PAIR.target.nameless[0][0]  # a control symbol of the target's
+    shared = PAIR.shared_drafter_ids
+    starts, ids = np.arange(len(shared) + 1, dtype=np.int64), np.full(len(shared), lonely, dtype=np.int32)
+    kernel = Matrix(shared, starts, ids, np.ones(len(shared), dtype=np.float32))
+    affinity = Affinity.of(PAIR, kernel, TARGET_JSON, kind("llama2").json)
+    async for client in served(drafter_model, affinity):
+        async with client.session(OPEN) as session:
+            for epoch in (1, 2):
+                one = await session.draft(Draft(epoch, 0, NOTHING, 4))
+                assert [proposal.token for proposal in one.proposals] == [lonely]
+                assert "no token for control symbol" in one.reason
+
+
+async def test_where_nothing_is_shared_nothing_is_proposed(spreading: DrafterClient) -> None:
+    one = await drafted(spreading, replace(OPEN, allowed=np.array([], dtype=np.int64)))
+    assert (one.proposals, one.reason) == ((), "the two vocabularies share no token")
+
+
+async def test_the_affinity_is_described_and_others_are_refused(
+    spreading: DrafterClient, drafter: DrafterClient
+) -> None:
+    assert (await spreading.describe()).affinity == SPREADING.target == tokenizer_digest(TARGET_JSON)
+    assert (await drafter.describe()).affinity == ""
+    with pytest.raises(ProtocolBroken, match="for a target with another tokenizer: make one with `crossdraft affin"):
+        await drafted(spreading, replace(OPEN, redistribute="another"))
+    with pytest.raises(ProtocolBroken, match="no affinity matrix: make one with `crossdraft affinity`"):
+        await drafted(drafter, OPEN)
+
+
+async def test_drafts_of_target_tokens_have_no_scores(spreading: DrafterClient) -> None:
+    async with spreading.session(OPEN) as session:
+        await session.draft(Draft(1, 0, NOTHING, 4))
+        with pytest.raises(ProtocolBroken, match="open a session without redistribute"):
+            await session.score(Score(1, 0, (Letters("a"),), 4))
+
+
+@pytest.mark.parametrize("whose", Whose)
+async def test_audited_draws_are_made_again_from_what_arrived(
+    spreading: DrafterClient, drafter_model: RunningModel, whose: Whose
+) -> None:
+    target = whose is Whose.TARGET
+    opening = replace(OPEN, audited=True, redistribute=SPREADING.target if target else "")
+    noise = TARGET_NOISE if target else drafter_model.noise
+    letters = PAIR.target.letters if target else PAIR.drafter.letters
+    texts = set()
+    async with spreading.session(opening) as session:
+        for epoch in range(1, 9):
+            one = await session.draft(Draft(epoch, 0, Letters(" a"), 4))
+            key, offset = NoiseKey(KEY.seed, epoch), 2
+            texts.add(tuple(proposal.token for proposal in one.proposals))
+            for proposal in one.proposals:
+                assert proposal.whose is whose
+                assert fault_of_draw(proposal, noise, key, offset) == ""
+                offset += len(letters[proposal.token])
+    assert len(texts) > 4  # each epoch draws anew
+
+
+def test_a_draw_that_is_not_its_rows_is_a_fault() -> None:
+    row = Row(np.arange(20), np.full(20, 0.05))
+    drawn = TARGET_NOISE.draw(row.ids, row.probabilities, KEY, 3)
+    assert fault_of_draw(Proposal(drawn, row), TARGET_NOISE, KEY, 3) == ""
+    others = [fault_of_draw(Proposal(token, row), TARGET_NOISE, KEY, 3) for token in range(20) if token != drawn]
+    assert all("was not drawn from its row" in fault and f"gives id {drawn} there" in fault for fault in others)
+    assert any(fault_of_draw(Proposal(drawn, row), TARGET_NOISE, KEY, offset) for offset in range(4, 20))
+    assert "without the row" in fault_of_draw(Proposal(drawn), TARGET_NOISE, KEY, 3)
+    assert "gives no id" in fault_of_draw(Proposal(1, Row(row.ids, np.zeros(20), 1.0)), TARGET_NOISE, KEY, 3)
+
+
+async def test_affinity_files_are_checked_before_serving(drafter_folder: Path, tmp_path: Path) -> None:
+    model = ModelOptions(str(drafter_folder), budget=1)
+    good, other, broken = (tmp_path / name for name in ("good", "other", "broken"))
+    save_affinity(SPREADING, good)
+    save_affinity(replace(SPREADING, drafter="another"), other)
+    broken.write_text("no affinity")
+    for path, complaint in (
+        (tmp_path / "nowhere", "nowhere cannot be read: No such file"),
+        (broken, "broken is damaged or not an affinity file"),
+        (other, "other: this affinity file was made for a drafter with another tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            await drafter_server(ServeDrafter(model, AT_ONCE, path))
+    async with await drafter_server(ServeDrafter(model, AT_ONCE, good)) as server, DrafterClient(server.address) as one:
+        assert (await one.describe()).affinity == SPREADING.target
