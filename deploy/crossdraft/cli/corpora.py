@@ -5,6 +5,7 @@ import os
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +26,7 @@ class Corpus:
 
     path: Path  # as it was given
     files: tuple[Path, ...]
-    size: int  # bytes of all files
+    sizes: tuple[int, ...]  # bytes of each
 
 
 def find_corpus(path: Path) -> Corpus:
@@ -42,7 +43,7 @@ def find_corpus(path: Path) -> Corpus:
             raise Misused(f"the corpus {path} has no files: give a file, or a folder with text in it")
     else:
         raise Misused(f"there is no corpus {path}: give a file of text or JSON lines, or a folder of such files")
-    return Corpus(path, tuple(files), sum(file.stat().st_size for file in files))
+    return Corpus(path, tuple(files), tuple(file.stat().st_size for file in files))
 
 
 def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
@@ -68,14 +69,15 @@ def _texts(corpus: Corpus, doing: str, chunk: int) -> Iterator[str]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     skipped, found = 0, False
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(doing, total=corpus.size)
-        for file in corpus.files:
+        task = progress.add_task(doing, total=sum(corpus.sizes))
+        for file, end in zip(corpus.files, accumulate(corpus.sizes), strict=True):
             try:
                 for text in _file_texts(file, chunk, lambda count: progress.advance(task, count)):
                     found = True
                     yield text
             except (OSError, UnicodeDecodeError):
                 skipped += 1
+            progress.update(task, completed=end)  # also where a file, or its rest, was skipped
     if not found:
         raise CommandFailed(
             f"the corpus {corpus.path} has no text: "

@@ -1,0 +1,97 @@
+"""Frequencies of ids: counting, choosing, and files that do not fit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossdraft.text.letters import Side, from_bytes
+from crossdraft.text.ranking import Ranking, RankingError, count_frequencies, read_ranking
+from crossdraft.text.vocabulary import tokenizer_digest
+from tests.text.kinds import kind
+
+TEXTS = ("def größer(x):\n    return x\n", "    the end\n", "")
+RANKING = Ranking("abc", np.array([5, 0, 7, 5, 0, 1]))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2"])
+def test_counts_are_of_the_ids_in_mid_text(name: str) -> None:
+    some = kind(name)
+    tokenization = some.tokenization(Side.DRAFTER)
+    ranking = count_frequencies(some.json, tokenization, TEXTS)
+    ids = [token for text in TEXTS for token in tokenization.encode_continuation(from_bytes(text.encode()))]
+    assert ranking.counts.tolist() == [ids.count(token) for token in range(some.size)]
+    assert (ranking.tokens, ranking.tokenizer) == (len(ids), tokenizer_digest(some.json))
+    assert ranking.counts[some.id_of(some.begin)] == 0
+
+
+def test_a_corpus_without_tokens_has_no_ranking() -> None:
+    some = kind("gpt2")
+    with pytest.raises(ValueError, match="no tokens"):
+        count_frequencies(some.json, some.tokenization(Side.DRAFTER), [""])
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "always", "kept"),
+    [
+        (1, 6, (), [2]),
+        (2, 6, (), [0, 2]),
+        (3, 6, (), [0, 2, 3]),
+        (5, 6, (), [0, 1, 2, 3, 5]),
+        (6, 6, (), [0, 1, 2, 3, 4, 5]),
+        (3, 6, (4,), [0, 2, 4]),
+        (1, 6, (4,), [4]),
+        (5, 9, (8,), [0, 2, 3, 5, 8]),
+        (7, 9, (), [0, 1, 2, 3, 4, 5, 6]),
+        (2, 3, (), [0, 2]),
+    ],
+)
+def test_the_most_frequent_ids(count: int, size: int, always: tuple[int, ...], kept: list[int]) -> None:
+    assert RANKING.most_frequent(count, size, always).tolist() == kept
+
+
+@pytest.mark.parametrize("count", [-1, 0, 7])
+def test_how_many_to_keep_must_be_in_range(count: int) -> None:
+    with pytest.raises(ValueError, match=f"must be 1 to 6, the whole vocabulary, got {count}"):
+        RANKING.most_frequent(count, 6)
+
+
+def test_the_share_that_the_most_frequent_cover() -> None:
+    assert [RANKING.covered(count) for count in (0, 1, 3, 4, 6)] == [0, 7 / 18, 17 / 18, 1, 1]
+
+
+def test_a_file_comes_back_and_is_small(tmp_path: Path) -> None:
+    some, path = kind("gpt2"), tmp_path / "file"
+    written = count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS)
+    written.write(path)
+    read = read_ranking(path, some.json, "model")
+    assert read.tokenizer == written.tokenizer
+    np.testing.assert_array_equal(read.counts, written.counts)
+    assert path.stat().st_size < 8 * some.size + 200
+
+
+def test_frequencies_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    some, path = kind("gpt2"), tmp_path / "file"
+    count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS).write(path)
+    with pytest.raises(RankingError, match="another tokenizer; make it with: crossdraft frequencies --model some/name"):
+        read_ranking(path, kind("llama2").json, "some/name")
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "other", "empty", "folder"])
+def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
+    some, path = kind("gpt2"), tmp_path / "file"
+    count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS).write(path)
+    content = path.read_bytes()
+    if damage == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        contents = {"cut": content[:-9], "other": b"\x93\xa1a\xa1b\xa1c", "empty": b""}
+        path.write_bytes(contents.get(damage, content[:900] + bytes([content[900] ^ 1]) + content[901:]))
+    with pytest.raises(RankingError, match=r"damaged|cannot read"):
+        read_ranking(path, some.json, "model")
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RankingError, match=r"cannot read the frequencies: .*; make it with: crossdraft frequencies"):
+        read_ranking(tmp_path / "none", "{}", "model")
