@@ -1,0 +1,162 @@
+"""A drafter with a cut head over loopback: it drafts kept ids only, and no output changes."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossdraft.drafter.servicer import DrafterService
+from crossdraft.models.loading import LoadedModel, ModelLoadError, load_model
+from crossdraft.models.pruning import Pruning
+from crossdraft.models.running import RunningModel
+from crossdraft.pipeline import SamplingOptions, Statistics, connect
+from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.server import Server
+from crossdraft.text.letters import Letters, Side, from_bytes
+from crossdraft.text.ranking import count_frequencies
+from crossdraft.verification.exchange import Draft, NoiseKey, OpenDrafter
+from tests.services.conftest import AT_ONCE
+from tests.text.kinds import kind
+
+KEEP = 60
+PROMPT = from_bytes(b"The quick brown fox")
+FIRST = Draft(1, 0, Letters(""), 6)
+KEY = NoiseKey(77)
+WHOLE = 4096  # a row that is not cut short
+
+
+@pytest.fixture(scope="session")
+def frequencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    some, path = kind("llama2"), tmp_path_factory.mktemp("ranking") / "frequencies"
+    text = "The quick brown fox jumps over the lazy dog while def main(argument): return argument + 1\n"
+    count_frequencies(some.json, some.tokenization(Side.DRAFTER), [text]).write(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def loaded(drafter_folder: Path, frequencies: Path) -> LoadedModel:
+    return load_model(str(drafter_folder), pruning=Pruning(KEEP, frequencies))
+
+
+@pytest.fixture
+def pruned_model(loaded: LoadedModel) -> Iterator[RunningModel]:
+    model = RunningModel.of(loaded, Side.DRAFTER, 1)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+async def pruned(pruned_model: RunningModel) -> AsyncIterator[DrafterClient]:
+    async with Server(DRAFTER, DrafterService(pruned_model), AT_ONCE) as server, DrafterClient(server.address) as found:
+        yield found
+
+
+def test_the_description_is_that_of_the_whole_vocabulary(loaded: LoadedModel, drafter_folder: Path) -> None:
+    assert loaded.description == load_model(str(drafter_folder)).description
+    assert loaded.kept is not None
+    assert len(loaded.kept) == KEEP < loaded.description.vocabulary_size
+    assert set(loaded.description.stops) <= set(loaded.kept.tolist())
+    assert loaded.model.get_output_embeddings().weight.shape[0] == KEEP
+
+
+@pytest.mark.parametrize(("noise", "width"), [(KEY, 8), (None, 8), (KEY, WHOLE), (None, 0)])
+async def test_it_drafts_kept_ids_only(pruned: DrafterClient, loaded: LoadedModel, noise, width) -> None:
+    kept = set(loaded.kept.tolist())
+    drawn = set()
+    for epoch in range(1, 6):
+        async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), noise, width)) as session:
+            for proposal in (await session.draft(replace(FIRST, epoch=epoch, count=16))).proposals:
+                drawn.add(proposal.token)
+                if proposal.row is not None:
+                    assert set(proposal.row.ids.tolist()) <= kept
+                    assert len(proposal.row.ids) == min(width, KEEP)
+                    assert proposal.row.probabilities.sum() == 1
+    assert drawn <= kept
+    assert len(drawn) > 5
+    assert max(drawn) >= KEEP  # not columns
+
+
+async def test_a_row_is_the_full_ones_over_kept_ids(
+    pruned: DrafterClient, drafter: DrafterClient, loaded: LoadedModel
+) -> None:
+    rows = []
+    for client in (pruned, drafter):
+        async with client.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, WHOLE)) as session:
+            rows.append((await session.draft(FIRST)).proposals[0].row)
+    cut, full = rows
+    assert sorted(cut.ids.tolist()) == loaded.kept.tolist()
+    expected = full.probabilities_of(cut.ids) / full.probabilities_of(cut.ids).sum()
+    np.testing.assert_allclose(cut.probabilities, expected, atol=1e-5)
+
+
+async def test_keyed_draws_are_made_with_the_noise_of_the_ids(
+    pruned: DrafterClient, pruned_model: RunningModel
+) -> None:
+    async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 8)) as session:
+        drafted = await session.draft(FIRST)
+    offset = 0
+    for proposal in drafted.proposals:
+        assert pruned_model.noise.draw(proposal.row.ids, proposal.row.probabilities, KEY, offset) == proposal.token
+        offset += len(pruned_model.tokenization.letters_of((proposal.token,)))
+
+
+async def test_shared_tokens_that_are_kept(pruned: DrafterClient, loaded: LoadedModel) -> None:
+    gone = np.setdiff1d(np.arange(loaded.description.vocabulary_size), loaded.kept)
+    allowed = np.concatenate([loaded.kept[[3, 20, 40]], gone[:5]])
+    async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 8, allowed)) as session:
+        drafted = await session.draft(FIRST)
+    for proposal in drafted.proposals:
+        assert set(proposal.row.ids.tolist()) == set(loaded.kept[[3, 20, 40]].tolist())
+
+
+async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClient, loaded: LoadedModel) -> None:
+    gone = np.setdiff1d(np.arange(loaded.description.vocabulary_size), loaded.kept)
+    for allowed, reason in ((gone[:5], "none of the shared tokens is kept"), (gone[:0], "share no token")):
+        async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 8, allowed)) as session:
+            drafted = await session.draft(FIRST)
+        assert drafted.proposals == ()
+        assert reason in drafted.reason
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        *((name, {"options": SamplingOptions(0)}) for name in ("slem", "seeded", "tli", "union", "coupled")),
+        ("seeded", {"seed": 5}),
+        ("slem", {"seed": 5}),
+    ],
+)
+async def test_outputs_are_those_of_no_drafter(
+    target: TargetClient, pruned: DrafterClient, method: str, settings: dict[str, object]
+) -> None:
+    async def ids_of(drafter: str | None, **more: object) -> tuple[list[int], Statistics | None]:
+        async with connect(target.address, drafter) as pipeline:
+            generation = pipeline.generate("def main(argument):", max_tokens=20, **settings, **more)
+            async for _ in generation:
+                pass
+        return generation.ids, generation.statistics
+
+    # The seed's draws of `slem` are the target's own, with a drafter or without.
+    plain, _ = await ids_of(None, **({"method": method} if "seed" in settings else {}))
+    drafted, statistics = await ids_of(pruned.address, method=method, k=4)
+    assert drafted == plain
+    assert statistics is not None
+    assert (statistics.drafter_lost, statistics.stood_aside) == ("", 0)
+    assert statistics.proposals >= 4
+
+
+@pytest.mark.parametrize(
+    ("keep", "complaint"),
+    [(0, "must be 1 to"), (100_000, r"must be 1 to \d+, the whole vocabulary, got 100000")],
+)
+def test_how_many_are_kept_is_checked(drafter_folder: Path, frequencies: Path, keep: int, complaint: str) -> None:
+    with pytest.raises(ModelLoadError, match=complaint):
+        load_model(str(drafter_folder), pruning=Pruning(keep, frequencies))
+
+
+def test_frequencies_of_another_tokenizer_are_refused(target_folder: Path, frequencies: Path) -> None:
+    with pytest.raises(ModelLoadError, match="another tokenizer; make it with: crossdraft frequencies --model"):
+        load_model(str(target_folder), pruning=Pruning(KEEP, frequencies))
