@@ -31,6 +31,15 @@ app = typer.Typer(
 app.add_typer(bench.app)
 
 
+class Affinities(StrEnum):
+    """How `affinity` makes its matrix."""
+
+    ALIGNED = "aligned"
+    PREFIX = "prefix"
+    CO_OCCURRENCE = "co-occurrence"
+    FIRST_ORDER = "first-order"
+
+
 class Role(StrEnum):
     """What a service is in a pair."""
 
@@ -173,6 +182,34 @@ def demo(
             read_prompt(prompt), k=k, max_tokens=max_tokens, options=SamplingOptions(temperature), seed=seed
         )
     command.demo(request)
+
+
+@app.command()
+def affinity(
+    corpus: Annotated[Path, typer.Argument(help="A file, or a folder of files: text, or .jsonl lines with a text.")],
+    target: Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME; only its tokenizer is read.")],
+    drafter: Annotated[str, typer.Option(help="Likewise.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    kind: Annotated[Affinities, typer.Option(help="How the matrix is made; docs/rdk.md compares them.")] = (
+        Affinities.ALIGNED
+    ),
+    neighbours: Annotated[
+        int | None, typer.Option(min=1, help="Target tokens of a draft token; by default 64.")
+    ] = None,
+    keep: Annotated[
+        float | None, typer.Option(help="Share of its mass that stays with each token first; by default 0.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(min=2, help="Of co-occurrence: target tokens in a window; by default 8.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of co-occurrence: τ of its softmax; by default 0.0001.")
+    ] = None,
+) -> None:
+    """Estimate which target tokens a draft token stands for, for `serve drafter --affinity` and the method rdk."""
+    from crossdraft.cli import affinity as command
+
+    command.make(target, drafter, corpus, output, kind, command.Options(neighbours, keep, window, temperature))
 
 
 @app.command()

@@ -1,37 +1,16 @@
-"""Affinity matrices estimated from a corpus: what each draft token is worth as a target token.
+"""Affinity matrices from how two tokenizers write the same text; not the paper's, but what its Algorithm 1 allows.
 
-All three are row-stochastic over T∩D × T, which is all that RDK's Algorithm 1 asks of them; the paper has the
-co-occurrence matrix only (Eq. 2).
+With one vocabulary cut short, as in the paper, only co-occurrence is left to estimate from. With two tokenizers there
+is something better: which target tokens the text of a draft token becomes.
 """
 
 import numpy as np
 
 from crossdraft.text.counting import PairCounts
-from crossdraft.text.kernels import Ids, Matrix, Probabilities
+from crossdraft.text.kernels import Ids, Matrix
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import NotExpressible, Tokenization
-
-
-class Frequencies:
-    """How often the target's tokenizer writes each token."""
-
-    def __init__(self, target: Tokenization) -> None:
-        self._target = target
-        self.counts: Ids = np.zeros(target.vocabulary.size, dtype=np.int64)  # shape (|T|,)
-
-    def add(self, text: str) -> None:
-        """Counts one text."""
-        ids = self._target.encode_continuation(from_bytes(text.encode()))
-        self.counts += np.bincount(np.array(ids, dtype=np.int64), minlength=len(self.counts))
-
-    @property
-    def prior(self) -> Probabilities:
-        """Their shares, shape (|T|,); ValueError if nothing was counted."""
-        total = self.counts.sum()
-        if not total:
-            raise ValueError("the corpus has no tokens")
-        return np.asarray(self.counts / total, dtype=np.float64)
 
 
 class Alignment:

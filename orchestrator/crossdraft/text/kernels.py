@@ -122,9 +122,9 @@ class FirstOrder:
 
     @staticmethod
     def of(pair: Pair, prior: Probabilities) -> "FirstOrder":
-        """For a pair, with prior probabilities of the target's tokens, shape (target.size,)."""
+        """For a pair, with prior weights of the target's tokens, shape (target.size,); they are normalized."""
         shared = pair.shared_drafter_ids
-        return FirstOrder(shared, pair.to_target_ids(shared).astype(np.int32), prior)
+        return FirstOrder(shared, pair.to_target_ids(shared).astype(np.int32), prior / prior.sum())
 
     def redistribute(self, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:
         """As `Affinity.redistribute`; every target token with a prior above 0 gets some."""
