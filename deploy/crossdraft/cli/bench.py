@@ -20,6 +20,10 @@ Methods = Annotated[list[str], typer.Option("--method", help="Repeatable.")]
 Temperatures = Annotated[list[float], typer.Option("--temperature", help="Repeatable.")]
 Proposals = Annotated[list[int], typer.Option("--k", "-k", help="Proposals in a round; repeatable.")]
 MaxTokens = Annotated[int, typer.Option(help="Longest output.")]
+Affinities = Annotated[
+    list[str] | None,
+    typer.Option("--affinity", metavar="NAME=FILE", help="A drafter's file of `crossdraft affinity`; repeatable."),
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")]
 
 
@@ -62,3 +66,48 @@ def round_(
 
     settings = settings_of(target, drafter, methods, temperatures, proposals)
     command.measure(Workload(target, settings, prompts_of(prompts, limit), max_tokens), json_file)
+
+
+@app.command()
+def expected(
+    prompts: Prompts = PROMPTS,
+    limit: Limit = None,
+    target: Target = "bundled:target",
+    drafter: Drafter = DRAFTERS,
+    temperatures: Temperatures = [0.0, 0.6, 1.0],  # noqa: B006
+    k: Annotated[int, typer.Option("--k", "-k", help="Proposals whose text counts.")] = 5,
+    least: Annotated[
+        float, typer.Option(help="Follow no draft that still agrees with a smaller probability; 0 is exact, and slow.")
+    ] = 1e-4,
+    affinity: Affinities = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Expected acceptance of the first token after each prompt, computed from whole rows."""
+    from crossdraft.cli import expected as command
+    from crossdraft.cli.benching import affinities_of, prompts_of
+
+    texts = prompts_of(prompts, limit)
+    files = affinities_of(affinity or (), drafter)
+    question = command.Question(target, tuple(drafter), texts, tuple(temperatures), k, least, files)
+    command.measure(question, json_file)
+
+
+@app.command()
+def law(
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "for i in range(",
+    count: Annotated[int, typer.Option(help="Continuations of each setting.")] = 20_000,
+    target: Target = "bundled:target",
+    drafter: Drafter = DRAFTERS[1:2],
+    methods: Methods = METHODS,
+    k: Annotated[int, typer.Option("--k", "-k", help="Proposals in a round.")] = 3,
+    concurrency: Annotated[int, typer.Option(help="Generations at once.")] = 32,
+    transformers: Annotated[int, typer.Option(help="As many by transformers' assisted generation, to compare.")] = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Whether sampled tokens have the target's distribution: chi-square tests over many continuations."""
+    from crossdraft.cli import continuations as command
+    from crossdraft.cli.benching import Workload, settings_of
+
+    settings = settings_of(target, drafter, methods, [1.0], [k])
+    plan = command.Plan(prompt, count, concurrency, transformers)
+    command.measure(Workload(target, settings, (prompt,), command.TOKENS), plan, json_file)

@@ -1,0 +1,85 @@
+"""`crossdraft bench law`, with tiny models."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossdraft.cli import continuations
+from crossdraft.cli.goodness import Fit
+from crossdraft.models.laws import NextTokenLaws
+from tests.cli.conftest import Cli
+from tests.cli.test_bench import running
+
+__all__ = ["running"]
+
+PROMPT = "The quick"
+OPTIONS = ("--prompt", PROMPT, "--count", 60, "--drafter", "tiny")
+
+
+class OtherLaws(NextTokenLaws):
+    """Of a model that the services do not run."""
+
+    def after(self, ids: object) -> np.ndarray:
+        law = np.full(self.description.vocabulary_size, 0.01 / (self.description.vocabulary_size - 4))
+        law[:4] = 0.99 / 4
+        return law
+
+
+def test_each_method_is_tested(
+    cli: Cli, running: None, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def fit_of(counts: Mapping[int, int], law: np.ndarray) -> Fit:
+        sizes.append((law.shape, law.sum()))
+        return Fit(sum(counts.values()), 1.0, 1, 0.5)
+
+    monkeypatch.setattr(continuations, "fit_of", fit_of)
+    out, names = tmp_path / "out.json", ("slem", "seeded", "tli")
+    methods = [option for name in names for option in ("--method", name)]
+    outcome = cli("bench", "law", "--target", target_folder, *OPTIONS, *methods, "--json", out)
+    assert outcome.code == 0, outcome.err
+    tests = json.loads(out.read_text())["tests"]
+    first = [test for test in tests if test["token"] == "first"]
+    assert [(test["method"], test["drafter"], test["fit"]["count"]) for test in first] == [
+        (name, "tiny", 60) for name in names
+    ]
+    assert len(tests) > len(first)
+    assert all(1 <= test["fit"]["count"] < 60 for test in tests if test not in first)
+    assert all(0 <= test["acceptance"] <= 1 for test in tests)
+    assert sizes == [(sizes[0][0], pytest.approx(1))] * len(tests)
+
+
+def test_too_few_continuations_are_said_to_be_so(cli: Cli, running: None, target_folder: Path) -> None:
+    outcome = cli("bench", "law", "--target", target_folder, *OPTIONS, "--count", 3, "--method", "slem")
+    assert outcome.code == 1
+    assert "3 continuations are too few for a test: raise --count" in outcome.err
+
+
+def test_a_law_that_is_not_the_targets_fails(
+    cli: Cli, running: None, target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continuations, "NextTokenLaws", OtherLaws)
+    outcome = cli("bench", "law", "--target", target_folder, *OPTIONS, "--method", "slem")
+    assert outcome.code == 1
+    assert "slem with tiny, first" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--count", "0"), "--count must be at least 1"),
+        (("--concurrency", "0"), "--concurrency must be at least 1"),
+        (("--transformers", "-1"), "--transformers must be at least 0"),
+        (("-k", "0"), "k must be between 1"),
+        (("--prompt", ""), "the prompt is empty"),
+        (("--method", "guess"), "unknown method"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(cli: Cli, options: tuple[str, ...], complaint: str) -> None:
+    outcome = cli("bench", "law", *options)
+    assert outcome.code == 2
+    assert complaint in outcome.err
