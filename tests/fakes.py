@@ -27,7 +27,7 @@ from crossdraft.verification.exchange import (
     Score,
     Scored,
 )
-from crossdraft.verification.rows import Ids, Proposal, Row
+from crossdraft.verification.rows import Ids, Proposal, Row, Whose
 
 
 @lru_cache(maxsize=2**14)
@@ -40,11 +40,12 @@ def pseudo_law(salt: str, context: Hashable, size: int) -> np.ndarray:
     return law
 
 
-def one_hot(law: np.ndarray) -> np.ndarray:
-    """Temperature 0."""
-    out = np.zeros_like(law)
-    out[int(law.argmax())] = 1.0
-    return out
+def tempered(law: np.ndarray, temperature: float) -> np.ndarray:
+    """The law at a temperature; 0 is one-hot."""
+    if temperature == 1:
+        return law
+    weights = (law == law.max()).astype(float) if temperature == 0 else law ** (1 / temperature)
+    return weights / weights.sum()
 
 
 def greedy_tokens(vocabulary: Vocabulary) -> Callable[[Letters], tuple[int, ...]]:
@@ -95,7 +96,7 @@ class ToyTarget:
 
     def law(self, path: tuple[int, ...]) -> np.ndarray:
         law = pseudo_law(self.salt, path, self.size)
-        return one_hot(law) if self.temperature == 0 else law
+        return tempered(law, self.temperature)
 
     def run(self, sent: Pass) -> PassDone:
         self._committed += sent.committed
@@ -147,7 +148,7 @@ class ToyDrafter:
     def law(self, text: Letters) -> Row:
         law = pseudo_law(self.salt, text, len(self.letters))
         ids = np.arange(len(law)) if self.allowed is None else self.allowed
-        law = one_hot(law[ids]) if self.temperature == 0 else law[ids]
+        law = tempered(law[ids], self.temperature)
         return Row(ids.astype(np.int64), law / law.sum())
 
     def draft(self, wanted: Draft) -> Drafted:
@@ -178,6 +179,23 @@ class ToyDrafter:
         token = int(row.ids[self.chooser.categorical(row.probabilities)])
         self.text = Letters(self.text + self.letters[token])
         return Proposal(token, row)
+
+
+@dataclass
+class RedistributingDrafter(ToyDrafter):
+    """Draws target tokens from Mᵀq', with q' its law over the allowed tokens and M some row-stochastic matrix."""
+
+    target_letters: Sequence[Letters] = ()
+
+    def propose(self) -> Proposal:
+        own = self.law(self.text)
+        size = len(self.target_letters)
+        matrix = np.stack([pseudo_law("affinity", token, size) for token in own.ids.tolist()])
+        law = own.probabilities @ matrix
+        law = tempered(law, 0) if self.temperature == 0 else law
+        token = self.chooser.categorical(law)
+        self.text = Letters(self.text + self.target_letters[token])
+        return Proposal(token, Row(np.arange(size), law), Whose.TARGET)
 
 
 def autoregressive_law(target: ToyTarget, stops: frozenset[int], length: int) -> dict[tuple[int, ...], float]:

@@ -7,10 +7,20 @@ import numpy as np
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.events import Emitted
 from crossdraft.pipeline.session import Session
-from crossdraft.text.letters import NOTHING, Role
+from crossdraft.text.letters import NOTHING, Role, Side
+from crossdraft.text.pairing import Pair
+from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.exchange import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.methods import Method
-from tests.fakes import ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of, run_session
+from tests.fakes import (
+    RedistributingDrafter,
+    ToyDrafter,
+    ToyTarget,
+    greedy_tokens,
+    open_drafter,
+    pair_of,
+    run_session,
+)
 from tests.verification.enumerating import EnumeratingChooser
 
 END = Role.END_OF_SEQUENCE.letter
@@ -40,6 +50,16 @@ TOYS = (
     Toy("nothing shared", ("ab", "b"), ("a", "bb")),
 )
 
+# More of them, for methods that compare letters one by one.
+TEXTS = (
+    Toy("the target inside the drafter", ("a", "b"), ("a", "b", "ab")),
+    Toy("several tokens over one", ("a", "aba", "b"), ("ab", "a", "ba")),
+    Toy("a token over several", ("abab", "b", "aba"), ("a", "b", "abb")),
+    Toy(
+        "symbols without a role", ("a", Side.TARGET.control(0), Side.TARGET.control(1)), ("aa", Side.DRAFTER.control(0))
+    ),
+)
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -66,7 +86,7 @@ class Setup:
         pair = pair_of(self.toy.target, self.toy.drafter, self.toy.stops)
         allowed = pair.shared_drafter_ids if self.method.shared_only else None
         drafts = allowed is None or len(allowed) > 0
-        drafter = ToyDrafter(pair.drafter.letters, chooser, allowed, self.temperature) if drafts else None
+        drafter = drafter_of(self.method, pair, chooser, self.temperature) if drafts else None
         assignment = Assignment(
             pair=pair,
             method=self.method,
@@ -85,6 +105,16 @@ class Setup:
     @property
     def stops(self) -> frozenset[int]:
         return frozenset() if self.ignore_end else self.toy.stops
+
+
+def drafter_of(method: Method, pair: Pair, chooser: Chooser, temperature: float = 1.0) -> ToyDrafter:
+    """A drafter that proposes what the method asks for."""
+    allowed = pair.shared_drafter_ids if method.shared_only else None
+    if method.redistributed:
+        return RedistributingDrafter(
+            pair.drafter.letters, chooser, allowed, temperature, target_letters=pair.target.letters
+        )
+    return ToyDrafter(pair.drafter.letters, chooser, allowed, temperature)
 
 
 def as_ids(*tokens: int) -> np.ndarray:
