@@ -114,8 +114,8 @@ def test_a_drafter_is_served_with_a_part_of_its_head(target: str, drafter_folder
 @pytest.mark.parametrize(
     ("role", "options", "code", "complaint"),
     [
-        ("target", ["--vocab-keep", "20", "--frequencies", "FILE"], 2, "are for drafters"),
-        ("target", ["--vocab-keep", "20"], 2, "are for drafters"),
+        ("target", ["--vocab-keep", "20", "--frequencies", "FILE"], 2, "No such option: --vocab-keep"),
+        ("target", ["--vocab-keep", "20"], 2, "No such option: --vocab-keep"),
         ("drafter", ["--vocab-keep", "20"], 2, "are given together"),
         ("drafter", ["--frequencies", "FILE"], 2, "are given together"),
         ("drafter", ["--vocab-keep", "0", "--frequencies", "FILE"], 2, "--vocab-keep must be at least 1, got 0"),

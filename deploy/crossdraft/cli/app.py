@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from crossdraft.cli import bench
+from crossdraft.cli import bench, serving
 from crossdraft.cli.failures import CommandFailed, Interrupted
 from crossdraft.cli.method_names import METHODS
 
@@ -28,6 +28,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
+app.add_typer(serving.app)
 app.add_typer(bench.app)
 
 
@@ -38,13 +39,6 @@ class Affinities(StrEnum):
     PREFIX = "prefix"
     CO_OCCURRENCE = "co-occurrence"
     FIRST_ORDER = "first-order"
-
-
-class Role(StrEnum):
-    """What a service is in a pair."""
-
-    TARGET = "target"
-    DRAFTER = "drafter"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,33 +78,6 @@ def _options(
     ] = False,
 ) -> None:
     """What all commands have in common."""
-
-
-@app.command()
-def serve(
-    role: Annotated[Role, typer.Argument(help="What the model is in a pair.")],
-    model: Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 is any free one; the ready line says which.")] = 0,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="As torch names it, such as cuda:0.")] = "cpu",
-    cache_mib: Annotated[int, typer.Option(help="MiB for keys and values of all sessions.")] = 512,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of a session; by default all of a context.")] = None,
-    max_message_mib: Annotated[int, typer.Option(help="Largest message, in MiB.")] = 32,
-    grace_seconds: Annotated[float, typer.Option(help="For open sessions, after SIGTERM.")] = 10.0,
-    threads: Annotated[int | None, typer.Option(help="Threads of torch; by default torch decides.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
-    vocab_keep: Annotated[int | None, typer.Option(metavar="N", help="Ids that a drafter's head keeps.")] = None,
-    frequencies: Annotated[Path | None, typer.Option(help="Which: a file of `crossdraft frequencies`.")] = None,
-    until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)] = False,
-) -> None:
-    """Serve one model over gRPC; prints one line of JSON when it is ready."""
-    from crossdraft.cli import serve as command
-    from crossdraft.models.running import ModelOptions
-
-    pruning = command.pruning_of(role, vocab_keep, frequencies)
-    options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, pruning)
-    command.serve(role, options, command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends))
 
 
 @app.command()

@@ -1,20 +1,22 @@
-"""`crossdraft serve`: one model as a gRPC service."""
+"""`crossdraft serve`: one gRPC service in this process. Only the services with a model import torch."""
 
 import os
 import signal
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.running import checked_options
-from crossdraft.drafter.servicer import ServeDrafter, serve_drafter
-from crossdraft.models.pruning import Pruning
-from crossdraft.models.running import ModelOptions
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Listening, run
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.target.servicer import ServeTarget, serve_target
+
+if TYPE_CHECKING:
+    from crossdraft.models.pruning import Pruning
+    from crossdraft.models.running import ModelOptions
 
 STDIN = 0  # its file descriptor
 
@@ -29,39 +31,63 @@ class Where:
     grace_seconds: float
     until_stdin_ends: bool = False  # stop as on SIGTERM when standard input ends
 
+    @property
+    def listening(self) -> Listening:
+        """The same, checked; raises Misused."""
+        with checked_options():
+            limit = MessageLimit(self.max_message_mib)
+            return Listening(self.host, self.port, limit, self.grace_seconds)
 
-def serve(role: str, model: ModelOptions, where: Where) -> None:
+
+def serve_the_target(model: "ModelOptions", where: Where) -> None:
     """Serves until SIGTERM or SIGINT; one line of JSON on stdout says when it is ready.
 
     Raises:
         Misused: a value is out of its range.
         CommandFailed: the model cannot be run, or the address cannot be had.
     """
+    from crossdraft.target.servicer import ServeTarget, serve_target
+
+    _run(serve_target(ServeTarget(model, where.listening)), where)
+
+
+def serve_a_drafter(model: "ModelOptions", affinity: Path | None, where: Where) -> None:
+    """The same for a drafter, whose affinity matrix may not fit it."""
+    from crossdraft.drafter.servicer import ServeDrafter, serve_drafter
+
+    _run(serve_drafter(ServeDrafter(model, where.listening, affinity)), where)
+
+
+def serve_an_ngram_drafter(longest: int, shortest: int, where: Where) -> None:
+    """The same for a drafter that copies; match lengths are in letters."""
+    from crossdraft.drafter.lookup import Lengths
+    from crossdraft.drafter.ngram import ServeNgram, serve_ngram
+
     with checked_options():
-        limit = MessageLimit(where.max_message_mib)
-        listening = Listening(where.host, where.port, limit, where.grace_seconds)
+        lengths = Lengths(longest, shortest)
+    _run(serve_ngram(ServeNgram(lengths, where.listening)), where)
+
+
+def _run(service: Coroutine[Any, Any, None], where: Where) -> None:
     if where.until_stdin_ends:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
         Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        if role == "target":
-            run(serve_target(ServeTarget(model, listening)))
-        else:
-            run(serve_drafter(ServeDrafter(model, listening)))
+        run(service)
     except (ValueError, CannotListen) as error:
         raise CommandFailed(str(error)) from error
 
 
-def pruning_of(role: str, keep: int | None, frequencies: Path | None) -> Pruning | None:
+def pruning_of(keep: int | None, frequencies: Path | None) -> "Pruning | None":
     """What --vocab-keep and --frequencies say together; raises Misused."""
     if keep is None and frequencies is None:
         return None
-    if role != "drafter":
-        raise Misused("--vocab-keep and --frequencies are for drafters: a target needs its whole vocabulary")
     if keep is None or frequencies is None:
         raise Misused("--vocab-keep N and --frequencies FILE are given together, or neither is")
     if keep < 1:
         raise Misused(f"--vocab-keep must be at least 1, got {keep}")
+    from crossdraft.models.pruning import Pruning
+
     return Pruning(keep, frequencies)
 
 

@@ -1,0 +1,95 @@
+"""`crossdraft serve`: the services, and their options."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="serve",
+    help="Serve a target or a drafter over gRPC; one line of JSON on standard output says when it is ready.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+Model = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.")]
+Port = Annotated[int, typer.Option(help="0 is any free one; the ready line says which.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="As torch names it, such as cuda:0.")]
+CacheMib = Annotated[int, typer.Option(help="MiB for keys and values of all sessions.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of a session; by default all of a context.")]
+MaxMessageMib = Annotated[int, typer.Option(help="Largest message, in MiB.")]
+GraceSeconds = Annotated[float, typer.Option(help="For open sessions, after SIGTERM.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of torch; by default torch decides.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")]
+UntilStdinEnds = Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)]
+
+
+@app.command()
+def target(
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    cache_mib: CacheMib = 512,
+    max_model_len: MaxModelLen = None,
+    max_message_mib: MaxMessageMib = 32,
+    grace_seconds: GraceSeconds = 10.0,
+    threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
+    until_stdin_ends: UntilStdinEnds = False,
+) -> None:
+    """Serve the model whose distribution comes out."""
+    from crossdraft.cli import serve as command
+    from crossdraft.models.running import ModelOptions
+
+    options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads)
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
+    command.serve_the_target(options, where)
+
+
+@app.command()
+def drafter(
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    cache_mib: CacheMib = 512,
+    max_model_len: MaxModelLen = None,
+    max_message_mib: MaxMessageMib = 32,
+    grace_seconds: GraceSeconds = 10.0,
+    threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
+    vocab_keep: Annotated[int | None, typer.Option(metavar="N", help="Ids that its head keeps.")] = None,
+    frequencies: Annotated[Path | None, typer.Option(help="Which: a file of `crossdraft frequencies`.")] = None,
+    affinity: Annotated[Path | None, typer.Option(help="For rdk: a file of `crossdraft affinity`.")] = None,
+    until_stdin_ends: UntilStdinEnds = False,
+) -> None:
+    """Serve a model that guesses."""
+    from crossdraft.cli import serve as command
+    from crossdraft.models.running import ModelOptions
+
+    pruning = command.pruning_of(vocab_keep, frequencies)
+    options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, pruning)
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
+    command.serve_a_drafter(options, affinity, where)
+
+
+@app.command()
+def ngram(
+    max_ngram: Annotated[int, typer.Option(help="Most bytes that are matched.")] = 24,
+    min_ngram: Annotated[int, typer.Option(help="Fewest bytes that must match.")] = 4,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    max_message_mib: MaxMessageMib = 32,
+    grace_seconds: GraceSeconds = 10.0,
+    until_stdin_ends: UntilStdinEnds = False,
+) -> None:
+    """Serve a drafter without a model: it copies what followed when the last bytes of the text were seen before."""
+    from crossdraft.cli import serve as command
+
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
+    command.serve_an_ngram_drafter(max_ngram, min_ngram, where)

@@ -1,0 +1,147 @@
+"""A drafter without a model: it copies bytes of the text. Nothing here needs torch.
+
+Its proposals are a function of the text alone, so each row is certain, and noise changes nothing.
+"""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import takewhile
+from typing import TextIO
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from crossdraft.drafter.beginnings import Beginnings
+from crossdraft.drafter.lookup import Lengths, continuation
+from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.server import Listening, Server, serve
+from crossdraft.text.letters import Letters, Side
+from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
+from crossdraft.verification.exchange import Description, Draft, Drafted, OpenDrafter, Score, Scored
+from crossdraft.verification.rows import Proposal, Row
+
+UNLIMITED = 2**31 - 1  # bytes of context: nothing but memory limits it
+
+
+@dataclass(frozen=True)
+class ServeNgram:
+    """An n-gram drafter service: how it matches, and where it listens."""
+
+    lengths: Lengths = field(default_factory=Lengths)
+    listening: Listening = field(default_factory=Listening)
+
+
+class NgramSession:
+    """One output that is guessed from its own text and its prompt's."""
+
+    def __init__(self, lengths: Lengths, opening: OpenDrafter) -> None:
+        self._lengths = lengths
+        self._opening = opening
+        self._text = opening.prompt
+        self._origin = len(opening.prompt)  # letters
+        self._allowed = None if opening.allowed is None else frozenset(opening.allowed.tolist())
+        self._beginnings: Beginnings[Letters] = Beginnings()
+
+    async def answer(self, request: Draft | Score) -> Drafted | Scored:
+        """Proposals that go on with the text, or scores of the latest ones.
+
+        Raises:
+            ProtocolBroken: the epoch is over, the output has fewer letters than it is to be rewound to, or there is no
+                such draft to be scored.
+        """
+        return self._score(request) if isinstance(request, Score) else self._draft(request)
+
+    async def close(self) -> None:
+        """Nothing is held but the text."""
+
+    def _draft(self, request: Draft) -> Drafted:
+        self._beginnings.enter(request)
+        written = len(self._text) - self._origin
+        if request.offset > written:
+            raise ProtocolBroken(f"cannot rewind to letter {request.offset}: the output has {written}")
+        began = time.perf_counter()
+        offset = request.offset + len(request.letters)
+        self._text = Letters(self._text[: self._origin + request.offset] + request.letters)
+        ids = [byte_ids()[letter] for letter in continuation(self._text, request.count, self._lengths)]
+        if self._allowed is not None:
+            ids = list(takewhile(self._allowed.__contains__, ids))
+        copied = byte_vocabulary().letters_of(ids)
+        self._text = Letters(self._text + copied)
+        self._beginnings.keep(offset, request.count, copied)
+        proposals = tuple(Proposal(token, Row.certain(token) if self._opening.row_width else None) for token in ids)
+        reason = "" if len(ids) == request.count else "no earlier text goes on from here that far"
+        return Drafted(request.epoch, proposals, time.perf_counter() - began, reason)
+
+    def _score(self, request: Score) -> Scored:
+        drafted = self._beginnings.scored(request)[: request.tokens]
+        certain = [float(drafted.startswith(string)) for string in request.strings]
+        return Scored(request.epoch, np.array(certain, dtype=np.float64), 0.0)
+
+
+@dataclass(frozen=True)
+class NgramService:
+    """Sessions that share nothing."""
+
+    lengths: Lengths = field(default_factory=Lengths)
+
+    @property
+    def description(self) -> Description:
+        """The bytes as a vocabulary."""
+        tokenizer_json = byte_tokenizer()
+        return Description(
+            model="ngram",
+            tokenizer_json=tokenizer_json,
+            controls=(),
+            stops=(),
+            vocabulary_size=byte_vocabulary().size,
+            context=UNLIMITED,
+            fingerprint=tokenizer_digest(tokenizer_json),
+            copies=True,
+        )
+
+    async def open(self, request: OpenDrafter) -> NgramSession:
+        """A new session; raises ProtocolBroken if it is to draw a target's tokens."""
+        if request.redistribute:
+            raise ProtocolBroken(
+                "an n-gram drafter has no affinity matrix: serve a drafter with a model and a file of "
+                "`crossdraft affinity`, or use another method"
+            )
+        return NgramSession(self.lengths, request)
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+@cache
+def byte_tokenizer() -> str:
+    """The tokenizer.json whose tokens are the 256 bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({piece: token for token, piece in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return str(tokenizer.to_str())
+
+
+@cache
+def byte_vocabulary() -> Vocabulary:
+    """The 256 bytes."""
+    return Vocabulary.build(byte_tokenizer(), 256, (), (), Side.DRAFTER)
+
+
+@cache
+def byte_ids() -> dict[str, int]:
+    """The id of each byte's letter."""
+    return {letter: token for token, letter in enumerate(byte_vocabulary().letters)}
+
+
+def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Draft | Score, Drafted | Scored]:
+    """The server, which does not listen yet. Must be called in a running event loop."""
+    return Server(DRAFTER, NgramService(options.lengths), options.listening)
+
+
+async def serve_ngram(options: ServeNgram, output: TextIO = sys.stdout) -> None:
+    """Serves until SIGTERM or SIGINT; prints one line of JSON on `output` once it listens; raises CannotListen."""
+    await serve(ngram_server(options), output)
