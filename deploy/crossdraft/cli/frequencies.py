@@ -8,12 +8,9 @@ from rich.table import Table
 from crossdraft.cli.corpora import corpus_texts
 from crossdraft.cli.failures import CommandFailed
 from crossdraft.cli.show import PlainConsole
-from crossdraft.models.names import ModelLoadError, source_of
+from crossdraft.cli.vocabularies import Named
 from crossdraft.text.letters import Side
-from crossdraft.text.loading import LoadedTokenizer, TokenizerMissing, load_tokenizer_json
 from crossdraft.text.ranking import Ranking, count_frequencies
-from crossdraft.text.tokenization import Tokenization
-from crossdraft.text.vocabulary import Vocabulary
 
 DIVISORS = (32, 16, 8, 4, 2)  # of the vocabulary, in the summary
 
@@ -27,17 +24,18 @@ def count(model: str, corpus: Path, output: Path) -> None:
     """
     if output.is_dir() or not output.parent.is_dir():
         raise CommandFailed(f"cannot write {output}: " + ("it is a folder" if output.is_dir() else "no such folder"))
-    loaded = _loaded(model)
     texts = corpus_texts(corpus, "counting")
+    named = Named.load(model, Side.DRAFTER)
     try:
-        ranking = count_frequencies(loaded.tokenizer_json, _tokenization(model, loaded), texts)
+        ranking = count_frequencies(named.tokenizer_json, named.tokenization, texts)
         ranking.write(output)
     except OSError as error:
         raise CommandFailed(f"cannot write the frequencies: {error}") from error
     except ValueError as error:
         raise CommandFailed(f"cannot count the tokens of {model}: {error}") from error
     console = PlainConsole(highlight=False)
-    console.print(escape(f"counted {ranking.tokens:,} tokens of {corpus} with {model}; wrote {output}"))
+    told = f"counted {ranking.tokens:,} tokens of {corpus} with {model}; wrote {output}"
+    console.print(escape(told), soft_wrap=True)
     console.print(summary(ranking))
 
 
@@ -51,22 +49,3 @@ def summary(ranking: Ranking) -> Table:
         note = " (all that occur)" if number == used else ""
         table.add_row(f"{number:,}{note}", f"{number / size:.1%}", f"{ranking.covered(number):.2%}")
     return table
-
-
-def _loaded(model: str) -> LoadedTokenizer:
-    try:
-        return load_tokenizer_json(source_of(model))
-    except (ModelLoadError, TokenizerMissing) as error:
-        raise CommandFailed(str(error)) from error
-    except ValueError as error:
-        raise CommandFailed(f"the tokenizer of {model} cannot be used: {error}") from error
-
-
-def _tokenization(model: str, loaded: LoadedTokenizer) -> Tokenization:
-    try:
-        vocabulary = Vocabulary.build(
-            loaded.tokenizer_json, loaded.vocabulary_size, loaded.controls, loaded.stops, Side.DRAFTER
-        )
-        return Tokenization(loaded.tokenizer_json, vocabulary)
-    except ValueError as error:
-        raise CommandFailed(f"the tokenizer of {model} cannot be used: {error}") from error

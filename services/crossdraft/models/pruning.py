@@ -39,12 +39,19 @@ class Pruning:
 def cut_head(model: PreTrainedModel, kept: Ids) -> None:
     """Replaces the LM head by one whose column i is that of id kept[i]; softmax is then over those only.
 
-    Weights (and bias) are copied, so input embeddings stay whole where they were tied to the head.
+    Input embeddings stay whole, also where they were tied to the head.
 
     Raises:
-        CannotPruneError: the head is not a plain linear layer.
+        CannotPruneError: the head is not a plain linear layer, or cannot be replaced.
     """
-    head = model.get_output_embeddings()
+    cut = cut_of(model.get_output_embeddings(), kept)
+    model.set_output_embeddings(cut)
+    if model.get_output_embeddings() is not cut:
+        raise CannotPruneError("this model does not let its head be replaced: leave out --vocab-keep")
+
+
+def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
+    """A head with copies of the weights (and biases) of `kept` ids, in their order; raises CannotPruneError."""
     if type(head) is not nn.Linear:
         raise CannotPruneError(
             f"the head of this model is {'missing' if head is None else 'a ' + type(head).__name__}, and only a plain "
@@ -55,6 +62,4 @@ def cut_head(model: PreTrainedModel, kept: Ids) -> None:
     cut.weight = nn.Parameter(head.weight.detach()[rows], requires_grad=False)
     if head.bias is not None:
         cut.bias = nn.Parameter(head.bias.detach()[rows], requires_grad=False)
-    model.set_output_embeddings(cut)
-    if model.get_output_embeddings() is not cut:
-        raise CannotPruneError("this model does not let its head be replaced: leave out --vocab-keep")
+    return cut
