@@ -33,8 +33,10 @@ from crossdraft.verification.exchange import (
     PassDone,
     RowFetched,
     SamplingOptions,
+    Score,
+    Scored,
 )
-from crossdraft.verification.methods import SLEM, TLI, Method
+from crossdraft.verification.methods import SLEM, SLRS, TLI, Method
 from crossdraft.verification.rows import Proposal, Row
 from crossdraft.verification.walk import Kind
 from tests.fakes import ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of, run_session
@@ -96,6 +98,21 @@ def fetching() -> Session:
     return session
 
 
+def scoring() -> tuple[Session, Score]:
+    """A session that waits for scores: "b" is the first piece of its draft, and nothing longer begins with it."""
+    session = Session(assignment(SLRS))
+    session.start()
+    session.handle(TargetOpened())
+    session.handle(DrafterOpened())
+    (sent,) = session.handle(Drafted(1, (Proposal(1), Proposal(0)), 0.0))
+    assert isinstance(sent, Pass)
+    whole = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
+    score, timer = session.handle(PassDone(1, (whole,) * (1 + len(sent.tree)), 0.0))
+    assert isinstance(score, Score)
+    assert timer == SetTimer(2, 30.0)
+    return session, score
+
+
 def emitted(out: list[object]) -> list[Emitted]:
     return [command for command in out if isinstance(command, Emitted)]
 
@@ -155,6 +172,7 @@ WAITING: list[tuple[State, Callable[[], Session], tuple[type, ...]]] = [
     (State.DRAFTING, lambda: drafting()[0], (Drafted, Expired, DrafterLost, TargetLost, Cancelled)),
     (State.PASSING, lambda: passing()[0], (PassDone, DrafterLost, TargetLost, Cancelled)),
     (State.FETCHING, fetching, (RowFetched, DrafterLost, TargetLost, Cancelled)),
+    (State.SCORING, lambda: scoring()[0], (Scored, Expired, DrafterLost, TargetLost, Cancelled)),
 ]
 
 
@@ -172,6 +190,7 @@ def events() -> list[Event]:
         Drafted(1, (Proposal(0, Row.certain(0)),), 0.0),
         PassDone(1, (), 0.0),
         RowFetched(1, 0, whole),
+        Scored(1, np.array([0.5]), 0.0),
         Expired(1),
         DrafterLost("gone"),
         TargetLost(OSError("gone")),
@@ -187,7 +206,7 @@ def test_illegal_events_raise_and_change_nothing(
         session = made()
         assert session.state is state
         before = (session.state, session.counts.passes, session.counts.tokens, session.counts.epochs)
-        outdated = isinstance(event, Expired) and state in (State.PASSING, State.FETCHING)
+        outdated = isinstance(event, Expired) and state in (State.PASSING, State.FETCHING, State.SCORING)
         if isinstance(event, PassDone) or (not isinstance(event, legal) and not outdated):
             with pytest.raises(IllegalEventError):
                 session.handle(event)
