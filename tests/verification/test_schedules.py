@@ -7,30 +7,36 @@ never on what is drawn but hidden: the same test fails with a schedule that peek
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from crossdraft.text.letters import Letters
-from crossdraft.verification.methods import SLEM, STANDARD, TLI, Method
+from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Method
 from crossdraft.verification.rows import Proposal, Row
 from crossdraft.verification.walk import Emit, Ground, NeedProposal, NeedRow, NeedSample, Refused
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, pair_of
+from tests.fakes import ToyTarget, autoregressive_law, pair_of
 from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
-from tests.verification.toys import TOYS, Toy, as_ids
+from tests.verification.toys import TEXTS, TOYS, Toy, as_ids, drafter_of
 
 LENGTH = 3
 Known = Callable[[int, Proposal], bool]  # (how many were asked for before, the hidden next one) -> is it known?
 
 
+def row_for(need: NeedRow, law: np.ndarray) -> Row:
+    """What a pass that knew the need would bring: the likeliest id and the listed ones."""
+    ids = as_ids(*range(len(law))) if need.whole else np.union1d([int(law.argmax())], need.listed)
+    return Row(ids, law[ids], 0.0 if len(ids) == len(law) else 1.0 - float(law[ids].sum()))
+
+
 def walk_output(chooser: EnumeratingChooser, toy: Toy, method: Method, known: Known) -> tuple[int, ...]:
     """LENGTH tokens from walks over never-ending drafts, revealed by the schedule."""
     pair = pair_of(toy.target, toy.drafter, toy.stops)
-    allowed = pair.shared_drafter_ids if method.shared_only else None
     target = ToyTarget(len(toy.target), 99)
     output: list[int] = []
     asked = 0
     while True:
         text = pair.target.letters_of(output)
-        drafter = ToyDrafter(pair.drafter.letters, chooser, allowed)
+        drafter = drafter_of(method, pair, chooser)
         drafter.text = Letters(text)
         walk = method.walk(Ground(pair, chooser, len(text)))
         hidden: list[Proposal] = []
@@ -42,8 +48,8 @@ def walk_output(chooser: EnumeratingChooser, toy: Toy, method: Method, known: Kn
                     hidden = hidden or [drafter.propose()]
                     answer = hidden.pop() if known(asked, hidden[0]) else None
                     asked += 1
-                case NeedRow():
-                    answer = Row(as_ids(*range(target.size)), target.law(tuple(output)))
+                case NeedRow() as need:
+                    answer = row_for(need, target.law(tuple(output)))
                 case NeedSample():
                     answer = chooser.categorical(target.law(tuple(output)))
                 case Emit(token):
@@ -57,12 +63,14 @@ def wanted(toy: Toy) -> dict[tuple[int, ...], float]:
     return autoregressive_law(ToyTarget(len(toy.target), 99), toy.stops, LENGTH)
 
 
-CELLS = [(STANDARD, TOYS[0])] + [
-    (method, toy) for method in (TLI, SLEM) for toy in TOYS if toy.name != "nothing shared"
-]
+def cells() -> list[tuple[Method, Toy]]:
+    own = (UNION, SLEM, COUPLED)
+    shared = [toy for toy in TOYS if toy.name != "nothing shared"]
+    found = [(STANDARD, TOYS[0])] + [(method, toy) for method in (*own, TLI, RDK, COUPLED_SHARED) for toy in shared]
+    return found + [(method, TOYS[-1]) for method in own] + [(COUPLED, toy) for toy in TEXTS]
 
 
-@pytest.mark.parametrize(("method", "toy"), CELLS, ids=lambda value: value.name)
+@pytest.mark.parametrize(("method", "toy"), cells(), ids=lambda value: value.name)
 @pytest.mark.parametrize("pattern", list(itertools.product((True, False), repeat=2)))
 def test_any_schedule_that_sees_only_what_is_revealed(method: Method, toy: Toy, pattern: tuple[bool, ...]) -> None:
     def delayed(chooser: EnumeratingChooser) -> tuple[int, ...]:
@@ -71,11 +79,12 @@ def test_any_schedule_that_sees_only_what_is_revealed(method: Method, toy: Toy, 
     assert distance(law_of(delayed), wanted(toy)) < 1e-12
 
 
-def test_a_schedule_that_peeks_is_seen() -> None:
+@pytest.mark.parametrize("method", [TLI, COUPLED], ids=lambda method: method.name)
+def test_a_schedule_that_peeks_is_seen(method: Method) -> None:
     """Holding back one proposal because of its letters biases rejection sampling."""
     toy = next(toy for toy in TOYS if toy.name == "same")
 
     def peeking(chooser: EnumeratingChooser) -> tuple[int, ...]:
-        return walk_output(chooser, toy, TLI, lambda asked, hidden: hidden.token != 0)
+        return walk_output(chooser, toy, method, lambda asked, hidden: hidden.token != 0)
 
     assert total_variation(law_of(peeking), wanted(toy)) > 0.01
