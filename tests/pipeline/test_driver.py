@@ -1,7 +1,7 @@
 """The driver: commands reach services, answers and failures come back as events, nothing stays open."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -19,8 +19,10 @@ from crossdraft.verification.exchange import (
     Pass,
     PassDone,
     RowFetched,
+    Score,
+    Scored,
 )
-from crossdraft.verification.methods import TLI
+from crossdraft.verification.methods import SLEM, SLRS, TLI, TOKENTIMING, Method
 from crossdraft.verification.rows import Proposal, Row, Whose
 from tests.fakes import ToyDrafter, ToyTarget
 from tests.pipeline.test_session import assignment, toys
@@ -65,35 +67,38 @@ class MemoryDrafter:
     toy: ToyDrafter
     refuses: ServiceError | None = None
     silent: bool = False
+    scoreless: bool = False  # never answers Score
     opened_twice: bool = False
     closed: int = 0
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     traffic: Traffic = field(default_factory=Traffic)
-    replies: asyncio.Queue[Opened | Drafted] = field(default_factory=asyncio.Queue)
+    replies: asyncio.Queue[Opened | Drafted | Scored] = field(default_factory=asyncio.Queue)
 
     async def open(self, request: OpenDrafter) -> "MemoryDrafter":
         if self.refuses is not None:
             raise self.refuses
         return self
 
-    async def send(self, request: OpenDrafter | Draft) -> None:
+    async def send(self, request: OpenDrafter | Draft | Score) -> None:
         self.asked.set()
         if self.opened_twice:
             self.replies.put_nowait(Opened("f1"))
         elif isinstance(request, Draft) and not self.silent:
             self.replies.put_nowait(self.toy.draft(request))
+        elif isinstance(request, Score) and not self.scoreless:
+            self.replies.put_nowait(self.toy.score(request))
 
-    async def receive(self) -> Opened | Drafted:
+    async def receive(self) -> Opened | Drafted | Scored:
         return await self.replies.get()
 
     async def close(self) -> None:
         self.closed += 1
 
 
-def generation(**changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:
-    target, drafter = toys()
+def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:
+    target, drafter = toys(method)
     memory_target, memory_drafter = MemoryTarget(target), MemoryDrafter(drafter)
-    return Generation(assignment(**changes), memory_target, memory_drafter), memory_target, memory_drafter
+    return Generation(assignment(method, **changes), memory_target, memory_drafter), memory_target, memory_drafter
 
 
 async def texts(running: Generation) -> list[str]:
@@ -198,6 +203,37 @@ async def test_no_stop_string_is_ever_shown() -> None:
             running, _, _ = generation(max_tokens=20, stop=(stop,))
             shown = await texts(running)
             assert "".join(shown) == running.text == whole[: whole.find(stop)], stop
+
+
+@pytest.mark.parametrize("method", [SLRS, TOKENTIMING], ids=lambda method: method.name)
+async def test_methods_that_judge_a_whole_draft(method: Method) -> None:
+    running, _, _ = generation(method, max_tokens=40)
+    assert len("".join(await texts(running))) >= 40
+    assert running.statistics is not None
+    assert running.statistics.drafter_lost == ""
+    assert running.statistics.accepted > 0
+    assert (running.statistics.scores > 0) == (method is SLRS)
+
+
+async def test_a_drafter_that_does_not_score_is_given_up() -> None:
+    running, _, drafter = generation(SLRS, draft_seconds=0.01)
+    drafter.scoreless = True
+    assert len(await texts(running)) == 12
+    assert running.statistics is not None
+    assert "no answer within 0.01 s" in running.statistics.drafter_lost
+
+
+async def test_scores_of_another_epoch_cost_the_drafter() -> None:
+    running, _, drafter = generation(SLRS)
+    original = drafter.toy.score
+
+    def wrong(wanted: Score) -> Scored:
+        return replace(original(wanted), epoch=wanted.epoch + 1)
+
+    drafter.toy.score = wrong  # type: ignore[method-assign]
+    assert len(await texts(running)) == 12
+    assert running.statistics is not None
+    assert "broke the protocol" in running.statistics.drafter_lost
 
 
 BAD_PROPOSALS = [
