@@ -27,12 +27,13 @@ async def ids_of(pipeline: Pipeline, **settings: object) -> list[int]:
     return generation.ids
 
 
-@pytest.mark.parametrize("method", ["slem", "tli", "seeded", None])
+@pytest.mark.parametrize("method", ["slem", "tli", "seeded", "slrs", "tokentiming", None])
 async def test_greedy_text_is_that_of_no_drafter(pipeline: Pipeline, target: TargetClient, method: str | None) -> None:
     async with connect(target.address) as plain:
         wanted = await ids_of(plain, options=GREEDY)
     for k in (1, 4):
-        assert await ids_of(pipeline, options=GREEDY, method=method, k=k) == wanted
+        settings = {"method": method, "k": k, "allow_inexact": method == "tokentiming"}
+        assert await ids_of(pipeline, options=GREEDY, **settings) == wanted
 
 
 async def test_a_seed_gives_the_same_text_with_and_without_drafter(pipeline: Pipeline, target: TargetClient) -> None:
@@ -70,6 +71,16 @@ async def test_sampling_ends_and_counts(pipeline: Pipeline) -> None:
     assert figures.bytes_sent > 0
     assert figures.target_seconds > 0
     assert figures.seconds >= figures.first_token_seconds > 0
+
+
+async def test_scores_come_from_the_drafters_model(pipeline: Pipeline) -> None:
+    generation = pipeline.generate(PROMPT, method="slrs", k=3, max_tokens=16, row_width=4096)
+    kinds = [token.kind async for token in generation]
+    assert len(kinds) == 16
+    assert generation.statistics is not None
+    assert generation.statistics.drafter_lost == ""
+    assert generation.statistics.scores > 0
+    assert Kind.CORRECTED in kinds
 
 
 REFUSED = [
