@@ -89,6 +89,8 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
         (("--method", "guess"), "unknown method 'guess'; choose one of standard"),
         (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
         (("--method", "tli", "--seed", "1"), "the output of method 'tli' depends on timing"),
+        (("--method", "tokentiming"), "has not the target's distribution; choose an exact method"),
+        (("--method", "rdk"), "needs a drafter with an affinity matrix for this target, and the drafter has none"),
         (("-k", "0"), "k must be between 1 and"),
         (("--max-tokens", "0"), "max_tokens must be at least 1"),
         (("--temperature", "-0.5"), "temperature must be 0 or more"),
@@ -105,6 +107,22 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
 )
 def test_what_cannot_be_asked_for(cli: Cli, pair: Pair, options: tuple[str, ...], complaint: str) -> None:
     refused(cli, complaint, "generate", *pair, *options, PROMPT)
+
+
+@pytest.mark.parametrize("options", [("--method", "tli", "--seed", "1"), ("--method", "tokentiming")])
+def test_what_no_pair_can_do_is_refused_before_anything_is_started(cli: Cli, options: tuple[str, ...]) -> None:
+    nobody = ("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1")
+    assert cli("generate", *nobody, *options, PROMPT).code == 2
+    assert cli("generate", *nobody, PROMPT).code == 1
+
+
+def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
+    figures = cli("generate", *pair, "--json", "--audit", "--method", "tli", *SHORT).records[-1]["statistics"]
+    assert figures["audited"] == figures["proposals"] > 0
+    shown = cli("generate", *pair, "--audit", "--method", "tokentiming", "--allow-inexact", *SHORT)
+    assert shown.code == 0
+    assert "draws are those of their rows" in shown.err
+    assert "acceptance by place" in shown.err
 
 
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:

@@ -1,3 +1,14 @@
 """The methods' names, for help texts and defaults: importing the methods themselves imports numpy."""
 
-METHODS = ("standard", "tli", "slem", "seeded")
+METHODS = (
+    "standard",
+    "union",
+    "tli",
+    "rdk",
+    "coupled",
+    "coupled-shared",
+    "slem",
+    "seeded",
+    "slrs",
+    "tokentiming",
+)
