@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.rpc.clients import TargetClient
+from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import Draft, OpenDrafter, SamplingOptions
 from tests.cli.conftest import COMMAND, Cli, serving
 
 
@@ -39,6 +41,47 @@ def test_a_port_that_is_taken(target: str, target_folder: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"crossdraft: cannot listen on {target}: the port is taken")
     assert done.stderr.count("\n") == 1
+
+
+def test_an_ngram_drafter_needs_no_model_and_is_ready_at_once() -> None:
+    async def drafted(address: str) -> str:
+        async with DrafterClient(address) as client:
+            assert (await client.describe()).copies
+            opening = OpenDrafter(Letters("one two one t"), SamplingOptions(), None, 0)
+            async with client.session(opening) as session:
+                return (await session.draft(Draft(1, 0, Letters(""), 4))).reason
+
+    command = [*COMMAND, "serve", "ngram", "--min-ngram", "5", "--max-ngram", "6", "--grace-seconds", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert (ready["role"], ready["model"]) == ("drafter", "ngram")
+        assert asyncio.run(drafted(ready["address"])) == ""
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["ngram", "--min-ngram", "0"], "must be at least 1 and at most the longest, got 0 and 24"),
+        (["ngram", "--max-ngram", "3"], "must be at least 1 and at most the longest, got 4 and 3"),
+        (["ngram", "--port", "-1"], "port must be between 0"),
+        (["ngram", "--model", "x"], "No such option: --model"),
+        (["target", "--model", "x", "--affinity", "y"], "No such option: --affinity"),
+    ],
+)
+def test_options_of_another_service_or_out_of_range(cli: Cli, options: list[str], complaint: str) -> None:
+    ended = cli("serve", *options)
+    assert (ended.code, ended.out) == (2, "")
+    assert complaint in ended.err
+
+
+def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path) -> None:
+    for path, complaint in ((Path("nowhere"), "nowhere cannot be read"), (Path(__file__), "not an affinity file")):
+        ended = cli("serve", "drafter", "--model", drafter_folder, "--affinity", path)
+        assert (ended.code, ended.out) == (1, "")
+        assert complaint in ended.err
 
 
 @pytest.mark.parametrize(
