@@ -66,7 +66,7 @@ async def _measure(workload: Workload, concurrency: int, json_path: Path | None)
                         progress.update(task, description=described)
                         requests = setting.requests(workload.prompts, workload.max_tokens)
                         began = time.monotonic()
-                        figures = await _run(pipeline, requests, concurrency, lambda: progress.advance(task))
+                        figures = await run_all(pipeline, requests, concurrency, lambda: progress.advance(task))
                         cells.append(cell_of(setting, figures, time.monotonic() - began))
     print_table("Tokens per pass", COLUMNS, [shown(cell) for cell in cells])
     if json_path is not None:
@@ -74,7 +74,7 @@ async def _measure(workload: Workload, concurrency: int, json_path: Path | None)
         write_json(json_path, record | {"cells": [asdict(cell) for cell in cells]})
 
 
-async def _run(
+async def run_all(
     pipeline: Pipeline, requests: Sequence[GenerationRequest], concurrency: int, advance: Callable[[], None]
 ) -> list[Statistics]:
     """The requests' figures, in their order, with so many under way at once."""

@@ -23,11 +23,12 @@ class Wanted:
     role: str  # target or drafter
     model: str
     threads: int
+    more: tuple[str, ...] = ()  # options
 
     def command(self) -> list[str]:
         """As it would be typed. It ends with its standard input: were this process killed, it would end too."""
         options = ["--model", self.model, "--threads", str(self.threads), "--grace-seconds", "0", "--until-stdin-ends"]
-        return [sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options]
+        return [sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options, *self.more]
 
 
 @dataclass(frozen=True, eq=False)
