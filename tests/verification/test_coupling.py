@@ -1,0 +1,181 @@
+"""`coupled`: what it accepts, what it asks for, and that mistakes in it are seen."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from crossdraft.text.pairing import Pair
+from crossdraft.verification import coupling, planning
+from crossdraft.verification.identity import Identity
+from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, SLEM, STANDARD, TLI, Method
+from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row
+from crossdraft.verification.walk import Answer, Emit, Ground, Kind, NeedProposal, NeedRow, NeedSample, Refused, Step
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, pair_of
+from tests.verification.enumerating import EnumeratingChooser, law_of, total_variation
+from tests.verification.toys import TEXTS, TOYS, Setup, Toy, as_ids
+
+NESTED = next(toy for toy in TOYS if toy.name == "nested prefixes")
+
+
+def accepted(setup: Setup) -> float:
+    """How many tokens of a session are accepted, on the average."""
+    law = law_of(lambda chooser: sum(one.kind is Kind.ACCEPTED for one in setup.emitted(chooser)))
+    return sum(count * probability for count, probability in law.items())
+
+
+@pytest.mark.parametrize("proposals", [1, 2])
+@pytest.mark.parametrize("method", [COUPLED, COUPLED_SHARED], ids=lambda method: method.name)
+def test_over_one_vocabulary_it_accepts_what_rejection_sampling_does(method: Method, proposals: int) -> None:
+    for letters in (("a", "b", "c"), ("a", "b", "aa"), ("a", "a", "b"), ("aa", "ab", "b")):
+        toy = Toy("one vocabulary", letters, letters)
+        both = [accepted(Setup(toy, one, proposals, 2)) for one in (method, STANDARD)]
+        if letters == ("a", "b", "c"):
+            assert both[0] == pytest.approx(both[1], abs=1e-12)
+        assert both[0] >= both[1] - 1e-12
+
+
+@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+def test_over_shared_tokens_it_accepts_at_least_what_tli_does(toy: Toy) -> None:
+    """Of one token, whatever the laws are; later ones are other laws after another number of tokens."""
+    first = [Setup(toy, method, 2, 2) for method in (COUPLED_SHARED, TLI)]
+    laws = [law_of(lambda chooser, one=one: one.emitted(chooser)[0].kind) for one in first]
+    assert laws[0].get(Kind.ACCEPTED, 0) >= laws[1].get(Kind.ACCEPTED, 0) - 1e-12
+
+
+def greedy_verdicts(toy: Toy, method: Method, salt: str) -> list[Step]:
+    """What a walk decides of a greedy draft, until it is refused or used up after six proposals."""
+    pair, chooser = pair_of(toy.target, toy.drafter), EnumeratingChooser([])
+    target = ToyTarget(len(toy.target), 99, temperature=0, salt=salt)
+    drafter = ToyDrafter(pair.drafter.letters, chooser, temperature=0, salt=salt)
+    output, decided = list[int](), list[Step]()
+    walk, left = method.walk(Ground(pair, chooser)), 6
+    step, answer = next(walk), None
+    while not isinstance(step, Refused):
+        match step:
+            case NeedProposal():
+                if not left:
+                    return decided
+                left, answer = left - 1, drafter.propose()
+            case NeedRow() | NeedSample():
+                token = int(target.law(tuple(output)).argmax())
+                answer = Row.certain(token) if isinstance(step, NeedRow) else token
+            case Emit(token):
+                output.append(token)
+                decided.append(step)
+        step = walk.send(answer)
+    return [*decided, step]
+
+
+@pytest.mark.parametrize("toy", [*TOYS, *TEXTS], ids=lambda toy: toy.name)
+def test_temperature_zero_is_a_comparison_of_texts(toy: Toy) -> None:
+    for salt in range(20):
+        verdicts = [greedy_verdicts(toy, method, str(salt)) for method in (COUPLED, SLEM)]
+        assert verdicts[0] == verdicts[1]
+
+
+def conversation(pair: Pair, answers: Iterable[Answer], script: list[int]) -> list[Step]:
+    """The steps of a walk that is given these answers to what it needs, and the branches of its choices."""
+    waiting = iter(answers)
+    walk = coupling.walk(Ground(pair, EnumeratingChooser(script)))
+    steps = [next(walk)]
+    while not isinstance(steps[-1], Refused):
+        answer = None if isinstance(steps[-1], Emit) else next(waiting, ...)
+        if answer is ...:
+            break
+        steps.append(walk.send(answer))
+    return steps
+
+
+def shown(steps: Iterable[Step]) -> list[object]:
+    """Steps as plain values."""
+    plain: list[object] = []
+    for step in steps:
+        if isinstance(step, NeedRow):
+            plain.append(("row", step.listed.tolist(), step.judging, step.whole))
+        else:
+            plain.append("proposal" if isinstance(step, NeedProposal) else step)
+    return plain
+
+
+def test_inside_a_draft_token_the_head_is_enough() -> None:
+    """The target says `a`, then `b`; the draft's token is `ab`."""
+    steps = conversation(
+        pair_of(("a", "b"), ("ab", "a")), [Proposal(0, Row.certain(0)), Row.certain(0), Row.certain(1)], []
+    )
+    assert shown(steps) == [
+        "proposal",
+        ("row", [], True, False),
+        Emit(0, Kind.ACCEPTED),
+        ("row", [], True, False),
+        Emit(1, Kind.ACCEPTED),
+        "proposal",
+    ]
+
+
+def test_at_a_token_start_it_lists_what_the_proposal_could_have_been() -> None:
+    proposal = Proposal(1, Row(as_ids(0, 1, 2), np.array([0.25, 0.5, 0.25])))
+    steps = conversation(pair_of(("b", "c", "a"), ("a", "b", "ab")), [proposal], [])
+    assert shown(steps) == ["proposal", ("row", [2, 0], True, False)]
+
+
+def test_the_tail_emits_a_token_that_no_row_lists_and_refuses() -> None:
+    pair = pair_of(("a", "b", "c"), ("a", "b"))
+    head, whole = Row(as_ids(0), np.array([0.5]), 0.5), Row(as_ids(0, 1, 2), np.array([0.5, 0.2, 0.3]))
+    steps = conversation(pair, [Proposal(0, Row.certain(0)), head, whole], [0, 0, 1])
+    assert shown(steps) == [
+        "proposal",
+        ("row", [0], True, False),
+        ("row", [], True, True),
+        Emit(2, Kind.CORRECTED),
+        Refused(0),
+    ]
+
+
+def test_without_a_proposal_it_finishes_its_token_and_waits_for_the_draft() -> None:
+    """The target says `aba` while the draft has only shown `a`; a later `ba` is then at the frontier."""
+    pair = pair_of(("aba", "c"), ("a", "ba"))
+    answers = [Proposal(0, Row.certain(0)), Row.certain(0), None, Proposal(1, Row.certain(1)), None]
+    assert shown(conversation(pair, answers, [])) == [
+        "proposal",
+        ("row", [], True, False),
+        "proposal",
+        Emit(0, Kind.BONUS),
+        "proposal",
+        "proposal",
+        ("row", [], False, False),
+    ]
+
+
+def test_a_draft_that_disagrees_with_committed_letters_is_refused_there() -> None:
+    pair = pair_of(("aba", "c"), ("a", "bb"))
+    answers = [Proposal(0, Row.certain(0)), Row.certain(0), None, Proposal(1, Row.certain(1))]
+    assert conversation(pair, answers, [])[-1] == Refused(2)
+
+
+def bias(toy: Toy, head: int) -> float:
+    setup = Setup(toy, COUPLED, 2, 2, head=head)
+    return total_variation(law_of(setup.run), autoregressive_law(setup.target(None), setup.stops, setup.length))
+
+
+def test_laws_that_a_refusal_leaves_unchanged_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unchanged(identity: Identity) -> tuple[Probabilities, Probabilities]:
+        return identity._row.probabilities, identity._draft_row.probabilities
+
+    assert bias(NESTED, 99) < 1e-12
+    monkeypatch.setattr(Identity, "residuals", unchanged)
+    assert bias(NESTED, 99) > 0.01
+
+
+def test_listing_the_drafted_token_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its probability would be known because it was drawn."""
+
+    def drafted_alone(pair: Pair, proposal: Proposal) -> Ids:
+        ids = pair.to_target_ids(as_ids(proposal.token))
+        return ids[ids >= 0]
+
+    toy = next(toy for toy in TOYS if toy.name == "same")
+    assert bias(toy, 1) < 1e-12
+    monkeypatch.setattr(planning, "target_support", drafted_alone)
+    monkeypatch.setattr(coupling, "target_support", drafted_alone)
+    assert bias(toy, 1) > 0.01
