@@ -43,8 +43,7 @@ class PairCounts:
             self._forget()
 
     def _forget(self) -> None:
-        """Keeps half of `most`, so that the next merge does not end here again."""
-        least = np.partition(self._counts, -(self._most // 2))[-(self._most // 2)]
-        kept = self._counts > least
-        self.forgotten += int(self._counts[~kept].sum())
+        """Keeps half of `most`, of equal ones the lowest, so that the next merge does not end here again."""
+        kept = np.sort(np.argsort(-self._counts, kind="stable")[: self._most // 2])
+        self.forgotten += int(self._counts.sum() - self._counts[kept].sum())
         self._keys, self._counts = self._keys[kept], self._counts[kept]
