@@ -1,98 +1,23 @@
 """The driver: commands reach services, answers and failures come back as events, nothing stays open."""
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from crossdraft.pipeline.events import Reason
 from crossdraft.pipeline.generation import Generation
-from crossdraft.rpc.codec import Opened
-from crossdraft.rpc.errors import Closed, Internal, ServiceError, Unreachable
-from crossdraft.rpc.stream import Traffic
+from crossdraft.rpc.errors import Closed, Internal, Unreachable
 from crossdraft.verification.exchange import (
-    Draft,
     Drafted,
-    FetchRow,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
     PassDone,
-    RowFetched,
     Score,
     Scored,
 )
 from crossdraft.verification.methods import SLEM, SLRS, TLI, TOKENTIMING, Method
 from crossdraft.verification.rows import Proposal, Row, Whose
-from tests.fakes import ToyDrafter, ToyTarget
-from tests.pipeline.test_session import assignment, toys
-
-
-@dataclass
-class MemoryTarget:
-    """A toy behind a target's port."""
-
-    toy: ToyTarget
-    refuses: ServiceError | None = None
-    fails_at: int = 10**9  # pass
-    closed: int = 0
-    traffic: Traffic = field(default_factory=Traffic)
-    replies: asyncio.Queue[PassDone | RowFetched | None] = field(default_factory=asyncio.Queue)
-
-    async def open(self, request: OpenTarget) -> "MemoryTarget":
-        if self.refuses is not None:
-            raise self.refuses
-        return self
-
-    async def send(self, request: OpenTarget | Pass | FetchRow) -> None:
-        if isinstance(request, Pass):
-            self.replies.put_nowait(None if request.number == self.fails_at else self.toy.run(request))
-        elif isinstance(request, FetchRow):
-            self.replies.put_nowait(self.toy.fetch(request.number, request.node))
-
-    async def receive(self) -> Opened | PassDone | RowFetched:
-        reply = await self.replies.get()
-        if reply is None:
-            raise Closed("the target ended the session")
-        return reply
-
-    async def close(self) -> None:
-        self.closed += 1
-
-
-@dataclass
-class MemoryDrafter:
-    """A toy behind a drafter's port."""
-
-    toy: ToyDrafter
-    refuses: ServiceError | None = None
-    silent: bool = False
-    scoreless: bool = False  # never answers Score
-    opened_twice: bool = False
-    closed: int = 0
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    traffic: Traffic = field(default_factory=Traffic)
-    replies: asyncio.Queue[Opened | Drafted | Scored] = field(default_factory=asyncio.Queue)
-
-    async def open(self, request: OpenDrafter) -> "MemoryDrafter":
-        if self.refuses is not None:
-            raise self.refuses
-        return self
-
-    async def send(self, request: OpenDrafter | Draft | Score) -> None:
-        self.asked.set()
-        if self.opened_twice:
-            self.replies.put_nowait(Opened("f1"))
-        elif isinstance(request, Draft) and not self.silent:
-            self.replies.put_nowait(self.toy.draft(request))
-        elif isinstance(request, Score) and not self.scoreless:
-            self.replies.put_nowait(self.toy.score(request))
-
-    async def receive(self) -> Opened | Drafted | Scored:
-        return await self.replies.get()
-
-    async def close(self) -> None:
-        self.closed += 1
+from tests.pipeline.memory import MemoryDrafter, MemoryTarget
+from tests.pipeline.sessions import assignment, toys
 
 
 def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:

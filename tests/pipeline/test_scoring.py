@@ -17,7 +17,7 @@ from crossdraft.verification.exchange import Draft, Pass, PassDone, Score, Score
 from crossdraft.verification.methods import SLRS
 from crossdraft.verification.walk import Kind
 from tests.fakes import ToyTarget, run_session
-from tests.pipeline.test_session import assignment, emitted, end, scoring, toys
+from tests.pipeline.sessions import assignment, emitted, end, scoring, toys
 
 
 def test_it_asks_for_the_draft_that_the_walk_is_at() -> None:
