@@ -19,12 +19,12 @@ from crossdraft.verification.expectation import (
 )
 from crossdraft.verification.methods import METHODS, Method
 from crossdraft.verification.races import Race
-from crossdraft.verification.rows import Ids, Row
+from crossdraft.verification.rows import Ids, Row, Whose
 from crossdraft.verification.walk import Kind
 from tests.fakes import ToyDrafter, ToyTarget, pair_of
 from tests.verification.enumerating import EnumeratingChooser, law_of
 from tests.verification.test_seeded_law import Runs
-from tests.verification.toys import TOYS, Setup, Toy
+from tests.verification.toys import TEXTS, TOYS, Setup, Toy, drafter_of
 
 EXACT = 1e-12
 SEEDS = 1500
@@ -33,10 +33,12 @@ SEEDS = 1500
 def laws_of(setup: Setup) -> tuple[Row, Drafting]:
     """What the expectation is computed from: the laws of the setup's own toys."""
     pair = pair_of(setup.toy.target, setup.toy.drafter, setup.toy.stops)
-    allowed = pair.shared_drafter_ids if setup.method.shared_only else None
-    drafter = ToyDrafter(pair.drafter.letters, EnumeratingChooser([]), allowed, setup.temperature)
-    law = setup.target(None).law(())
-    target = Row(np.arange(len(law)), law)
+    drafter = drafter_of(setup.method, pair, EnumeratingChooser([]), setup.temperature)
+    target = row(setup.target(None).law(()))
+    if setup.method.redistributed:
+        drawn_from = drafter.propose().row
+        assert drawn_from is not None
+        return target, Drafting(pair, lambda ids: drawn_from, setup.proposals, whose=Whose.TARGET)
     return target, Drafting(pair, lambda ids: drafter.law(pair.drafter.letters_of(ids)), setup.proposals)
 
 
@@ -50,8 +52,8 @@ def toys_of(method: Method) -> list[Toy]:
     """Those that the method takes, and where something can be proposed."""
     if method.same_vocabulary:
         return [Toy(toy.name, toy.target, toy.target) for toy in TOYS]
-    proposing = [toy for toy in TOYS if set(toy.target) & set(toy.drafter)]
-    return proposing if method.shared_only else list(TOYS)
+    proposing = [toy for toy in (*TOYS, *TEXTS) if set(toy.target) & set(toy.drafter)]
+    return proposing if method.shared_only else [*TOYS, *TEXTS]
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTATIONS if name in METHODS and not METHODS[name].keyed])
@@ -59,7 +61,7 @@ def toys_of(method: Method) -> list[Toy]:
 def test_it_is_what_the_walk_does(name: str, temperature: float) -> None:
     method = METHODS[name]
     for toy in toys_of(method):
-        for proposals in (1, 2, 3):
+        for proposals in (1, 2) if toy in TEXTS else (1, 2, 3):
             setup = Setup(toy, method, proposals, 2, temperature=temperature)  # 1 token would not be drafted
             target, drafting = laws_of(setup)
             found = EXPECTATIONS[name](target, drafting)

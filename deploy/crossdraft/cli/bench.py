@@ -8,6 +8,8 @@ import typer
 # Of a checkout: the prompts belong to the tests, and are not part of the package.
 PROMPTS = Path("tests/prompts.jsonl")
 DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
+HEADS = [*DRAFTERS[:2], "random:qwen2.5-0.5b", "random:eagle-llama-3-8b"]
+SHARES = [0.5, 0.25, 0.125, 0.0625]
 METHODS = ["standard", "tli", "slem", "seeded"]
 
 app = typer.Typer(name="bench", help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=True)
@@ -24,6 +26,7 @@ Affinities = Annotated[
     list[str] | None,
     typer.Option("--affinity", metavar="NAME=FILE", help="A drafter's file of `crossdraft affinity`; repeatable."),
 ]
+Shares = Annotated[list[float], typer.Option("--share", help="Of the vocabulary, to keep; repeatable.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")]
 
 
@@ -79,16 +82,17 @@ def expected(
     least: Annotated[
         float, typer.Option(help="Follow no draft that still agrees with a smaller probability; 0 is exact, and slow.")
     ] = 1e-4,
+    after: Annotated[int, typer.Option(help="Tokens that the target goes on with, greedily, before.")] = 0,
     affinity: Affinities = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Expected acceptance of the first token after each prompt, computed from whole rows."""
+    """Expected acceptance of a round's first token, computed from whole rows after each prompt."""
     from crossdraft.cli import expected as command
     from crossdraft.cli.benching import affinities_of, prompts_of
 
     texts = prompts_of(prompts, limit)
     files = affinities_of(affinity or (), drafter)
-    question = command.Question(target, tuple(drafter), texts, tuple(temperatures), k, least, files)
+    question = command.Question(target, tuple(drafter), texts, tuple(temperatures), k, least, files, after)
     command.measure(question, json_file)
 
 
@@ -111,3 +115,57 @@ def law(
     settings = settings_of(target, drafter, methods, [1.0], [k])
     plan = command.Plan(prompt, count, concurrency, transformers)
     command.measure(Workload(target, settings, (prompt,), command.TOKENS), plan, json_file)
+
+
+@app.command()
+def rdk(
+    tokens: Annotated[int, typer.Option(min=1000, help="Vocabulary of the first-order form.")] = 200_000,
+    exact_tokens: Annotated[int, typer.Option(min=1000, help="Where the matrix itself is applied.")] = 2_000,
+    draws: Annotated[int, typer.Option(min=1, help="Of target and drafter.")] = 20,
+    noise: Annotated[float, typer.Option(min=0, help="On the drafter's logits, standard deviation.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
+    json_file: JsonFile = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture there.")] = None,
+) -> None:
+    """RDK's synthetic experiment: acceptance of a pruned drafter, with its mass redistributed and without."""
+    from crossdraft.cli import redistribution as command
+    from crossdraft.cli.synthetic import Study
+
+    command.measure(Study(tokens, exact_tokens, draws, noise, seed), json_file, plot)
+
+
+@app.command()
+def pruning(
+    prompts: Prompts = PROMPTS,
+    limit: Limit = None,
+    target: Target = "bundled:target",
+    drafter: Drafter = DRAFTERS[:2],
+    methods: Methods = ["slem"],  # noqa: B006
+    temperatures: Temperatures = [0.0],  # noqa: B006
+    proposals: Proposals = [5],  # noqa: B006
+    max_tokens: MaxTokens = 128,
+    share: Shares = SHARES,
+    corpus: Annotated[Path | None, typer.Option(help="What to rank by; by default Python's own sources.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Generations at once.")] = 16,
+    json_file: JsonFile = None,
+) -> None:
+    """Tokens per pass with drafters that keep the most frequent ids of their head."""
+    from crossdraft.cli import pruning as command
+    from crossdraft.cli.benching import Workload, prompts_of, settings_of
+
+    settings = settings_of(target, drafter, methods, temperatures, proposals)
+    workload = Workload(target, settings, prompts_of(prompts, limit), max_tokens)
+    command.measure(command.Plan(workload, tuple(share), corpus, concurrency), json_file)
+
+
+@app.command()
+def head(
+    drafter: Annotated[list[str], typer.Option(help="A model, or random:SHAPE with random weights.")] = HEADS,
+    share: Shares = SHARES,
+    turns: Annotated[int, typer.Option(min=1, help="Drafts of five tokens with each head.")] = 20,
+    json_file: JsonFile = None,
+) -> None:
+    """How much of a drafting step is LM head and softmax, with the whole head and with cut ones."""
+    from crossdraft.cli import head as command
+
+    command.measure(drafter, share, turns, json_file)

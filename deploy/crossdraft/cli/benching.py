@@ -97,6 +97,23 @@ def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
         ) from error
 
 
+def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, Path]:
+    """The files of options NAME=FILE, by drafter.
+
+    Raises:
+        Misused: an option is not of this form, or its name is not one of the drafters.
+    """
+    found: dict[str, Path] = {}
+    for option in options:
+        name, equals, file = option.rpartition("=")
+        if not (equals and name and file):
+            raise Misused(f"--affinity takes NAME=FILE, such as {drafters[0]}=affinity.npz, got {option!r}")
+        if name not in drafters:
+            raise Misused(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
+        found[name] = Path(file)
+    return found
+
+
 async def running_pairs(workload: Workload) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
     """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
 

@@ -20,7 +20,7 @@ from crossdraft.text.letters import Letters
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.agreement import Agreement, Drafting, Expected, Weights, independent, maximal, weights_of
 from crossdraft.verification.races import Race
-from crossdraft.verification.rows import Probabilities, Row, Whose
+from crossdraft.verification.rows import Ids, Probabilities, Row, Whose
 
 __all__ = ["EXPECTATIONS", "Drafting", "Expected"]
 
@@ -32,7 +32,7 @@ def overlap(target: Row, drafting: Drafting) -> Expected:
     """
     proposed = drafting.row_after(())
     drafted = in_target_ids(drafting.pair, proposed, drafting.whose)
-    return Expected(float(np.minimum(_dense(drafting.pair, target), drafted).sum()))
+    return Expected(float(np.minimum(in_target_ids(drafting.pair, target, Whose.TARGET), drafted).sum()))
 
 
 def matching(target: Row, drafting: Drafting) -> Expected:
@@ -57,7 +57,7 @@ def common_noise(target: Row, drafting: Drafting) -> Expected:
 def string_rejection(target: Row, drafting: Drafting) -> Expected:
     """Σ min(p(t), ψ(t)) with ψ(t) = P(t is the longest target token that the draft's text starts with): `slrs`."""
     weights, psi = weights_of(target), dict[Letters, float]()
-    probabilities = by_letters(drafting.pair.target.letters, weights)
+    probabilities = _by_letters(drafting.pair.target.letters, weights)
     pruned = _longest_tokens(drafting, weights, psi)
     return Expected(sum(min(probabilities.get(letters, 0.0), mass) for letters, mass in psi.items()), pruned)
 
@@ -67,15 +67,14 @@ def coupled(target: Row, drafting: Drafting) -> Expected:
 
     With q the law of the draft's own tokens, or of those in T∩D.
     """
-    p, q = weights_of(target), weights_of(drafting.row_after(()))
-    pair = drafting.pair
-    ours, theirs = by_letters(pair.target.letters, p), by_letters(pair.drafter.letters, q)
-    both = {letters: min(mass, theirs[letters]) for letters, mass in ours.items() if letters in theirs}
-    accepted = sum(both.values())
+    pair, proposed = drafting.pair, drafting.row_after(())
+    ours, theirs = pair.names(target.ids), pair.to_target_ids(proposed.ids)
+    p = in_target_ids(pair, Row(ours, target.probabilities), Whose.TARGET)
+    q = in_target_ids(pair, proposed)
+    both = np.minimum(p, q)
+    accepted = float(both.sum())
     surplus = Agreement(drafting, maximal).at_start(
-        max(0.0, 1.0 - accepted),
-        _less(p, pair.target.letters, ours, both),
-        _less(q, pair.drafter.letters, theirs, both),
+        max(0.0, 1.0 - accepted), _surplus(target, ours, p - both, p), _surplus(proposed, theirs, q - both, q)
     )
     return Expected(accepted) + surplus
 
@@ -90,6 +89,7 @@ EXPECTATIONS: dict[str, Callable[[Row, Drafting], Expected]] = {
     "seeded": common_noise,
     "slrs": string_rejection,
     "coupled": coupled,
+    "coupled-shared": coupled,
 }
 
 
@@ -101,7 +101,7 @@ def in_target_ids(pair: Pair, row: Row, whose: Whose = Whose.DRAFTER) -> Probabi
     return law
 
 
-def by_letters(letters: tuple[Letters, ...], weights: Weights) -> dict[Letters, float]:
+def _by_letters(letters: tuple[Letters, ...], weights: Weights) -> dict[Letters, float]:
     """Weights of strings: ids with the same letters are added up."""
     found: dict[Letters, float] = {}
     for token, weight in weights.items():
@@ -109,16 +109,11 @@ def by_letters(letters: tuple[Letters, ...], weights: Weights) -> dict[Letters, 
     return found
 
 
-def _dense(pair: Pair, target: Row) -> Probabilities:
-    return in_target_ids(pair, target, Whose.TARGET)
-
-
-def _less(
-    weights: Weights, letters: tuple[Letters, ...], whole: dict[Letters, float], both: dict[Letters, float]
-) -> Weights:
-    """What is left of a law when the common mass of each string is taken away."""
-    left = {token: 1.0 - both.get(letters[token], 0.0) / whole[letters[token]] for token in weights}
-    return {token: weight * left[token] for token, weight in weights.items() if left[token] > 0}
+def _surplus(row: Row, names: Ids, left: Probabilities, whole: Probabilities) -> Weights:
+    """What is left of a row when the common mass of each token is taken away; -1 names what is not shared."""
+    share = np.divide(left, whole, out=np.ones_like(whole), where=whole > 0)
+    weights = row.probabilities * np.where(names < 0, 1.0, share[names])
+    return {token: weight for token, weight in zip(row.ids.tolist(), weights.tolist(), strict=True) if weight > 0}
 
 
 @dataclass(frozen=True)
