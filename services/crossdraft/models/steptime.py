@@ -6,7 +6,7 @@ What is counted is the processor time of one thread, which other work on the mac
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from statistics import median
 
 import numpy as np
@@ -81,8 +81,9 @@ def model_of(name: str) -> PreTrainedModel:
 def step_times(model: PreTrainedModel, keep: Sequence[int], drawing: Drawing, turns: int) -> list[StepTime]:
     """Medians over `turns` drafts, for each number of ids that the head keeps.
 
-    Heads take turns, draft by draft, so that whatever else the machine does meets all of them. Which ids are kept does
-    not change the time: they are the first ones. Torch has one thread from here on.
+    Heads take turns, draft by draft, so that whatever else the machine does meets all of them; the layers are the same
+    for all, and so is their median. Which ids are kept does not change the time: they are the first ones. Torch has one
+    thread from here on.
 
     Raises:
         CannotPruneError: the head of this model cannot be cut.
@@ -101,7 +102,8 @@ def step_times(model: PreTrainedModel, keep: Sequence[int], drawing: Drawing, tu
                 times += steps if turn else []  # the first turn warms up
     finally:
         model.set_output_embeddings(whole)
-    return [_medians(times) for times in found]
+    layers = median(one.layers for times in found for one in times)
+    return [replace(_medians(times), layers=layers) for times in found]
 
 
 def _draft(engine: Engine, head: nn.Module, drawing: Drawing) -> list[StepTime]:
