@@ -122,14 +122,13 @@ def test_the_first_piece_is_accepted_with_the_sum_of_min(toy: Toy, proposals: in
 
 def test_equal_laws_but_for_rounding_draw_from_p() -> None:
     """A refusal that rounding alone can cause still emits a token."""
-    toy = Toy("one letter", ("a",), ("a",))
-    setup = Setup(toy, SLRS, 1, 1)
+    setup = Setup(Toy("one letter", ("a",), ("a",)), SLRS, 1, 2)
 
     class Refusing(EnumeratingChooser):
         def bernoulli(self, probability: float) -> bool:
             return False
 
-    assert setup.run(Refusing([])) == (0,)
+    assert [(one.token, one.kind) for one in setup.emitted(Refusing([]))] == [(0, Kind.CORRECTED), (0, Kind.BONUS)]
 
 
 @pytest.mark.parametrize(("text", "revealed"), [("ba", 1), ("aa", 2), ("ab", 2)])
