@@ -103,7 +103,7 @@ def make(target: str, drafter: str, corpus: Path, output: Path, kind: str, optio
     except (ValueError, OSError) as error:
         raise CommandFailed(f"cannot make the affinities: {error}") from error
     console = PlainConsole(highlight=False)
-    console.print(escape(f"wrote {output}: {kind}, {note}"))
+    console.print(escape(f"wrote {output}: {kind}, {note}"), soft_wrap=True)
     console.print(summary(affinity, pair))
 
 

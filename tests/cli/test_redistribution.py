@@ -1,0 +1,110 @@
+"""`crossdraft bench rdk`: its figures are those of the formulas, and it writes what it is asked to."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossdraft.cli.synthetic import (
+    KEPT,
+    TAUS,
+    TOP_QUARTER,
+    Draw,
+    Figures,
+    Study,
+    draw_of,
+    figures_of,
+    redistributed,
+    run,
+)
+from tests.cli.conftest import Cli
+
+SMALL = Study(tokens=1000, exact_tokens=1000, draws=2)
+
+
+@pytest.fixture(scope="module")
+def draw() -> Draw:
+    return draw_of(SMALL, 1000, 0)
+
+
+def test_the_most_probable_quarter_has_the_published_share(draw: Draw) -> None:
+    assert np.sort(draw.p)[::-1][:250].sum() == pytest.approx(TOP_QUARTER, abs=1e-6)
+    assert draw.p.sum() == pytest.approx(1.0)
+    assert draw.q.sum() == pytest.approx(1.0)
+
+
+def test_draws_are_repeatable_and_differ(draw: Draw) -> None:
+    assert np.array_equal(draw_of(SMALL, 1000, 0).q, draw.q)
+    assert not np.array_equal(draw_of(SMALL, 1000, 1).q, draw.q)
+    assert not np.array_equal(draw_of(Study(seed=1), 1000, 0).q, draw.q)
+
+
+def test_masks_keep_what_they_say(draw: Draw) -> None:
+    probable = draw.masked("the most probable", 100)
+    assert (probable > 0).sum() == 100
+    assert draw.p[probable > 0].min() >= draw.p[probable == 0].max()
+    random = draw.masked("random", 100)
+    assert (random > 0).sum() == 100
+    assert np.array_equal(random[random > 0], draw.q[random > 0])
+
+
+@pytest.mark.parametrize("tau", TAUS)
+def test_the_matrix_is_the_softmax_of_the_covariance(draw: Draw, tau: float) -> None:
+    masked = draw.masked("random", 300)
+    proposed = masked / masked.sum()
+    scaled = (np.diag(draw.p) - np.outer(draw.p, draw.p)) / tau
+    rows = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    rows /= rows.sum(axis=1, keepdims=True)
+    assert redistributed(proposed, draw.p, tau) == pytest.approx(rows.T @ proposed, abs=1e-14)
+
+
+def test_figures_are_acceptances(draw: Draw) -> None:
+    masked = draw.masked("random", 300)
+    found = figures_of(draw.p, masked, ())
+    p, q = draw.p.tolist(), (masked / masked.sum()).tolist()
+    theta = sum(one * other for one, other in zip(p, q, strict=True))
+    spread = [(1000 * other + theta * one) / (1000 + one) for one, other in zip(p, q, strict=True)]
+    assert found == Figures(
+        masked=pytest.approx(sum(map(min, p, masked.tolist()))),
+        tli=pytest.approx(sum(map(min, p, q))),
+        first_order=pytest.approx(sum(min(one, other / sum(spread)) for one, other in zip(p, spread, strict=True))),
+        uniform=pytest.approx(sum(min(one, 0.001) for one in p)),
+        exact=(),
+        theta=pytest.approx(theta),
+        change=pytest.approx(
+            sum(abs(one / sum(spread) - other) for one, other in zip(spread, q, strict=True)), abs=1e-9
+        ),
+        error=0.0,
+    )
+
+
+def test_what_the_docs_say_of_the_formulas() -> None:
+    levels = list(run(SMALL))
+    assert len(levels) == 4 * len(KEPT)
+    for level in levels:
+        found = level.figures
+        assert found.change <= 3 * found.theta / level.tokens
+        assert abs(found.first_order - found.tli) <= 2 * found.theta / level.tokens
+        if found.exact:  # the largest τ: uniform, whatever is kept; so the first-order form is no approximation of it
+            assert found.exact[-1] == pytest.approx(found.uniform, abs=2e-3)
+            assert found.error > 1.0
+
+
+def test_files_and_tables(cli: Cli, tmp_path: Path) -> None:
+    small = ("--tokens", 1000, "--exact-tokens", 1000, "--draws", 2)
+    ended = cli("bench", "rdk", *small, "--json", tmp_path / "rdk.json", "--plot", tmp_path / "rdk.png")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.count("acceptance, N = 1,000") == 4
+    record = json.loads((tmp_path / "rdk.json").read_text())
+    assert record["study"] == {"tokens": 1000, "exact_tokens": 1000, "draws": 2, "noise": 1.0, "seed": 0}
+    assert record["levels"][0]["figures"]["tli"] == next(run(SMALL)).figures.tli
+    assert (tmp_path / "rdk.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["none/rdk.png", "rdk.nothing"])
+def test_pictures_that_cannot_be_written(cli: Cli, tmp_path: Path, name: str) -> None:
+    small = ("--tokens", 1000, "--exact-tokens", 1000, "--draws", 1)
+    ended = cli("bench", "rdk", *small, "--plot", tmp_path / name)
+    assert ended.code == 1
+    assert "cannot write the picture" in ended.err
