@@ -26,7 +26,7 @@ from crossdraft.verification.exchange import NoiseKey, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise
 
 RANDOM = "random:"  # before the name of a shape
-PROMPT = 64  # tokens before the draft
+PROMPT = 48  # tokens before the draft
 STEPS = 5  # of a draft
 OPTIONS = SamplingOptions()
 
