@@ -24,6 +24,8 @@ from tests.verification.toys import TOYS, Setup, Toy
 EXACT = 1e-12
 NESTED = next(toy for toy in TOYS if toy.name == "nested prefixes")
 LATE = Toy("excluded by a piece before the last", ("a", "b", "aba"), ("a", "b"))
+TWICE = Toy("excluded twice", ("a", "b", "ba", "aba"), ("a", "b"))
+PAIRS = (*TOYS, LATE, TWICE)
 
 
 def wanted(setup: Setup) -> dict[tuple[int, ...], float]:
@@ -33,7 +35,7 @@ def wanted(setup: Setup) -> dict[tuple[int, ...], float]:
 def cells() -> list[Setup]:
     """K = 1 to 3, with as many tokens as time allows: three in a round of three where a side has two letters."""
     out = []
-    for toy in (*TOYS, LATE):
+    for toy in PAIRS:
         longest = 3 if min(len(toy.target), len(toy.drafter)) == 2 else 2
         out += [Setup(toy, SLRS, proposals, length) for proposals, length in ((1, 3), (2, 3), (3, longest))]
     return out
@@ -46,7 +48,7 @@ def test_output_law_is_the_targets(setup: Setup) -> None:
 
 @pytest.mark.parametrize("head", [1, 2])
 def test_truncated_rows_have_the_same_law(head: int) -> None:
-    for toy in (*TOYS, LATE):
+    for toy in PAIRS:
         setup = Setup(toy, SLRS, 2, 2, head=head)
         assert distance(law_of(setup.run), wanted(setup)) < EXACT, toy.name
 
@@ -59,7 +61,7 @@ def test_ignoring_the_end_symbol(proposals: int, length: int) -> None:
 
 
 def test_temperature_zero_is_the_greedy_text() -> None:
-    for toy in (*TOYS, LATE):
+    for toy in PAIRS:
         setup = Setup(toy, SLRS, 3, 6, temperature=0)
         law = law_of(setup.run)
         assert law == wanted(setup), toy.name
@@ -97,7 +99,7 @@ def plain_at_the_end(ground: Ground) -> Walk:
             yield from undrafted(ground)
 
 
-@pytest.mark.parametrize("toy", [*TOYS, LATE], ids=lambda toy: toy.name)
+@pytest.mark.parametrize("toy", PAIRS, ids=lambda toy: toy.name)
 @pytest.mark.parametrize("proposals", [1, 3])
 def test_the_first_piece_is_accepted_with_the_sum_of_min(toy: Toy, proposals: int) -> None:
     """arXiv 2502.05202, Table 2, with ψ from every draft there is, each cut by a tokenizer."""
