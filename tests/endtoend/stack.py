@@ -4,17 +4,28 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from crossdraft.cli.vocabularies import Named
+from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.servicer import ServeDrafter, drafter_server
 from crossdraft.models.running import ModelOptions
 from crossdraft.pipeline import Generation, GenerationRequest, Pipeline, Statistics, connect
 from crossdraft.rpc.server import Listening
 from crossdraft.target.servicer import ServeTarget, target_server
+from crossdraft.text.affinity import Affinity, save_affinity
+from crossdraft.text.estimates import Alignment
+from crossdraft.text.letters import Side
+from crossdraft.text.pairing import Pair
+from tests.prompts import prompts
 
 TARGET = "target"
-DRAFTERS = ("drafter-a", "drafter-b", "drafter-c")
+DRAFTERS = ("drafter-a", "drafter-b", "drafter-c")  # each is served with an affinity matrix
+NGRAM = "ngram"
 AT_ONCE = Listening(grace_seconds=0)
 CONCURRENT = 16  # generations at once, which the engines batch
+NEIGHBOURS = 8  # entries of an affinity matrix's row
 BUDGET = 256  # MiB for keys and values of one model: at least CONCURRENT sessions
 
 
@@ -23,7 +34,7 @@ class Stack:
     """Addresses of the running services."""
 
     target: str
-    drafters: Mapping[str, str]  # by name; the target's model is there as a drafter, too
+    drafters: Mapping[str, str]  # by name; the target's model and one without a model are there, too
 
     def connect(self, drafter: str | None) -> Pipeline:
         """A pipeline with the drafter of this name, or without one."""
@@ -47,12 +58,28 @@ class Stack:
 async def serving() -> AsyncIterator[Stack]:
     """All services, for the time of the block."""
     async with AsyncExitStack() as started:
+        folder = Path(started.enter_context(TemporaryDirectory()))
         target = await started.enter_async_context(await target_server(ServeTarget(model(TARGET), AT_ONCE)))
-        drafters = {}
+        servers = {NGRAM: ngram_server(ServeNgram(listening=AT_ONCE))}
         for name in (TARGET, *DRAFTERS):
-            server = await drafter_server(ServeDrafter(model(name), AT_ONCE))
-            drafters[name] = (await started.enter_async_context(server)).address
+            affinity = None if name == TARGET else affinities(name, folder)
+            servers[name] = await drafter_server(ServeDrafter(model(name), AT_ONCE, affinity))
+        drafters = {name: (await started.enter_async_context(server)).address for name, server in servers.items()}
         yield Stack(target.address, drafters)
+
+
+def affinities(drafter: str, folder: Path) -> Path:
+    """The file of an affinity matrix from a drafter to the target, made of the prompts' text."""
+    ours, theirs = (
+        Named.load(f"bundled:{name}", side) for name, side in ((TARGET, Side.TARGET), (drafter, Side.DRAFTER))
+    )
+    pair = Pair(ours.tokenization.vocabulary, theirs.tokenization.vocabulary)
+    seen = Alignment(pair, ours.tokenization, theirs.tokenization)
+    for prompt in prompts():
+        seen.add(prompt.text)
+    path = folder / f"{drafter}.npz"
+    save_affinity(Affinity.of(pair, seen.matrix(NEIGHBOURS), ours.tokenizer_json, theirs.tokenizer_json), path)
+    return path
 
 
 def model(name: str) -> ModelOptions:

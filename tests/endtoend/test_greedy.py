@@ -1,5 +1,6 @@
 """Greedy output through gRPC, with every method and drafter, is that of transformers' `generate`."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,19 +9,22 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from crossdraft.models.names import BUNDLED
 from crossdraft.pipeline import Generation, GenerationRequest
+from crossdraft.verification.methods import METHODS
 from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
-from tests.endtoend.stack import DRAFTERS, TARGET, Stack, statistics
+from tests.endtoend.stack import DRAFTERS, NGRAM, TARGET, Stack, statistics
 from tests.prompts import prompts
 
-PROMPTS = 50
-NEW_TOKENS = 16  # 128 for the whole comparison, which takes minutes
+FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # the whole comparison, which takes minutes
+PROMPTS = 30 if FULL else 8
+NEW_TOKENS = 128 if FULL else 16
 FEW = 4  # prompts for each kind of options
 LONG = 800  # target tokens of a prompt that is too long for every drafter
 NEARLY = 8  # tokens that are left in a drafter's context after a prompt that nearly fills it
 MOST_TIES = 2  # in one test; more would not be chance
 
-METHODS = ("slem", "tli", "seeded")
-PAIRS = tuple(zip(METHODS, DRAFTERS, strict=True))
+ACROSS = tuple(name for name, method in METHODS.items() if not method.same_vocabulary)
+COPYING = tuple(name for name in ACROSS if not METHODS[name].shared_only)
+PAIRS = tuple((method, DRAFTERS[place % len(DRAFTERS)]) for place, method in enumerate(ACROSS))
 BIASES = (("\n", -4.0), (" self", 3.0), ("(", -100.0), (" =", 1.5))  # tokens by their text
 OPTIONS = {
     "repetition penalty": replace(GREEDY, repetition_penalty=1.3),
@@ -28,6 +32,7 @@ OPTIONS = {
     "logit bias": GREEDY,
     "all three": replace(GREEDY, repetition_penalty=0.9, presence_penalty=2.0),
 }
+KINDS = tuple((tuple(OPTIONS)[place % len(OPTIONS)], *pair) for place, pair in enumerate(PAIRS))
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,11 +41,14 @@ async def compared(
     stack: Stack, reference: Reference, method: str, drafter: str, cases: Sequence[Case]
 ) -> list[Generation]:
     """Generates for each case with proposals from the drafter, and compares."""
-    requests = [GenerationRequest(c.prompt, method=method, max_tokens=c.tokens, options=c.options) for c in cases]
+    requests = [
+        GenerationRequest(case.prompt, method, max_tokens=case.tokens, options=case.options, allow_inexact=True)
+        for case in cases
+    ]
     generations = await stack.run(drafter, requests)
     same = [reference.check(case, generation.ids) for case, generation in zip(cases, generations, strict=True)]
     assert same.count(False) <= MOST_TIES
-    assert all(statistics(generation).proposals for generation in generations)
+    assert any(statistics(generation).proposals for generation in generations)
     return generations
 
 
@@ -49,14 +57,20 @@ def plain_cases() -> list[Case]:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ACROSS)
 async def test_with_a_drafter_of_another_vocabulary(
     stack: Stack, reference: Reference, method: str, drafter: str
 ) -> None:
     generations = await compared(stack, reference, method, drafter, plain_cases())
     figures = [statistics(generation) for generation in generations]
+    assert all(figure.proposals for figure in figures)
     assert sum(figure.accepted for figure in figures)
-    assert sum(figure.tokens for figure in figures) > sum(figure.passes for figure in figures)
+    assert sum(figure.tokens for figure in figures) > sum(figure.passes - figure.row_misses for figure in figures)
+
+
+@pytest.mark.parametrize("method", COPYING)
+async def test_with_a_drafter_that_copies(stack: Stack, reference: Reference, method: str) -> None:
+    await compared(stack, reference, method, NGRAM, plain_cases())
 
 
 async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) -> None:
@@ -67,8 +81,7 @@ async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) ->
     assert sum(figure.tokens for figure in figures) > 3 * sum(figure.passes for figure in figures)
 
 
-@pytest.mark.parametrize(("method", "drafter"), PAIRS)
-@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize(("kind", "method", "drafter"), KINDS)
 async def test_with_penalties_and_biases(
     stack: Stack, reference: Reference, kind: str, method: str, drafter: str
 ) -> None:
@@ -81,8 +94,7 @@ async def test_with_penalties_and_biases(
     assert any(reference.continuation(case) != reference.continuation(replace(case, options=GREEDY)) for case in cases)
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "drafter"), PAIRS)
 async def test_with_prompts_longer_than_the_drafters_context(
     stack: Stack, reference: Reference, method: str, drafter: str
 ) -> None:
