@@ -1,5 +1,6 @@
 """`crossdraft bench`: what is measured, and how it is summed up."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,10 @@ from crossdraft.pipeline import Statistics
 from tests.cli.conftest import Cli
 
 SETTING = Setting("slem", "some/drafter", 1.0, 5)
-NOTHING: dict[str, Any] = dict.fromkeys(Statistics.__annotations__, 0) | {"method": "slem", "drafter_lost": ""}
+NO_PLACES = dict.fromkeys(("proposed_at", "judged_at", "accepted_at"), ())
+NOTHING: dict[str, Any] = (
+    dict.fromkeys(Statistics.__annotations__, 0) | {"method": "slem", "drafter_lost": ""} | NO_PLACES
+)
 
 
 def figures(**counted: float) -> Statistics:
@@ -52,7 +56,7 @@ def test_every_combination_is_a_cell(cli: Cli, running: None, prompts_file: Path
     assert outcome.code == 0, outcome.err
     cells = json.loads(out.read_text())["cells"]
     assert [(cell["method"], cell["temperature"], cell["k"]) for cell in cells] == [
-        (method, temperature, k) for method in ("slem", "seeded") for temperature in (0.0, 1.0) for k in (1, 3)
+        (method, temperature, k) for method in ("slem", "seeded") for temperature in (0.0, 0.6, 1.0) for k in (1, 3)
     ]
     for cell in cells:
         assert cell["prompts"] == 2
@@ -62,6 +66,42 @@ def test_every_combination_is_a_cell(cli: Cli, running: None, prompts_file: Path
         assert f"{cell['tokens_per_pass']:.2f} ± {cell['standard_error']:.2f}" in outcome.out
     greedy = [(cell["tokens"], cell["drafter"]) for cell in cells if cell["temperature"] == 0]
     assert greedy == [(greedy[0][0], "tiny")] * 4  # the same text, however it is drafted
+
+
+def test_what_a_pair_cannot_do_is_skipped_with_its_reason(
+    cli: Cli, running: None, prompts_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    options = ("--method", "rdk", "--method", "tokentiming", "--temperature", 1, "--max-tokens", 4, "--json", out)
+    outcome = cli("bench", "acceptance", "--prompts", prompts_file, "--limit", 1, "--drafter", "tiny", *options)
+    assert outcome.code == 0, outcome.err
+    found = json.loads(out.read_text())
+    assert [cell["method"] for cell in found["cells"]] == ["tokentiming"]
+    (skipped,) = found["skipped"]
+    assert (skipped["method"], skipped["drafter"]) == ("rdk", "tiny")
+    assert "affinity matrix" in skipped["reason"]
+    assert f"Skipped rdk with tiny: it {skipped['reason']}" in outcome.out
+
+
+def test_an_affinity_is_given_to_its_drafter_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Wanted] = []
+
+    @asynccontextmanager
+    async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
+        started.extend(wanted)
+        yield ["nowhere:1" for _ in wanted]
+
+    monkeypatch.setattr(benching, "services", services)
+    workload = benching.Workload(
+        "big", settings_of("big", ["a", "b"], ["rdk"], [1.0], [5]), ("x",), 1, {"b": Path("m")}
+    )
+
+    async def run() -> None:
+        async for _ in benching.running_pairs(workload):
+            pass
+
+    asyncio.run(run())
+    assert [(one.model, one.more) for one in started] == [("big", ()), ("a", ()), ("b", ("--affinity", "m"))]
 
 
 def test_a_method_for_one_vocabulary_starts_the_target_as_its_own_drafter(
@@ -122,10 +162,22 @@ def test_only_methods_that_take_a_seed_get_one_and_each_prompt_other_noise() -> 
 
 def test_a_cell_is_a_ratio_of_sums_with_the_error_over_prompts() -> None:
     # Equally many passes: the ratio is the mean of 1 and 2, whose standard error is (2 − 1) / 2.
-    counts: list[dict[str, Any]] = [{"tokens": 10, "accepted": 3, "corrected": 1}, {"tokens": 20, "accepted": 6}]
+    counts: list[dict[str, Any]] = [
+        {
+            "tokens": 10,
+            "accepted": 3,
+            "corrected": 1,
+            "proposed_at": (4, 2),
+            "judged_at": (4, 1),
+            "accepted_at": (3, 1),
+        },
+        {"tokens": 20, "accepted": 6, "proposed_at": (4,), "judged_at": (4,), "accepted_at": (2,)},
+    ]
     cell = cell_of(SETTING, [figures(passes=10, row_misses=2, proposals=50, **count) for count in counts], 1.5)
     assert cell.standard_error == pytest.approx(0.5)
     assert (cell.tokens_per_pass, cell.acceptance) == (1.5, 0.9)
+    assert cell.tokens_per_planned_pass == 30 / 16
+    assert (cell.acceptance_at, cell.accepted_length) == ((5 / 8, 1.0), 6 / 8)
     assert (cell.tokens, cell.passes, cell.row_misses, cell.proposals, cell.seconds) == (30, 20, 4, 100, 1.5)
     assert (cell.method, cell.drafter, cell.temperature, cell.k, cell.prompts) == ("slem", "some/drafter", 1.0, 5, 2)
 

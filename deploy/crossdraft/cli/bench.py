@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
+from crossdraft.cli.method_names import METHODS as METHOD_NAMES
+
 # Of a checkout: the prompts belong to the tests, and are not part of the package.
 PROMPTS = Path("tests/prompts.jsonl")
 DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
 HEADS = [*DRAFTERS[:2], "random:qwen2.5-0.5b", "random:eagle-llama-3-8b"]
 SHARES = [0.5, 0.25, 0.125, 0.0625]
-METHODS = ["standard", "tli", "slem", "seeded"]
+METHODS = ["standard", "tli", "slem", "seeded"]  # what a round costs is measured with these
 
 app = typer.Typer(name="bench", help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=True)
 
@@ -36,19 +38,22 @@ def acceptance(
     limit: Limit = None,
     target: Target = "bundled:target",
     drafter: Drafter = DRAFTERS,
-    methods: Methods = METHODS,
-    temperatures: Temperatures = [0.0, 1.0],  # noqa: B006 - typer copies it
+    methods: Methods = list(METHOD_NAMES),  # noqa: B006 - typer copies it
+    temperatures: Temperatures = [0.0, 0.6, 1.0],  # noqa: B006
     proposals: Proposals = [5],  # noqa: B006
     max_tokens: MaxTokens = 128,
     concurrency: Annotated[int, typer.Option(help="Generations at once.")] = 16,
+    affinity: Affinities = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Tokens per pass of each method with each drafter."""
+    """Tokens per pass of each method with each drafter; those that a pair cannot do are skipped."""
     from crossdraft.cli import acceptance as command
-    from crossdraft.cli.benching import Workload, prompts_of, settings_of
+    from crossdraft.cli.benching import Workload, affinities_of, prompts_of, settings_of
 
     settings = settings_of(target, drafter, methods, temperatures, proposals)
-    command.measure(Workload(target, settings, prompts_of(prompts, limit), max_tokens), concurrency, json_file)
+    files = affinities_of(affinity or (), drafter)
+    workload = Workload(target, settings, prompts_of(prompts, limit), max_tokens, files)
+    command.measure(workload, concurrency, json_file)
 
 
 @app.command("round")

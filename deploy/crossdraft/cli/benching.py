@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
@@ -40,7 +40,9 @@ class Setting:
         seed = SEED if method_named(self.method).seedable else None
         options = SamplingOptions(self.temperature)
         return [
-            GenerationRequest(text, self.method, self.k, max_tokens, options, seed=seed, choice=number)
+            GenerationRequest(
+                text, self.method, self.k, max_tokens, options, seed=seed, choice=number, allow_inexact=True
+            )
             for number, text in enumerate(prompts)
         ]
 
@@ -53,6 +55,7 @@ class Workload:
     settings: tuple[Setting, ...]  # by drafter, so that each is started once
     prompts: tuple[str, ...]
     max_tokens: int
+    affinities: Mapping[str, Path] = field(default_factory=dict)  # by a drafter's name, for `rdk`
 
     def check(self) -> None:
         """Raises Misused if a request would be refused, before anything is started."""
@@ -125,7 +128,8 @@ async def running_pairs(workload: Workload) -> AsyncGenerator[tuple[str, str, tu
     threads = threads_each(2)
     async with services([Wanted("target", workload.target, threads)]) as (target,):
         for name, settings in groupby(workload.settings, key=lambda setting: setting.drafter):
-            async with services([Wanted("drafter", name, threads)]) as (drafter,):
+            more = ("--affinity", str(workload.affinities[name])) if name in workload.affinities else ()
+            async with services([Wanted("drafter", name, threads, more)]) as (drafter,):
                 yield target, drafter, tuple(settings)
 
 
