@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from crossdraft.pipeline.events import Counts
-from crossdraft.verification.exchange import Drafted, PassDone, RowFetched, Scored, Scored
+from crossdraft.verification.exchange import Drafted, PassDone, RowFetched, Scored
 from crossdraft.verification.walk import Kind
 
 
