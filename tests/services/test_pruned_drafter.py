@@ -158,5 +158,5 @@ def test_how_many_are_kept_is_checked(drafter_folder: Path, frequencies: Path, k
 
 
 def test_frequencies_of_another_tokenizer_are_refused(target_folder: Path, frequencies: Path) -> None:
-    with pytest.raises(ModelLoadError, match="another tokenizer; make it with: crossdraft frequencies --model"):
+    with pytest.raises(ModelLoadError, match="another tokenizer; make one with: crossdraft frequencies --model"):
         load_model(str(target_folder), pruning=Pruning(KEEP, frequencies))

@@ -73,7 +73,7 @@ def test_a_file_comes_back_and_is_small(tmp_path: Path) -> None:
 def test_frequencies_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     some, path = kind("gpt2"), tmp_path / "file"
     count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS).write(path)
-    with pytest.raises(RankingError, match="another tokenizer; make it with: crossdraft frequencies --model some/name"):
+    with pytest.raises(RankingError, match="another tokenizer; make one with: crossdraft frequencies --model some/name"):
         read_ranking(path, kind("llama2").json, "some/name")
 
 
@@ -93,5 +93,5 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RankingError, match=r"cannot read the frequencies: .*; make it with: crossdraft frequencies"):
+    with pytest.raises(RankingError, match=r"cannot read the frequencies: .*; make one with: crossdraft frequencies"):
         read_ranking(tmp_path / "none", "{}", "model")

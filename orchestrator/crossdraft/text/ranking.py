@@ -93,7 +93,7 @@ def read_ranking(path: Path, tokenizer_json: str, model: str) -> Ranking:
     Raises:
         RankingError: there is no such file, it is damaged, or it was made with another tokenizer.
     """
-    advice = f"make it with: crossdraft frequencies --model {model} CORPUS -o {path}"
+    advice = f"make one with: crossdraft frequencies --model {model} CORPUS -o FILE"
     try:
         with path.open("rb") as opened:
             ranking = _parsed(opened.read(LARGEST_FILE))
