@@ -109,7 +109,7 @@ def read_ranking(path: Path, tokenizer_json: str, model: str) -> Ranking:
 def _parsed(content: bytes) -> Ranking:
     """Raises ValueError, TypeError or what msgpack raises."""
     form, tokenizer, counts, check = msgpack.unpackb(content)
-    if form != FORMAT or check != _check(tokenizer, counts):
+    if form != FORMAT or not isinstance(tokenizer, str) or check != _check(tokenizer, counts):
         raise ValueError("not a file of frequencies")
     return Ranking(tokenizer, np.frombuffer(counts, dtype="<i8").astype(np.int64))
 
