@@ -1,0 +1,33 @@
+"""Sampled output through gRPC has the target's own law, whatever drafts."""
+
+import os
+
+import pytest
+
+from crossdraft.cli.continuations import LEAST_P, TOKENS, Drawn, Trial
+from crossdraft.pipeline import GenerationRequest
+from tests.endtoend.stack import TARGET, Stack, statistics
+
+PROMPT = "for i in range("
+FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
+PAIRS = [("coupled", "drafter-b"), *([("slrs", "drafter-c")] if FULL else [])]  # `crossdraft bench law` has all
+COUNT = 20_000 if FULL else 2_000
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def trial() -> Trial:
+    return Trial(f"bundled:{TARGET}", PROMPT)
+
+
+@pytest.mark.parametrize(("method", "drafter"), PAIRS)
+async def test_the_first_two_tokens(stack: Stack, trial: Trial, method: str, drafter: str) -> None:
+    request = GenerationRequest(PROMPT, method, k=2, max_tokens=TOKENS, ignore_eos=True)
+    generations = await stack.run(drafter, COUNT * [request])
+    figures = [statistics(generation) for generation in generations]
+    assert sum(figure.accepted for figure in figures)
+    assert sum(figure.corrected for figure in figures)
+    tests = trial.tests(Drawn(method, drafter, [tuple(generation.ids) for generation in generations], exact=True))
+    assert len(tests) >= 4
+    assert all(test.fit.p > LEAST_P for test in tests), tests
