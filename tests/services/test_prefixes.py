@@ -23,7 +23,7 @@ ALPHABET = "abc\ue000"
 
 def sparse_law(path: tuple[int, ...], size: int) -> np.ndarray:
     """A law in which some tokens are impossible."""
-    law = pseudo_law("prefixes", path, size)
+    law = pseudo_law("prefixes", path, size).copy()
     law[np.flatnonzero(law < 0.5 / size)] = 0.0
     return law / law.sum()
 

@@ -43,7 +43,7 @@ class Scoring:
 
     async def probabilities(self, strings: Sequence[Letters], tokens: int) -> tuple[Probabilities, float]:
         """Of each string that the text of the first `tokens` proposals begins with it; and the seconds in the model."""
-        question = Question(strings, self._equipment.index)
+        question = await asyncio.to_thread(self._question, strings)
         level, seconds = [Node()], 0.0
         for left in range(tokens - 1, -1, -1):
             deeper: list[Node] = []
@@ -54,6 +54,9 @@ class Scoring:
                 deeper += await asyncio.to_thread(self._added, question, nodes, laws, left == 0)
             level = deeper
         return question.answer, seconds
+
+    def _question(self, strings: Sequence[Letters]) -> Question:
+        return Question(strings, self._equipment.index)  # the first one sorts the vocabulary
 
     async def _evaluated(self, paths: Sequence[Path]) -> tuple[dict[Path, Law], float]:
         """The laws after paths, where they are not known yet."""
