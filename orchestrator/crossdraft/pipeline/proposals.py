@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.methods import Method
 from crossdraft.verification.rows import Proposal, Whose
@@ -25,9 +23,9 @@ def _fault(proposal: Proposal, pair: Pair, method: Method) -> str:
     row = proposal.row
     if row is None or not row.whole:
         return f"it proposed id {proposal.token} without the whole row that it was drawn from"
-    if bool(np.any((row.ids < 0) | (row.ids >= size))):
+    if not len(row.ids) or row.ids.min() < 0 or row.ids.max() >= size:
         return f"the row of id {proposal.token} has ids beyond {size - 1}"
     shared = method.shared_only or method.same_vocabulary
-    if shared and proposal.whose is Whose.DRAFTER and bool(np.any(pair.to_target_ids(row.ids) < 0)):
+    if shared and proposal.whose is Whose.DRAFTER and pair.to_target_ids(row.ids).min() < 0:
         return f"the row of id {proposal.token} reaches outside the shared tokens"
     return "" if row.probability(proposal.token) > 0 else f"the row of id {proposal.token} cannot give it"

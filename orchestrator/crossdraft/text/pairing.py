@@ -50,6 +50,12 @@ class Pair:
         return Trie(self.drafter)
 
     @cached_property
+    def one_to_one(self) -> bool:
+        """Whether no two shared drafter tokens are the same target token."""
+        found = self._target_ids[self.shared_drafter_ids]
+        return len(np.unique(found)) == len(found)
+
+    @cached_property
     def _names(self) -> Ids:
         """For each target id the first one with its letters, shape (target.size,)."""
         return np.array([_first_id(self.target, letters) for letters in self.target.letters], dtype=np.int64)

@@ -69,22 +69,24 @@ def _verdict(ground: Ground, proposal: Proposal | None) -> Generator[Step, Answe
         row = yield from target_row()
         return (yield from draw_residual(ground.chooser, row, None)), Kind.BONUS
     token, drafted = in_target_ids(ground.pair, proposal)
+    if token is not None:
+        row = yield from target_row(listed=np.array([token]), judging=True)
+        if ground.chooser.bernoulli(row.probability(token) / drafted.probability(token)):
+            return token, Kind.ACCEPTED
     row = yield from target_row(listed=drafted.ids, judging=True)
-    if token is not None and ground.chooser.bernoulli(row.probability(token) / drafted.probability(token)):
-        return token, Kind.ACCEPTED
     return (yield from draw_residual(ground.chooser, row, drafted)), Kind.CORRECTED
 
 
 def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[Step, Answer, int]:
     """Draw from (p - q)+. Where p has a tail (which q does not reach), that is one more event;
-    if it happens, the whole row is fetched and its unlisted ids are drawn from."""
+    if it happens, the whole row is fetched and its unlisted ids are drawn from.
+
+    Raises:
+        KeyError: q reaches into the tail: the row does not list what it was asked for.
+    """
     weights = row.probabilities
     if drafted is not None:
-        places = row.places(drafted.ids)
-        known = places >= 0  # the others have p = 0
-        weights = weights.copy()
-        weights[places[known]] -= drafted.probabilities[known]
-        weights = np.maximum(weights, 0.0)
+        weights = np.maximum(weights - row.aligned(drafted), 0.0)
     if not row.tail and not weights.any():
         weights = row.probabilities  # p and q differ by rounding only; a refusal then says nothing
     place = chooser.categorical(np.append(weights, row.tail))
@@ -110,12 +112,12 @@ def in_target_ids(pair: Pair, proposal: Proposal) -> tuple[int | None, Row]:
     if proposal.whose is Whose.TARGET:
         return proposal.token, proposal.row
     ids, weights = pair.to_target_ids(proposal.row.ids), proposal.row.probabilities
-    shared = ids >= 0
-    outside = float(weights[~shared].sum())
-    if not shared.all():
+    outside = 0.0
+    if ids.min() < 0:
+        shared = ids >= 0
+        outside = float(weights[~shared].sum())
         ids, weights = ids[shared], weights[shared]
-    ordered = np.sort(ids)
-    if bool((ordered[1:] == ordered[:-1]).any()):
+    if not pair.one_to_one:
         ids, places = np.unique(ids, return_inverse=True)
         weights = masses_of(places, weights, len(ids))
     return pair.target_id(proposal.token), Row(ids, weights, outside)

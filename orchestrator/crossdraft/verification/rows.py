@@ -58,7 +58,11 @@ class Row:
 
     def lists(self, ids: Sequence[int] | Ids) -> bool:
         """Whether the probability of each of `ids` is known."""
-        return self.whole or bool((self.places(np.asarray(ids, dtype=np.int64)) >= 0).all())
+        if self.whole or not len(ids):
+            return True
+        if len(ids) == 1:  # needs no index
+            return bool((self.ids == ids[0]).any())
+        return bool(self.places(np.asarray(ids, dtype=np.int64)).min() >= 0)
 
     def probability(self, token: int) -> float:
         """Probability of a listed id.
@@ -66,12 +70,25 @@ class Row:
         Raises:
             KeyError: the id is in the tail, so its probability is not known.
         """
-        place = np.flatnonzero(self.ids == token)
-        if len(place):
-            return float(self.probabilities[place[0]])
+        place = int((self.ids == token).argmax()) if len(self.ids) else 0
+        if place < len(self.ids) and self.ids[place] == token:
+            return float(self.probabilities[place])
         if self.whole:
             return 0.0
         raise KeyError(token)
+
+    def aligned(self, other: "Row") -> Probabilities:
+        """The other row's probabilities at the ids of this one, shape (n,); 0 where it does not list them.
+
+        Raises:
+            KeyError: the other row lists an id that is in this one's tail.
+        """
+        places = self.places(other.ids)
+        found = np.zeros(len(self.ids) + 1)
+        found[places] = other.probabilities
+        if not self.whole and len(places) and places.min() < 0:
+            raise KeyError(int(other.ids[places.argmin()]))
+        return found[:-1]
 
     def probabilities_of(self, ids: Ids) -> Probabilities:
         """Probabilities of listed ids, shape of `ids`; raises KeyError as `probability` does."""
