@@ -39,9 +39,10 @@ def test_each_method_is_tested(
 
     monkeypatch.setattr(continuations, "fit_of", fit_of)
     out, names = tmp_path / "out.json", ("slem", "seeded", "tli")
-    methods = [option for name in names for option in ("--method", name)]
+    methods = [option for name in (*names, "rdk") for option in ("--method", name)]
     outcome = cli("bench", "law", "--target", target_folder, *OPTIONS, *methods, "--json", out)
     assert outcome.code == 0, outcome.err
+    assert "'rdk' is left out: it needs a drafter with an affinity matrix" in outcome.err
     tests = json.loads(out.read_text())["tests"]
     first = [test for test in tests if test["token"] == "first"]
     assert [(test["method"], test["drafter"], test["fit"]["count"]) for test in first] == [

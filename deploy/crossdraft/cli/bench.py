@@ -107,19 +107,21 @@ def law(
     count: Annotated[int, typer.Option(help="Continuations of each setting.")] = 20_000,
     target: Target = "bundled:target",
     drafter: Drafter = DRAFTERS[1:2],
-    methods: Methods = METHODS,
+    methods: Methods = list(METHOD_NAMES),  # noqa: B006
     k: Annotated[int, typer.Option("--k", "-k", help="Proposals in a round.")] = 3,
     concurrency: Annotated[int, typer.Option(help="Generations at once.")] = 32,
     transformers: Annotated[int, typer.Option(help="As many by transformers' assisted generation, to compare.")] = 0,
+    affinity: Affinities = None,
     json_file: JsonFile = None,
 ) -> None:
     """Whether sampled tokens have the target's distribution: chi-square tests over many continuations."""
     from crossdraft.cli import continuations as command
-    from crossdraft.cli.benching import Workload, settings_of
+    from crossdraft.cli.benching import Workload, affinities_of, settings_of
 
     settings = settings_of(target, drafter, methods, [1.0], [k])
     plan = command.Plan(prompt, count, concurrency, transformers)
-    command.measure(Workload(target, settings, (prompt,), command.TOKENS), plan, json_file)
+    workload = Workload(target, settings, (prompt,), command.TOKENS, affinities_of(affinity or (), drafter))
+    command.measure(workload, plan, json_file)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from crossdraft.models.assisted import AssistanceFailedError, AssistedGeneration
 from crossdraft.models.laws import NextTokenLaws
 from crossdraft.pipeline import GenerationRequest, Pipeline, connect
 from crossdraft.pipeline.connection import tokenization_of
+from crossdraft.pipeline.resolution import fault_of_pair
 from crossdraft.text.letters import Side, to_bytes
 from crossdraft.verification.methods import method_named
 
@@ -31,6 +32,8 @@ COLUMNS = ("method", "drafter", "token", "draws", "accepted", "chi-square", "fre
 
 TRANSFORMERS = "transformers"  # its assisted generation, as one more method
 
+Advance = Callable[[], None]  # one more is done
+Counted = Callable[[str, str, int], Advance]  # of a method, a drafter, so many continuations
 Continuation = tuple[int, ...]  # target ids: two, or one that ends the text
 
 
@@ -117,25 +120,34 @@ def measure(workload: Workload, plan: Plan, json_path: Path | None) -> None:
 
 async def _measure(workload: Workload, plan: Plan, json_path: Path | None) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    tested: list[Tested] = []
     with Progress(*columns, console=Console(stderr=True)) as progress:
 
-        def counted(name: str, total: int) -> Callable[[], None]:
-            task = progress.add_task(name, total=total)
+        def counted(method: str, drafter: str, total: int) -> Advance:
+            task = progress.add_task(f"{method}, {drafter}", total=total)
             return lambda: progress.advance(task)
 
         trial = await asyncio.to_thread(Trial, workload.target, plan.prompt)
-        async with aclosing(running_pairs(workload)) as pairs:
-            async for target, drafter, settings in pairs:
-                async with connect(target, drafter, PATIENCE) as pipeline:
-                    for setting in settings:
-                        advance = counted(f"{setting.method}, {setting.drafter}", plan.count)
-                        tested += trial.tests(await _drawn(pipeline, plan, setting, advance))
+        tested = await _ours(workload, plan, trial, counted)
         for name in peers(workload) if plan.assisted else ():
-            advance = counted(f"{TRANSFORMERS}, {name}", plan.assisted)
+            advance = counted(TRANSFORMERS, name, plan.assisted)
             drawn = await asyncio.to_thread(_assisted, workload.target, name, plan, workload.settings[0].k, advance)
             tested += trial.tests(drawn) if drawn.continuations else []
     _report(workload, plan, tested, json_path)
+
+
+async def _ours(workload: Workload, plan: Plan, trial: "Trial", counted: Counted) -> list[Tested]:
+    """Every setting that its pair can do, through the services."""
+    tested: list[Tested] = []
+    async with aclosing(running_pairs(workload)) as pairs:
+        async for target, drafter, settings in pairs:
+            async with connect(target, drafter, PATIENCE) as pipeline:
+                for setting in settings:
+                    if fault := fault_of_pair(method_named(setting.method), pipeline.models):
+                        print(f"crossdraft: {setting.method!r} is left out: it {fault}", file=sys.stderr)
+                        continue
+                    advance = counted(setting.method, setting.drafter, plan.count)
+                    tested += trial.tests(await _drawn(pipeline, plan, setting, advance))
+    return tested
 
 
 def peers(workload: Workload) -> Iterable[str]:
@@ -176,7 +188,7 @@ class Trial:
         ]
 
 
-async def _drawn(pipeline: Pipeline, plan: Plan, setting: Setting, advance: Callable[[], None]) -> Drawn:
+async def _drawn(pipeline: Pipeline, plan: Plan, setting: Setting, advance: Advance) -> Drawn:
     """The continuations of one setting, through the services."""
     places = asyncio.Semaphore(plan.concurrency)
     accepted = corrected = 0
@@ -196,7 +208,7 @@ async def _drawn(pipeline: Pipeline, plan: Plan, setting: Setting, advance: Call
     return Drawn(setting.method, setting.drafter, continuations, accepted / judged if judged else None, exact)
 
 
-def _assisted(target: str, drafter: str, plan: Plan, k: int, advance: Callable[[], None]) -> Drawn:
+def _assisted(target: str, drafter: str, plan: Plan, k: int, advance: Advance) -> Drawn:
     """The same by transformers' own assisted generation; promised nothing, as it is not ours."""
     continuations = []
     try:
