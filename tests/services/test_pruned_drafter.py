@@ -17,7 +17,7 @@ from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.ranking import count_frequencies
-from crossdraft.verification.exchange import Draft, NoiseKey, OpenDrafter
+from crossdraft.verification.exchange import Draft, NoiseKey, OpenDrafter, Score
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 
@@ -146,6 +146,17 @@ async def test_outputs_are_those_of_no_drafter(
     assert statistics is not None
     assert (statistics.drafter_lost, statistics.stood_aside) == ("", 0)
     assert statistics.proposals >= 4
+
+
+async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: RunningModel) -> None:
+    vocabulary = pruned_model.tokenization.vocabulary
+    letters = sorted({letter for text in vocabulary.letters for letter in text})
+    kept = {vocabulary.letters[token][0] for token in pruned_model.kept}
+    async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), None, 0)) as session:
+        await session.draft(FIRST)
+        scored = await session.score(Score(1, 0, tuple(map(Letters, letters)), 6))
+    assert abs(scored.probabilities.sum() - 1) < 1e-6
+    assert {letter for letter, score in zip(letters, scored.probabilities, strict=True) if score} == kept
 
 
 @pytest.mark.parametrize(
