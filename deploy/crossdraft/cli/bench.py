@@ -13,6 +13,7 @@ DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
 HEADS = [*DRAFTERS[:2], "random:qwen2.5-0.5b", "random:eagle-llama-3-8b"]
 SHARES = [0.5, 0.25, 0.125, 0.0625]
 METHODS = ["standard", "tli", "slem", "seeded"]  # what a round costs is measured with these
+VERIFIED = ["standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded"]
 
 app = typer.Typer(name="bench", help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=True)
 
@@ -176,3 +177,18 @@ def head(
     from crossdraft.cli import head as command
 
     command.measure(drafter, share, turns, json_file)
+
+
+@app.command()
+def verification(
+    methods: Methods = VERIFIED,
+    k: Annotated[int, typer.Option("--k", "-k", min=1, max=64, help="Proposals in a round.")] = 5,
+    width: Annotated[int, typer.Option(min=1, help="Ids of a row, on both sides.")] = 512,
+    size: Annotated[int, typer.Option(min=1000, help="Ids of each vocabulary.")] = 128_000,
+    rounds: Annotated[int, typer.Option(min=20, help="Of each method.")] = 500,
+    json_file: JsonFile = None,
+) -> None:
+    """What a round costs without any service: state machine, planner and walk, over made-up vocabularies."""
+    from crossdraft.cli import verification as command
+
+    command.measure(methods, command.Shape(k, width, rounds, size), json_file)

@@ -1,0 +1,157 @@
+"""`crossdraft bench verification`: what state machine, planner and walk cost in a round, without services."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from time import process_time
+
+import numpy as np
+
+from crossdraft.cli.benching import print_table, write_json
+from crossdraft.cli.failures import Misused
+from crossdraft.cli.in_memory import InMemory, Noises
+from crossdraft.cli.invented import Language, tokenizer_json
+from crossdraft.cli.running import checked_options
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.events import Counts
+from crossdraft.pipeline.resolution import NODES_BESIDE_THE_DRAFT
+from crossdraft.pipeline.session import Session
+from crossdraft.text.letters import NOTHING, Side
+from crossdraft.text.pairing import Pair
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.exchange import Draft, NoiseKey, OpenDrafter, OpenTarget, SamplingOptions
+from crossdraft.verification.methods import Method, method_named
+from crossdraft.verification.walk import Kind
+
+MILLISECONDS = 1000.0
+WARM_UP = 20  # rounds that do not count: tries and caches are made in them
+TOKENS = 200  # of a session
+DISAGREEMENT = 1.5  # gives an acceptance of 0.5 to 0.7
+COLUMNS = ("method", "k", "row", "median ms", "p90 ms", "acceptance", "tokens/pass", "misses/round")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the rounds of one method took."""
+
+    method: str
+    k: int  # proposals in a round
+    width: int  # ids of a row, on both sides
+    rounds: int
+    median_ms: float
+    p90_ms: float
+    acceptance: float  # share of the judged tokens that agreed with the draft
+    tokens_per_pass: float
+    row_misses: float  # in a round
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is measured."""
+
+    k: int  # proposals in a round
+    width: int  # ids of a row, on both sides
+    rounds: int
+    size: int  # ids of each vocabulary
+
+
+def measure(names: Sequence[str], shape: Shape, json_path: Path | None) -> None:
+    """Measures every method; a table on stdout, and JSON if a path is given.
+
+    Raises:
+        Misused: there is no such method, or it needs a drafter's model.
+    """
+    with checked_options():
+        methods = [method_named(name) for name in names]
+    scored = [method.name for method in methods if not method.drafter_rows and not method.samples]
+    if scored:
+        raise Misused(f"{scored[0]} asks the drafter's model how probable strings are, and here is none; leave it out")
+    target, drafter = (tokenization(shape.size, side) for side in Side)
+    costs = [cost_of(method, shape, target, drafter.vocabulary) for method in methods]
+    print_table("Verification in a round, without services", COLUMNS, [shown(cost) for cost in costs])
+    if json_path is not None:
+        write_json(json_path, {"size": shape.size, "costs": [asdict(cost) for cost in costs]})
+
+
+def tokenization(size: int, side: Side) -> Tokenization:
+    """A made-up tokenizer with its letters; those of the two sides have some tokens in common."""
+    text = tokenizer_json(size, seed=side.value)
+    return Tokenization(text, Vocabulary.build(text, size, (), (), side))
+
+
+def cost_of(method: Method, shape: Shape, target: Tokenization, drafter: Vocabulary) -> Cost:
+    """Runs sessions until there are enough rounds."""
+    pair = Pair(target.vocabulary, target.vocabulary if method.same_vocabulary else drafter)
+    language, noises = Language(pair, DISAGREEMENT), Noises.of(pair)
+    seconds: list[float] = []
+    counts: list[Counts] = []
+    while len(seconds) < WARM_UP + shape.rounds:
+        services = InMemory(language, noises, method, shape.width, seed=len(counts))
+        session = Session(assignment(method, pair, target, shape, seed=len(counts)))
+        seconds += rounds_of(session, services)
+        counts.append(session.counts)
+    return summed_up(method, shape, seconds[WARM_UP:], counts)
+
+
+def assignment(method: Method, pair: Pair, target: Tokenization, shape: Shape, seed: int) -> Assignment:
+    """What a request for TOKENS tokens is resolved to."""
+    options, noise = SamplingOptions(), NoiseKey(seed)
+    return Assignment(
+        pair=pair,
+        method=method,
+        chooser=RandomChooser(np.random.default_rng(seed)),
+        encode=target.encode_continuation,
+        open_target=OpenTarget((0,), options, noise if method.samples else None, shape.width),
+        open_drafter=OpenDrafter(NOTHING, options, noise if method.keyed else None, shape.width),
+        proposals=shape.k,
+        max_tokens=TOKENS,
+        context=10 * TOKENS,
+        tree_budget=2 * shape.k + NODES_BESIDE_THE_DRAFT,
+    )
+
+
+def rounds_of(session: Session, services: InMemory) -> list[float]:
+    """Runs a session to its end; the seconds of each whole round, from one draft's arrival to the next one's wish."""
+    rounds: list[float] = []
+    spent = 0.0
+    waiting = deque(session.start())
+    while waiting:
+        command = waiting.popleft()
+        if isinstance(command, Draft):
+            rounds.append(spent)
+            spent = 0.0
+        event = services.answer(command)
+        if event is not None:
+            began = process_time()
+            waiting.extend(session.handle(event))
+            spent += process_time() - began
+    return rounds[1:]  # the first is the opening
+
+
+def summed_up(method: Method, shape: Shape, seconds: Sequence[float], counts: Sequence[Counts]) -> Cost:
+    """The figures of all sessions of a method."""
+    accepted, corrected = (sum(one.kinds[kind] for one in counts) for kind in (Kind.ACCEPTED, Kind.CORRECTED))
+    return Cost(
+        method=method.name,
+        k=shape.k,
+        width=shape.width,
+        rounds=len(seconds),
+        median_ms=MILLISECONDS * median(seconds),
+        p90_ms=MILLISECONDS * quantiles(seconds, n=10)[-1],
+        acceptance=accepted / max(1, accepted + corrected),
+        tokens_per_pass=sum(one.tokens for one in counts) / sum(one.passes for one in counts),
+        row_misses=sum(one.row_misses for one in counts) / sum(one.epochs for one in counts),
+    )
+
+
+def shown(cost: Cost) -> tuple[str, ...]:
+    """A row of the table."""
+    return (
+        cost.method,
+        *(str(cost.k), str(cost.width), f"{cost.median_ms:.3f}", f"{cost.p90_ms:.3f}"),
+        *(f"{cost.acceptance:.2f}", f"{cost.tokens_per_pass:.2f}", f"{cost.row_misses:.2f}"),
+    )
