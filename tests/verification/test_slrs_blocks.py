@@ -83,7 +83,7 @@ class Choosy(RandomChooser):
 def test_blocks_of_candidates_have_the_law_of_the_residual() -> None:
     """The chooser of production against p, and against the enumerated share of accepted tokens."""
     table, chooser = Table(3), RandomChooser(np.random.default_rng(11))
-    runs = [table.first(chooser) for _ in range(4000)]
+    runs = [table.first(chooser) for _ in range(2500)]
     counts = np.bincount([run.token for run in runs], minlength=len(table.p))
     rare = table.p * len(runs) < 5
     observed = [*counts[~rare], counts[rare].sum()]
