@@ -91,7 +91,7 @@ def scoring() -> tuple[Session, Score]:
     session.start()
     session.handle(TargetOpened())
     session.handle(DrafterOpened())
-    (sent,) = session.handle(Drafted(1, (Proposal(1), Proposal(0)), 0.0))
+    (sent,) = session.handle(Drafted(1, (Proposal(1, Row.certain(1)), Proposal(0, Row.certain(0))), 0.0))
     assert isinstance(sent, Pass)
     whole = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
     score, timer = session.handle(PassDone(1, (whole,) * (1 + len(sent.tree)), 0.0))

@@ -79,7 +79,7 @@ def measure(names: Sequence[str], shape: Shape, json_path: Path | None) -> None:
     """
     with checked_options():
         methods = [method_named(name) for name in names]
-    scored = [method.name for method in methods if not method.drafter_rows and not method.samples]
+    scored = [method.name for method in methods if method.scores]
     if scored:
         raise Misused(f"{scored[0]} asks the drafter's model how probable strings are, and here is none; leave it out")
     target, drafter = (tokenization(shape.size, side) for side in Side)

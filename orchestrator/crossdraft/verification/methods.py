@@ -31,6 +31,7 @@ class Method:
     shared_only: bool = False  # the drafter may draw tokens of T∩D only
     redistributed: bool = False  # the drafter draws target tokens through its affinity matrix
     drafter_rows: bool = True  # every proposal carries the row that it was drawn from
+    scores: bool = False  # the drafter is asked how probable beginnings of its text are
     whole_draft: bool = False  # how many proposals there are is fixed before the first is revealed: lock-step only
     seedable: bool = False  # the output is a function of the seed: neither timing nor drafter change it
 
@@ -76,7 +77,7 @@ SLRS = Method(
     prefixes.walk,
     "arXiv 2502.05202, Algorithm 3",
     (Guess.LONGEST,),
-    drafter_rows=False,
+    scores=True,
     whole_draft=True,
 )
 TOKENTIMING = Method(
