@@ -151,9 +151,9 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
     squares = sum((figure.tokens - tokens / passes * figure.passes) ** 2 for figure in figures)
     count = len(figures)
     misses = sum(figure.row_misses for figure in figures)
-    proposed_at = _summed([figure.proposed_at for figure in figures])
-    judged_at = _summed([figure.judged_at for figure in figures])
-    accepted_at = _summed([figure.accepted_at for figure in figures])
+    proposed_at = summed([figure.proposed_at for figure in figures])
+    judged_at = summed([figure.judged_at for figure in figures])
+    accepted_at = summed([figure.accepted_at for figure in figures])
     return Cell(
         **asdict(setting),
         prompts=count,
@@ -171,7 +171,7 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
     )
 
 
-def _summed(counts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def summed(counts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Sums by place; a generation without rounds so long has none there."""
     return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 

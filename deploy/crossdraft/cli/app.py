@@ -41,6 +41,9 @@ class Affinities(StrEnum):
     FIRST_ORDER = "first-order"
 
 
+KS = [1, 2, 3, 4, 6]  # numbers of proposals that `select` chooses from
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process with 0, 1 (it failed), 2 (wrong usage) or 128 + a signal's number."""
     _quiet_libraries()
@@ -202,3 +205,30 @@ def inspect(
     from crossdraft.cli import inspect as command
 
     command.inspect(target, drafter, sample, as_json)
+
+
+@app.command()
+def select(
+    target: Annotated[str, typer.Option(help="A folder, a hub id, bundled:NAME, or HOST:PORT.")] = "bundled:target",
+    drafter: Annotated[list[str], typer.Option(help="Likewise; repeatable.")] = bench.DRAFTERS[:2],
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines, each with a text of the kind that will be served.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Only the first prompts.")] = 4,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Repeatable; by default those that suit the temperature.")
+    ] = None,
+    ks: Annotated[list[int], typer.Option("--k", "-k", help="Proposals in a round to choose from; repeatable.")] = KS,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 48,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture of speed against K there.")] = None,
+) -> None:
+    """Measure drafters for a target, and say which one to use, with which method and how many proposals."""
+    from crossdraft.cli import select as command
+    from crossdraft.cli.benching import prompts_of
+    from crossdraft.cli.texts import PROMPTS
+
+    texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
+    choosing = command.Choosing(target, tuple(drafter), texts, tuple(method or ()), tuple(ks), temperature, max_tokens)
+    command.select(choosing, as_json, plot)

@@ -1,0 +1,188 @@
+"""`crossdraft select`: which drafter, method and number of proposals to use for a target, by measuring them."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from crossdraft.cli.advice import Candidate, Skipped, advice, best_of, print_report, short
+from crossdraft.cli.benching import Setting, finished
+from crossdraft.cli.costs import Plain, Rounds
+from crossdraft.cli.failures import Misused
+from crossdraft.cli.plots import SpeedCurve, check_picture, plot_speeds
+from crossdraft.cli.processes import Wanted, services, threads_each
+from crossdraft.cli.running import checked_options, run_to_end
+from crossdraft.pipeline import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.pipeline.resolution import fault_of_pair
+from crossdraft.verification.methods import method_named
+
+ADDRESS = re.compile(r"[^/\s]+:\d+")  # a hub id or bundled:NAME has no number behind the colon
+GREEDY_METHODS = ("standard", "slem", "tli", "coupled")
+SAMPLING_METHODS = ("standard", "seeded", "tli", "coupled", "coupled-shared")
+
+RUNS = 4  # of each prompt with a method: a probe and the best K, each beside one without a drafter
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """What is compared."""
+
+    target: str  # a model's name or HOST:PORT
+    drafters: tuple[str, ...]  # likewise
+    prompts: tuple[str, ...]
+    methods: tuple[str, ...]  # none: those that suit the temperature
+    ks: tuple[int, ...]  # numbers of proposals to choose from
+    temperature: float
+    max_tokens: int
+
+    def settings(self, drafter: str) -> list[Setting]:
+        """What is probed with a drafter, at the largest K."""
+        usual = GREEDY_METHODS if self.temperature == 0 else SAMPLING_METHODS
+        return [Setting(method, drafter, self.temperature, max(self.ks)) for method in self.methods or usual]
+
+    def plain(self) -> list[GenerationRequest]:
+        """One request a prompt, to be run without a drafter."""
+        options = SamplingOptions(self.temperature)
+        return [
+            GenerationRequest(text, max_tokens=self.max_tokens, options=options, seed=0, choice=number)
+            for number, text in enumerate(self.prompts)
+        ]
+
+    def check(self) -> None:
+        """Raises Misused if a request would be refused, before anything is started."""
+        if not self.drafters:
+            raise Misused("give at least one --drafter")
+        with checked_options():
+            for setting in self.settings(""):
+                for k in self.ks:
+                    Setting(setting.method, "", self.temperature, k).requests(self.prompts, self.max_tokens)
+
+
+def select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
+    """Measures, prints a table or JSON, and says what to use.
+
+    Raises:
+        Misused: a value is out of its range.
+        CommandFailed: a service does not start, is not there, or fails.
+    """
+    check_picture(plot)
+    choosing.check()
+    run_to_end(_select(choosing, as_json, plot))
+
+
+async def _select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
+    candidates: list[Candidate] = []
+    skipped: list[Skipped] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        total = RUNS * len(choosing.prompts) * sum(len(choosing.settings(name)) for name in choosing.drafters)
+        task = progress.add_task("starting", total=total)
+        async with _running("target", choosing.target) as target:
+            for name in choosing.drafters:
+                async with (
+                    _running("drafter", name) as drafter,
+                    connect(target) as plainly,
+                    connect(target, drafter) as pipeline,
+                ):
+                    progress.update(task, description=short(name))
+                    pair = _Pair(choosing, name, plainly, pipeline, lambda count=1: progress.advance(task, count))
+                    await pair.measure(candidates, skipped)
+    _report(choosing, candidates, skipped if choosing.methods else [], as_json)
+    if plot is not None and candidates:
+        curves = [
+            SpeedCurve(one.label, one.expected, (one.best_k, one.measured))
+            for one in sorted(candidates, key=lambda one: -one.measured)
+        ]
+        plot_speeds(plot, f"target {short(choosing.target)}, temperature {choosing.temperature:g}", curves)
+
+
+@asynccontextmanager
+async def _running(role: str, name: str) -> AsyncIterator[str]:
+    """The address of a service: the given one, or that of one which runs as long as the block."""
+    if ADDRESS.fullmatch(name):
+        yield name
+        return
+    async with services([Wanted(role, name, threads_each(2))]) as (address,):
+        yield address
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """The target with one drafter."""
+
+    choosing: Choosing
+    name: str  # of the drafter
+    plainly: Pipeline  # without the drafter
+    pipeline: Pipeline
+    advance: Callable[..., None]
+
+    async def measure(self, candidates: list[Candidate], skipped: list[Skipped]) -> None:
+        """Adds what was found."""
+        for setting in self.choosing.settings(self.name):
+            fault = fault_of_pair(method_named(setting.method), self.pipeline.models)
+            if fault:
+                skipped.append(Skipped(self.name, setting.method, fault))
+                self.advance(RUNS * len(self.choosing.prompts))
+            else:
+                candidates.append(await self._candidate(setting))
+
+    async def _candidate(self, setting: Setting) -> Candidate:
+        """Rounds of the largest K say which K should be best; that one is then measured."""
+        probed, beside = await self._in_turns(setting)
+        rounds, plain = Rounds.of(setting.k, probed), Plain.of(beside)
+        best = rounds.best(self.choosing.ks, plain)
+        drafted, beside = await self._in_turns(replace(setting, k=best))
+        judged = sum(figure.accepted + figure.corrected for figure in probed)
+        speed, plain_speed = _speed(drafted), _speed(beside)
+        return Candidate(
+            drafter=self.name,
+            method=setting.method,
+            acceptance=sum(figure.accepted for figure in probed) / max(1, judged),
+            draft_cost=rounds.proposal_seconds / plain.pass_seconds,
+            tokens_per_pass=sum(figure.tokens for figure in drafted) / sum(figure.passes for figure in drafted),
+            best_k=best,
+            expected={k: rounds.speed_with(k, plain) for k in self.choosing.ks},
+            measured=speed / plain_speed,
+            tokens_per_second=speed,
+            plain_tokens_per_second=plain_speed,
+        )
+
+    async def _in_turns(self, setting: Setting) -> tuple[list[Statistics], list[Statistics]]:
+        """With the drafter and without, prompt by prompt, so that both meet the same machine."""
+        drafted, plain = [], []
+        requests = setting.requests(self.choosing.prompts, self.choosing.max_tokens)
+        for request, without in zip(requests, self.choosing.plain(), strict=True):
+            drafted.append(await self._run(self.pipeline, request))
+            plain.append(await self._run(self.plainly, without))
+        return drafted, plain
+
+    async def _run(self, pipeline: Pipeline, request: GenerationRequest) -> Statistics:
+        figures = await finished(pipeline.run(request))
+        self.advance()
+        return figures
+
+
+def _speed(figures: Sequence[Statistics]) -> float:
+    """Tokens a second, opening of the sessions and prompts included."""
+    return sum(figure.tokens for figure in figures) / sum(figure.seconds for figure in figures)
+
+
+def _report(choosing: Choosing, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool) -> None:
+    if not as_json:
+        title = f"Drafters for {short(choosing.target)}, temperature {choosing.temperature:g}; speed without one is 1"
+        print_report(title, candidates, skipped)
+        return
+    best = best_of(candidates)
+    record = {
+        **asdict(choosing),
+        "candidates": [asdict(one) for one in candidates],
+        "skipped": [asdict(one) for one in skipped],
+        "choice": None if best is None else {"drafter": best.drafter, "method": best.method, "k": best.best_k},
+        "advice": advice(candidates),
+    }
+    print(json.dumps(record))

@@ -1,0 +1,132 @@
+"""`crossdraft select`: the cost model by hand, and the command over services that run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crossdraft.cli.advice import Candidate, advice, best_of
+from crossdraft.cli.costs import Plain, Rounds
+from tests.cli.conftest import Cli
+from tests.cli.test_bench import figures
+
+PLAIN = Plain(step_seconds=1.0, pass_seconds=0.8)
+# Two of four proposals are accepted on average: 1/2 + 1/4 + 1/8 + 1/8 = 1 with the shares below.
+ROUNDS = Rounds(
+    k=4,
+    tokens=2.0,
+    passes=1.0,
+    accepted_at=(0.5, 0.5, 0.5, 1.0),
+    proposal_seconds=0.1,
+    pass_seconds=1.0,
+    beside_seconds=0.2,
+)
+CANDIDATE = Candidate("bundled:b", "slem", 0.5, 0.1, 1.4, 3, {3: 1.2}, 1.25, 12.5, 10.0)
+
+
+def test_the_model_gives_what_was_measured_at_the_measured_number_of_proposals() -> None:
+    assert ROUNDS.tokens_with(4) == 2.0
+    assert ROUNDS.seconds_with(4, PLAIN) == pytest.approx(1.0 + 4 * 0.1 + 0.2)
+    assert ROUNDS.speed_with(4, PLAIN) == pytest.approx(2.0 / 1.6)
+
+
+def test_fewer_proposals_yield_less_and_cost_less() -> None:
+    assert [ROUNDS.tokens_with(k) for k in (1, 2, 3)] == [1.5, 1.75, 1.875]
+    assert ROUNDS.seconds_with(1, PLAIN) == pytest.approx(0.85 + 0.1 + 0.2)
+    assert ROUNDS.best((1, 2, 3, 4), PLAIN) == 2  # 1.304, 1.346, 1.339, 1.25
+    assert replace(ROUNDS, proposal_seconds=1.0).best((1, 2, 3, 4), PLAIN) == 1
+    assert replace(ROUNDS, proposal_seconds=0.0).best((1, 2, 3, 4), PLAIN) == 4
+
+
+def test_a_drafter_that_is_never_right_yields_one_token() -> None:
+    useless = replace(ROUNDS, tokens=1.0, accepted_at=(0.0, 0.0, 0.0, 0.0))
+    assert [useless.tokens_with(k) for k in (1, 4)] == [1.0, 1.0]
+
+
+def test_rounds_are_sums_over_generations() -> None:
+    measured = [
+        figures(epochs=4, tokens=8, passes=5, proposals=8, drafter_seconds=0.8, target_seconds=1.0, wire_seconds=0.4)
+        for _ in range(2)
+    ]
+    places = {"proposed_at": (4, 4), "judged_at": (4, 2), "accepted_at": (2, 1)}
+    found = Rounds.of(2, [replace(one, **places) for one in measured])
+    assert (found.tokens, found.passes, found.accepted_at) == (2.0, 1.25, (0.5, 0.5))
+    assert (found.proposal_seconds, found.pass_seconds, found.beside_seconds) == pytest.approx((0.1, 0.2, 0.1))
+    plain = Plain.of([figures(tokens=10, passes=10, target_seconds=2.0, wire_seconds=0.5, verification_seconds=0.5)])
+    assert (plain.step_seconds, plain.pass_seconds) == pytest.approx((0.3, 0.2))
+
+
+def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none() -> None:
+    slower = replace(CANDIDATE, method="tli", measured=1.1)
+    assert best_of([slower, CANDIDATE]) == CANDIDATE
+    assert advice([slower, CANDIDATE]).startswith("Use bundled:b with method slem and K = 3: 1.25 times as fast")
+    useless = [replace(slower, measured=0.7), replace(CANDIDATE, measured=0.9)]
+    assert best_of(useless) is None
+    assert "None helps" in advice(useless)
+    assert "bundled:b with method slem and K = 3, has 0.90 of its speed" in advice(useless)
+    assert best_of([]) is None
+    assert advice([]) == "None helps: no method can be used with these drafters."
+
+
+@pytest.fixture
+def prompts_file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"text": "The quick"}) + "\n")
+    return path
+
+
+def test_services_that_run_are_measured_and_the_fastest_is_named(
+    cli: Cli, pair: tuple[str, ...], prompts_file: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "speeds.png"
+    options = ("--method", "slem", "--method", "tli", "--method", "rdk", "-k", 1, "-k", 2, "--max-tokens", 6)
+    outcome = cli("select", *pair, "--prompts", prompts_file, *options, "--json", "--plot", picture)
+    assert outcome.code == 0, outcome.err
+    (found,) = outcome.records
+    assert [(one["drafter"], one["method"]) for one in found["candidates"]] == [(pair[3], "slem"), (pair[3], "tli")]
+    for one in found["candidates"]:
+        assert set(one["expected"]) == {"1", "2"}
+        assert one["best_k"] == int(max(one["expected"], key=one["expected"].__getitem__))
+        assert one["measured"] == pytest.approx(one["tokens_per_second"] / one["plain_tokens_per_second"])
+        assert one["draft_cost"] > 0
+    assert [one["method"] for one in found["skipped"]] == ["rdk"]
+    fastest = max(found["candidates"], key=lambda one: one["measured"])
+    assert (found["choice"] is None) == (fastest["measured"] < 1.02)
+    assert fastest["method"] in found["advice"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_for_people(cli: Cli, pair: tuple[str, ...], prompts_file: Path) -> None:
+    options = ("--method", "seeded", "-k", 1, "--max-tokens", 4, "--temperature", 1)
+    outcome = cli("select", *pair, "--prompts", prompts_file, *options)
+    assert outcome.code == 0, outcome.err
+    for part in ("draft/pass", "best K", "seeded", "None helps" if "None helps" in outcome.out else "Use "):
+        assert part in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "complaint"),
+    [
+        (("--prompts", "nowhere.jsonl"), 2, "cannot read the prompts"),
+        (("--prompts", "empty.jsonl"), 2, "has no prompts"),
+        (("--prompts", "broken.jsonl"), 2, "prompt 1: not JSON"),
+        (("--method", "guess"), 2, "unknown method 'guess'"),
+        (("-k", "0"), 2, "k must be between"),
+        (("--temperature", "-1"), 2, "temperature must be 0 or more"),
+        (("--plot", "picture.txt"), 2, "--plot writes .png"),
+        (("--plot", "nowhere/picture.png"), 2, "there is no folder nowhere"),
+        (("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1"), 1, "127.0.0.1:1"),
+        (("--target", "./nowhere"), 1, "the target did not start: there is no folder ./nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], code: int, complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").write_text("\n")
+    Path("broken.jsonl").write_text("{\n")
+    outcome = cli("select", *options)
+    assert outcome.code == code
+    assert complaint in outcome.err
+    assert not outcome.out
