@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.methods import Method
 from crossdraft.verification.rows import Proposal, Whose
@@ -23,7 +25,7 @@ def _fault(proposal: Proposal, pair: Pair, method: Method) -> str:
     row = proposal.row
     if row is None or not row.whole:
         return f"it proposed id {proposal.token} without the whole row that it was drawn from"
-    if not len(row.ids) or row.ids.min() < 0 or row.ids.max() >= size:
+    if not len(row.ids) or row.ids.view(np.uint64).max() >= size:  # below 0 is far above as an unsigned number
         return f"the row of id {proposal.token} has ids beyond {size - 1}"
     shared = method.shared_only or method.same_vocabulary
     if shared and proposal.whose is Whose.DRAFTER and pair.to_target_ids(row.ids).min() < 0:

@@ -56,9 +56,12 @@ class Pair:
         return len(np.unique(found)) == len(found)
 
     @cached_property
-    def _names(self) -> Ids:
-        """For each target id the first one with its letters, shape (target.size,)."""
-        return np.array([_first_id(self.target, letters) for letters in self.target.letters], dtype=np.int64)
+    def _names(self) -> Ids | None:
+        """For each target id the first one with its letters, shape (target.size,); None: every id is the only one."""
+        if self.same_vocabulary:
+            return None
+        names = np.array([_first_id(self.target, letters) for letters in self.target.letters], dtype=np.int64)
+        return None if np.array_equal(names, np.arange(len(names))) else names
 
     def target_id(self, drafter_id: int) -> int | None:
         """The target id that a drafter token is: of several with its letters the one the target's tokenizer writes."""
@@ -71,8 +74,8 @@ class Pair:
 
     def names(self, ids: Ids) -> Ids:
         """For target ids, in their shape, the ids that stand for the same token in `to_target_ids`: of several
-        with the same letters the first. In one vocabulary every id stands for itself."""
-        return ids if self.same_vocabulary else self._names[ids]
+        with the same letters the first, in one vocabulary itself. `ids` itself if that is so for every id."""
+        return ids if self._names is None else self._names[ids]
 
 
 def _form(vocabulary: Vocabulary) -> tuple[tuple[tuple[int, str], ...], list[Letters]]:

@@ -48,7 +48,7 @@ class RandomChooser:
         return bool(self._rng.random() < probability)
 
     def categorical(self, weights: ArrayLike) -> int:
-        return int(np.searchsorted(_cumulative(weights), self._rng.random(), side="right"))
+        return int(_cumulative(weights).searchsorted(self._rng.random(), side="right"))
 
     def candidates(self, weights: ArrayLike, count: int) -> tuple[int, ...]:
         return tuple(np.searchsorted(_cumulative(weights), self._rng.random(count), side="right").tolist())
@@ -62,9 +62,9 @@ class RandomChooser:
 def _cumulative(weights: ArrayLike) -> np.ndarray:
     values = np.asarray(weights, dtype=np.float64)
     total = float(values.sum())
-    if not (total > 0 and np.isfinite(total)) or bool(np.any(values < 0)):
+    if not 0 < total < np.inf or values.min() < 0:
         raise ValueError(f"weights must be finite, none negative, not all zero; they sum to {total}")
-    cumulative = np.cumsum(values / total)
-    # Above the last positive weight the sum is exactly one, so that rounding never picks a zero weight.
-    cumulative[int(np.flatnonzero(values)[-1]) :] = 1.0
+    cumulative: np.ndarray = (values / total).cumsum()
+    # From the last positive weight on the sum is exactly one, so that rounding never picks a zero weight.
+    cumulative[cumulative == cumulative[-1]] = 1.0
     return cumulative

@@ -135,9 +135,9 @@ def _next_event(ground: Ground, place: Place, target: StringLaw, draft: PartlyRe
     p, q = target.events(), draft.law.events()
     event = draft.event
     agree = ground.chooser.bernoulli(p[event] / q[event])
-    left = surplus(p, q)
     if agree and event != END:
         return Place(place.offset + 1, target.after(event), draft.after(event))
+    left = surplus(p, q)
     if event == END and not agree:
         return Place(place.offset, target.reshaped(left))
     if agree or ground.chooser.bernoulli(left[END] / left.sum()):

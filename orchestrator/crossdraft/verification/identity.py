@@ -43,13 +43,21 @@ class Identity:
         Ids that count as one token share what is left of it in proportion; what only one side has stays.
         """
         p, q = self._row.probabilities, self._draft_row.probabilities
-        tokens, places = np.unique(np.append(self._names, self._drafted), return_inverse=True)
-        of_p, of_q = places[: len(p)], places[len(p) :]
-        masses_p, masses_q = masses_of(of_p, p, len(tokens)), masses_of(of_q, q, len(tokens))
+        tokens, of_p = self._tokens()
+        of_q = tokens.places(self._drafted)  # -1: a token that the target lacks, or never says
+        masses_p = tokens.probabilities
+        masses_q = masses_of(of_q + 1, q, len(masses_p) + 1)[1:]
         left_p = p * _share_left(masses_p, masses_q)[of_p]
         if not self._row.tail and not left_p.any():
             left_p = p  # p and q differ by rounding only; a refusal then says nothing
-        return left_p, q * _share_left(masses_q, masses_p)[of_q]
+        return left_p, q * np.append(_share_left(masses_q, masses_p), 1.0)[of_q]
+
+    def _tokens(self) -> tuple[Row, Ids | slice]:
+        """The target's row over what its ids count as, and the place of each id in it."""
+        if self._names is self._row.ids:
+            return self._row, slice(None)
+        names, places = np.unique(self._names, return_inverse=True)
+        return Row(names, masses_of(places, self._row.probabilities, len(names)), self._row.tail), places
 
 
 def _share_left(mine: Probabilities, other: Probabilities) -> Probabilities:

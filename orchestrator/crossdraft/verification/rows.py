@@ -12,7 +12,6 @@ Ids = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
-_ABOVE_ALL = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +27,9 @@ class Row:
 
     @cached_property
     def _index(self) -> tuple[Ids, Ids]:
-        """The listed ids in ascending order and where each of them is listed; both end with a sentinel."""
-        order = np.argsort(self.ids)
-        return np.append(self.ids[order], _ABOVE_ALL), np.append(order, -1)
+        """The listed ids in ascending order, and where each of them is listed."""
+        order = self.ids.argsort()
+        return self.ids[order], order
 
     @staticmethod
     def of(ids: "Ids | list[int]", weights: "Probabilities | list[float]", total: float | None = None) -> "Row":
@@ -52,8 +51,10 @@ class Row:
 
     def places(self, ids: Ids) -> Ids:
         """Where each of `ids` is listed, in their shape; -1 where it is not."""
+        if not len(self.ids):
+            return np.full(ids.shape, -1, dtype=np.int64)
         ordered, order = self._index
-        found = np.searchsorted(ordered, ids)
+        found = np.minimum(ordered.searchsorted(ids), len(order) - 1)
         return np.where(ordered[found] == ids, order[found], -1)
 
     def lists(self, ids: Sequence[int] | Ids) -> bool:
