@@ -5,8 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from crossdraft.cli.show import TextScreen
+from crossdraft.cli.show import TextScreen, figures, places
 from crossdraft.pipeline import Kind, Token
+from crossdraft.pipeline.events import Counts
+from crossdraft.pipeline.statistics import Statistics, Times, statistics_of
 
 
 def screen(terminal: bool) -> tuple[TextScreen, io.StringIO]:
@@ -38,3 +40,25 @@ def test_elsewhere_the_text_is_untouched() -> None:
     to_file.token(token("\ta\r\n" + 300 * "long ", Kind.ACCEPTED))
     to_file.token(token("\x1b[2J", Kind.BONUS))
     assert stream.getvalue() == "\ta\r\n" + 300 * "long " + "\x1b[2J"
+
+
+def counted(counts: Counts) -> Statistics:
+    return statistics_of("tli", 3, 1, counts, Times(1.0, 0.5, 0.1, 0.1, 10, 10))
+
+
+def test_acceptance_is_shown_by_place() -> None:
+    counts = Counts(audited=7)
+    for accepted, refused in ((3, False), (1, True), (1, True), (0, True)):
+        counts.round(3, accepted, refused)
+    assert places(counted(counts)) == "75% 33% 100%"
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(figures(counted(counts)))
+    assert "1.25 a round" in stream.getvalue()
+    assert "7 draws are those of their rows" in stream.getvalue()
+
+
+def test_a_place_that_was_never_judged_is_left_out() -> None:
+    counts = Counts()
+    counts.round(3, 0, True)
+    assert places(counted(counts)) == "0%"
+    assert places(counted(Counts())) == ""
