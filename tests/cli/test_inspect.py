@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.cli.plots import plot_combinations
+from crossdraft.text.combinations import combinations_of
 from crossdraft.text.letters import Side
 from crossdraft.text.report import compare
 from tests.cli.conftest import Cli
@@ -71,3 +73,19 @@ def test_damaged_tokenizers_and_samples(cli: Cli, target_folder: Path, tmp_path:
     ended = cli("inspect", target_folder, target_folder, "--sample", tmp_path / "none.txt")
     assert ended.code == 2
     assert "none.txt cannot be read as UTF-8 text" in ended.err
+
+
+def test_a_picture(cli: Cli, target_folder: Path, drafter_folder: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "combinations.png"
+    ended = cli("inspect", target_folder, drafter_folder, "--plot", picture)
+    assert (ended.code, ended.err) == (0, "")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    ended = cli("inspect", target_folder, drafter_folder, "--plot", tmp_path / "combinations.txt")
+    assert ended.code == 2
+    assert "--plot writes .png" in ended.err
+    assert not ended.out
+
+
+def test_counts_beyond_a_float_are_drawn(tmp_path: Path) -> None:
+    plot_combinations(tmp_path / "large.png", "large", combinations_of([1, 2000], [1, 2**1999]))
+    assert (tmp_path / "large.png").stat().st_size > 10_000

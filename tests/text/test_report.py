@@ -4,12 +4,14 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import product
+from math import log10
 from typing import Any
 
 import pytest
 
+from crossdraft.text.combinations import combinations_of, quartiles
 from crossdraft.text.composition import Compositions, Pieces
-from crossdraft.text.letters import Letters, Side
+from crossdraft.text.letters import Letters, Side, is_plain
 from crossdraft.text.report import CompatibilityReport, compare
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
@@ -26,7 +28,8 @@ def test_a_tokenizer_has_the_same_vocabulary_as_itself(any_kind: Kind) -> None:
     report = _compare(any_kind.name, any_kind.name)
     assert report.same_vocabulary
     assert all(check.same and not check.detail for check in report.checks)
-    assert report.shared_of_target == report.shared_of_drafter == report.shared_of_sample == 1.0
+    assert report.shared_of_target == report.shared_of_drafter == 1.0
+    assert report.sample.target_tokens == report.sample.drafter_tokens == report.sample.shared_of_target == 1.0
     assert report.target_written_by_drafter == report.drafter_written_by_target == 1.0
 
 
@@ -73,13 +76,24 @@ def test_each_difference_is_named(change: Callable[[Any], None], failing: set[st
     assert not report.same_vocabulary
 
 
+def written(name: str, side: Side) -> list[Letters]:
+    """The sample's tokens that are text."""
+    tokenization = kind(name).tokenization(side)
+    found = [tokenization.vocabulary.letters[token] for token in tokenization.encode_prompt(SAMPLE)]
+    return [letters for letters in found if is_plain(letters)]
+
+
 def test_what_two_kinds_share_is_counted() -> None:
     report = _compare("llama3", "llama2")
     target = set(kind("llama3").vocabulary().letters)
     drafter = set(kind("llama2").vocabulary(Side.DRAFTER).letters)
     assert report.shared == len(target & drafter)
     assert report.shared_of_target == report.shared / report.target_strings
-    assert 0 < report.shared_of_sample < 1
+    ours, theirs = set(written("llama3", Side.TARGET)), set(written("llama2", Side.DRAFTER))
+    assert report.sample.shared_kinds == len(ours & theirs)
+    assert report.sample.shared_of_target == len(ours & theirs) / len(ours)
+    tokens = written("llama3", Side.TARGET)
+    assert 0 < report.sample.target_tokens == sum(token in drafter for token in tokens) / len(tokens) < 1
     assert json.loads(json.dumps(asdict(report)))["shared"] == report.shared
 
 
@@ -124,3 +138,27 @@ def test_compositions(pieces: tuple[str, ...], string: str, expected: Compositio
 def test_very_many_compositions_do_not_overflow() -> None:
     blanks = Pieces([Letters(" " * length) for length in range(1, 2001)])
     assert blanks.compositions(Letters(" " * 2000)).count == 2**1999
+
+
+def test_statistics_of_combinations() -> None:
+    found = combinations_of([1, 2, 2, 3, 3, 5], [1, 2, 1, 4, 0, 2**2000])
+    assert (found.tokens, found.quartiles) == (5, (1, 2, 4))
+    assert found.by_power == ((0, 2), (1, 1), (2, 1), (2000, 1))
+    assert [(one.letters, one.tokens) for one in found.by_length] == [(1, 1), (2, 2), (3, 1), (5, 1)]
+    two = found.by_length[1]
+    assert (two.smallest, two.quartiles, two.largest) == (0.0, (0.0, 0.0, 0.0), log10(2))
+    assert found.log10_of_largest == pytest.approx(2000 * log10(2))
+    assert found.log10_of_mean == pytest.approx(2000 * log10(2) - log10(5))
+    assert found.log10_of_deviation == pytest.approx(2000 * log10(2) + log10(0.4))  # √(1/5 − 1/25)
+    json.dumps(asdict(found))
+
+
+def test_statistics_of_no_combinations() -> None:
+    assert combinations_of([3], [0]).tokens == 0
+    assert combinations_of([2, 2], [2, 2]).log10_of_deviation == 0
+
+
+def test_lengths_have_quartiles() -> None:
+    lengths = _compare("gpt2", "gpt2").target_lengths
+    assert 1 <= lengths.quartiles[0] <= lengths.quartiles[1] <= lengths.quartiles[2] <= lengths.longest
+    assert quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)

@@ -200,11 +200,14 @@ def inspect(
     drafter: Annotated[str, typer.Argument(help="Likewise.")],
     sample: Annotated[Path | None, typer.Option(help="Text of the kind that will be served.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a picture of the draft-token combinations there.")
+    ] = None,
 ) -> None:
     """Show how well two vocabularies fit: what they share, what each can write of the other."""
     from crossdraft.cli import inspect as command
 
-    command.inspect(target, drafter, sample, as_json)
+    command.inspect(target, drafter, sample, as_json, plot)
 
 
 @app.command()

@@ -2,23 +2,25 @@
 
 import json
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
+from math import log10
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
-from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.failures import Misused
+from crossdraft.cli.plots import check_picture, plot_combinations
 from crossdraft.cli.show import PlainConsole
-from crossdraft.models.names import ModelLoadError, source_of
+from crossdraft.cli.vocabularies import Named
 from crossdraft.text.letters import Side
-from crossdraft.text.loading import TokenizerMissing, load_tokenizer_json
-from crossdraft.text.report import CompatibilityReport, Injectivity, compare
-from crossdraft.text.tokenization import Tokenization
-from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, SampleShare, compare
+
+LARGE = 10**6  # numbers above are shown as powers
 
 
-def inspect(target: str, drafter: str, sample: Path | None, as_json: bool) -> None:
+def inspect(target: str, drafter: str, sample: Path | None, as_json: bool, plot: Path | None = None) -> None:
     """Compares two tokenizers and prints the report.
 
     Args:
@@ -26,13 +28,19 @@ def inspect(target: str, drafter: str, sample: Path | None, as_json: bool) -> No
         drafter: likewise.
         sample: text of the kind that will be served; None: source code of Python's own.
         as_json: whether to print JSON.
+        plot: where to write a picture of the combinations; None: nowhere.
 
     Raises:
-        Misused: the sample cannot be read.
+        Misused: the sample cannot be read, or the picture not be written there.
         CommandFailed: a tokenizer cannot be loaded, or is of no supported kind.
     """
+    check_picture(plot)
     text = _sample(sample)
-    report = compare(_tokenization(target, Side.TARGET), _tokenization(drafter, Side.DRAFTER), text)
+    ours, theirs = Named.load(target, Side.TARGET), Named.load(drafter, Side.DRAFTER)
+    report = compare(ours.tokenization, theirs.tokenization, text)
+    if plot is not None:
+        title = f"Ways to write a token of {target} with tokens of {drafter}"
+        plot_combinations(plot, title, report.combinations)
     if as_json:
         print(json.dumps(asdict(report)))
         return
@@ -51,19 +59,6 @@ def _sample(path: Path | None) -> str:
         raise Misused(f"the sample {source} cannot be read as UTF-8 text: {error}") from error
 
 
-def _tokenization(name: str, side: Side) -> Tokenization:
-    try:
-        loaded = load_tokenizer_json(source_of(name))
-        vocabulary = Vocabulary.build(
-            loaded.tokenizer_json, loaded.vocabulary_size, loaded.controls, loaded.stops, side
-        )
-        return Tokenization(loaded.tokenizer_json, vocabulary)
-    except (ModelLoadError, TokenizerMissing) as error:
-        raise CommandFailed(str(error)) from error
-    except ValueError as error:
-        raise CommandFailed(f"the tokenizer of {name} cannot be used: {error}") from error
-
-
 def _summary(report: CompatibilityReport) -> Table:
     table = Table(show_header=False)
     combinations = report.combinations
@@ -72,10 +67,14 @@ def _summary(report: CompatibilityReport) -> Table:
         ("tokens that both have", f"{report.shared:,}"),
         ("their share of the target's", f"{report.shared_of_target:.1%}"),
         ("their share of the drafter's", f"{report.shared_of_drafter:.1%}"),
-        ("their share of the sample's tokens", f"{report.shared_of_sample:.1%}"),
+        ("their share of the target's tokens in the sample", f"{report.sample.target_tokens:.1%}"),
+        ("their share of the drafter's tokens in the sample", f"{report.sample.drafter_tokens:.1%}"),
+        ("different tokens in the sample, target and drafter", _kinds(report.sample)),
+        ("that both write there, share of the target's", f"{report.sample.shared_of_target:.1%}"),
         ("longest look-ahead (draft tokens for one of the target's)", str(report.look_ahead)),
-        ("draft-token combinations for a target token, median", f"{combinations.median:,.0f}"),
-        ("the same, mean and largest", f"10^{combinations.log10_of_mean:.1f}, 10^{combinations.log10_of_largest:.1f}"),
+        ("draft-token combinations for a target token, quartiles", _numbers(combinations.quartiles)),
+        ("the same, mean ± standard deviation", _powers(combinations.log10_of_mean, combinations.log10_of_deviation)),
+        ("the same, largest", _powers(combinations.log10_of_largest)),
     ]
     for name, value in rows:
         table.add_row(name, value)
@@ -98,12 +97,29 @@ def _both(report: CompatibilityReport) -> Table:
             f"{report.target_written_by_drafter:.1%}",
             f"{report.drafter_written_by_target:.1%}",
         ),
-        ("letters of a token, mean", f"{report.target_lengths.mean:.1f}", f"{report.drafter_lengths.mean:.1f}"),
+        ("letters of a token, mean ± deviation", _mean(report.target_lengths), _mean(report.drafter_lengths)),
+        ("letters, quartiles", _numbers(report.target_lengths.quartiles), _numbers(report.drafter_lengths.quartiles)),
         ("letters, longest", str(report.target_lengths.longest), str(report.drafter_lengths.longest)),
         ("text comes back unchanged", _injective(report.target_injectivity), _injective(report.drafter_injectivity)),
     ):
         table.add_row(name, target, drafter)
     return table
+
+
+def _kinds(share: SampleShare) -> str:
+    return f"{share.target_kinds:,}, {share.drafter_kinds:,}"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(f"{number:,}" if number < LARGE else f"10^{log10(number):.1f}" for number in numbers)
+
+
+def _powers(*exponents: float) -> str:
+    return " ± ".join(f"{10**one:,.0f}" if one < log10(LARGE) else f"10^{one:.1f}" for one in exponents)
+
+
+def _mean(lengths: Lengths) -> str:
+    return f"{lengths.mean:.1f} ± {lengths.deviation:.1f}"
 
 
 def _injective(found: Injectivity) -> str:

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log10
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.text.combinations import Combinations, OfLength
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,55 +63,47 @@ def plot_speeds(path: Path, title: str, curves: Sequence[SpeedCurve]) -> None:
     _save(figure, path)
 
 
-def plot_combinations(path: Path, title: str, lengths: Sequence[int], counts: Sequence[int]) -> None:
-    """Combinations of draft tokens for each target token: against its length, and how many tokens have how many.
-
-    Args:
-        path: of the picture.
-        title: above it.
-        lengths: letters of each target token, shape (n,).
-        counts: ways to write each of them, 0 where there is none, shape (n,); may exceed a float.
+def plot_combinations(path: Path, title: str, found: Combinations) -> None:
+    """Combinations of draft tokens for a target token: against its length, and how many tokens have how many.
 
     Raises:
         CommandFailed: the file cannot be written.
     """
-    from math import log10
-
     figure, (left, right) = _figure(11.0, 4.5, 2)
-    found = [(length, log10(count)) for length, count in zip(lengths, counts, strict=True) if count]
-    by_length: dict[int, list[float]] = {}
-    for length, exponent in found:
-        by_length.setdefault(length, []).append(exponent)
-    shown = sorted(length for length in by_length if length <= _most_shown(by_length))
-    left.boxplot(
-        [by_length[length] for length in shown], positions=shown, widths=0.6, whis=(0, 100), manage_ticks=False
-    )
+    shown = [one for one in found.by_length if one.letters <= _most_shown(found.by_length)]
+    boxes = [
+        {"whislo": one.smallest, "q1": low, "med": middle, "q3": high, "whishi": one.largest}
+        for one in shown
+        for low, middle, high in [one.quartiles]
+    ]
+    left.bxp(boxes, positions=[one.letters for one in shown], widths=0.6, showfliers=False, manage_ticks=False)
     left.set_xlabel("letters of the target token")
     left.set_ylabel("draft-token combinations")
     left.set_title("by length: median, quartiles, extremes", fontsize=10)
-    exponents = [exponent for _, exponent in found]
-    right.hist(exponents, bins=40, color="C0")
+    left.yaxis.set_major_formatter(_power)
+    # Powers of two on a decadic axis: the counts themselves may exceed a float.
+    places, tokens = [n * log10(2) for n, _ in found.by_power], [count for _, count in found.by_power]
+    right.bar(places, tokens, width=log10(2), align="edge", color="C0", edgecolor="white")
+    right.xaxis.set_major_formatter(_power)
     right.set_yscale("log")
     right.set_xlabel("draft-token combinations")
     right.set_ylabel("target tokens")
     right.set_title("how many tokens have how many", fontsize=10)
-    left.yaxis.set_major_formatter(_power)
-    right.xaxis.set_major_formatter(_power)
     figure.suptitle(title, fontsize=11)
     _save(figure, path)
 
 
-SHARE_SHOWN = 0.999  # of the tokens; a few runs of blanks are far longer than the rest
+SHARE_SHOWN = 0.995  # of the tokens; a few runs of blanks are far longer than the rest
 
 
-def _most_shown(by_length: Mapping[int, Sequence[float]]) -> int:
+def _most_shown(by_length: Sequence[OfLength]) -> int:
     """The length up to which nearly all tokens lie."""
-    left = SHARE_SHOWN * sum(map(len, by_length.values()))
-    for length in sorted(by_length):
-        left -= len(by_length[length])
+    left = SHARE_SHOWN * sum(one.tokens for one in by_length)
+    for one in by_length:
+        left -= one.tokens
         if left <= 0:
-            return length
-    return max(by_length, default=0)
+            return one.letters
+    return 0
 
 
 def _power(exponent: float, _: object) -> str:

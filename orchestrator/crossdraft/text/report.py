@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log10
-from statistics import fmean, median
+from statistics import fmean, pstdev
 
-from crossdraft.text.composition import Compositions, Pieces
+from crossdraft.text.combinations import Combinations, combinations_of, quartiles
+from crossdraft.text.composition import Pieces
 from crossdraft.text.letters import Letters, from_bytes, is_plain
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import NotExpressible, Tokenization
@@ -49,16 +49,24 @@ class Lengths:
     """Of the tokens that are text, in letters."""
 
     mean: float
+    deviation: float  # standard, of all of them
+    quartiles: tuple[int, int, int]
     longest: int
 
 
 @dataclass(frozen=True)
-class Combinations:
-    """Sequences of draft tokens that are exactly one target token, over the target tokens that have any."""
+class SampleShare:
+    """How much of a sample the two vocabularies share, by token and by kind of token; control symbols left out.
 
-    median: float
-    log10_of_mean: float
-    log10_of_largest: float
+    T′ and D′ are the different tokens that occur when target and drafter tokenize the sample.
+    """
+
+    target_tokens: float  # share of the target's tokens in it that are in T∩D
+    drafter_tokens: float  # share of the drafter's tokens in it that are in T∩D
+    target_kinds: int  # |T′|
+    drafter_kinds: int  # |D′|
+    shared_kinds: int  # |T′∩D′|
+    shared_of_target: float  # |T′∩D′| / |T′|: Table 6 of arXiv 2502.05202
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class CompatibilityReport:
     shared: int  # |T∩D|
     shared_of_target: float  # |T∩D| / |T|
     shared_of_drafter: float  # |T∩D| / |D|
-    shared_of_sample: float  # share of the sample's target tokens that are in T∩D
+    sample: SampleShare
     target_written_by_drafter: float  # share of T's texts that are concatenations of D's
     drafter_written_by_target: float
     target_injectivity: Injectivity
@@ -102,7 +110,7 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str) -> Compati
         shared=len(shared),
         shared_of_target=_ratio(len(shared), len(ours)),
         shared_of_drafter=_ratio(len(shared), len(theirs)),
-        shared_of_sample=_shared_of_sample(target, sample, shared),
+        sample=_sample_share(target, drafter, sample, shared),
         target_written_by_drafter=_ratio(sum(one.count > 0 for one in found), len(found)),
         drafter_written_by_target=_written(drafted, Pieces(plain)),
         target_injectivity=_injectivity(target, sample),
@@ -110,7 +118,7 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str) -> Compati
         target_lengths=_lengths(plain),
         drafter_lengths=_lengths(drafted),
         look_ahead=max((one.look_ahead for one in found), default=0),
-        combinations=_combinations(found),
+        combinations=combinations_of(list(map(len, plain)), [one.count for one in found]),
     )
 
 
@@ -165,10 +173,22 @@ def _plain(vocabulary: Vocabulary) -> list[Letters]:
     return [letters for letters in _strings(vocabulary) if is_plain(letters)]
 
 
-def _shared_of_sample(target: Tokenization, sample: str, shared: frozenset[Letters]) -> float:
-    written = [target.vocabulary.letters[token] for token in target.encode_prompt(sample)]
-    texts = [letters for letters in written if is_plain(letters)]
-    return _ratio(sum(letters in shared for letters in texts), len(texts))
+def _sample_share(target: Tokenization, drafter: Tokenization, sample: str, shared: frozenset[Letters]) -> SampleShare:
+    ours, theirs = _texts_of(target, sample), _texts_of(drafter, sample)
+    kinds, drafted = set(ours), set(theirs)
+    return SampleShare(
+        target_tokens=_ratio(sum(letters in shared for letters in ours), len(ours)),
+        drafter_tokens=_ratio(sum(letters in shared for letters in theirs), len(theirs)),
+        target_kinds=len(kinds),
+        drafter_kinds=len(drafted),
+        shared_kinds=len(kinds & drafted),
+        shared_of_target=_ratio(len(kinds & drafted), len(kinds)),
+    )
+
+
+def _texts_of(tokenization: Tokenization, sample: str) -> list[Letters]:
+    written = [tokenization.vocabulary.letters[token] for token in tokenization.encode_prompt(sample)]
+    return [letters for letters in written if is_plain(letters)]
 
 
 def _written(strings: Sequence[Letters], pieces: Pieces) -> float:
@@ -189,15 +209,8 @@ def _restores(tokenization: Tokenization, letters: Letters) -> bool:
 
 
 def _lengths(strings: Sequence[Letters]) -> Lengths:
-    return Lengths(fmean(map(len, strings)) if strings else 0.0, max(map(len, strings), default=0))
-
-
-def _combinations(found: Sequence[Compositions]) -> Combinations:
-    counts = [one.count for one in found if one.count]
-    if not counts:
-        return Combinations(0.0, 0.0, 0.0)
-    # integers throughout: the counts of long tokens exceed a float
-    return Combinations(float(median(counts)), log10(sum(counts)) - log10(len(counts)), log10(max(counts)))
+    sizes = sorted(map(len, strings)) or [0]
+    return Lengths(fmean(sizes), pstdev(sizes), quartiles(sizes), sizes[-1])
 
 
 def _ratio(part: int, whole: int) -> float:
