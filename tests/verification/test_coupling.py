@@ -174,8 +174,16 @@ def test_listing_the_drafted_token_alone_is_seen(monkeypatch: pytest.MonkeyPatch
         ids = pair.to_target_ids(as_ids(proposal.token))
         return ids[ids >= 0]
 
+    class OfWhatIsListed(Identity):
+        def __init__(self, pair: Pair, row: Row, proposal: Proposal) -> None:
+            super().__init__(pair, row, proposal)
+            self._drafted = np.where(row.places(self._drafted) < 0, -1, self._drafted)
+
     toy = next(toy for toy in TOYS if toy.name == "same")
     assert bias(toy, 1) < 1e-12
     monkeypatch.setattr(planning, "target_support", drafted_alone)
     monkeypatch.setattr(coupling, "target_support", drafted_alone)
+    with pytest.raises(KeyError):
+        bias(toy, 1)
+    monkeypatch.setattr(coupling, "Identity", OfWhatIsListed)
     assert bias(toy, 1) > 0.01

@@ -44,12 +44,12 @@ def from_bytes(raw: bytes) -> Letters:
 
 def is_plain(letters: Letters) -> bool:
     """Whether there is no control symbol in it."""
-    return all(ord(letter) < FIRST_CONTROL for letter in letters)
+    return not letters or ord(max(letters)) < FIRST_CONTROL
 
 
 def to_bytes(letters: Letters) -> bytes:
     """The bytes of the letters; control symbols are left out (they are not text)."""
-    return bytes(ord(letter) for letter in letters if ord(letter) < FIRST_CONTROL)
+    return letters.encode("latin-1", "ignore")
 
 
 def common_length(one: str, other: str) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from crossdraft.text.letters import FIRST_CONTROL, Letters, from_bytes, to_bytes
+from crossdraft.text.letters import FIRST_CONTROL, Letters, from_bytes, is_plain, to_bytes
 
 _BLANKS = frozenset(" \n\r\t")
 
@@ -26,6 +26,8 @@ def segments_of(letters: Letters, unwritable: str = "") -> list[Segment]:
         letters: any letters.
         unwritable: characters that must be written byte by byte, as they would not come back as themselves.
     """
+    if is_plain(letters):
+        return list(_of_bytes(to_bytes(letters), unwritable))
     segments: list[Segment] = []
     for control, run in groupby(letters, key=lambda letter: ord(letter) >= FIRST_CONTROL):
         if segments and segments[-1].unfinished:  # nothing can finish it any more
@@ -48,7 +50,10 @@ def _of_bytes(raw: bytes, unwritable: str) -> Iterator[Segment]:
 
 
 def _of_text(text: str, unwritable: str) -> Iterator[Segment]:
-    for strange, run in groupby(text, key=unwritable.__contains__ if unwritable else lambda _: False):
+    if text and not unwritable:
+        yield Segment(from_bytes(text.encode()), text)
+        return
+    for strange, run in groupby(text, key=unwritable.__contains__):
         joined = "".join(run)
         yield Segment(from_bytes(joined.encode()), None if strange else joined)
 

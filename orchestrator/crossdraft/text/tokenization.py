@@ -156,7 +156,8 @@ class Tokenization:
         return is_plain(letters) if self.lossy else letters == from_bytes(text.encode())
 
     def _within(self, ids: Sequence[int]) -> tuple[int, ...]:
-        beyond = [token for token in ids if token >= self.vocabulary.size]
+        size = self.vocabulary.size
+        beyond = [token for token in ids if token >= size]
         if beyond:
             raise ValueError(
                 f"the tokenizer wrote id {beyond[0]}, but the model's rows have {self.vocabulary.size} ids; "

@@ -41,10 +41,15 @@ class Identity:
         """What a refusal leaves: (p - q)+ at each id of the target's row, (q - p)+ at each of the proposal's.
 
         Ids that count as one token share what is left of it in proportion; what only one side has stays.
+
+        Raises:
+            KeyError: the proposal's row reaches into the tail: the target's does not list what it was asked for.
         """
         p, q = self._row.probabilities, self._draft_row.probabilities
         tokens, of_p = self._tokens()
         of_q = tokens.places(self._drafted)  # -1: a token that the target lacks, or never says
+        if not self._row.whole and ((of_q < 0) & (self._drafted >= 0)).any():
+            raise KeyError(int(self._drafted[(of_q < 0) & (self._drafted >= 0)][0]))
         masses_p = tokens.probabilities
         masses_q = masses_of(of_q + 1, q, len(masses_p) + 1)[1:]
         left_p = p * _share_left(masses_p, masses_q)[of_p]

@@ -1,6 +1,6 @@
 """Which rows a pass fetches: guesses at what the walk will emit. They decide cost, never the output."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,8 +45,7 @@ class Planner:
             return Plan(tree, ())
         if self.method.whole_draft:
             return Plan(tree, self._next_tokens(tree))
-        letters = self.pair.target.letters_of
-        return Plan(tree, tuple(self._support(starts.get(len(letters(path)))) for path in tree.paths()))
+        return Plan(tree, tuple(self._supports(tree, starts)))
 
     def _layout(self, proposals: Sequence[Proposal], skip: int) -> tuple[dict[int, Proposal], Letters]:
         """Proposals by the letter offset after the frontier where they begin, and the letters after it."""
@@ -86,5 +85,11 @@ class Planner:
             found[1 + parent].update(vocabulary.ids_of(vocabulary.letters[token]))
         return tuple(np.array(sorted(ids), dtype=np.int64) for ids in found)
 
-    def _support(self, proposal: Proposal | None) -> Ids:
-        return NO_IDS if proposal is None else target_support(self.pair, proposal)
+    def _supports(self, tree: TokenTree, starts: dict[int, Proposal]) -> Iterator[Ids]:
+        """At the root and at each node what the proposal can be that begins there."""
+        letters = self.pair.target.letters
+        supports = {place: target_support(self.pair, proposal) for place, proposal in starts.items()}
+        ends = [0]  # letters from the frontier to the root and to each node
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            ends.append(ends[1 + parent] + len(letters[token]))
+        return (supports.get(end, NO_IDS) for end in ends)
