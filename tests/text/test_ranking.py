@@ -73,7 +73,7 @@ def test_a_file_comes_back_and_is_small(tmp_path: Path) -> None:
 def test_frequencies_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     some, path = kind("gpt2"), tmp_path / "file"
     count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS).write(path)
-    with pytest.raises(RankingError, match="another tokenizer; make one with: .* --model some/name CORPUS"):
+    with pytest.raises(RankingError, match=r"another tokenizer; make one with: .* --model some/name CORPUS"):
         read_ranking(path, kind("llama2").json, "some/name")
 
 
