@@ -68,11 +68,12 @@ def _verdict(ground: Ground, proposal: Proposal | None) -> Generator[Step, Answe
     if proposal is None:
         row = yield from target_row()
         return (yield from draw_residual(ground.chooser, row, None)), Kind.BONUS
-    token, drafted = in_target_ids(ground.pair, proposal)
-    if token is not None:
+    token = target_token(ground.pair, proposal)
+    if token is not None:  # its own probabilities are enough to judge it
         row = yield from target_row(listed=np.array([token]), judging=True)
-        if ground.chooser.bernoulli(row.probability(token) / drafted.probability(token)):
+        if ground.chooser.bernoulli(row.probability(token) / drafted_probability(ground.pair, proposal)):
             return token, Kind.ACCEPTED
+    _, drafted = in_target_ids(ground.pair, proposal)
     row = yield from target_row(listed=drafted.ids, judging=True)
     return (yield from draw_residual(ground.chooser, row, drafted)), Kind.CORRECTED
 
@@ -97,6 +98,19 @@ def draw_unlisted(chooser: Chooser, row: Row) -> Generator[Step, Answer, int]:
     """Fetch the whole row and draw among the ids that `row` does not list."""
     whole = yield from target_row(whole=True, judging=True)
     return int(whole.ids[chooser.categorical(np.where(row.places(whole.ids) < 0, whole.probabilities, 0.0))])
+
+
+def target_token(pair: Pair, proposal: Proposal) -> int | None:
+    """The target id of a proposal; None: it lies outside T, where p is 0."""
+    return proposal.token if proposal.whose is Whose.TARGET else pair.target_id(proposal.token)
+
+
+def drafted_probability(pair: Pair, proposal: Proposal) -> float:
+    """q of a proposal in T, over target ids."""
+    if proposal.row is not None and (proposal.whose is Whose.TARGET or pair.one_to_one):
+        return proposal.row.probability(proposal.token)
+    token, drafted = in_target_ids(pair, proposal)
+    return 0.0 if token is None else drafted.probability(token)
 
 
 def in_target_ids(pair: Pair, proposal: Proposal) -> tuple[int | None, Row]:
