@@ -1,6 +1,7 @@
 """Audits: honest drafters pass, one that lies about its rows is caught."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,13 +15,17 @@ from crossdraft.pipeline.auditing import Audit
 from crossdraft.pipeline.resolution import noise_of
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.verification.exchange import Drafted, NoiseKey
+from crossdraft.verification.methods import SLEM
 from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row, Whose
 from tests.fakes import pair_of, pseudo_law
+from tests.pipeline.test_session import assignment
 
 PAIR = pair_of(("a", "b", "ab", "ba", "c"), ("a", "b", "bc", "cab", "a", "aa"))
+SMALL = pair_of(("a", "b", "ab"), ("a", "b", "ba"))
 NOISES = noise_of(PAIR.drafter), noise_of(PAIR.target)
 SHARPNESS = 3.0  # of the toys' rows: a lie about a flat row is small
 PEAKED = 0.2  # temperature of the tiny drafter, whose rows are flat at 1
+GREEDY = SamplingOptions(temperature=0)  # the tiny target's likeliest tokens are text that the drafter can read
 
 Law = Callable[[Probabilities], Probabilities]
 
@@ -81,6 +86,14 @@ def test_a_proposal_without_its_row_is_blamed() -> None:
     assert "without the row" in audit(1).fault_of(Drafted(1, (Proposal(0),), 0.0), 0, PAIR)
 
 
+def test_rows_are_checked_before_draws_are_whatever_the_method_needs() -> None:
+    given = replace(assignment(SLEM), audit=Audit(NoiseKey(1), True, *map(noise_of, (SMALL.drafter, SMALL.target))))
+    rows = (None, Row(np.array([99]), np.ones(1)), Row(np.array([1]), np.ones(1)))
+    faults = [given.fault_of(Drafted(1, (Proposal(0, row),), 0.0), 0) for row in rows]
+    wanted = ("without the whole row", "has ids beyond 2", "cannot give it")
+    assert all(text in fault for text, fault in zip(wanted, faults, strict=True)), faults
+
+
 class Liar(KeyedDraws):
     """Draws from q^0.5, and says q."""
 
@@ -96,7 +109,7 @@ async def pipeline(target: TargetClient, drafter: DrafterClient) -> AsyncIterato
 
 async def finished(pipeline: Pipeline, method: str, audit: bool = True) -> Generation:
     settings = {"method": method, "audit": audit, "allow_inexact": True, "drafter_temperature": PEAKED}
-    generation = pipeline.generate("def main(argument):", max_tokens=24, **settings)
+    generation = pipeline.generate("def main(argument):", max_tokens=24, options=GREEDY, **settings)
     async for _ in generation:
         pass
     return generation
@@ -132,7 +145,7 @@ async def test_a_real_drafter_that_lies_is_given_up(
 
 
 async def test_greedy_text_is_the_same_under_an_audit(pipeline: Pipeline, target: TargetClient) -> None:
-    settings = {"options": SamplingOptions(temperature=0), "max_tokens": 24}
+    settings = {"options": GREEDY, "max_tokens": 24}
     async with connect(target.address) as alone:
         wanted = alone.generate("def main", **settings)
         async for _ in wanted:

@@ -34,7 +34,8 @@ class Assignment:
 
     def fault_of(self, drafted: Drafted, offset: int) -> str:
         """What is wrong with a draft that begins at `offset` letters of output; empty if nothing is."""
-        fault = fault_of_draft(drafted.proposals, self.proposals, self.pair, self.method)
+        rows = self.method.drafter_rows or self.audit is not None
+        fault = fault_of_draft(drafted.proposals, self.proposals, self.pair, self.method, rows)
         if fault or self.audit is None:
             return fault
         return self.audit.fault_of(drafted, offset, self.pair)
