@@ -22,7 +22,7 @@ ROUNDS = Rounds(
     pass_seconds=1.0,
     beside_seconds=0.2,
 )
-CANDIDATE = Candidate("bundled:b", "slem", 0.5, 0.1, 1.4, 3, {3: 1.2}, 1.25, 12.5, 10.0)
+CANDIDATE = Candidate("bundled:b", "slem", 0.5, 0.1, 1.4, 3, {3: 1.2}, 1.25, 0.1, 12.5, 10.0)
 
 
 def test_the_model_gives_what_was_measured_at_the_measured_number_of_proposals() -> None:
@@ -58,13 +58,17 @@ def test_rounds_are_sums_over_generations() -> None:
 
 
 def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none() -> None:
-    slower = replace(CANDIDATE, method="tli", measured=1.1)
+    slower = replace(CANDIDATE, method="tli", measured=1.1, error=0.05)
     assert best_of([slower, CANDIDATE]) == CANDIDATE
-    assert advice([slower, CANDIDATE]).startswith("Use bundled:b with method slem and K = 3: 1.25 times as fast")
+    assert advice([slower, CANDIDATE]).startswith("Use bundled:b with method slem and K = 3: 1.25 ± 0.10 times as fast")
     useless = [replace(slower, measured=0.7), replace(CANDIDATE, measured=0.9)]
     assert best_of(useless) is None
     assert "None helps" in advice(useless)
-    assert "bundled:b with method slem and K = 3, has 0.90 of its speed" in advice(useless)
+    assert "bundled:b with method slem and K = 3, is 0.90 ± 0.10 times as fast" in advice(useless)
+    assert "measure more prompts" not in advice(useless)
+    doubtful = replace(CANDIDATE, error=0.2)
+    assert best_of([doubtful, slower]) is None
+    assert "what it gains is within the error, measure more prompts" in advice([doubtful, slower])
     assert best_of([]) is None
     assert advice([]) == "None helps: no method can be used with these drafters."
 
@@ -72,7 +76,7 @@ def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none() -> None:
 @pytest.fixture
 def prompts_file(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"text": "The quick"}) + "\n")
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("The quick", "A brown fox")))
     return path
 
 
@@ -92,8 +96,8 @@ def test_services_that_run_are_measured_and_the_fastest_is_named(
         assert one["draft_cost"] > 0
     assert [one["method"] for one in found["skipped"]] == ["rdk"]
     fastest = max(found["candidates"], key=lambda one: one["measured"])
-    assert (found["choice"] is None) == (fastest["measured"] < 1.02)
     assert fastest["method"] in found["advice"]
+    assert (found["choice"] is None) == ("None helps" in found["advice"])
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -110,6 +114,7 @@ def test_a_table_for_people(cli: Cli, pair: tuple[str, ...], prompts_file: Path)
     [
         (("--prompts", "nowhere.jsonl"), 2, "cannot read the prompts"),
         (("--prompts", "empty.jsonl"), 2, "has no prompts"),
+        (("--limit", "1"), 2, "at least two prompts"),
         (("--prompts", "broken.jsonl"), 2, "prompt 1: not JSON"),
         (("--method", "guess"), 2, "unknown method 'guess'"),
         (("-k", "0"), 2, "k must be between"),

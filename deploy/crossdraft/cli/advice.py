@@ -7,7 +7,7 @@ from crossdraft.cli.benching import print_table
 from crossdraft.models.names import BUNDLED_PREFIX
 
 COLUMNS = ("drafter", "method", "accepted", "draft/pass", "tokens/pass", "best K", "expected", "measured", "tokens/s")
-WORTH = 1.02  # a smaller gain is within what two runs of the same differ by
+CERTAIN = 2.0  # standard errors by which a gain must exceed nothing: the fastest of many is partly the luckiest
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Candidate:
     best_k: int  # by the cost model
     expected: dict[int, float] = field(hash=False)  # speed by K, of that without a drafter
     measured: float  # speed at the best K, of the same prompts without a drafter, run in turns
+    error: float  # standard, of `measured`, over prompts
     tokens_per_second: float  # at the best K
     plain_tokens_per_second: float  # without a drafter, in the same turns
 
@@ -41,26 +42,27 @@ class Skipped:
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The fastest one, if it is faster than no drafter."""
-    best = max(candidates, key=lambda one: one.measured, default=None)
-    return best if best is not None and best.measured >= WORTH else None
+    """The fastest one of those that are faster than no drafter beyond doubt."""
+    helping = [one for one in candidates if one.measured - CERTAIN * one.error > 1]
+    return max(helping, key=lambda one: one.measured, default=None)
 
 
 def advice(candidates: Sequence[Candidate]) -> str:
     """One sentence: what to use."""
+    if not candidates:
+        return "None helps: no method can be used with these drafters."
     best = best_of(candidates)
     if best is not None:
         return (
-            f"Use {best.drafter} with method {best.method} and K = {best.best_k}: {best.measured:.2f} times as fast as "
+            f"Use {best.drafter} with method {best.method} and K = {best.best_k}: {_speed(best)} times as fast as "
             f"no drafter ({best.tokens_per_second:.1f} against {best.plain_tokens_per_second:.1f} tokens/s)."
         )
-    if not candidates:
-        return "None helps: no method can be used with these drafters."
     nearest = max(candidates, key=lambda one: one.measured)
+    doubt = "; what it gains is within the error, measure more prompts (--limit)" if nearest.measured > 1 else ""
     return (
         f"None helps, decode without a drafter: the best, {nearest.drafter} with method {nearest.method} and "
-        f"K = {nearest.best_k}, has {nearest.measured:.2f} of its speed; a proposal costs {nearest.draft_cost:.2f} of "
-        f"a pass, and a pass yields {nearest.tokens_per_pass:.2f} tokens."
+        f"K = {nearest.best_k}, is {_speed(nearest)} times as fast; a proposal costs {nearest.draft_cost:.2f} of a "
+        f"pass, and a pass yields {nearest.tokens_per_pass:.2f} tokens{doubt}."
     )
 
 
@@ -81,9 +83,13 @@ def _row(one: Candidate) -> tuple[str, ...]:
         f"{one.tokens_per_pass:.2f}",
         str(one.best_k),
         f"{one.expected[one.best_k]:.2f} ×",
-        f"{one.measured:.2f} ×",
+        f"{_speed(one)} ×",
         f"{one.tokens_per_second:.1f} ({one.plain_tokens_per_second:.1f})",
     )
+
+
+def _speed(one: Candidate) -> str:
+    return f"{one.measured:.2f} ± {one.error:.2f}"
 
 
 def short(name: str) -> str:

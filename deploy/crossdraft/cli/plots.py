@@ -23,7 +23,9 @@ class SpeedCurve:
 
     label: str
     expected: Mapping[int, float]  # by K
-    measured: tuple[int, float] | None  # K, and the speed
+    k: int  # where it was measured
+    measured: float
+    error: float  # standard
 
 
 def check_picture(path: Path | None) -> None:
@@ -50,15 +52,17 @@ def plot_speeds(path: Path, title: str, curves: Sequence[SpeedCurve]) -> None:
         ks = sorted(curve.expected)
         style = "-" if place < 10 else "--"
         axes.plot(ks, [curve.expected[k] for k in ks], style, color=colour, label=curve.label, linewidth=1.6)
-        if curve.measured is not None:
-            axes.plot(*curve.measured, "o", color=colour, markersize=7, markeredgecolor="white")
+        aside = curve.k + 0.04 * (place - (len(curves) - 1) / 2)  # so that errors do not cover one another
+        axes.errorbar(aside, curve.measured, curve.error, fmt="o", color=colour, markersize=6, markeredgecolor="white")
     axes.axhline(1.0, color="black", linewidth=1.0, linestyle=":")
     axes.annotate("without a drafter", (0.99, 1.0), xycoords=("axes fraction", "data"), ha="right", va="bottom")
     axes.set_xlabel("K, proposals in a round")
     axes.set_ylabel("speed, of that without a drafter")
     axes.set_ylim(bottom=0.0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(f"{title}\nlines: expected by the cost model; points: measured", fontsize=10, loc="left")
+    axes.set_title(
+        f"{title}\nlines: expected by the cost model; points: measured, with standard errors", fontsize=10, loc="left"
+    )
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     _save(figure, path)
 

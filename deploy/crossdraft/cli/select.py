@@ -5,7 +5,9 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from math import log, sqrt
 from pathlib import Path
+from statistics import stdev
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -57,6 +59,8 @@ class Choosing:
         """Raises Misused if a request would be refused, before anything is started."""
         if not self.drafters:
             raise Misused("give at least one --drafter")
+        if len(self.prompts) < 2:
+            raise Misused("give at least two prompts: one alone does not show what is chance")
         with checked_options():
             for setting in self.settings(""):
                 for k in self.ks:
@@ -95,7 +99,7 @@ async def _select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
     _report(choosing, candidates, skipped if choosing.methods else [], as_json)
     if plot is not None and candidates:
         curves = [
-            SpeedCurve(one.label, one.expected, (one.best_k, one.measured))
+            SpeedCurve(one.label, one.expected, one.best_k, one.measured, one.error)
             for one in sorted(candidates, key=lambda one: -one.measured)
         ]
         plot_speeds(plot, f"target {short(choosing.target)}, temperature {choosing.temperature:g}", curves)
@@ -139,6 +143,9 @@ class _Pair:
         drafted, beside = await self._in_turns(replace(setting, k=best))
         judged = sum(figure.accepted + figure.corrected for figure in probed)
         speed, plain_speed = _speed(drafted), _speed(beside)
+        gains = [
+            log(one.tokens_per_second / other.tokens_per_second) for one, other in zip(drafted, beside, strict=True)
+        ]
         return Candidate(
             drafter=self.name,
             method=setting.method,
@@ -148,6 +155,7 @@ class _Pair:
             best_k=best,
             expected={k: rounds.speed_with(k, plain) for k in self.choosing.ks},
             measured=speed / plain_speed,
+            error=speed / plain_speed * stdev(gains) / sqrt(len(gains)),
             tokens_per_second=speed,
             plain_tokens_per_second=plain_speed,
         )
