@@ -29,7 +29,7 @@ _SPACE = "Ġ"  # how byte-level BPE writes a space
 
 
 def tokenizer_json(size: int, seed: int) -> str:
-    """A byte-level BPE tokenizer with `size` ids; two of the same size share the merges up to SHARED_MERGES."""
+    """A byte-level BPE tokenizer with `size` ids; two seeds have the merges up to SHARED_MERGES in common."""
     vocabulary = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = []
     for left, right in _merges(size, seed):
@@ -53,10 +53,11 @@ def _merges(size: int, seed: int) -> Iterator[tuple[str, str]]:
     """Pairs of pieces that exist already, the older ones more often; each new piece also after a space."""
     rng = np.random.default_rng(0)
     pieces, known = list(LETTERS[1:]), set(LETTERS[1:])
+    common = True
     while True:
-        if len(pieces) > SHARED_MERGES * size / 2 and seed:
-            rng, seed = np.random.default_rng(seed), 0
-        for first, second in rng.random((1000, 2)).tolist():
+        if common and len(pieces) > SHARED_MERGES * size / 2:
+            rng, common = np.random.default_rng(seed), False
+        for first, second in rng.random((100, 2)).tolist():
             left, right = pieces[int(first**4 * len(pieces))], pieces[int(second**4 * len(pieces))]
             if len(left + right) < LONGEST and left + right not in known:
                 pieces.append(left + right)

@@ -1,0 +1,50 @@
+"""Rows: what they know and what they do not."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossdraft.verification.rows import NO_IDS, Row
+from tests.verification.toys import as_ids
+
+HEAD = Row(as_ids(7, 2, 5), np.array([0.5, 0.2, 0.1]), 0.2)
+
+
+@given(st.lists(st.integers(0, 50), max_size=20, unique=True), st.lists(st.integers(0, 50), max_size=20))
+def test_places_are_where_ids_are_listed(ids: list[int], asked: list[int]) -> None:
+    row = Row(as_ids(*ids), np.full(len(ids), 0.01), 0.5)
+    assert row.places(as_ids(*asked)).tolist() == [ids.index(one) if one in ids else -1 for one in asked]
+    assert row.lists(asked) == set(asked).issubset(ids)
+    assert row.lists(as_ids(*asked)) == row.lists(asked)
+
+
+def test_an_id_in_the_tail_is_not_known() -> None:
+    assert [HEAD.probability(token) for token in (7, 2, 5)] == [0.5, 0.2, 0.1]
+    assert HEAD.probabilities_of(as_ids(5, 7)).tolist() == [0.1, 0.5]
+    for unknown in (lambda: HEAD.probability(3), lambda: HEAD.probabilities_of(as_ids(7, 3))):
+        with pytest.raises(KeyError):
+            unknown()
+
+
+def test_a_whole_row_gives_nothing_to_others() -> None:
+    whole = Row.of([7, 2], [3.0, 1.0])
+    assert whole.probability(3) == 0
+    assert whole.probabilities_of(as_ids(3, 7)).tolist() == [0, 0.75]
+    assert whole.lists([3, 4])
+
+
+def test_an_empty_row_is_all_tail() -> None:
+    empty = Row(NO_IDS, np.empty(0), 1.0)
+    assert not empty.lists([1])
+    assert empty.lists([])
+    assert empty.places(as_ids(1, 2)).tolist() == [-1, -1]
+    with pytest.raises(KeyError):
+        empty.probability(1)
+
+
+def test_another_row_is_aligned_to_this_one() -> None:
+    assert HEAD.aligned(Row.of([5, 7], [1.0, 3.0])).tolist() == [0.75, 0, 0.25]
+    with pytest.raises(KeyError, match="3"):
+        HEAD.aligned(Row.certain(3))
+    assert Row.certain(1).aligned(Row.certain(3)).tolist() == [0]
