@@ -31,8 +31,10 @@ def test_a_span_is_the_tokens_with_a_prefix(letters: list[str], prefix: str) -> 
 @given(words)
 def test_spelling_keeps_every_string(letters: list[str]) -> None:
     spelling = Spelling.read(spelled([Letters(text) for text in letters]))
-    for start, text in zip(spelling.starts.tolist(), letters, strict=True):
-        assert spelling.rest(start).tolist() == codes_of(text).tolist()
+    for token, text in enumerate(letters):
+        start = int(spelling.starts[token])
+        assert spelling.rest(token, start).tolist() == codes_of(text).tolist()
+        assert spelling.rest(token, start + 1).tolist() == codes_of(text[1:]).tolist()
         assert spelling.codes[start + len(text)] == END
 
 

@@ -41,15 +41,14 @@ class Spelling:
     """The codes of all strings of a vocabulary in one array."""
 
     codes: Codes  # string after string, END after each
-    starts: Ids  # shape (V,), where each id's string begins
+    starts: Ids  # shape (V + 1,), where each id's string begins, and the end of all
 
     @staticmethod
     def read(codes: Codes) -> "Spelling":
         """Of what `spelled` made."""
         codes.flags.writeable = False
-        starts = np.append(0, np.flatnonzero(codes == END) + 1)[:-1]
-        return Spelling(codes, starts)
+        return Spelling(codes, np.append(0, np.flatnonzero(codes == END) + 1))
 
-    def rest(self, cursor: int) -> Codes:
-        """The codes from a place in a string to the string's end."""
-        return self.codes[cursor : cursor + int(np.argmax(self.codes[cursor:] == END))]
+    def rest(self, token: int, cursor: int) -> Codes:
+        """The codes from a place in an id's string to the string's end."""
+        return self.codes[cursor : int(self.starts[token + 1]) - 1]

@@ -11,7 +11,7 @@ same letter. The tail is one more event of the target. No draft shows it, so it 
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from crossdraft.text.pairing import Pair
 from crossdraft.text.spelling import END
@@ -70,7 +70,7 @@ def _next_proposal(ground: Ground, place: Place) -> Move:
         return (yield from _catch_up(place, _begun(ground.pair, proposal)))
     if place.target is None:
         return (yield from _identity(ground, place, proposal))
-    return replace(place, draft=_begun(ground.pair, proposal))
+    return Place(place.offset, place.target, _begun(ground.pair, proposal))
 
 
 def _settle(ground: Ground, place: Place) -> Move:
@@ -79,7 +79,7 @@ def _settle(ground: Ground, place: Place) -> Move:
         row = yield from target_row()
         token = yield from draw_residual(ground.chooser, row, None)
         spelling = ground.pair.target_trie.spelling
-        rest = spelling.rest(int(spelling.starts[token]))
+        rest = spelling.rest(token, int(spelling.starts[token]))
     else:
         token, rest = place.target.draw(ground.chooser)
     yield Emit(token, Kind.BONUS)
@@ -96,10 +96,9 @@ def _catch_up(place: Place, draft: PartlyRevealed) -> Move:
             yield Refused(place.offset + passed)
             return None
         draft = draft.after(event)
-    reached = Place(place.offset + len(place.ahead))
-    if draft.event == END:
-        return reached
-    return replace(reached, draft=draft.reshaped(without(END, draft.law.events())))
+    ends = draft.event == END
+    inside = None if ends else draft.reshaped(without(END, draft.law.events()))
+    return Place(place.offset + len(place.ahead), draft=inside)
 
 
 def _identity(ground: Ground, place: Place, proposal: Proposal) -> Move:
@@ -111,7 +110,7 @@ def _identity(ground: Ground, place: Place, proposal: Proposal) -> Move:
         yield Emit(token, Kind.ACCEPTED)
         return Place(place.offset + len(ground.pair.target.letters[token]))
     p, q = same.residuals()
-    return (yield from _listed(ground, replace(place, draft=_begun(ground.pair, proposal, q)), row, p))
+    return (yield from _listed(ground, Place(place.offset, draft=_begun(ground.pair, proposal, q)), row, p))
 
 
 def _next_token(ground: Ground, place: Place) -> Move:
@@ -127,7 +126,7 @@ def _listed(ground: Ground, place: Place, row: Row, weights: Probabilities) -> M
         yield Emit(token, Kind.CORRECTED)
         yield Refused(place.offset)
         return None
-    return replace(place, target=StringLaw.of(ground.pair.target_trie.spelling, row.ids, weights))
+    return Place(place.offset, StringLaw.of(ground.pair.target_trie.spelling, row.ids, weights), place.draft)
 
 
 def _next_event(ground: Ground, place: Place, target: StringLaw, draft: PartlyRevealed) -> Move:

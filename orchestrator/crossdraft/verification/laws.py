@@ -54,7 +54,8 @@ class StringLaw:
     def draw(self, chooser: Chooser) -> tuple[int, Codes]:
         """A token, and the codes of its letters that are not revealed yet."""
         place = chooser.categorical(self.weights) if len(self.ids) > 1 else 0
-        return int(self.ids[place]), self.spelling.rest(int(self.cursor[place]))
+        token = int(self.ids[place])
+        return token, self.spelling.rest(token, int(self.cursor[place]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,15 +36,17 @@ class TokenTree:
 
 def tree_of(paths: Iterable[Path], budget: int) -> TokenTree:
     """Paths as a tree that shares prefixes, at most `budget` nodes; earlier paths come first."""
-    places: dict[Path, int] = {(): ROOT}
+    nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     tokens: list[int] = []
     parents: list[int] = []
     for path in paths:
-        for length in range(1, len(path) + 1):
-            if path[:length] not in places and len(tokens) < budget:
-                places[path[:length]] = len(tokens)
-                tokens.append(path[length - 1])
-                parents.append(places[path[: length - 1]])
-            elif path[:length] not in places:
-                break
+        parent = ROOT
+        for token in path:
+            if (parent, token) not in nodes:
+                if len(tokens) >= budget:
+                    break
+                nodes[parent, token] = len(tokens)
+                tokens.append(token)
+                parents.append(parent)
+            parent = nodes[parent, token]
     return TokenTree(tuple(tokens), tuple(parents))
