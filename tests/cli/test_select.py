@@ -39,6 +39,12 @@ def test_fewer_proposals_yield_less_and_cost_less() -> None:
     assert replace(ROUNDS, proposal_seconds=0.0).best((1, 2, 3, 4), PLAIN) == 4
 
 
+def test_fewer_proposals_need_fewer_passes() -> None:
+    missing = replace(ROUNDS, passes=1.4)
+    assert missing.seconds_with(4, PLAIN) == pytest.approx(1.4 * 1.0 + 4 * 0.1 + 0.2)
+    assert missing.seconds_with(1, PLAIN) == pytest.approx(1.1 * 0.85 + 0.1 + 0.2)
+
+
 def test_a_drafter_that_is_never_right_yields_one_token() -> None:
     useless = replace(ROUNDS, tokens=1.0, accepted_at=(0.0, 0.0, 0.0, 0.0))
     assert [useless.tokens_with(k) for k in (1, 4)] == [1.0, 1.0]

@@ -5,8 +5,8 @@ With K proposals a round takes m passes of t(K), K·d in the drafter and o besid
     tokens(K) = 1 + r·(a₁ + a₁a₂ + … + a₁…a_K),
 
 where aⱼ is the share of proposals accepted at place j of those judged there, and r the target tokens that an accepted
-proposal brings (drafter tokens may be longer or shorter). m, d, o, r and aⱼ are measured at the largest K, where the
-formula gives what was measured; t(K) lies on a line between a pass of one token and the measured one.
+proposal brings (drafter tokens may be longer or shorter). d, o, r and aⱼ are measured at the largest K, where the formula
+gives what was measured; t(K) and m lie on lines between a plain pass, and none but that, and the measured ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -71,7 +71,8 @@ class Rounds:
     def seconds_with(self, k: int, plain: Plain) -> float:
         """Expected time of such a round."""
         wider = max(0.0, self.pass_seconds - plain.pass_seconds)
-        in_target = self.passes * (plain.pass_seconds + wider * k / self.k)
+        share = k / self.k
+        in_target = (1 + (self.passes - 1) * share) * (plain.pass_seconds + wider * share)
         return in_target + k * self.proposal_seconds + self.beside_seconds
 
     def speed_with(self, k: int, plain: Plain) -> float:
