@@ -90,6 +90,22 @@ def test_no_method_is_refused_where_there_is_no_drafter() -> None:
         assert resolve(request, alone).open_drafter is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "drafter", "method"),
+    [
+        ({}, "llama2", "coupled"),
+        ({}, "gpt2", "standard"),
+        ({"seed": 1}, "llama2", "seeded"),
+        ({"seed": 1}, "gpt2", "seeded"),
+        ({"options": GREEDY}, "llama2", "slem"),
+        ({"options": GREEDY, "seed": 1}, "gpt2", "slem"),
+    ],
+)
+def test_the_method_that_is_used_unasked(settings: dict[str, object], drafter: str, method: str) -> None:
+    request = GenerationRequest("x", **settings)  # type: ignore[arg-type]
+    assert resolve(request, models(drafter=drafter)).method.name == method
+
+
 def test_an_audit_keys_the_draws_and_asks_for_rows() -> None:
     for name, method in METHODS.items():
         pair = models(drafter="gpt2" if method.same_vocabulary else "llama2", affinity=models().digest)

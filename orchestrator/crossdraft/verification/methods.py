@@ -112,4 +112,4 @@ def default_method(temperature: float, seeded: bool, same_vocabulary: bool) -> M
         return SLEM
     if seeded:
         return SEEDED
-    return STANDARD if same_vocabulary else SEEDED
+    return STANDARD if same_vocabulary else COUPLED
