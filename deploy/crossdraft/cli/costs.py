@@ -5,8 +5,8 @@ With K proposals a round takes m passes of t(K), K·d in the drafter and o besid
     tokens(K) = 1 + r·(a₁ + a₁a₂ + … + a₁…a_K),
 
 where aⱼ is the share of proposals accepted at place j of those judged there, and r the target tokens that an accepted
-proposal brings (drafter tokens may be longer or shorter). d, o, r and aⱼ are measured at the largest K, where the formula
-gives what was measured; t(K) and m lie on lines between a plain pass, and none but that, and the measured ones.
+proposal brings (drafter tokens may be longer or shorter). d, o, r and aⱼ are measured at the largest K, where the
+formula gives what was measured. t(K) and m grow evenly with K: from a plain pass, and from one, to what was measured.
 """
 
 from collections.abc import Iterable, Sequence
