@@ -102,7 +102,7 @@ async def _select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
             SpeedCurve(one.label, one.expected, one.best_k, one.measured, one.error)
             for one in sorted(candidates, key=lambda one: -one.measured)
         ]
-        plot_speeds(plot, f"target {short(choosing.target)}, temperature {choosing.temperature:g}", curves)
+        plot_speeds(plot, f"target {choosing.target}, temperature {choosing.temperature:g}", curves)
 
 
 @asynccontextmanager
