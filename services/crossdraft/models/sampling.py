@@ -87,7 +87,7 @@ def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> lis
 def drafting_laws(
     logits: Tensor, options: SamplingOptions, row_width: int, allowed: Tensor | None = None
 ) -> list[tuple[Ids, Probabilities]]:
-    """The laws that a drafter draws from, one of each row of logits: ids by falling probability, and probabilities.
+    """The laws that a drafter draws from, one of each row of logits: ids and probabilities, the largest first if cut.
 
     Mask, temperature, truncation, rounding, in this order; what is returned is what must be drawn from. Where rows
     travel the probabilities are multiples of 2^-24 that add up to exactly one: float32 holds them without loss, so
@@ -106,11 +106,13 @@ def drafting_laws(
         raise ValueError("no id is allowed: the two vocabularies share no token")
     scores = logits if allowed is None else logits[:, allowed]
     bare = SamplingOptions(options.temperature, options.top_k, options.top_p, options.min_p)
-    width = scores.shape[-1] if row_width == 0 else min(row_width, scores.shape[-1])
-    top, places = law(scores, bare).topk(width)
-    ids = places if allowed is None else allowed[places]
-    weights = top.cpu().numpy() if row_width == 0 else _on_grid(top.cpu().numpy())
-    return [(row_ids[w > 0], w[w > 0]) for row_ids, w in zip(ids.cpu().numpy(), weights, strict=True)]
+    laws = law(scores, bare)
+    columns = np.arange(scores.shape[-1]) if allowed is None else allowed.cpu().numpy()
+    if row_width == 0:  # nothing is cut, and to order a whole vocabulary is slow
+        return [(columns[w > 0], w[w > 0]) for w in laws.cpu().numpy()]
+    top, places = laws.topk(min(row_width, scores.shape[-1]))
+    weights = _on_grid(top.cpu().numpy())
+    return [(row_ids[w > 0], w[w > 0]) for row_ids, w in zip(columns[places.cpu().numpy()], weights, strict=True)]
 
 
 def narrowed(ids: Ids, probabilities: Probabilities, row_width: int) -> tuple[Ids, Probabilities]:
