@@ -26,10 +26,11 @@ class Row:
     tail: float = 0.0  # probability of all ids that are not listed
 
     @cached_property
-    def _index(self) -> tuple[Ids, Ids]:
-        """The listed ids in ascending order, and where each of them is listed."""
-        order = self.ids.argsort()
-        return self.ids[order], order
+    def _table(self) -> NDArray[np.int32]:
+        """At each listed id its place; anything elsewhere (a sparse set, Briggs and Torczon 1993)."""
+        table = np.empty(int(self.ids.max()) + 1, dtype=np.int32)
+        table[self.ids] = np.arange(len(self.ids), dtype=np.int32)
+        return table
 
     @staticmethod
     def of(ids: "Ids | list[int]", weights: "Probabilities | list[float]", total: float | None = None) -> "Row":
@@ -53,15 +54,15 @@ class Row:
         """Where each of `ids` is listed, in their shape; -1 where it is not."""
         if not len(self.ids):
             return np.full(ids.shape, -1, dtype=np.int64)
-        ordered, order = self._index
-        found = np.minimum(ordered.searchsorted(ids), len(order) - 1)
-        return np.where(ordered[found] == ids, order[found], -1)
+        # Where nothing was written stands anything: in range, and then looked up, it is a place or no place.
+        guessed = np.minimum(self._table.take(ids, mode="clip").view(np.uint32), len(self.ids) - 1).astype(np.int64)
+        return np.where(self.ids[guessed] == ids, guessed, -1)
 
     def lists(self, ids: Sequence[int] | Ids) -> bool:
         """Whether the probability of each of `ids` is known."""
         if self.whole or not len(ids):
             return True
-        if len(ids) == 1:  # needs no index
+        if len(ids) == 1:  # needs no table
             return bool((self.ids == ids[0]).any())
         return bool(self.places(np.asarray(ids, dtype=np.int64)).min() >= 0)
 
