@@ -145,7 +145,7 @@ async def finished(generation: Generation) -> Statistics:
     figures = generation.statistics
     if figures is None or figures.drafter_lost:
         reason = "no statistics" if figures is None else figures.drafter_lost
-        raise CommandFailed(f"the drafter was lost during the measurement, try a lower --concurrency: {reason}")
+        raise CommandFailed(f"the drafter was lost during the measurement (overloaded? measure less at once): {reason}")
     return figures
 
 
