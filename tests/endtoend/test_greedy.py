@@ -16,7 +16,7 @@ from tests.prompts import prompts
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # the whole comparison, which takes minutes
 PROMPTS = 30 if FULL else 8
-NEW_TOKENS = 128 if FULL else 16
+NEW_TOKENS = 40 if FULL else 16
 FEW = 4  # prompts for each kind of options
 LONG = 800  # target tokens of a prompt that is too long for every drafter
 NEARLY = 8  # tokens that are left in a drafter's context after a prompt that nearly fills it
