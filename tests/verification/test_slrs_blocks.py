@@ -112,3 +112,20 @@ def test_nothing_is_asked_for_twice_nor_beyond_what_a_draft_can_reach() -> None:
     assert len(asked) == len(set(asked))
     assert all(len(string) <= 2 for string in asked)  # one proposal, "ab" is the longest
     assert all(need.tokens == 1 for need in table.asked)
+
+
+def test_large_questions_are_split() -> None:
+    """A question that the drafter could not answer in one message or in time would fail by what was drawn."""
+    letters = [chr(place) for place in range(50)]
+    pair = pair_of([*letters, *(one + other for one in letters for other in letters)], letters)
+    questions = prefixes.PieceLaw(pair, 2).of([Letters(one) for one in letters])
+    step, sizes = next(questions), []
+    while True:
+        assert isinstance(step, NeedPrefix)
+        sizes.append(len(step.strings))
+        try:
+            step = questions.send(np.full(len(step.strings), 0.01))
+        except StopIteration:
+            break
+    assert sum(sizes) == 50 + 50 * 50
+    assert max(sizes) == prefixes.LARGEST_QUESTION

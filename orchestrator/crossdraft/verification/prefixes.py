@@ -61,6 +61,7 @@ from crossdraft.verification.walk import (
 
 FIRST_BLOCK = 8  # candidates for a residual whose ψ is asked for at once
 BLOCK_GROWTH = 4
+LARGEST_QUESTION = 1024  # strings; bounds a message and the wait for its answer, which must not fail by what was drawn
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -109,9 +110,10 @@ class PieceLaw:
         missing = strings.difference(self._known)
         self._known.update(dict.fromkeys((string for string in missing if len(string) > self._reach), 0.0))
         asked = tuple(sorted(missing.difference(self._known)))
-        if asked:
-            found = yield from prefix_probabilities(asked, self._drafted)
-            self._known.update(zip(asked, found.tolist(), strict=True))
+        for start in range(0, len(asked), LARGEST_QUESTION):
+            some = asked[start : start + LARGEST_QUESTION]
+            found = yield from prefix_probabilities(some, self._drafted)
+            self._known.update(zip(some, found.tolist(), strict=True))
 
 
 def _shortest(strings: Iterable[Letters]) -> tuple[Letters, ...]:
