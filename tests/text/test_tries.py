@@ -1,5 +1,6 @@
 """Tries: what starts with what, and their arrays on disk."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.text import tries
+from crossdraft.text import spelling, tries
 from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.text.spelling import END, EVENTS, Spelling, codes_of, spelled
+from crossdraft.text.trie_cache import cache_folder
 from crossdraft.text.tries import Trie
 from crossdraft.text.vocabulary import Vocabulary
 
@@ -105,6 +107,36 @@ def test_the_file_of_another_vocabulary_is_not_taken(folder: Path) -> None:
     (second,) = (found for found in kept(folder) if found != path)
     second.write_bytes(path.read_bytes())
     assert same(Trie(vocabulary("b", "ab", "a")), other)
+
+
+def test_a_file_of_another_coding_is_not_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = ("a", Side.TARGET.control(0))
+    before = Trie(vocabulary(*letters)).spelling.codes
+    monkeypatch.setattr(spelling, "_NAMELESS", spelling._NAMELESS + 1)  # what one more role does
+    monkeypatch.setattr(spelling, "EVENTS", EVENTS + 1)
+    after = Trie(vocabulary(*letters)).spelling.codes
+    assert after.tolist() == spelled(list(map(Letters, letters))).tolist() != before.tolist()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owner")
+def test_only_the_users_own_files_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Trie(vocabulary("b", "a"))
+    (path,) = kept(folder)
+    assert {parent.stat().st_mode & 0o777 for parent in path.parents[:2]} == {0o700}
+    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+    monkeypatch.setattr(tries, "_built", unable)
+    with pytest.raises(AssertionError):
+        Trie(vocabulary("b", "a"))
+
+
+def test_a_relative_cache_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    usual = cache_folder()
+    assert usual.is_absolute()
+    monkeypatch.setenv("XDG_CACHE_HOME", "some/folder")
+    assert cache_folder() == usual
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "crossdraft"
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(folder: Path) -> None:

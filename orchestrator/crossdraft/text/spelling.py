@@ -17,6 +17,11 @@ EVENTS = _NAMELESS + len(Side)  # what can come next: a byte, the end, a role, a
 _OF_ROLE = {role.value: END + 1 + place for place, role in enumerate(Role)}
 
 
+def coding() -> str:
+    """All that codes depend on besides the letters; codes that are kept are good for this coding only."""
+    return repr((END, _NAMELESS, EVENTS, _OF_ROLE, [side.value for side in Side]))
+
+
 def codes_of(letters: str) -> Codes:
     """One code a letter, shape (len(letters),); a byte's code is the byte, that of U+0100 is END.
 

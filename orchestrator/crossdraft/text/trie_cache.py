@@ -1,7 +1,8 @@
 """The arrays of large tries, kept on disk between runs.
 
-A file is found by the digest of all letters and carries the digest of its contents; one that is damaged or that
-something else wrote is as good as none. A folder that cannot be written costs the time of building, nothing else.
+A file is found by the digest of all letters and their coding and carries the digest of its contents; one that is
+damaged or that something or somebody else wrote is as good as none. A folder that cannot be written costs the time of
+building, nothing else.
 """
 
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from crossdraft.text.letters import Letters
-from crossdraft.text.spelling import END, Codes, Ids
+from crossdraft.text.spelling import END, Codes, Ids, coding
 
 _MAGIC = b"crossdraft trie 1\n"
 _DIGEST = 16  # bytes
@@ -23,21 +24,24 @@ _NO_FOLDER = (OSError, RuntimeError)  # the latter if there is no home folder
 
 
 def cache_folder() -> Path:
-    """Where files that can be made again belong on this platform: `XDG_CACHE_HOME` if it is set."""
+    """Where files that can be made again belong on this platform: `XDG_CACHE_HOME` if it is set and not relative."""
     usual = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA", "~/AppData/Local")}
-    chosen = os.environ.get("XDG_CACHE_HOME") or usual.get(sys.platform, "~/.cache")
-    return Path(chosen).expanduser() / "crossdraft"
+    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not chosen.is_absolute():  # which the XDG Base Directory Specification tells to ignore
+        chosen = Path(usual.get(sys.platform, "~/.cache")).expanduser()
+    return chosen / "crossdraft"
 
 
 def key_of(strings: Sequence[Letters]) -> str:
-    """Hex digest of the letters of all ids, in the order of the ids."""
-    return blake2b(chr(END).join(strings).encode(), digest_size=_DIGEST).hexdigest()
+    """Hex digest of the letters of all ids, in the order of the ids, and of their coding."""
+    return blake2b(chr(END).join([coding(), *strings]).encode(), digest_size=_DIGEST).hexdigest()
 
 
 def load(key: str, size: int) -> tuple[Ids, Codes] | None:
     """Order and codes of the vocabulary of this key and size; None if there is no sound file."""
     try:
-        raw = _path(key).read_bytes()
+        with _path(key).open("rb") as file:
+            raw = file.read() if _own(file.fileno()) else b""
     except _NO_FOLDER:
         return None
     begin = len(_MAGIC) + _DIGEST
@@ -51,7 +55,8 @@ def save(key: str, order: Ids, codes: Codes) -> None:
     """Keeps them; a reader sees the whole file or none."""
     contents = order.astype("<u4").tobytes() + codes.astype("<u2").tobytes()
     with suppress(*_NO_FOLDER):
-        _path(key).parent.mkdir(parents=True, exist_ok=True)
+        for folder in (cache_folder(), _path(key).parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=_path(key).parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -59,6 +64,11 @@ def save(key: str, order: Ids, codes: Codes) -> None:
             os.replace(name, _path(key))
         except OSError:
             os.unlink(name)
+
+
+def _own(descriptor: int) -> bool:
+    """Whether an open file belongs to the user: in a folder of many users a sum alone says nothing."""
+    return not hasattr(os, "getuid") or os.fstat(descriptor).st_uid == os.getuid()
 
 
 def _path(key: str) -> Path:
