@@ -92,6 +92,13 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
         read_ranking(path, some.json, "model")
 
 
+@pytest.mark.parametrize("counts", [[], [0, 0], [5, -1, 3]])
+def test_counts_that_no_corpus_gives_are_refused(tmp_path: Path, counts: list[int]) -> None:
+    Ranking(tokenizer_digest("{}"), np.array(counts, dtype=np.int64)).write(tmp_path / "file")
+    with pytest.raises(RankingError, match="damaged"):
+        read_ranking(tmp_path / "file", "{}", "model")
+
+
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(RankingError, match=r"cannot read the frequencies: .*; make one with: crossdraft frequencies"):
         read_ranking(tmp_path / "none", "{}", "model")

@@ -30,7 +30,7 @@ class Ranking:
     """Occurrences of each id in a corpus, and whose ids they are."""
 
     tokenizer: str  # its `tokenizer_digest`
-    counts: NDArray[np.int64]  # shape (V,)
+    counts: NDArray[np.int64]  # shape (V,), not negative, some above 0
 
     @property
     def tokens(self) -> int:
@@ -111,7 +111,10 @@ def _parsed(content: bytes) -> Ranking:
     form, tokenizer, counts, check = msgpack.unpackb(content)
     if form != FORMAT or not isinstance(tokenizer, str) or check != _check(tokenizer, counts):
         raise ValueError("not a file of frequencies")
-    return Ranking(tokenizer, np.frombuffer(counts, dtype="<i8").astype(np.int64))
+    found = np.frombuffer(counts, dtype="<i8").astype(np.int64)
+    if not found.any() or (found < 0).any():
+        raise ValueError("the counts are not those of a corpus")
+    return Ranking(tokenizer, found)
 
 
 def _check(tokenizer: str, counts: bytes) -> bytes:
