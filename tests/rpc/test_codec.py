@@ -159,14 +159,16 @@ def test_bad_replies_of_a_target_are_refused(bad, complaint):
     [
         (drafter_pb2.DraftRequest(), "one of open, draft and score"),
         (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(audited=True)), "audited needs noise"),
-        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a"])), "tokens must be 1 or more"),
+        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a"])), "tokens must be between 1 and 64"),
+        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a"], tokens=65)), "between 1 and 64, got 65"),
         (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a", b""], tokens=1)), r"strings\[1\] is empty"),
         (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"\xff"], tokens=1)), r"strings\[0\] is not"),
         (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(prompt=b"\xff")), "prompt is not the UTF-8"),
         (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(prompt="中".encode())), r"U\+4E2D, which is no letter"),
         (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(allowed={"ids": [SIZE]})), "allowed has the id"),
         (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"\xed\xa0\x80", count=1)), "letters is not"),
-        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a")), "count must be 1 or more"),
+        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a")), "count must be between 1 and 64"),
+        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a", count=2**32 - 1)), "count must be between"),
     ],
 )
 def test_bad_requests_to_a_drafter_are_refused(bad, complaint):

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from crossdraft.rpc.codec import Opened
 from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.verification.exchange import (
+    MOST_PROPOSALS,
     Description,
     Draft,
     Drafted,
@@ -27,6 +28,7 @@ from crossdraft.verification.trees import ROOT, TokenTree
 SIZE = 300
 
 numbers = st.integers(1, 2**32 - 1)
+counts = st.integers(1, MOST_PROPOSALS)
 ids = st.integers(0, SIZE - 1)
 id_tuples = st.lists(ids, max_size=6).map(tuple)
 id_arrays = st.lists(ids, max_size=6).map(lambda listed: np.array(listed, dtype=np.int64))
@@ -113,8 +115,8 @@ scores = st.lists(st.floats(0, 1), max_size=4).map(lambda listed: np.array(liste
 
 drafter_requests = st.one_of(
     openings(),
-    st.builds(Draft, numbers, st.integers(0, 2**63), letters, numbers),
-    st.builds(Score, numbers, st.integers(0, 2**63), strings, numbers),
+    st.builds(Draft, numbers, st.integers(0, 2**63), letters, counts),
+    st.builds(Score, numbers, st.integers(0, 2**63), strings, counts),
 )
 drafter_replies = st.one_of(
     st.builds(Opened, st.text(max_size=8)),

@@ -201,7 +201,7 @@ async def test_bad_drafts_end_the_session_and_the_service_lives_on(drafter: Draf
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a", count=0)), "count must be 1 or more"),
+        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a", count=0)), "count must be between 1 and 64"),
         (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"\xff", count=1)), "letters is not the UTF-8"),
         (drafter_pb2.DraftRequest(), "one of open, draft and score"),
     ],

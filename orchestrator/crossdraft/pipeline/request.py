@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from crossdraft.verification.exchange import SamplingOptions
+from crossdraft.verification.exchange import MOST_PROPOSALS, SamplingOptions
 from crossdraft.verification.methods import method_named
 
-MOST_PROPOSALS = 64
 WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a grid of 2^-24 without bias
 
 

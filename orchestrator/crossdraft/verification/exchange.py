@@ -9,6 +9,8 @@ from crossdraft.text.letters import Letters
 from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row
 from crossdraft.verification.trees import TokenTree
 
+MOST_PROPOSALS = 64  # that one draft is asked for
+
 
 @dataclass(frozen=True)
 class NoiseKey:
@@ -146,7 +148,7 @@ class Draft:
     epoch: int
     offset: int  # letters since the start of the output
     letters: Letters
-    count: int  # proposals wanted
+    count: int  # proposals wanted, 1 to MOST_PROPOSALS
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.letters import NOTHING
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import drafter_pb2 as pb
-from crossdraft.verification.exchange import Draft, Drafted, OpenDrafter, Score, Scored
+from crossdraft.verification.exchange import MOST_PROPOSALS, Draft, Drafted, OpenDrafter, Score, Scored
 from crossdraft.verification.rows import Proposal, Whose
 
 Request = OpenDrafter | Draft | Score
@@ -107,8 +107,7 @@ def _encode_draft(request: Draft) -> pb.Draft:
 
 
 def _decode_draft(message: pb.Draft) -> Draft:
-    if message.count < 1:
-        raise BadMessage("count must be 1 or more: how many proposals are wanted")
+    _check_proposals(message.count, "count", "how many proposals are wanted")
     return Draft(message.epoch, message.offset, codec.decode_letters(message.letters, "letters"), message.count)
 
 
@@ -122,12 +121,17 @@ def _encode_score(request: Score) -> pb.Score:
 
 
 def _decode_score(message: pb.Score) -> Score:
-    if message.tokens < 1:
-        raise BadMessage("tokens must be 1 or more: how many proposals' text counts")
+    _check_proposals(message.tokens, "tokens", "how many proposals' text counts")
     strings = tuple(codec.decode_letters(raw, f"strings[{place}]") for place, raw in enumerate(message.strings))
     if not all(strings):
         raise BadMessage(f"strings[{strings.index(NOTHING)}] is empty; every text begins with nothing")
     return Score(message.epoch, message.offset, strings, message.tokens)
+
+
+def _check_proposals(count: int, name: str, meaning: str) -> None:
+    """Raises BadMessage unless a draft may have so many: its time and its answer grow with them."""
+    if not 1 <= count <= MOST_PROPOSALS:
+        raise BadMessage(f"{name} must be between 1 and {MOST_PROPOSALS}, got {count}: {meaning}")
 
 
 def _decode_scored(message: pb.Scored) -> Scored:
