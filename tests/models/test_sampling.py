@@ -128,6 +128,16 @@ def test_a_row_is_whole_when_nothing_possible_is_missing() -> None:
     assert row.probability(missing) == 0
 
 
+def test_a_tail_is_what_the_unlisted_ids_hold() -> None:
+    """One minus the listed ones would be 2.2e-16 of rounding, or none, whatever is there."""
+    shares = torch.tensor([1 / 3, 1 / 3, 1 / 3 - 1e-17], dtype=torch.float64)
+    for rest, tail in ((1e-30, 2e-30), (1e-44, 2e-44), (1e-60, 0.0)):  # float32 ends at 1.4e-45
+        laws = torch.cat([shares, torch.tensor([rest, rest], dtype=torch.float64)])[None]
+        (row,) = to_rows(laws, 3)
+        assert row.tail == pytest.approx(tail, abs=0)
+        assert to_rows(laws, 3, [np.array([3])])[0].tail == pytest.approx(tail / 2, abs=0)
+
+
 def test_a_drafting_law_survives_the_wire_bit_by_bit() -> None:
     for ids, weights in drafting_laws(LOGITS, SamplingOptions(temperature=0.8), 12):
         assert len(ids) == 12

@@ -97,7 +97,10 @@ def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[
 def draw_unlisted(chooser: Chooser, row: Row) -> Generator[Step, Answer, int]:
     """Fetch the whole row and draw among the ids that `row` does not list."""
     whole = yield from target_row(whole=True, judging=True)
-    return int(whole.ids[chooser.categorical(np.where(row.places(whole.ids) < 0, whole.probabilities, 0.0))])
+    weights = np.where(row.places(whole.ids) < 0, whole.probabilities, 0.0)
+    if not weights.any():
+        weights = whole.probabilities  # the tail was rounding only
+    return int(whole.ids[chooser.categorical(weights)])
 
 
 def target_token(pair: Pair, proposal: Proposal) -> int | None:

@@ -64,7 +64,8 @@ def law(logits: Tensor, options: SamplingOptions, history: History | None = None
 def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> list[Row]:
     """Laws (n, V) as rows: the `head` most probable ids and those listed (none, or one array a row), the rest as tail.
 
-    An id of probability zero is left out unless it is listed; a row that lists all others is whole.
+    An id of probability zero is left out unless it is listed; a row that lists all others is whole. So is one where
+    each of the others is zero as a float32, as rows travel: a tail would promise ids that never arrive.
     """
     top, ids = probabilities.topk(min(head, probabilities.shape[-1]))
     weights, heads = top.cpu().numpy(), ids.cpu().numpy()
@@ -74,11 +75,12 @@ def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> lis
     extras = [_others(more, row) for more, row in zip(wanted, heads_kept, strict=True)]
     places = [place for place, extra in enumerate(extras) for _ in extra]
     more_weights = probabilities[places, [token for extra in extras for token in extra]].cpu().numpy()
+    unlisted = probabilities.scatter(-1, ids, 0.0)
+    unlisted[places, [token for extra in extras for token in extra]] = 0.0
     rows, at = [], 0
-    for place, (count, extra, support) in enumerate(zip(kept, extras, _supports(probabilities), strict=True)):
+    for place, (count, extra, tail) in enumerate(zip(kept, extras, _tails(unlisted), strict=True)):
         values = np.concatenate([weights[place, :count], more_weights[at : at + len(extra)]])
         at += len(extra)
-        tail = 0.0 if np.count_nonzero(values) == support else max(0.0, 1.0 - float(values.sum()))
         rows.append(Row(np.concatenate([heads_kept[place], np.array(extra, dtype=np.int64)]), values, tail))
     return rows
 
@@ -185,10 +187,11 @@ def _others(listed: Iterable[int], head: Ids) -> list[int]:
     return [token for token in dict.fromkeys(int(token) for token in listed) if token not in known]
 
 
-def _supports(probabilities: Tensor) -> list[int]:
-    """How many ids of each row are possible."""
-    counts: list[int] = (probabilities > 0).sum(-1).tolist()
-    return counts
+def _tails(unlisted: Tensor) -> list[float]:
+    """What the unlisted ids (n, V; listed ones zero) hold together. One minus the others would be mere rounding."""
+    arrives = unlisted.amax(-1).float() > 0
+    tails: list[float] = torch.where(arrives, unlisted.sum(-1), 0.0).tolist()
+    return tails
 
 
 def _on_grid(weights: Probabilities) -> Probabilities:
