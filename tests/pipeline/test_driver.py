@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from crossdraft.pipeline.events import Reason
@@ -11,10 +12,11 @@ from crossdraft.rpc.errors import Closed, Internal, Unreachable
 from crossdraft.verification.exchange import (
     Drafted,
     PassDone,
+    RowFetched,
     Score,
     Scored,
 )
-from crossdraft.verification.methods import SLEM, SLRS, TLI, TOKENTIMING, Method
+from crossdraft.verification.methods import COUPLED, SLEM, SLRS, TLI, TOKENTIMING, Method
 from crossdraft.verification.rows import Proposal, Row, Whose
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget
 from tests.pipeline.sessions import assignment, toys
@@ -86,6 +88,18 @@ async def test_a_target_that_answers_another_pass_raises() -> None:
     running, target, _ = generation()
     target.replies.put_nowait(PassDone(77, (), 0.0))
     with pytest.raises(Internal, match="the target broke the protocol"):
+        await texts(running)
+
+
+@pytest.mark.parametrize("method", [TLI, COUPLED], ids=lambda method: method.name)
+async def test_a_whole_row_that_is_not_that_of_its_head_raises(method: Method) -> None:
+    running, target, _ = generation(method)
+    head, whole = Row(np.array([0]), np.array([1e-12]), 1 - 1e-12), Row.certain(0)
+    target.toy.run = lambda sent: PassDone(sent.number, (head,) * (1 + len(sent.tree)), 0.0)  # type: ignore[method-assign]
+    target.toy.fetch = lambda number, node: RowFetched(number, node, whole)  # type: ignore[method-assign]
+    with pytest.raises(
+        Internal, match="the target broke the protocol: the whole row of node 0 is not that of the head"
+    ):
         await texts(running)
 
 

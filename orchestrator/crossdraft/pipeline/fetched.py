@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from crossdraft.pipeline.rules import IllegalEventError
 from crossdraft.verification.exchange import Pass, PassDone, RowFetched, Sample
 from crossdraft.verification.rows import Row
 from crossdraft.verification.trees import Path
 from crossdraft.verification.walk import NeedRow, NeedSample
+
+SAME_LAW = 1e-3  # by which a head and its whole row may differ in sum; rows sum to one within a tenth of that
 
 
 def answers(done: PassDone, sent: Pass, samples: bool) -> bool:
@@ -52,5 +57,19 @@ class Fetched:
         return found if isinstance(found, Sample) else None
 
     def replace(self, fetched: RowFetched) -> None:
-        """A whole row takes the place of its head."""
+        """A whole row takes the place of its head.
+
+        Raises:
+            IllegalEventError: they are not the same law; nothing has changed.
+        """
+        head = self._nodes[fetched.node]
+        if isinstance(head, Row) and _difference(head, fetched.row) > SAME_LAW:
+            raise IllegalEventError(f"the whole row of node {fetched.node} is not that of the head sent before")
         self._nodes[fetched.node] = fetched.row
+
+
+def _difference(head: Row, whole: Row) -> float:
+    """The sum of the differences in probability, of each listed id and of the tail."""
+    listed = whole.probabilities_of(head.ids)
+    unlisted = whole.probabilities[head.places(whole.ids) < 0].sum()
+    return float(np.abs(listed - head.probabilities).sum() + abs(unlisted - head.tail))
