@@ -1,7 +1,9 @@
 """What `crossdraft select` found, and which of it to use."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
 from crossdraft.cli.benching import print_table
 from crossdraft.models.names import BUNDLED_PREFIX
@@ -14,7 +16,7 @@ CERTAIN = 2.0  # standard errors by which a gain must exceed nothing: the fastes
 class Candidate:
     """One drafter and method, as measured."""
 
-    drafter: str
+    drafter: str  # as it was given: a model's name or HOST:PORT
     method: str
     acceptance: float  # share of the judged tokens that agreed with the draft, at the largest K
     draft_cost: float  # seconds of a proposal in the drafter's model, in plain passes of the target
@@ -25,11 +27,17 @@ class Candidate:
     error: float  # standard, of `measured`, over prompts
     tokens_per_second: float  # at the best K
     plain_tokens_per_second: float  # without a drafter, in the same turns
+    model: str = ""  # the name that a service gives its model; empty: `drafter` is the name
+
+    @property
+    def name(self) -> str:
+        """The drafter, in tables."""
+        return short(self.model or self.drafter)
 
     @property
     def label(self) -> str:
         """For people."""
-        return f"{short(self.drafter)}, {self.method}"
+        return f"{self.name}, {self.method}"
 
 
 @dataclass(frozen=True)
@@ -54,16 +62,28 @@ def advice(candidates: Sequence[Candidate]) -> str:
     best = best_of(candidates)
     if best is not None:
         return (
-            f"Use {best.drafter} with method {best.method} and K = {best.best_k}: {_speed(best)} times as fast as "
-            f"no drafter ({best.tokens_per_second:.1f} against {best.plain_tokens_per_second:.1f} tokens/s)."
+            f"Use {_used(best)}: {_speed(best)} times as fast as no drafter "
+            f"({best.tokens_per_second:.1f} against {best.plain_tokens_per_second:.1f} tokens/s)."
         )
     nearest = max(candidates, key=lambda one: one.measured)
-    doubt = "; what it gains is within the error, measure more prompts (--limit)" if nearest.measured > 1 else ""
+    doubtful = nearest.measured > 1
+    verdict = "None is shown to help" if doubtful else "None helps, decode without a drafter"
+    doubt = ", which may be chance: measure more prompts (--limit)" if doubtful else ""
     return (
-        f"None helps, decode without a drafter: the best, {nearest.drafter} with method {nearest.method} and "
-        f"K = {nearest.best_k}, is {_speed(nearest)} times as fast; a proposal costs {nearest.draft_cost:.2f} of a "
-        f"pass, and a pass yields {nearest.tokens_per_pass:.2f} tokens{doubt}."
+        f"{verdict}: the best, {_used(nearest)}, is {_speed(nearest)} times as fast{doubt}; a proposal costs "
+        f"{nearest.draft_cost:.2f} of a pass, and a pass yields {nearest.tokens_per_pass:.2f} tokens."
     )
+
+
+def _used(one: Candidate) -> str:
+    model = f" ({one.name})" if one.name not in (one.drafter, short(one.drafter)) else ""
+    return f"{one.drafter}{model} with method {one.method} and K = {one.best_k}"
+
+
+def told_apart(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The same, without the name of a model that several of the drafters have: they go by their addresses."""
+    names = Counter(name for _, name in {(one.drafter, one.name) for one in candidates})
+    return [replace(one, model="") if names[one.name] > 1 else one for one in candidates]
 
 
 def print_report(title: str, candidates: Sequence[Candidate], skipped: Sequence[Skipped]) -> None:
@@ -76,7 +96,7 @@ def print_report(title: str, candidates: Sequence[Candidate], skipped: Sequence[
 
 def _row(one: Candidate) -> tuple[str, ...]:
     return (
-        short(one.drafter),
+        one.name,
         one.method,
         f"{one.acceptance:.1%}",
         f"{one.draft_cost:.2f}",
@@ -93,5 +113,5 @@ def _speed(one: Candidate) -> str:
 
 
 def short(name: str) -> str:
-    """A model's name in tables."""
-    return name.removeprefix(BUNDLED_PREFIX)
+    """A model's name in tables; of a folder's whole path its last part."""
+    return PurePath(name).name if PurePath(name).is_absolute() else name.removeprefix(BUNDLED_PREFIX)

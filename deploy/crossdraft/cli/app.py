@@ -41,9 +41,6 @@ class Affinities(StrEnum):
     FIRST_ORDER = "first-order"
 
 
-KS = [1, 2, 3, 4, 6]  # numbers of proposals that `select` chooses from
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process with 0, 1 (it failed), 2 (wrong usage) or 128 + a signal's number."""
     _quiet_libraries()
@@ -217,11 +214,19 @@ def select(
     prompts: Annotated[
         Path | None, typer.Option(help="JSON lines, each with a text of the kind that will be served.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Only the first prompts.")] = 4,
+    limit: Annotated[int, typer.Option(min=2, help="Only the first prompts.")] = 4,
     method: Annotated[
         list[str] | None, typer.Option(help="Repeatable; by default those that suit the temperature.")
     ] = None,
-    ks: Annotated[list[int], typer.Option("--k", "-k", help="Proposals in a round to choose from; repeatable.")] = KS,
+    ks: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--k",
+            "-k",
+            help="Proposals in a round to choose from; repeatable. By default 1 to 6, "
+            "and 4 to 32 with a drafter that copies.",
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 48,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -233,5 +238,6 @@ def select(
     from crossdraft.cli.texts import PROMPTS
 
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
-    choosing = command.Choosing(target, tuple(drafter), texts, tuple(method or ()), tuple(ks), temperature, max_tokens)
+    methods, numbers = tuple(method or ()), tuple(ks or ())
+    choosing = command.Choosing(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens)
     command.select(choosing, as_json, plot)

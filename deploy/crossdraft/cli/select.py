@@ -12,7 +12,7 @@ from statistics import stdev
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from crossdraft.cli.advice import Candidate, Skipped, advice, best_of, print_report, short
+from crossdraft.cli.advice import Candidate, Skipped, advice, best_of, print_report, short, told_apart
 from crossdraft.cli.benching import Setting, finished
 from crossdraft.cli.costs import Plain, Rounds
 from crossdraft.cli.failures import Misused
@@ -21,11 +21,14 @@ from crossdraft.cli.processes import Wanted, services, threads_each
 from crossdraft.cli.running import checked_options, run_to_end
 from crossdraft.pipeline import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.pipeline.resolution import fault_of_pair
+from crossdraft.verification.exchange import Description
 from crossdraft.verification.methods import method_named
 
 ADDRESS = re.compile(r"[^/\s]+:\d+")  # a hub id or bundled:NAME has no number behind the colon
 GREEDY_METHODS = ("standard", "slem", "tli", "coupled")
 SAMPLING_METHODS = ("standard", "seeded", "tli", "coupled", "coupled-shared")
+KS = (1, 2, 3, 4, 6)  # numbers of proposals that are chosen from, unless others are given
+COPYING_KS = (4, 8, 16, 32)  # ... with a drafter that copies: its proposals are bytes, and cost next to nothing
 
 RUNS = 4  # of each prompt with a method: a probe and the best K, each beside one without a drafter
 
@@ -38,14 +41,22 @@ class Choosing:
     drafters: tuple[str, ...]  # likewise
     prompts: tuple[str, ...]
     methods: tuple[str, ...]  # none: those that suit the temperature
-    ks: tuple[int, ...]  # numbers of proposals to choose from
+    ks: tuple[int, ...]  # numbers of proposals to choose from; none: those that suit the drafter
     temperature: float
     max_tokens: int
 
-    def settings(self, drafter: str) -> list[Setting]:
-        """What is probed with a drafter, at the largest K."""
-        usual = GREEDY_METHODS if self.temperature == 0 else SAMPLING_METHODS
-        return [Setting(method, drafter, self.temperature, max(self.ks)) for method in self.methods or usual]
+    @property
+    def tried(self) -> tuple[str, ...]:
+        """The methods, with every drafter."""
+        return self.methods or (GREEDY_METHODS if self.temperature == 0 else SAMPLING_METHODS)
+
+    def ks_for(self, copies: bool) -> tuple[int, ...]:
+        """Numbers of proposals to choose from, with a drafter that copies or with a model."""
+        return self.ks or (COPYING_KS if copies else KS)
+
+    def setting(self, method: str, drafter: str, copies: bool) -> Setting:
+        """What is probed with a method and a drafter: the largest K."""
+        return Setting(method, drafter, self.temperature, max(self.ks_for(copies)))
 
     def plain(self) -> list[GenerationRequest]:
         """One request a prompt, to be run without a drafter."""
@@ -62,9 +73,9 @@ class Choosing:
         if len(self.prompts) < 2:
             raise Misused("give at least two prompts: one alone does not show what is chance")
         with checked_options():
-            for setting in self.settings(""):
-                for k in self.ks:
-                    Setting(setting.method, "", self.temperature, k).requests(self.prompts, self.max_tokens)
+            for method in self.tried:
+                for k in self.ks_for(copies=False):
+                    Setting(method, "", self.temperature, k).requests(self.prompts, self.max_tokens)
 
 
 def select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
@@ -84,25 +95,29 @@ async def _select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
     skipped: list[Skipped] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        total = RUNS * len(choosing.prompts) * sum(len(choosing.settings(name)) for name in choosing.drafters)
+        total = RUNS * len(choosing.prompts) * len(choosing.tried) * len(choosing.drafters)
         task = progress.add_task("starting", total=total)
-        async with _running("target", choosing.target) as target:
+        async with _running("target", choosing.target) as target, connect(target) as plainly:
+            served = _named(choosing.target, plainly.models.target)
             for name in choosing.drafters:
-                async with (
-                    _running("drafter", name) as drafter,
-                    connect(target) as plainly,
-                    connect(target, drafter) as pipeline,
-                ):
+                async with _running("drafter", name) as drafter, connect(target, drafter) as pipeline:
                     progress.update(task, description=short(name))
                     pair = _Pair(choosing, name, plainly, pipeline, lambda count=1: progress.advance(task, count))
                     await pair.measure(candidates, skipped)
-    _report(choosing, candidates, skipped if choosing.methods else [], as_json)
+    candidates = told_apart(candidates)
+    title = f"Drafters for {short(served)}, temperature {choosing.temperature:g}"
+    _report(choosing, title, candidates, skipped if choosing.methods else [], as_json)
     if plot is not None and candidates:
         curves = [
             SpeedCurve(one.label, one.expected, one.best_k, one.measured, one.error)
             for one in sorted(candidates, key=lambda one: -one.measured)
         ]
-        plot_speeds(plot, f"target {choosing.target}, temperature {choosing.temperature:g}", curves)
+        plot_speeds(plot, title, curves)
+
+
+def _named(given: str, about: Description) -> str:
+    """The name of a model: of a service, what it says itself."""
+    return about.model if ADDRESS.fullmatch(given) else given
 
 
 @asynccontextmanager
@@ -125,9 +140,17 @@ class _Pair:
     pipeline: Pipeline
     advance: Callable[..., None]
 
+    @property
+    def _about(self) -> Description:
+        """The drafter's words about itself."""
+        about = self.pipeline.models.drafter
+        assert about is not None  # it was connected with one
+        return about
+
     async def measure(self, candidates: list[Candidate], skipped: list[Skipped]) -> None:
         """Adds what was found."""
-        for setting in self.choosing.settings(self.name):
+        for method in self.choosing.tried:
+            setting = self.choosing.setting(method, self.name, self._about.copies)
             fault = fault_of_pair(method_named(setting.method), self.pipeline.models)
             if fault:
                 skipped.append(Skipped(self.name, setting.method, fault))
@@ -139,7 +162,8 @@ class _Pair:
         """Rounds of the largest K say which K should be best; that one is then measured."""
         probed, beside = await self._in_turns(setting)
         rounds, plain = Rounds.of(setting.k, probed), Plain.of(beside)
-        best = rounds.best(self.choosing.ks, plain)
+        ks = self.choosing.ks_for(self._about.copies)
+        best = rounds.best(ks, plain)
         drafted, beside = await self._in_turns(replace(setting, k=best))
         judged = sum(figure.accepted + figure.corrected for figure in probed)
         speed, plain_speed = _speed(drafted), _speed(beside)
@@ -153,11 +177,12 @@ class _Pair:
             draft_cost=rounds.proposal_seconds / plain.pass_seconds,
             tokens_per_pass=sum(figure.tokens for figure in drafted) / sum(figure.passes for figure in drafted),
             best_k=best,
-            expected={k: rounds.speed_with(k, plain) for k in self.choosing.ks},
+            expected={k: rounds.speed_with(k, plain) for k in ks},
             measured=speed / plain_speed,
             error=speed / plain_speed * stdev(gains) / sqrt(len(gains)),
             tokens_per_second=speed,
             plain_tokens_per_second=plain_speed,
+            model=_named(self.name, self._about),
         )
 
     async def _in_turns(self, setting: Setting) -> tuple[list[Statistics], list[Statistics]]:
@@ -180,10 +205,11 @@ def _speed(figures: Sequence[Statistics]) -> float:
     return sum(figure.tokens for figure in figures) / sum(figure.seconds for figure in figures)
 
 
-def _report(choosing: Choosing, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool) -> None:
+def _report(
+    choosing: Choosing, title: str, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool
+) -> None:
     if not as_json:
-        title = f"Drafters for {short(choosing.target)}, temperature {choosing.temperature:g}; speed without one is 1"
-        print_report(title, candidates, skipped)
+        print_report(f"{title}; speed without one is 1", candidates, skipped)
         return
     best = best_of(candidates)
     record = {

@@ -88,7 +88,10 @@ def ngram(
     grace_seconds: GraceSeconds = 10.0,
     until_stdin_ends: UntilStdinEnds = False,
 ) -> None:
-    """Serve a drafter without a model: it copies what followed when the last bytes of the text were seen before."""
+    """Serve a drafter without a model: it copies what followed when the last bytes of the text were seen before.
+
+    A proposal is one byte, so a round should have many of them: use -k 16 or more.
+    """
     from crossdraft.cli import serve as command
 
     where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
