@@ -12,17 +12,17 @@ from crossdraft.drafter import session
 from crossdraft.models.drawing import KeyedDraws
 from crossdraft.pipeline import Generation, Pipeline, SamplingOptions, connect
 from crossdraft.pipeline.auditing import Audit
-from crossdraft.pipeline.resolution import noise_of
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.verification.exchange import Drafted, NoiseKey
 from crossdraft.verification.methods import SLEM
+from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row, Whose
 from tests.fakes import pair_of, pseudo_law
 from tests.pipeline.test_session import assignment
 
 PAIR = pair_of(("a", "b", "ab", "ba", "c"), ("a", "b", "bc", "cab", "a", "aa"))
 SMALL = pair_of(("a", "b", "ab"), ("a", "b", "ba"))
-NOISES = noise_of(PAIR.drafter), noise_of(PAIR.target)
+NOISES = KeyedNoise.of(PAIR.drafter), KeyedNoise.of(PAIR.target)
 SHARPNESS = 3.0  # of the toys' rows: a lie about a flat row is small
 PEAKED = 0.2  # temperature of the tiny drafter, whose rows are flat at 1
 GREEDY = SamplingOptions(temperature=0)  # the tiny target's likeliest tokens are text that the drafter can read
@@ -87,7 +87,9 @@ def test_a_proposal_without_its_row_is_blamed() -> None:
 
 
 def test_rows_are_checked_before_draws_are_whatever_the_method_needs() -> None:
-    given = replace(assignment(SLEM), audit=Audit(NoiseKey(1), True, *map(noise_of, (SMALL.drafter, SMALL.target))))
+    given = replace(
+        assignment(SLEM), audit=Audit(NoiseKey(1), True, *map(KeyedNoise.of, (SMALL.drafter, SMALL.target)))
+    )
     rows = (None, Row(np.array([99]), np.ones(1)), Row(np.array([1]), np.ones(1)))
     faults = [given.fault_of(Drafted(1, (Proposal(0, row),), 0.0), 0) for row in rows]
     wanted = ("without the whole row", "has ids beyond 2", "cannot give it")

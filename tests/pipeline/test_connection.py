@@ -1,5 +1,7 @@
 """The Python API over real gRPC, with tiny random models whose tokenizers differ."""
 
+import threading
+
 import pytest
 
 from crossdraft.drafter.servicer import DrafterService
@@ -9,6 +11,7 @@ from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Listening, Server
+from crossdraft.verification.noise import KeyedNoise
 
 PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
@@ -81,6 +84,22 @@ async def test_scores_come_from_the_drafters_model(pipeline: Pipeline) -> None:
     assert generation.statistics.drafter_lost == ""
     assert generation.statistics.scores > 0
     assert Kind.CORRECTED in kinds
+
+
+async def test_noise_is_never_made_in_the_event_loop(
+    target: TargetClient, drafter: DrafterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = [], KeyedNoise.__init__
+
+    def seen_make(noise: KeyedNoise, *of: object) -> None:
+        made.append(threading.current_thread())
+        make(noise, *of)
+
+    monkeypatch.setattr(KeyedNoise, "__init__", seen_make)
+    async with connect(target.address, drafter.address) as pipeline:
+        assert await ids_of(pipeline, audit=True)
+    assert len(made) == 2
+    assert threading.current_thread() not in made
 
 
 REFUSED = [

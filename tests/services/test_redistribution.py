@@ -47,7 +47,7 @@ IDENTITY, SPREADING = (
     Affinity.of(PAIR, kernel, TARGET_JSON, kind("llama2").json) for kernel in (Matrix.identity(PAIR), spread_out())
 )
 OPEN = OpenDrafter(PROMPT, SamplingOptions(), KEY, 16, PAIR.shared_drafter_ids, redistribute=SPREADING.target)
-TARGET_NOISE = KeyedNoise(PAIR.target.letters, [PAIR.target.rank(token) for token in range(PAIR.target.size)])
+TARGET_NOISE = KeyedNoise.of(PAIR.target)
 
 
 async def served(model: RunningModel, affinity: Affinity) -> AsyncIterator[DrafterClient]:

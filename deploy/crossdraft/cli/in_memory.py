@@ -35,12 +35,7 @@ class Noises:
 
     @staticmethod
     def of(pair: Pair) -> "Noises":
-        return Noises(
-            *(
-                KeyedNoise(one.letters, [one.rank(token) for token in range(one.size)])
-                for one in (pair.target, pair.drafter)
-            )
-        )
+        return Noises(KeyedNoise.of(pair.target), KeyedNoise.of(pair.drafter))
 
 
 class InMemory:

@@ -100,8 +100,7 @@ def _models_of(target: Description, drafter: Description | None) -> Models:
     if drafter is None:
         return Models(target, tokenization)
     pair = Pair(tokenization.vocabulary, tokenization_of(drafter, Side.DRAFTER).vocabulary)
-    pair.sort()
-    return Models(target, tokenization, drafter, pair)
+    return Models(target, tokenization, drafter, pair).prepare()
 
 
 def tokenization_of(description: Description, side: Side) -> Tokenization:

@@ -12,7 +12,7 @@ from crossdraft.pipeline.request import GenerationRequest, RequestError
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import Tokenization
-from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
+from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.exchange import Description, NoiseKey, OpenDrafter, OpenTarget
 from crossdraft.verification.methods import Method, default_method, method_named
@@ -42,14 +42,16 @@ class Models:
 
     @cached_property
     def noises(self) -> tuple[KeyedNoise, KeyedNoise]:
-        """The drafter's and the target's, for audits: a fifth of a second for 128,000 ids, once."""
+        """The drafter's and the target's, for audits."""
         vocabulary = self.tokenization.vocabulary
-        return noise_of(vocabulary if self.pair is None else self.pair.drafter), noise_of(vocabulary)
+        return KeyedNoise.of(vocabulary if self.pair is None else self.pair.drafter), KeyedNoise.of(vocabulary)
 
-
-def noise_of(vocabulary: Vocabulary) -> KeyedNoise:
-    """The keyed noise of a vocabulary's ids."""
-    return KeyedNoise(vocabulary.letters, [vocabulary.rank(token) for token in range(vocabulary.size)])
+    def prepare(self) -> "Models":
+        """Makes at once what requests would have to wait for; it can take a second, so call it in a thread."""
+        if self.pair is not None:
+            self.pair.sort()
+            _ = self.noises
+        return self
 
 
 def resolve(request: GenerationRequest, models: Models) -> Assignment:

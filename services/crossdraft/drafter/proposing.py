@@ -36,8 +36,7 @@ class Equipment:
     def target_noise(self) -> KeyedNoise:
         """The noise of the target that the affinity matrix is for."""
         assert self.affinity is not None
-        ranks = [self.affinity.rank(token) for token in range(len(self.affinity.letters))]
-        return KeyedNoise(self.affinity.letters, ranks)
+        return KeyedNoise.of(self.affinity)
 
 
 class Proposing(Protocol):

@@ -55,11 +55,10 @@ class RunningModel:
         """
         about = loaded.description
         vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
-        ranks = [vocabulary.rank(token) for token in range(vocabulary.size)]
         return RunningModel(
             ModelThread(Engine(loaded.model, about.context, budget)),
             Tokenization(about.tokenizer_json, vocabulary),
-            KeyedNoise(vocabulary.letters, ranks),
+            KeyedNoise.of(vocabulary),
             about,
             loaded.kept,
         )
