@@ -5,7 +5,7 @@ import json
 import pytest
 
 from crossdraft.text.anatomy import TokenizerNotSupported
-from crossdraft.text.letters import Letters, Role, Side, from_bytes, is_plain
+from crossdraft.text.letters import AFTER_ALL, NAMELESS, Letters, Role, Side, from_bytes, is_plain
 from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import PADDING, TOOL, Kind, kind
 
@@ -79,6 +79,19 @@ def test_a_narrow_row_leaves_out_ids_of_the_tokenizer() -> None:
 def test_wrong_controls_are_named(controls: list[tuple[int, str]], stops: list[int], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Vocabulary.build(kind("gpt2").json, kind("gpt2").size, controls, stops, Side.TARGET)
+
+
+@pytest.mark.parametrize("side", Side)
+def test_a_vocabulary_has_no_more_ids_without_text_than_letters_for_them(side: Side) -> None:
+    gpt2 = kind("gpt2")
+    room = NAMELESS - len(Vocabulary.build(gpt2.json, gpt2.size, [], [], side).nameless)
+    letters = Vocabulary.build(gpt2.json, gpt2.size + room, [], [], side).letters
+    other = Side.DRAFTER if side is Side.TARGET else Side.TARGET
+    assert letters[-1] == side.control(NAMELESS - 1) < AFTER_ALL
+    assert other.control(0) not in letters
+    for size in (gpt2.size + room + 1, 2**32 - 1):
+        with pytest.raises(ValueError, match=rf"of {size} ids have no text in tokenizer.json, and at most 65535 may"):
+            Vocabulary.build(gpt2.json, size, [], [], side)
 
 
 @pytest.mark.parametrize(

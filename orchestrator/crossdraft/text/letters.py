@@ -12,6 +12,8 @@ Letters = NewType("Letters", str)
 
 NOTHING = Letters("")
 FIRST_CONTROL = 0x100
+NAMELESS = 0xFFFF  # control symbols without a role that one side can have; the code point behind the last is AFTER_ALL
+AFTER_ALL = Letters("\U0010ffff")  # above every letter, and none
 
 
 class Role(Enum):
@@ -33,7 +35,7 @@ class Side(Enum):
     DRAFTER = 0x100000
 
     def control(self, rank: int) -> Letters:
-        """The letter of this side's `rank`-th control symbol without a role; never one of the other side's."""
+        """The letter of this side's `rank`-th control symbol without a role (below NAMELESS); never the other's."""
         return Letters(chr(self.value + rank))
 
 

@@ -1,12 +1,12 @@
 """A model's vocabulary as a list of letter strings."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 
 from crossdraft.text.anatomy import Anatomy, anatomy_of
-from crossdraft.text.letters import Letters, Role, Side
+from crossdraft.text.letters import NAMELESS, Letters, Role, Side
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +52,14 @@ class Vocabulary:
 
         Raises:
             TokenizerNotSupported: the tokens are not plain strings of letters.
-            ValueError: a control or stop id is not below `size`, or a role name is unknown.
+            ValueError: a control or stop id is not below `size`, a role name is unknown, or more than NAMELESS ids
+                are neither text nor a control symbol with a role.
         """
         _check_ids(size, controls, stops)
         anatomy = anatomy_of(tokenizer_json)
         known = _plain_letters(anatomy)
         known.update((token, Role[role].letter) for token, role in controls)
+        _check_count(size, known)
         nameless = [token for token in range(size) if not known.get(token)]
         known.update((token, side.control(rank)) for rank, token in enumerate(nameless))
         contents = dict(anatomy.pieces) | {token.id: token.content for token in anatomy.added}
@@ -106,6 +108,16 @@ def _check_ids(size: int, controls: Sequence[tuple[int, str]], stops: Collection
     for token, role in controls:
         if role not in Role.__members__:
             raise ValueError(f"id {token} has the unknown role {role!r}; the roles are {', '.join(Role.__members__)}")
+
+
+def _check_count(size: int, known: Mapping[int, Letters]) -> None:
+    """Before a list of the nameless ids is made: `size` is what somebody claims."""
+    nameless = size - sum(0 <= token < size and letters != "" for token, letters in known.items())
+    if nameless > NAMELESS:
+        raise ValueError(
+            f"{nameless} of {size} ids have no text in tokenizer.json, and at most {NAMELESS} may; "
+            "check the model's vocabulary_size, and that the tokenizer.json is this model's"
+        )
 
 
 def _plain_letters(anatomy: Anatomy) -> dict[int, Letters]:
