@@ -5,11 +5,10 @@ from bisect import bisect_left
 import numpy as np
 
 from crossdraft.text import trie_cache
-from crossdraft.text.letters import Letters
+from crossdraft.text.letters import AFTER_ALL, Letters
 from crossdraft.text.spelling import Codes, Ids, Spelling, spelled
 from crossdraft.text.vocabulary import Vocabulary
 
-_AFTER_ALL = "\U0010ffff"  # above every letter
 _WORTH_KEEPING = 16_384  # tokens; smaller tries are built in less time than a file takes
 
 
@@ -29,16 +28,15 @@ class Trie:
         self.spelling = Spelling.read(codes)
         self._strings = [letters[token] for token in order.tolist()]
         self._vocabulary = vocabulary
-        self._longest = max(map(len, letters), default=0)
 
     def span(self, prefix: Letters) -> tuple[int, int]:
         """The places in `order`, first and behind the last, of the tokens that start with `prefix`."""
         first = bisect_left(self._strings, prefix)
-        return first, bisect_left(self._strings, Letters(prefix + _AFTER_ALL), first)
+        return first, bisect_left(self._strings, Letters(prefix + AFTER_ALL), first)
 
     def longest(self, text: Letters) -> Letters | None:
         """The letters of the longest token that `text` starts with; None if there is none."""
-        for length in range(min(self._longest, len(text)), 0, -1):
+        for length in range(min(self._vocabulary.longest, len(text)), 0, -1):
             if self._vocabulary.ids_of(Letters(text[:length])):
                 return Letters(text[:length])
         return None

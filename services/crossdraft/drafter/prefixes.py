@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crossdraft.text.letters import NOTHING, Letters, common_length
+from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, common_length
 from crossdraft.text.tries import Trie
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.verification.rows import Ids, Probabilities
 from crossdraft.verification.trees import Path
-
-AFTER_ALL = "\U0010ffff"  # above every letter
 
 
 class Index:
