@@ -179,7 +179,8 @@ BAD_PROPOSALS = [
     ((Proposal(0),), "without the whole row"),
     ((Proposal(2, Row.certain(2)),), "outside the shared tokens"),
     ((Proposal(0, Row.of([0, 99], [0.5, 0.5])),), "has ids beyond"),
-    ((Proposal(7, Row.certain(7), Whose.TARGET),), "its ids are 0 to 2"),
+    ((Proposal(7, Row.certain(7)),), "its ids are 0 to 2"),
+    ((Proposal(0, Row.certain(0), Whose.TARGET),), "'tli' asks for tokens of its own"),
     ((Proposal(0, Row.certain(1)),), "cannot give it"),
     ((Proposal(0, Row.certain(0)),) * 4, "sent 4 proposals, asked for 3"),
 ]

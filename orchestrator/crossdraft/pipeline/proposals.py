@@ -17,6 +17,8 @@ def fault_of_draft(proposals: Sequence[Proposal], asked: int, pair: Pair, method
 
 
 def _fault(proposal: Proposal, pair: Pair, method: Method, rows: bool) -> str:
+    if proposal.whose is Whose.TARGET and not method.redistributed:
+        return f"it proposed a token of the target's, and {method.name!r} asks for tokens of its own"
     size = pair.target.size if proposal.whose is Whose.TARGET else pair.drafter.size
     if not 0 <= proposal.token < size:
         return f"it proposed id {proposal.token}, and its ids are 0 to {size - 1}"
