@@ -7,8 +7,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from crossdraft.pipeline.events import Command, DrafterOpened, Emitted, Finished, SetTimer, TargetOpened
-from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import Letters
 from crossdraft.text.pairing import Pair
 from crossdraft.text.vocabulary import Vocabulary
@@ -16,9 +14,7 @@ from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.exchange import (
     Draft,
     Drafted,
-    FetchRow,
     OpenDrafter,
-    OpenTarget,
     Pass,
     PassDone,
     RowFetched,
@@ -228,31 +224,3 @@ def toy_vocabulary(letters: Sequence[str], stops: frozenset[int] = frozenset()) 
     return Vocabulary(
         letters=tuple(Letters(text) for text in letters), controls=(), stops=stops, nameless=(), fallback=frozenset()
     )
-
-
-def run_session(session: Session, target: ToyTarget, drafter: ToyDrafter | None) -> list[Command]:
-    """Carry out a session's commands with toys until it is finished; returns what it emitted and its end."""
-    out: list[Command] = []
-    waiting = session.start()
-    while waiting:
-        command = waiting.pop(0)
-        match command:
-            case OpenTarget():
-                waiting += session.handle(TargetOpened())
-            case OpenDrafter():
-                waiting += session.handle(DrafterOpened())
-            case Draft():
-                assert drafter is not None
-                waiting += session.handle(drafter.draft(command))
-            case Score():
-                assert drafter is not None
-                waiting += session.handle(drafter.score(command))
-            case Pass():
-                waiting += session.handle(target.run(command))
-            case FetchRow(number, node):
-                waiting += session.handle(target.fetch(number, node))
-            case SetTimer():
-                pass
-            case Emitted() | Finished():
-                out.append(command)
-    return out

@@ -16,8 +16,9 @@ from crossdraft.pipeline.session import Session
 from crossdraft.verification.exchange import Draft, Pass, PassDone, Score, Scored
 from crossdraft.verification.methods import SLRS
 from crossdraft.verification.walk import Kind
-from tests.fakes import ToyTarget, run_session
+from tests.fakes import ToyTarget
 from tests.pipeline.sessions import assignment, emitted, end, scoring, toys
+from tests.running import run_session
 
 
 def test_it_asks_for_the_draft_that_the_walk_is_at() -> None:

@@ -34,8 +34,8 @@ from crossdraft.verification.exchange import (
 from crossdraft.verification.methods import SLEM, TLI, Method
 from crossdraft.verification.rows import Proposal, Row
 from crossdraft.verification.walk import Kind
-from tests.fakes import run_session
 from tests.pipeline.sessions import assignment, drafting, emitted, end, fetching, passing, scoring, started, toys
+from tests.running import run_session
 
 
 def test_it_opens_both_sessions_and_then_drafts() -> None:

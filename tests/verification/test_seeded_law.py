@@ -24,8 +24,8 @@ from tests.fakes import (
     greedy_tokens,
     open_drafter,
     pair_of,
-    run_session,
 )
+from tests.running import run_session
 from tests.verification.toys import TOYS, Toy, as_ids
 
 LENGTH = 3

@@ -19,8 +19,8 @@ from tests.fakes import (
     greedy_tokens,
     open_drafter,
     pair_of,
-    run_session,
 )
+from tests.running import run_session
 from tests.verification.enumerating import EnumeratingChooser
 
 END = Role.END_OF_SEQUENCE.letter
