@@ -69,6 +69,10 @@ def test_each_kind(
     lines = ended.out.splitlines()
     assert lines[0].startswith(f"wrote {tmp_path / 'out'}: {name}")
     assert any("draft tokens that the target has" in line and f"{len(made.drafter_ids):,}" in line for line in lines)
+    size = len(made.drafter_ids)
+    reached, _ = made.redistribute(made.drafter_ids, np.full(size, 1 / size))  # a draft of all that may be drafted
+    (told,) = (line for line in lines if "can now propose" in line)
+    assert f" {len(reached):,} of " in told
 
 
 def run(cli: Cli, target: Path, drafter: Path, corpus: Path, output: Path, *options: object) -> Affinity:
@@ -140,7 +144,7 @@ def test_places_that_cannot_be_used(
     pair = ("affinity", "--target", target_folder, "--drafter", drafter_folder)
     for output in (tmp_path, tmp_path / "none" / "out"):
         ended = cli(*pair, corpus, "-o", output)
-        assert (ended.code, ended.out) == (1, "")
+        assert (ended.code, ended.out) == (2, "")
         assert f"cannot write {output}" in ended.err
     ended = cli(*pair, tmp_path / "none", "-o", tmp_path / "out")
     assert ended.code == 2
@@ -155,6 +159,6 @@ def test_empty_corpora_are_refused(cli: Cli, target_folder: Path, drafter_folder
     pair = ("affinity", "--target", target_folder, "--drafter", drafter_folder)
     for name in ("aligned", "prefix", "co-occurrence", "first-order"):
         ended = cli(*pair, tmp_path / "empty.txt", "-o", tmp_path / "out", "--kind", name)
-        assert ended.code == 1
+        assert ended.code == 2
         assert "has no text" in ended.err
     assert not (tmp_path / "out").exists()

@@ -1,13 +1,15 @@
 """Corpora: files, folders, JSON lines, and what is said of those that cannot be read."""
 
 import json
+from errno import EACCES
+from os import strerror
 from pathlib import Path
 
 import pytest
 
 from crossdraft.cli import corpora
 from crossdraft.cli.corpora import corpus_texts
-from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.failures import Misused
 
 LINES = "".join(f"line {number} is größer\n" for number in range(300))
 
@@ -56,7 +58,19 @@ def test_what_is_not_text_is_skipped_and_counted(tmp_path: Path, capsys: pytest.
     (tmp_path / "e.txt").write_bytes(b"\xef\xbb\xbfmarked")
     (tmp_path / "f.jsonl").write_bytes(b'{"text": "\xff"}')
     assert texts(tmp_path) == ["good\n", "marked"]
-    assert "skipped 4 of 6 files: not UTF-8" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "skipped 4 of 6 files: not UTF-8" in said
+    assert f"({tmp_path / 'a.bin'}, {tmp_path / 'b.bin'}, …)" in said
+
+
+def test_a_folder_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(Misused, match="cannot be read: Permission denied"):
+        corpus_texts(tmp_path / "text.txt", "reading")
+
+
+def refuse(path: Path) -> bool:
+    raise PermissionError(EACCES, strerror(EACCES), str(path))
 
 
 def test_corpora_that_are_not_there(tmp_path: Path) -> None:
@@ -72,7 +86,7 @@ def test_corpora_that_are_not_there(tmp_path: Path) -> None:
 )
 def test_corpora_without_text(tmp_path: Path, content: bytes, complaint: str) -> None:
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(CommandFailed, match=complaint):
+    with pytest.raises(Misused, match=complaint):
         texts(tmp_path)
 
 
@@ -83,7 +97,7 @@ def test_corpora_without_text(tmp_path: Path, content: bytes, complaint: str) ->
 def test_lines_without_text(tmp_path: Path, line: str, complaint: str) -> None:
     file = tmp_path / "corpus.jsonl"
     file.write_text('{"text": "good"}\n' + line + "\n")
-    with pytest.raises(CommandFailed, match=complaint):
+    with pytest.raises(Misused, match=complaint):
         texts(file)
 
 
@@ -91,5 +105,5 @@ def test_a_line_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(corpora, "LONGEST_LINE", 1 << 20)
     file = tmp_path / "corpus.jsonl"
     file.write_text('{"text": "' + "a" * (1 << 21) + '"}')
-    with pytest.raises(CommandFailed, match="line 1 is longer than 1 MiB"):
+    with pytest.raises(Misused, match="line 1 is longer than 1 MiB"):
         texts(file)

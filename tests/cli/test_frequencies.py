@@ -66,8 +66,8 @@ def test_needs_neither_weights_nor_torch(drafter_folder: Path, corpus: Path, tmp
     [
         ({"corpus": "nowhere"}, 2, "there is no corpus nowhere"),
         ({"--model": "./nowhere"}, 1, "there is no folder ./nowhere"),
-        ({"-o": "no/such/file"}, 1, "cannot write no/such/file: no such folder"),
-        ({"-o": "."}, 1, "cannot write .: it is a folder"),
+        ({"-o": "no/such/file"}, 2, "cannot write no/such/file: no such folder"),
+        ({"-o": "."}, 2, "cannot write .: it is a folder"),
     ],
 )
 def test_what_cannot_be(
@@ -91,7 +91,7 @@ def test_what_cannot_be(
 def test_a_corpus_that_is_not_text(cli: Cli, drafter_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "noise").write_bytes(os.urandom(100) + b"\xff")
     ended = cli("frequencies", tmp_path / "noise", "--model", drafter_folder, "-o", tmp_path / "out")
-    assert ended.code == 1
+    assert ended.code == 2
     assert "1 of 1 files are not UTF-8" in ended.err
 
 

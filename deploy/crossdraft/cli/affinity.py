@@ -11,6 +11,7 @@ from rich.table import Table
 
 from crossdraft.cli.corpora import corpus_texts
 from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.outputs import check_output
 from crossdraft.cli.show import PlainConsole
 from crossdraft.cli.vocabularies import Named
 from crossdraft.text.affinity import Affinity, save_affinity
@@ -83,12 +84,11 @@ def make(target: str, drafter: str, corpus: Path, output: Path, kind: str, optio
         options: those of this kind.
 
     Raises:
-        Misused: there is no such corpus, or an option does not fit.
-        CommandFailed: a tokenizer cannot be loaded, nothing is shared, or the file cannot be written.
+        Misused: there is no such corpus, it has no text, an option does not fit, or the file cannot be written there.
+        CommandFailed: a tokenizer cannot be loaded, nothing is shared, or writing fails.
     """
     options.check(kind)
-    if output.is_dir() or not output.parent.is_dir():
-        raise CommandFailed(f"cannot write {output}: " + ("it is a folder" if output.is_dir() else "no such folder"))
+    check_output(output)
     ours, theirs = Named.load(target, Side.TARGET), Named.load(drafter, Side.DRAFTER)
     pair = Pair(ours.tokenization.vocabulary, theirs.tokenization.vocabulary)
     if not len(pair.shared_drafter_ids):
@@ -119,7 +119,9 @@ def summary(affinity: Affinity, pair: Pair) -> Table:
 def _figures(kernel: Kernel, pair: Pair) -> list[tuple[str, str]]:
     reached = "target tokens that a draft can now propose"
     if isinstance(kernel, FirstOrder):
-        return [(reached, f"{int((kernel.prior > 0).sum()):,} of {pair.target.size:,}")]
+        proposed = kernel.prior > 0
+        proposed[kernel.target_ids] = True  # mass stays with each token of T∩D, whatever its prior
+        return [(reached, f"{int(proposed.sum()):,} of {pair.target.size:,}")]
     assert isinstance(kernel, Matrix)
     rows = np.diff(kernel.starts)
     own = np.repeat(pair.to_target_ids(kernel.drafter_ids), rows) == kernel.target_ids

@@ -12,10 +12,11 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.failures import Misused
 
 CHUNK = 1 << 18  # bytes that are read at once
 LONGEST_LINE = 1 << 26  # bytes of a line of a .jsonl file
+NAMED = 2  # of the files that are skipped
 
 Advance = Callable[[int], None]  # told how many bytes were read
 
@@ -33,8 +34,15 @@ def find_corpus(path: Path) -> Corpus:
     """The file at `path`, or all files in that folder and below it, hidden ones left out.
 
     Raises:
-        Misused: there is nothing at `path`, or no file in it.
+        Misused: there is nothing at `path`, no file in it, or it may not be looked into.
     """
+    try:
+        return _found(path)
+    except OSError as error:
+        raise Misused(f"the corpus {path} cannot be read: {error.strerror}") from error
+
+
+def _found(path: Path) -> Corpus:
     if path.is_file():
         files = [path]
     elif path.is_dir():
@@ -50,7 +58,8 @@ def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
     """The text of a corpus in parts of about `chunk` bytes, which end where a line does if lines are not longer.
 
     A line of a `.jsonl` file is an object whose `text` is a part of its own. Any other file is text itself; one that
-    is not UTF-8, or that may not be read, is skipped (in mid-file: its rest), and a note on stderr counts them.
+    is not UTF-8, or that may not be read, is skipped (in mid-file: its rest), and a note on
+    stderr counts them and names the first ones.
 
     Args:
         path: a file or a folder.
@@ -58,8 +67,8 @@ def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
         chunk: bytes.
 
     Raises:
-        Misused: there is no corpus at `path`; before anything is read.
-        CommandFailed: a line of JSON has no text, or no file has any.
+        Misused: there is no corpus at `path`, said before anything is read; a line of JSON has no text, or no file
+            has any.
     """
     return _texts(find_corpus(path), doing, chunk)
 
@@ -67,7 +76,8 @@ def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
 def _texts(corpus: Corpus, doing: str, chunk: int) -> Iterator[str]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    skipped, found = 0, False
+    skipped: list[str] = []
+    found = False
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(doing, total=sum(corpus.sizes))
         for file, end in zip(corpus.files, accumulate(corpus.sizes), strict=True):
@@ -76,15 +86,21 @@ def _texts(corpus: Corpus, doing: str, chunk: int) -> Iterator[str]:
                     found = True
                     yield text
             except (OSError, UnicodeDecodeError):
-                skipped += 1
+                skipped.append(str(file))
             progress.update(task, completed=end)  # also where a file, or its rest, was skipped
     if not found:
-        raise CommandFailed(
+        raise Misused(
             f"the corpus {corpus.path} has no text: "
-            + (f"{skipped} of {len(corpus.files)} files are not UTF-8 or may not be read" if skipped else "it is empty")
+            + (
+                f"{len(skipped)} of {len(corpus.files)} files are not UTF-8 or may not be read"
+                if skipped
+                else "it is empty"
+            )
         )
     if skipped:
-        console.print(f"skipped {skipped} of {len(corpus.files)} files: not UTF-8, or may not be read")
+        names = ", ".join(skipped[:NAMED]) + (", …" if len(skipped) > NAMED else "")
+        told = f"skipped {len(skipped)} of {len(corpus.files)} files: not UTF-8, or may not be read ({names})"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -119,7 +135,7 @@ def _json_texts(file: Path, opened: BinaryIO, advance: Advance) -> Iterator[str]
     while line := opened.readline(LONGEST_LINE):
         number += 1
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-            raise CommandFailed(f"{file}, line {number} is longer than {LONGEST_LINE >> 20} MiB: cut its text in parts")
+            raise Misused(f"{file}, line {number} is longer than {LONGEST_LINE >> 20} MiB: cut its text in parts")
         if line.strip():
             yield _text_of(line, f"{file}, line {number}")
         advance(len(line))
@@ -129,8 +145,8 @@ def _text_of(line: bytes, where: str) -> str:
     try:
         record = json.loads(line.decode())
     except json.JSONDecodeError as error:
-        raise CommandFailed(f"{where} is not JSON: {error}") from error
+        raise Misused(f"{where} is not JSON: {error}") from error
     text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):
-        raise CommandFailed(f'{where} is not an object with a "text": write {{"text": "…"}}, or name the file .txt')
+        raise Misused(f'{where} is not an object with a "text": write {{"text": "…"}}, or name the file .txt')
     return text

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from crossdraft.cli.corpora import corpus_texts
 from crossdraft.cli.failures import CommandFailed
+from crossdraft.cli.outputs import check_output
 from crossdraft.cli.show import PlainConsole
 from crossdraft.cli.vocabularies import Named
 from crossdraft.text.letters import Side
@@ -19,11 +20,10 @@ def count(model: str, corpus: Path, output: Path) -> None:
     """Counts, writes the file, and prints what a drafter would keep.
 
     Raises:
-        Misused: there is no such corpus.
-        CommandFailed: the tokenizer cannot be loaded, the corpus has no text, or the file cannot be written.
+        Misused: there is no such corpus, it has no text, or the file cannot be written there.
+        CommandFailed: the tokenizer cannot be loaded, or writing fails.
     """
-    if output.is_dir() or not output.parent.is_dir():
-        raise CommandFailed(f"cannot write {output}: " + ("it is a folder" if output.is_dir() else "no such folder"))
+    check_output(output)
     texts = corpus_texts(corpus, "counting")
     named = Named.load(model, Side.DRAFTER)
     try:
