@@ -1,6 +1,7 @@
 """The Python API over real gRPC, with tiny random models whose tokenizers differ."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -8,10 +9,12 @@ from crossdraft.drafter.servicer import DrafterService
 from crossdraft.models.running import RunningModel
 from crossdraft.pipeline import Kind, Pipeline, Reason, RequestError, SamplingOptions, connect
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
-from crossdraft.rpc.errors import Unreachable
-from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.errors import ServiceError, Unreachable
+from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.verification.noise import KeyedNoise
+from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
@@ -132,6 +135,23 @@ async def test_nobody_there_is_said_within_the_wait() -> None:
     with pytest.raises(Unreachable, match=r"target at 127\.0\.0\.1:1"):
         async with connect("127.0.0.1:1", patience=Patience(describe_seconds=2)):
             pass
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({"vocabulary_size": 2**32 - 1}, r"4294\d+ of 4294967295 ids have no text in tokenizer.json"),
+        ({"tokenizer_json": "no json"}, "Expecting value"),
+    ],
+)
+async def test_a_tokenizer_that_cannot_be_used_is_a_fault_of_its_service(
+    said: dict[str, object], complaint: str
+) -> None:
+    described = replace(DESCRIPTION, **({"tokenizer_json": kind("gpt2").json} | said))  # type: ignore[arg-type]
+    async with Server(TARGET, ToyTargetService(described), Listening(grace_seconds=0)) as server:
+        with pytest.raises(ServiceError, match=f"the tokenizer of the target 'toy' cannot be used: {complaint}"):
+            async with connect(server.address):
+                pass
 
 
 async def test_a_drafter_with_a_shorter_context_goes_on(pipeline: Pipeline) -> None:

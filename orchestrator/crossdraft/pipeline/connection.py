@@ -14,6 +14,7 @@ from crossdraft.pipeline.generation import Generation
 from crossdraft.pipeline.request import GenerationRequest
 from crossdraft.pipeline.resolution import Models, resolve
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.letters import Side
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import Tokenization
@@ -36,7 +37,8 @@ class Pipeline:
         """Connect and learn the two vocabularies.
 
         Raises:
-            ServiceError: a service does not answer in time; the text says which one and what to do.
+            ServiceError: a service does not answer in time, or its tokenizer cannot be used; the text says which
+                one and what to do.
         """
         target, drafter = self._addresses
         self._target = TargetClient(target, self._patience)
@@ -96,16 +98,30 @@ def connect(target: str, drafter: str | None = None, patience: Patience | None =
 
 
 def _models_of(target: Description, drafter: Description | None) -> Models:
-    tokenization = tokenization_of(target, Side.TARGET)
+    tokenization = _learned(target, Side.TARGET)
     if drafter is None:
         return Models(target, tokenization)
-    pair = Pair(tokenization.vocabulary, tokenization_of(drafter, Side.DRAFTER).vocabulary)
+    pair = Pair(tokenization.vocabulary, _learned(drafter, Side.DRAFTER).vocabulary)
     return Models(target, tokenization, drafter, pair).prepare()
 
 
 def tokenization_of(description: Description, side: Side) -> Tokenization:
-    """The tokenizer of a model that described itself."""
+    """The tokenizer of a model that described itself.
+
+    Raises:
+        ValueError: there is none that could be used; the text says why.
+    """
     vocabulary = Vocabulary.build(
         description.tokenizer_json, description.vocabulary_size, description.controls, description.stops, side
     )
     return Tokenization(description.tokenizer_json, vocabulary)
+
+
+def _learned(description: Description, side: Side) -> Tokenization:
+    """The same for a service that was asked: what it says may be anything. Raises BadMessage."""
+    try:
+        return tokenization_of(description, side)
+    except ValueError as error:
+        raise BadMessage(
+            f"the tokenizer of the {side.name.lower()} {description.model!r} cannot be used: {error}"
+        ) from error
