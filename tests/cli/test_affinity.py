@@ -65,7 +65,7 @@ def test_each_kind(
     made = load_affinity(tmp_path / "out")
     assert (made.target, made.drafter) == (tokenizer_digest(TARGET.json), tokenizer_digest(DRAFTER.json))
     assert same(made.kernel, expected(name))
-    made.check_drafter(DRAFTER.json)
+    made.check_drafter(DRAFTER.json, DRAFTER.size)
     lines = ended.out.splitlines()
     assert lines[0].startswith(f"wrote {tmp_path / 'out'}: {name}")
     assert any("draft tokens that the target has" in line and f"{len(made.drafter_ids):,}" in line for line in lines)

@@ -64,7 +64,7 @@ def affinity_for(path: Path, target: Subject, drafter: Subject) -> Affinity:
     """The affinity of a file; raises Misused if it is not one for this pair."""
     try:
         found = load_affinity(path)
-        found.check_drafter(drafter.tokenizer_json)
+        found.check_drafter(drafter.tokenizer_json, drafter.tokenization.vocabulary.size)
     except (OSError, AffinityMismatch) as error:
         raise Misused(f"the affinity of {drafter.name} cannot be used: {error}") from error
     if found.target != tokenizer_digest(target.tokenizer_json):

@@ -4,6 +4,7 @@ import json
 import zipfile
 import zlib
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossdraft.text.kernels import FirstOrder, Ids, Kernel, Matrix, Probabilities
-from crossdraft.text.letters import Letters
+from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
 from crossdraft.text.pairing import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
 
 FORMAT = 1  # of the file; raised when its fields change
+LARGEST_FILE = 1 << 28  # bytes
+LARGEST_CONTENT = 1 << 30  # bytes of all arrays: several times those of the largest vocabularies
 Arrays = dict[str, NDArray[Any]]  # by their names in the file
+
+# What reading bytes that anything may be in can raise: RuntimeError if they are encrypted, packed in an unknown way or
+# nested too deep, OverflowError and MemoryError for sizes that are not those of the content.
+_DAMAGED = (
+    *(ValueError, TypeError, LookupError, EOFError, RuntimeError, OverflowError, MemoryError),
+    *(OSError, zipfile.BadZipFile, zlib.error),
+)
 
 
 class AffinityMismatch(ValueError):  # noqa: N818
@@ -52,12 +62,17 @@ class Affinity:
         digests = tokenizer_digest(target_json), tokenizer_digest(drafter_json)
         return Affinity(*digests, vocabulary.letters, ranks, kernel, made)
 
-    def check_drafter(self, tokenizer_json: str) -> None:
-        """Raises AffinityMismatch if it was made for another drafter."""
+    def check_drafter(self, tokenizer_json: str, size: int) -> None:
+        """Raises AffinityMismatch if it was made for another drafter than that of this tokenizer and so many ids."""
         if tokenizer_digest(tokenizer_json) != self.drafter:
             raise AffinityMismatch(
                 "this affinity file was made for a drafter with another tokenizer: make one for this drafter with "
                 "`crossdraft affinity --target TARGET --drafter DRAFTER CORPUS -o FILE`"
+            )
+        if len(self.drafter_ids) and self.drafter_ids[-1] >= size:
+            raise AffinityMismatch(
+                f"this affinity file has draft token {self.drafter_ids[-1]}, and the drafter has {size}: make it again "
+                "with `crossdraft affinity`"
             )
 
     def letters_of(self, target_id: int) -> Letters:
@@ -106,10 +121,11 @@ def load_affinity(path: Path) -> Affinity:
         OSError: it cannot be read.
         AffinityMismatch: it is damaged or no affinity file; the text says what to do.
     """
+    with path.open("rb") as file:
+        content = file.read(LARGEST_FILE + 1)
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return _affinity({name: arrays[name] for name in arrays.files})
-    except (ValueError, KeyError, TypeError, EOFError, IndexError, zipfile.BadZipFile, zlib.error) as error:
+        return _affinity(_unpacked(content))
+    except _DAMAGED as error:
         raise AffinityMismatch(
             f"{path} is damaged or not an affinity file ({error}): make it again with `crossdraft affinity`"
         ) from error
@@ -126,14 +142,54 @@ def _arrays_of(kernel: Kernel) -> Arrays:
     return {name: getattr(kernel, name) for name in names}
 
 
+def _unpacked(content: bytes) -> Arrays:
+    """The arrays of an archive; raises any of _DAMAGED. An array is never larger than what the archive has of it."""
+    if len(content) > LARGEST_FILE:
+        raise ValueError("it is too large")
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        if sum(member.file_size for member in archive.infolist()) > LARGEST_CONTENT:
+            raise ValueError("its content is too large")
+        return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
+
+
+def _array(raw: bytes) -> NDArray[Any]:
+    stream = BytesIO(raw)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("an array has another format")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    return np.frombuffer(raw, dtype, offset=stream.tell()).reshape(shape)
+
+
 def _affinity(arrays: Arrays) -> Affinity:
     about = json.loads(arrays["about"].tobytes())
     if about["format"] != FORMAT:
         raise ValueError(f"its format is {about['format']}, this version reads {FORMAT}")
-    raw, ends = arrays["letters"].tobytes(), [0, *arrays["letter_ends"].tolist()]
-    letters = tuple(Letters(raw[start:end].decode()) for start, end in pairwise(ends))
-    ranks = {int(token): int(rank) for token, rank in arrays["ranks"]}
-    return Affinity(about["target"], about["drafter"], letters, ranks, _kernel(arrays), about["made"])
+    target, drafter, made = about["target"], about["drafter"], about["made"]
+    if not (isinstance(target, str) and isinstance(drafter, str) and isinstance(made, str) and target and drafter):
+        raise ValueError("it does not say which tokenizers it is for")
+    letters = _letters(arrays)
+    return Affinity(target, drafter, letters, _ranks(arrays["ranks"], len(letters)), _kernel(arrays), made)
+
+
+def _letters(arrays: Arrays) -> tuple[Letters, ...]:
+    raw, ends = _vector(arrays, "letters", np.uint8).tobytes(), _vector(arrays, "letter_ends", np.int64)
+    bounds = [0, *ends.tolist()]
+    if bounds[-1] != len(raw) or not all(start < end for start, end in pairwise(bounds)):
+        raise ValueError("a token of the target has no letters")
+    roles = {role.value for role in Role}
+    for letter in set(raw.decode()):
+        if not (ord(letter) < FIRST_CONTROL or ord(letter) in roles or ord(letter) >= Side.TARGET.value):
+            raise ValueError(f"U+{ord(letter):04X} is no letter")
+    return tuple(Letters(raw[start:end].decode()) for start, end in pairwise(bounds))
+
+
+def _ranks(pairs: NDArray[Any], size: int) -> dict[int, int]:
+    """A rank is above 0 and, as ids with the same letters are counted, below the number of ids."""
+    if pairs.dtype != np.int64 or pairs.shape != (len(pairs), 2):
+        raise ValueError("ranks is not a list of pairs of int64")
+    if len(pairs) and not (pairs[:, 0].min() >= 0 and pairs[:, 1].min() > 0 and pairs.max() < size):
+        raise ValueError("a rank is out of its range")
+    return {int(token): int(rank) for token, rank in pairs}
 
 
 def _kernel(arrays: Arrays) -> Kernel:

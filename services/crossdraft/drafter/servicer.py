@@ -85,7 +85,7 @@ def _service(options: ServeDrafter) -> DrafterService:
     running = run_model(options.model, Side.DRAFTER)
     if affinity is not None:
         try:
-            affinity.check_drafter(running.description.tokenizer_json)
+            affinity.check_drafter(running.description.tokenizer_json, running.description.vocabulary_size)
         except AffinityMismatch as error:
             running.close()
             raise AffinityMismatch(f"{options.affinity}: {error}") from error
