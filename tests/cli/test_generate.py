@@ -125,6 +125,11 @@ def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
     assert "acceptance by place" in shown.err
 
 
+def test_an_audit_without_a_drafter_is_refused(cli: Cli, target: str) -> None:
+    alone = ("generate", "--target", target, "--drafter", "none", "--audit", PROMPT)
+    refused(cli, "there is no drafter whose draws could be audited", *alone)
+
+
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:
     refused(cli, "the prompt is empty", "generate", *pair, "")
     refused(cli, "the target's context holds 128", "generate", *pair, 200 * "The quick ")

@@ -52,9 +52,16 @@ def test_acceptance_is_shown_by_place() -> None:
         counts.round(3, accepted, refused)
     assert places(counted(counts)) == "75% 33% 100%"
     stream = io.StringIO()
-    Console(file=stream, width=100).print(figures(counted(counts)))
+    Console(file=stream, width=100).print(figures(counted(counts), audit=True))
     assert "1.25 a round" in stream.getvalue()
     assert "7 draws are those of their rows" in stream.getvalue()
+
+
+def test_an_audit_is_shown_whenever_it_was_asked_for() -> None:
+    for audit, count in ((True, 1), (False, 0)):
+        stream = io.StringIO()
+        Console(file=stream, width=100).print(figures(counted(Counts()), audit))
+        assert stream.getvalue().count("0 draws are those of their rows") == count
 
 
 def test_a_place_that_was_never_judged_is_left_out() -> None:

@@ -86,7 +86,7 @@ def test_no_method_is_refused_where_there_is_no_drafter() -> None:
     about = description("gpt2")
     alone = Models(about, tokenization_of(about, Side.TARGET))
     for name in METHODS:
-        request = GenerationRequest("x", name, allow_inexact=True, audit=True)
+        request = GenerationRequest("x", name, allow_inexact=True)
         assert resolve(request, alone).open_drafter is None
 
 
@@ -123,3 +123,10 @@ def test_an_audit_keys_the_draws_and_asks_for_rows() -> None:
         assert audited.open_drafter.audited == audited.audit.each_epoch == (not method.keyed)
         # Shared with the target only where the method wants it so.
         assert (audited.open_drafter.noise == audited.open_target.noise) == method.keyed
+
+
+def test_an_audit_needs_a_drafter() -> None:
+    alone = Models(models().target, models().tokenization)
+    assert resolve(GenerationRequest("x"), alone).audit is None
+    with pytest.raises(RequestError, match="no drafter whose draws could be audited"):
+        resolve(GenerationRequest("x", audit=True), alone)

@@ -37,7 +37,7 @@ def generate(
             check_address(name, str(address))
     if target is None and drafter not in (None, NO_DRAFTER):
         raise Misused("--drafter has an address and --target has none: give both, or neither for the bundled pair")
-    screen = JsonScreen() if as_json else TextScreen()
+    screen = JsonScreen() if as_json else TextScreen(audit=request.audit)
     run_to_end(_generate(request, (target, drafter), screen, models or ModelNames()))
 
 

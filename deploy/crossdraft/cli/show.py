@@ -51,9 +51,10 @@ class PlainConsole(Console):
 class TextScreen:
     """The text on stdout, coloured on a terminal and untouched elsewhere; legend and figures on stderr."""
 
-    def __init__(self, out: Console | None = None, notes: Console | None = None) -> None:
+    def __init__(self, out: Console | None = None, notes: Console | None = None, audit: bool = False) -> None:
         self._out = out or PlainConsole(highlight=False)
         self._notes = notes or PlainConsole(stderr=True, highlight=False)
+        self._audit = audit  # was asked for
 
     def begin(self, prompt: str) -> None:
         """On a terminal the prompt comes first."""
@@ -70,7 +71,7 @@ class TextScreen:
         if self._out.color_system is not None:
             self._notes.print(legend())
         if generation.statistics is not None:
-            self._notes.print(figures(generation.statistics))
+            self._notes.print(figures(generation.statistics, self._audit))
 
     def _write(self, text: str, style: Style) -> None:
         # As a segment: a rich Text would widen tabs and drop carriage returns.
@@ -133,12 +134,12 @@ def legend() -> Text:
     return line
 
 
-def figures(statistics: Statistics) -> Table:
-    """The summary of one generation."""
+def figures(statistics: Statistics, audit: bool = False) -> Table:
+    """The summary of one generation; of an audit also if there was nothing to recompute."""
     table = Table(title=f"{statistics.method}, k = {statistics.k}", show_header=False, title_justify="left")
     for name, value in rows_of(statistics):
         table.add_row(name, value)
-    if statistics.audited:
+    if audit:
         table.add_row("audited", f"{statistics.audited} draws are those of their rows")
     if statistics.drafter_lost:
         table.add_row("drafter given up", Text(statistics.drafter_lost))

@@ -58,13 +58,15 @@ def resolve(request: GenerationRequest, models: Models) -> Assignment:
     """What the session works from.
 
     Raises:
-        RequestError: method, vocabularies, affinity or lengths do not go together.
+        RequestError: method, vocabularies, affinity, audit or lengths do not go together.
     """
+    if request.audit and models.pair is None:
+        raise RequestError("there is no drafter whose draws could be audited: leave out audit (--audit)")
     method = choose_method(request, models)
     prompt = _prompt_ids(request, models)
     noise = NoiseKey(secrets.randbits(64) if request.seed is None else request.seed, request.choice)
     pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
-    audit = _audit(models, method, noise) if request.audit and models.pair is not None else None
+    audit = _audit(models, method, noise) if request.audit else None
     return Assignment(
         pair=pair,
         method=method,
