@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.plots import plot_combinations
+from crossdraft.cli.plots import combinations_figure, plot_combinations
 from crossdraft.text.combinations import combinations_of
 from crossdraft.text.letters import Side
 from crossdraft.text.report import compare
@@ -73,6 +73,10 @@ def test_damaged_tokenizers_and_samples(cli: Cli, target_folder: Path, tmp_path:
     ended = cli("inspect", target_folder, target_folder, "--sample", tmp_path / "none.txt")
     assert ended.code == 2
     assert "none.txt cannot be read as UTF-8 text" in ended.err
+    (tmp_path / "empty.txt").write_text("\n")
+    ended = cli("inspect", target_folder, target_folder, "--sample", tmp_path / "empty.txt")
+    assert (ended.code, ended.out) == (2, "")
+    assert "empty.txt is empty" in ended.err
 
 
 def test_a_picture(cli: Cli, target_folder: Path, drafter_folder: Path, tmp_path: Path) -> None:
@@ -84,6 +88,23 @@ def test_a_picture(cli: Cli, target_folder: Path, drafter_folder: Path, tmp_path
     assert ended.code == 2
     assert "--plot writes .png" in ended.err
     assert not ended.out
+
+
+def test_a_token_in_few_ways_has_readable_axes_and_long_tokens_are_said_to_be_cut() -> None:
+    bytes_only = combinations_of([1] * 50 + [2] * 949 + [40], [1] * 1000)
+    figure = combinations_figure("bytes", bytes_only)
+    left, right = figure.axes
+    figure.canvas.draw()
+    for low, high, labels in (
+        (*left.get_ylim(), left.get_yticklabels()),
+        (*right.get_xlim(), right.get_xticklabels()),
+    ):
+        assert high - low >= 1
+        exponents = [float(label.get_text().split("{")[1].rstrip("}$")) for label in labels if label.get_text()]
+        assert all(exponent.is_integer() for exponent in exponents)
+    assert "1 token of more than 2 letters is not shown" in left.get_xlabel()
+    whole = combinations_figure("short", combinations_of([1, 2], [1, 2**40]))
+    assert "not shown" not in whole.axes[0].get_xlabel()
 
 
 def test_counts_beyond_a_float_are_drawn(tmp_path: Path) -> None:

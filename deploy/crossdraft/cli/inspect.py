@@ -31,7 +31,7 @@ def inspect(target: str, drafter: str, sample: Path | None, as_json: bool, plot:
         plot: where to write a picture of the combinations; None: nowhere.
 
     Raises:
-        Misused: the sample cannot be read, or the picture not be written there.
+        Misused: the sample cannot be read or is empty, or the picture not be written there.
         CommandFailed: a tokenizer cannot be loaded, or is of no supported kind.
     """
     check_picture(plot)
@@ -54,9 +54,12 @@ def inspect(target: str, drafter: str, sample: Path | None, as_json: bool, plot:
 def _sample(path: Path | None) -> str:
     source = Path(textwrap.__file__) if path is None else path
     try:
-        return source.read_text(encoding="utf-8")
+        text = source.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise Misused(f"the sample {source} cannot be read as UTF-8 text: {error}") from error
+    if not text.strip():
+        raise Misused(f"the sample {source} is empty: give some pages of text of the kind that will be served")
+    return text
 
 
 def _summary(report: CompatibilityReport) -> Table:

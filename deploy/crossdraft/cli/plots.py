@@ -11,6 +11,7 @@ from crossdraft.text.combinations import Combinations, OfLength
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 150
@@ -73,28 +74,43 @@ def plot_combinations(path: Path, title: str, found: Combinations) -> None:
     Raises:
         CommandFailed: the file cannot be written.
     """
+    _save(combinations_figure(title, found), path)
+
+
+def combinations_figure(title: str, found: Combinations) -> "Figure":
+    """The same, not yet written."""
     figure, (left, right) = _figure(11.0, 4.5, 2)
-    shown = [one for one in found.by_length if one.letters <= _most_shown(found.by_length)]
+    most = _most_shown(found.by_length)
+    shown = [one for one in found.by_length if one.letters <= most]
+    longer = sum(one.tokens for one in found.by_length if one.letters > most)
     boxes = [
         {"whislo": one.smallest, "q1": low, "med": middle, "q3": high, "whishi": one.largest}
         for one in shown
         for low, middle, high in [one.quartiles]
     ]
     left.bxp(boxes, positions=[one.letters for one in shown], widths=0.6, showfliers=False, manage_ticks=False)
-    left.set_xlabel("letters of the target token")
+    cut = (
+        f"{longer:,} tokens of more than {most} letters are"
+        if longer > 1
+        else f"1 token of more than {most} letters is"
+    )
+    left.set_xlabel("letters of the target token" + (f"\n({cut} not shown)" if longer else ""))
     left.set_ylabel("draft-token combinations")
     left.set_title("by length: median, quartiles, extremes", fontsize=10)
-    left.yaxis.set_major_formatter(_power)
+    left.xaxis.get_major_locator().set_params(integer=True)
+    _powers_of_ten(left.yaxis, max((one.largest for one in shown), default=0.0))
+    left.set_ylim(bottom=-0.05, top=max(1.0, left.get_ylim()[1]))
     # Powers of two on a decadic axis: the counts themselves may exceed a float.
     places, tokens = [n * log10(2) for n, _ in found.by_power], [count for _, count in found.by_power]
     right.bar(places, tokens, width=log10(2), align="edge", color="C0", edgecolor="white")
-    right.xaxis.set_major_formatter(_power)
+    _powers_of_ten(right.xaxis, max(places, default=0.0))
+    right.set_xlim(left=-0.05, right=max(1.0, right.get_xlim()[1]))
     right.set_yscale("log")
     right.set_xlabel("draft-token combinations")
     right.set_ylabel("target tokens")
     right.set_title("how many tokens have how many", fontsize=10)
     figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    return figure
 
 
 SHARE_SHOWN = 0.995  # of the tokens; a few runs of blanks are far longer than the rest
@@ -110,8 +126,12 @@ def _most_shown(by_length: Sequence[OfLength]) -> int:
     return 0
 
 
-def _power(exponent: float, _: object) -> str:
-    return f"$10^{{{exponent:g}}}$"
+def _powers_of_ten(axis: "Axis", largest: float) -> None:
+    """Ticks at whole powers, of exponents up to `largest`."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=8 if largest > 1 else 1, integer=True))
+    axis.set_major_formatter(lambda exponent, _: f"$10^{{{exponent:g}}}$")
 
 
 def _figure(width: float, height: float, panels: int) -> "tuple[Figure, list[Axes]]":
