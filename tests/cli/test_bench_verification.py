@@ -38,6 +38,9 @@ def test_every_method_is_measured(cli: Cli, tmp_path: Path) -> None:
         assert cost["tokens_per_pass"] > 1
         assert (cost["k"], cost["width"]) == (3, 32)
     assert all(name in outcome.out for name in methods)
+    assert outcome.err.startswith("left out: ")
+    assert "slrs" in outcome.err
+    assert "standard" not in outcome.err
 
 
 @pytest.mark.parametrize(("name", "said"), [("slrs", "leave it out"), ("unheard-of", "unknown method")])

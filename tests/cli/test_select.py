@@ -148,6 +148,7 @@ def test_a_table_for_people(cli: Cli, pair: tuple[str, ...], prompts_file: Path)
         (("--prompts", "empty.jsonl"), 2, "has no prompts"),
         (("--limit", "1"), 2, "Invalid value for '--limit'"),
         (("--prompts", "broken.jsonl"), 2, "prompt 1: not JSON"),
+        (("--prompts", "bin.dat"), 2, "bin.dat is not UTF-8"),
         (("--method", "guess"), 2, "unknown method 'guess'"),
         (("-k", "0"), 2, "k must be between"),
         (("--temperature", "-1"), 2, "temperature must be 0 or more"),
@@ -163,6 +164,7 @@ def test_what_cannot_be_done_is_said(
     monkeypatch.chdir(tmp_path)
     Path("empty.jsonl").write_text("\n")
     Path("broken.jsonl").write_text("{\n")
+    Path("bin.dat").write_bytes(b"\xff\x00")
     outcome = cli("select", *options)
     assert outcome.code == code
     assert complaint in outcome.err

@@ -91,8 +91,13 @@ def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
         Misused: there is no such file, or it has no prompts.
     """
     try:
-        with checked_options():
-            return tuple(prompt.text for prompt in read_prompts(path)[:limit])
+        return tuple(prompt.text for prompt in read_prompts(path)[:limit])
+    except UnicodeDecodeError as error:
+        raise Misused(
+            f'{path} is not UTF-8: {error.reason}; give JSON lines such as {{"text": "def main("}}'
+        ) from error
+    except ValueError as error:
+        raise Misused(str(error)) from error
     except OSError as error:
         raise Misused(
             f"cannot read the prompts: {error}; run this in a checkout of crossdraft, which has tests/prompts.jsonl, "

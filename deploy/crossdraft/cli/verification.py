@@ -1,5 +1,6 @@
 """`crossdraft bench verification`: what state machine, planner and walk cost in a round, without services."""
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +35,7 @@ from crossdraft.verification.exchange import (
     RowFetched,
     SamplingOptions,
 )
-from crossdraft.verification.methods import Method, method_named
+from crossdraft.verification.methods import METHODS, Method, method_named
 from crossdraft.verification.rows import Row
 from crossdraft.verification.walk import Kind
 
@@ -82,6 +83,9 @@ def measure(names: Sequence[str], shape: Shape, json_path: Path | None) -> None:
     scored = [method.name for method in methods if method.scores]
     if scored:
         raise Misused(f"{scored[0]} asks the drafter's model how probable strings are, and here is none; leave it out")
+    left_out = [name for name in METHODS if name not in names]
+    if left_out:
+        print(f"left out: {', '.join(left_out)} (slrs cannot be measured without a drafter's model)", file=sys.stderr)
     target, drafter = (tokenization(shape.size, side) for side in Side)
     costs = [cost_of(method, shape, target, drafter.vocabulary) for method in methods]
     print_table("Verification in a round, without services", COLUMNS, [shown(cost) for cost in costs])
