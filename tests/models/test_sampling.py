@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from crossdraft.models.sampling import History, drafting_laws, law, to_rows
+from crossdraft.models.sampling import Columns, History, drafting_laws, law, to_rows
 from crossdraft.verification.exchange import SamplingOptions
 from crossdraft.verification.rows import Row
 
@@ -103,7 +103,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="pass their history"):
         law(LOGITS, SamplingOptions(presence_penalty=1))
     with pytest.raises(ValueError, match="share no token"):
-        drafting_laws(LOGITS, SamplingOptions(), 8, torch.empty(0, dtype=torch.int64))
+        drafting_laws(LOGITS, SamplingOptions(), 8, Columns.of(np.arange(0), LOGITS.device))
 
 
 def test_a_row_has_the_head_the_listed_ids_and_the_rest_as_tail() -> None:
@@ -148,15 +148,16 @@ def test_a_drafting_law_survives_the_wire_bit_by_bit() -> None:
 
 
 def test_a_drafting_law_is_masked_first_and_then_truncated() -> None:
-    allowed = torch.arange(0, SIZE, 3)
+    allowed = np.arange(0, SIZE, 3)
+    columns = Columns.of(allowed, LOGITS.device)
     options = SamplingOptions(temperature=0.7, top_p=0.9)
     masked = torch.full_like(LOGITS, -torch.inf)
     masked[:, allowed] = LOGITS[:, allowed]
     reference = law(masked, options)
-    for (ids, weights), expected in zip(drafting_laws(LOGITS, options, 0, allowed), reference, strict=True):
+    for (ids, weights), expected in zip(drafting_laws(LOGITS, options, 0, columns), reference, strict=True):
         np.testing.assert_allclose(weights, expected[torch.from_numpy(ids)], rtol=1e-12)
         assert set(ids.tolist()) == set(expected.nonzero()[:, 0].tolist())
-    for (ids, weights), expected in zip(drafting_laws(LOGITS, options, 3, allowed), reference, strict=True):
+    for (ids, weights), expected in zip(drafting_laws(LOGITS, options, 3, columns), reference, strict=True):
         best = expected.topk(3)
         assert ids.tolist() == best.indices[best.values > 0].tolist()
         np.testing.assert_allclose(weights, (best.values / best.values.sum())[: len(ids)], atol=1e-6)

@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 from crossdraft.drafter import scoring
 from crossdraft.models.running import RunningModel
-from crossdraft.models.sampling import drafting_laws
+from crossdraft.models.sampling import Columns, drafting_laws
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, from_bytes
@@ -39,7 +39,7 @@ def enumerated(
         with torch.inference_mode():
             ids = torch.tensor([[*head, *path] for path in found])
             logits = model.thread.engine.model(ids).logits[:, -1].float()
-        allowed = None if opening.allowed is None else torch.from_numpy(opening.allowed)
+        allowed = None if opening.allowed is None else Columns.of(opening.allowed, logits.device)
         laws = drafting_laws(logits, opening.options, opening.row_width, allowed)
         found = {
             (*path, int(token)): weight * float(probability)

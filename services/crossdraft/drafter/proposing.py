@@ -9,7 +9,7 @@ import numpy as np
 from crossdraft.drafter.context import Context
 from crossdraft.drafter.prefixes import Index
 from crossdraft.models.running import RunningModel
-from crossdraft.models.sampling import Logits, drafting_laws, narrowed
+from crossdraft.models.sampling import Columns, Logits, drafting_laws, narrowed
 from crossdraft.text.affinity import Affinity
 from crossdraft.verification.exchange import OpenDrafter
 from crossdraft.verification.noise import KeyedNoise
@@ -17,7 +17,7 @@ from crossdraft.verification.rows import Ids, Probabilities, Whose
 
 NOTHING_SHARED = "the two vocabularies share no token"
 
-Law = tuple[Ids, Probabilities]  # ids by falling probability, and their probabilities
+Law = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class OwnTokens:
         self.obstacle = _obstacle(running, opening.allowed)
         self._running = running
         self._opening = opening
-        self._columns = running.columns(opening.allowed)
+        self._columns = _columns(running, opening.allowed)
 
     def laws(self, logits: Logits) -> list[Law]:
         """As in `Proposing`."""
@@ -103,7 +103,7 @@ class TargetTokens:
         self._running = equipment.running
         self._affinity = affinity
         self._opening = opening
-        self._columns = equipment.running.columns(allowed)
+        self._columns = _columns(equipment.running, allowed)
 
     def laws(self, logits: Logits) -> list[Law]:
         """As in `Proposing`."""
@@ -122,12 +122,15 @@ def _obstacle(running: RunningModel, allowed: Ids | None) -> str:
     return "none of the shared tokens is kept" if allowed is not None and len(allowed) else NOTHING_SHARED
 
 
+def _columns(running: RunningModel, allowed: Ids | None) -> Columns | None:
+    columns = running.columns(allowed)
+    return None if columns is None else Columns.of(columns, running.thread.engine.device)
+
+
 def _own_laws(
-    logits: Logits, running: RunningModel, columns: Ids | None, opening: OpenDrafter, row_width: int
+    logits: Logits, running: RunningModel, columns: Columns | None, opening: OpenDrafter, row_width: int
 ) -> list[Law]:
-    # On the model's device, of an integer type.
-    places = None if columns is None else logits[0, :0].long().new_tensor(columns)
-    laws = drafting_laws(logits, opening.options, row_width, places)
+    laws = drafting_laws(logits, opening.options, row_width, columns)
     return [(running.ids(found), weights) for found, weights in laws]
 
 

@@ -59,7 +59,7 @@ class Engine:
         self.model = model.eval()
         self.chunk = chunk
         self.fed = 0  # tokens fed so far, padding not counted
-        self._device = embedding_weight(model).device
+        self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
         self._dtype = model.dtype
         self._keeps_logits = keeps_logits(model)
@@ -129,7 +129,7 @@ class Engine:
                 f"one session of {self.max_length} tokens needs {-(-size // MIB)} MiB of keys and values, "
                 f"and the budget is {budget} MiB: raise it, or lower max_length"
             )
-        return SlotCache(shapes, slots, self.max_length, self._dtype, self._device)
+        return SlotCache(shapes, slots, self.max_length, self._dtype, self.device)
 
     def _rounds(self, requests: Sequence[Work]) -> Iterator[list[Work]]:
         """Requests in order, as many at once as there are slots, each session once."""
@@ -177,7 +177,7 @@ class Engine:
     def _run(self, group: list[Piece], parts: list[list[Tensor]]) -> None:
         """One forward; appends to each request's part what was asked of it."""
         group = sorted(group, key=lambda piece: piece.slot)
-        batch = batch_of(group, self._dtype, self._device)
+        batch = batch_of(group, self._dtype, self.device)
         self._cache.place(batch.placement)
         options = {"logits_to_keep": batch.keep} if self._keeps_logits and batch.keep is not None else {}
         logits = self.model(
@@ -198,5 +198,5 @@ class Engine:
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
         if not parts:
-            return torch.zeros(0, self.vocabulary_size, device=self._device)
+            return torch.zeros(0, self.vocabulary_size, device=self.device)
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -29,6 +29,19 @@ class History:
     paths: Sequence[Path]  # one a row: the tokens after the committed ones
 
 
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Some columns of logits, here and on the logits' device, so that no step has to copy them."""
+
+    numbers: Ids  # int64 (m,)
+    places: Tensor  # the same on the device
+
+    @staticmethod
+    def of(numbers: Ids, device: torch.device) -> "Columns":
+        """Copies them once."""
+        return Columns(numbers, torch.tensor(numbers, dtype=torch.int64, device=device))
+
+
 @torch.inference_mode()
 def law(logits: Tensor, options: SamplingOptions, history: History | None = None) -> Tensor:
     """The distribution that a token is drawn from, for each row.
@@ -87,7 +100,7 @@ def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> lis
 
 @torch.inference_mode()
 def drafting_laws(
-    logits: Tensor, options: SamplingOptions, row_width: int, allowed: Tensor | None = None
+    logits: Tensor, options: SamplingOptions, row_width: int, allowed: Columns | None = None
 ) -> list[tuple[Ids, Probabilities]]:
     """The laws that a drafter draws from, one of each row of logits: ids and probabilities, the largest first if cut.
 
@@ -99,22 +112,23 @@ def drafting_laws(
         logits: floating (n, V).
         options: the drafter's own; penalties and biases are not used.
         row_width: most probable ids that are kept; 0: all, without rounding.
-        allowed: int64 (m,), the only ids that may be drawn; None: all.
+        allowed: the only columns that may be drawn; None: all.
 
     Raises:
         ValueError: nothing is allowed.
     """
-    if allowed is not None and not len(allowed):
+    if allowed is not None and not len(allowed.numbers):
         raise ValueError("no id is allowed: the two vocabularies share no token")
-    scores = logits if allowed is None else logits[:, allowed]
+    scores = logits if allowed is None else logits[:, allowed.places]
     bare = SamplingOptions(options.temperature, options.top_k, options.top_p, options.min_p)
     laws = law(scores, bare)
-    columns = np.arange(scores.shape[-1]) if allowed is None else allowed.cpu().numpy()
     if row_width == 0:  # nothing is cut, and to order a whole vocabulary is slow
-        return [(columns[w > 0], w[w > 0]) for w in laws.cpu().numpy()]
-    top, places = laws.topk(min(row_width, scores.shape[-1]))
-    weights = _on_grid(top.cpu().numpy())
-    return [(row_ids[w > 0], w[w > 0]) for row_ids, w in zip(columns[places.cpu().numpy()], weights, strict=True)]
+        found = [(np.flatnonzero(w > 0), w[w > 0]) for w in laws.cpu().numpy()]
+    else:
+        top, order = laws.topk(min(row_width, scores.shape[-1]))
+        weights = _on_grid(top.cpu().numpy())
+        found = [(places[w > 0], w[w > 0]) for places, w in zip(order.cpu().numpy(), weights, strict=True)]
+    return found if allowed is None else [(allowed.numbers[places], w) for places, w in found]
 
 
 def narrowed(ids: Ids, probabilities: Probabilities, row_width: int) -> tuple[Ids, Probabilities]:
