@@ -79,6 +79,8 @@ def plot_combinations(path: Path, title: str, found: Combinations) -> None:
 
 def combinations_figure(title: str, found: Combinations) -> "Figure":
     """The same, not yet written."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, (left, right) = _figure(11.0, 4.5, 2)
     most = _most_shown(found.by_length)
     shown = [one for one in found.by_length if one.letters <= most]
@@ -97,7 +99,7 @@ def combinations_figure(title: str, found: Combinations) -> "Figure":
     left.set_xlabel("letters of the target token" + (f"\n({cut} not shown)" if longer else ""))
     left.set_ylabel("draft-token combinations")
     left.set_title("by length: median, quartiles, extremes", fontsize=10)
-    left.xaxis.get_major_locator().set_params(integer=True)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     _powers_of_ten(left.yaxis, max((one.largest for one in shown), default=0.0))
     left.set_ylim(bottom=-0.05, top=max(1.0, left.get_ylim()[1]))
     # Powers of two on a decadic axis: the counts themselves may exceed a float.
