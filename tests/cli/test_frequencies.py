@@ -119,9 +119,9 @@ def test_a_drafter_is_served_with_a_part_of_its_head(target: str, drafter_folder
         ("drafter", ["--vocab-keep", "20"], 2, "are given together"),
         ("drafter", ["--frequencies", "FILE"], 2, "are given together"),
         ("drafter", ["--vocab-keep", "0", "--frequencies", "FILE"], 2, "--vocab-keep must be at least 1, got 0"),
-        ("drafter", ["--vocab-keep", "99999", "--frequencies", "FILE"], 1, "the whole vocabulary, got 99999"),
-        ("drafter", ["--vocab-keep", "20", "--frequencies", "none"], 1, "cannot read the frequencies"),
-        ("drafter", ["--vocab-keep", "20", "--frequencies", __file__], 1, "is damaged, or not a file of frequencies"),
+        ("drafter", ["--vocab-keep", "99999", "--frequencies", "FILE"], 2, "the whole vocabulary, got 99999"),
+        ("drafter", ["--vocab-keep", "20", "--frequencies", "none"], 2, "cannot read the frequencies"),
+        ("drafter", ["--vocab-keep", "20", "--frequencies", __file__], 2, "is damaged, or not a file of frequencies"),
     ],
 )
 def test_options_that_cannot_be(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crossdraft.drafter.servicer import DrafterService
-from crossdraft.models.loading import LoadedModel, ModelLoadError, load_model
+from crossdraft.models.loading import LoadedModel, load_model
 from crossdraft.models.pruning import Pruning
 from crossdraft.models.running import RunningModel
 from crossdraft.pipeline import SamplingOptions, Statistics, connect
@@ -16,7 +16,7 @@ from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.text.letters import Letters, Side, from_bytes
-from crossdraft.text.ranking import count_frequencies
+from crossdraft.text.ranking import RankingError, count_frequencies
 from crossdraft.verification.exchange import Draft, NoiseKey, OpenDrafter, Score
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
@@ -164,10 +164,10 @@ async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: 
     [(0, "must be 1 to"), (100_000, r"must be 1 to \d+, the whole vocabulary, got 100000")],
 )
 def test_how_many_are_kept_is_checked(drafter_folder: Path, frequencies: Path, keep: int, complaint: str) -> None:
-    with pytest.raises(ModelLoadError, match=complaint):
+    with pytest.raises(RankingError, match=complaint):
         load_model(str(drafter_folder), pruning=Pruning(keep, frequencies))
 
 
 def test_frequencies_of_another_tokenizer_are_refused(target_folder: Path, frequencies: Path) -> None:
-    with pytest.raises(ModelLoadError, match="another tokenizer; make one with: crossdraft frequencies --model"):
+    with pytest.raises(RankingError, match="another tokenizer; make one with: crossdraft frequencies --model"):
         load_model(str(target_folder), pruning=Pruning(KEEP, frequencies))

@@ -13,6 +13,8 @@ from crossdraft.cli.running import checked_options
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Listening, run
 from crossdraft.rpc.transport import MessageLimit
+from crossdraft.text.affinity import AffinityMismatch
+from crossdraft.text.ranking import RankingError
 
 if TYPE_CHECKING:
     from crossdraft.models.pruning import Pruning
@@ -52,7 +54,7 @@ def serve_the_target(model: "ModelOptions", where: Where) -> None:
 
 
 def serve_a_drafter(model: "ModelOptions", affinity: Path | None, where: Where) -> None:
-    """The same for a drafter, whose affinity matrix may not fit it."""
+    """The same for a drafter; Misused also if its affinities or frequencies cannot be used for it."""
     from crossdraft.drafter.servicer import ServeDrafter, serve_drafter
 
     _run(serve_drafter(ServeDrafter(model, where.listening, affinity)), where)
@@ -74,6 +76,8 @@ def _run(service: Coroutine[Any, Any, None], where: Where) -> None:
         Thread(target=_end_with_stdin, daemon=True).start()
     try:
         run(service)
+    except (AffinityMismatch, RankingError) as error:
+        raise Misused(str(error)) from error
     except (ValueError, CannotListen) as error:
         raise CommandFailed(str(error)) from error
 

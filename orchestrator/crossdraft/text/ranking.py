@@ -46,10 +46,10 @@ class Ranking:
             always: ids that come first, whatever their frequency. Of equally frequent ones the smaller ids come first.
 
         Raises:
-            ValueError: `count` is out of its range.
+            RankingError: `count` is out of its range.
         """
         if not 1 <= count <= size:
-            raise ValueError(f"the ids to keep must be 1 to {size}, the whole vocabulary, got {count}")
+            raise RankingError(f"the ids to keep must be 1 to {size}, the whole vocabulary, got {count}")
         keys = np.zeros(size, dtype=np.int64)
         common = min(size, len(self.counts))
         keys[:common] = self.counts[:common]

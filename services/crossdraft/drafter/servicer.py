@@ -17,6 +17,7 @@ from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import Side
 from crossdraft.verification.exchange import Description, Draft, Drafted, OpenDrafter, Score, Scored
 
+ADVICE = "make one with: crossdraft affinity --target TARGET --drafter DRAFTER CORPUS -o FILE"
 DrafterServer = Server[OpenDrafter, Draft | Score, Drafted | Scored]
 
 
@@ -81,7 +82,7 @@ def _service(options: ServeDrafter) -> DrafterService:
     try:
         affinity = None if options.affinity is None else load_affinity(options.affinity)
     except OSError as error:
-        raise AffinityMismatch(f"{options.affinity} cannot be read: {error.strerror}") from error
+        raise AffinityMismatch(f"{options.affinity} cannot be read: {error.strerror}; {ADVICE}") from error
     running = run_model(options.model, Side.DRAFTER)
     if affinity is not None:
         try:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from crossdraft.models.names import ModelLoadError, bundled_names, source_of
-from crossdraft.models.pruning import Pruning, cut_head
+from crossdraft.models.pruning import CannotPruneError, Pruning, cut_head
 from crossdraft.models.support import embedding_weight, length_of
 from crossdraft.text.loading import TokenizerMissing, load_tokenizer_json
 from crossdraft.verification.exchange import Description
@@ -49,7 +49,8 @@ def load_model(
         pruning: the ids that its head keeps; None: all.
 
     Raises:
-        ModelLoadError: folder, weights, tokenizer, dtype, device, max_length or pruning do not fit.
+        ModelLoadError: folder, weights, tokenizer, dtype, device or max_length do not fit, or the head cannot be cut.
+        RankingError: the frequencies or the number of ids of `pruning` do not fit.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
@@ -129,7 +130,7 @@ def _pruned(model: PreTrainedModel, description: Description, pruning: Pruning) 
     try:
         kept = pruning.ids_of(description)
         cut_head(model, kept)
-    except ValueError as error:
+    except CannotPruneError as error:
         raise ModelLoadError(str(error)) from error
     return kept
 

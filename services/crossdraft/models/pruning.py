@@ -29,8 +29,7 @@ class Pruning:
         A corpus has no stop ids, but every output ends with one.
 
         Raises:
-            RankingError: the file cannot be used for this model.
-            ValueError: `keep` is out of its range.
+            RankingError: the file cannot be used for this model, or `keep` is out of its range.
         """
         ranking = read_ranking(self.frequencies, description.tokenizer_json, description.model)
         return ranking.most_frequent(self.keep, description.vocabulary_size, description.stops)
