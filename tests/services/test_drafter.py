@@ -1,7 +1,6 @@
 """A drafter over loopback: its rows are the laws that it draws from, and nothing ends it but its own session."""
 
 import asyncio
-import math
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -10,9 +9,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
-from crossdraft.drafter.proposing import OwnTokens
 from crossdraft.drafter.session import DrafterSession
 from crossdraft.models.engine import Work
 from crossdraft.models.running import RunningModel
@@ -109,30 +106,6 @@ async def test_only_allowed_ids_are_drawn_and_the_row_says_so(drafter: DrafterCl
         free = (await session.draft(FIRST)).proposals[0].row
     expected = free.probabilities_of(masked.ids) / free.probabilities_of(masked.ids).sum()
     np.testing.assert_allclose(masked.probabilities, expected, atol=1e-5)
-
-
-class Copied(TorchFunctionMode):
-    """The sizes of what is copied to tensors and from them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if getattr(function, "__name__", "") in ("new_tensor", "tensor", "numpy"):
-            self.sizes.append(math.prod(result.shape))
-        return result
-
-
-def test_a_step_copies_no_more_than_the_row(drafter_model: RunningModel) -> None:
-    size = drafter_model.tokenization.vocabulary.size
-    for allowed in (None, np.arange(size - 1)):
-        own = OwnTokens(drafter_model, OpenDrafter(PROMPT, SamplingOptions(), KEY, 8, allowed))
-        with Copied() as copied:
-            ((ids, _),) = own.laws(torch.arange(size, dtype=torch.float32)[None])
-        assert ids.tolist() == [size - 1 - (allowed is not None) - place for place in range(8)]
-        assert max(copied.sizes) == 8
 
 
 async def test_where_nothing_is_allowed_the_drafter_stands_aside(drafter: DrafterClient) -> None:

@@ -1,0 +1,36 @@
+"""What a drafting step costs: no copies of a whole vocabulary."""
+
+import math
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from crossdraft.drafter.proposing import OwnTokens
+from crossdraft.models.running import RunningModel
+from crossdraft.text.letters import from_bytes
+from crossdraft.verification.exchange import NoiseKey, OpenDrafter, SamplingOptions
+
+
+class Copied(TorchFunctionMode):
+    """The sizes of what is copied to tensors and from them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if getattr(function, "__name__", "") in ("new_tensor", "tensor", "numpy"):
+            self.sizes.append(math.prod(result.shape))
+        return result
+
+
+def test_a_step_copies_no_more_than_the_row(drafter_model: RunningModel) -> None:
+    size = drafter_model.tokenization.vocabulary.size
+    for allowed in (None, np.arange(size - 1)):
+        own = OwnTokens(drafter_model, OpenDrafter(from_bytes(b"The"), SamplingOptions(), NoiseKey(77), 8, allowed))
+        with Copied() as copied:
+            ((ids, _),) = own.laws(torch.arange(size, dtype=torch.float32)[None])
+        assert ids.tolist() == [size - 1 - (allowed is not None) - place for place in range(8)]
+        assert max(copied.sizes) == 8
