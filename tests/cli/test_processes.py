@@ -35,7 +35,7 @@ class Program(Wanted):
 
 
 def wanted(program: str = READY, role: str = "target") -> Program:
-    return Program(role, "", 1, program)
+    return Program(role, "", 1, program=program)
 
 
 def alive(process: str) -> bool:
