@@ -1,7 +1,7 @@
 """What goes into the session's state machine and what comes out of it.
 
-The values of `verification.exchange` are used as they are: OpenTarget, OpenDrafter, Draft, Score,
-Pass and FetchRow are commands; Drafted, Scored, PassDone and RowFetched are events. Here are the others.
+A *lane* is one opened session with one service; each opening has a number of its own, so that what a lost one
+still says is known to be old. Requests and replies are the values of `verification.exchange`.
 """
 
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ from enum import Enum
 
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import (
+    Advance,
     Draft,
     Drafted,
     FetchRow,
@@ -22,36 +23,49 @@ from crossdraft.verification.exchange import (
 )
 from crossdraft.verification.walk import Kind
 
-
-@dataclass(frozen=True)
-class TargetOpened:
-    """The target has read the prompt."""
-
-
-@dataclass(frozen=True)
-class DrafterOpened:
-    """The drafter has the prompt."""
+Lane = int  # counts the openings of one generation from 1, of targets and drafters together
+Reply = Drafted | Scored | PassDone | RowFetched
+Request = Draft | Advance | Score | Pass | FetchRow
 
 
 @dataclass(frozen=True)
-class DrafterLost:
-    """The drafter failed; the session goes on without it."""
+class Ready:
+    """The session on this lane is open."""
 
-    reason: str
+    lane: Lane
 
 
 @dataclass(frozen=True)
-class TargetLost:
-    """The target failed; the session ends with this error."""
+class Replied:
+    """The service on this lane answered."""
 
+    lane: Lane
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The service on this lane failed, or could not be reached."""
+
+    lane: Lane
     error: BaseException
+    elsewhere: bool = True  # another service may do it, or the same one later; else what was asked is at fault
+
+
+class Timer(Enum):
+    """What a timer is for."""
+
+    STALL = "the target stands idle for proposals"
+    DRAFTER = "the drafter owes an answer"
+    TARGET = "there is no target"
 
 
 @dataclass(frozen=True)
 class Expired:
-    """The timer of this number ran out."""
+    """A timer ran out."""
 
-    timer: int
+    timer: Timer
+    number: int
 
 
 @dataclass(frozen=True)
@@ -60,10 +74,36 @@ class Cancelled:
 
 
 @dataclass(frozen=True)
-class SetTimer:
-    """Asks for Expired(timer) after this time; a newer timer replaces it."""
+class Open:
+    """Asks for a session with a service that no other lane uses, and that failed longest ago: Ready or Lost."""
 
-    timer: int
+    lane: Lane
+    request: OpenTarget | OpenDrafter
+    after: float = 0.0  # seconds to wait before
+
+
+@dataclass(frozen=True)
+class Send:
+    """Asks for a request to be sent; Lost if it cannot."""
+
+    lane: Lane
+    request: Request
+
+
+@dataclass(frozen=True)
+class Close:
+    """Asks for a lane's end; nothing that it says counts any more. `blame`: why its service is not to be used again."""
+
+    lane: Lane
+    blame: str = ""
+
+
+@dataclass(frozen=True)
+class SetTimer:
+    """Asks for Expired(timer, number) after this time; a newer number replaces it."""
+
+    timer: Timer
+    number: int
     seconds: float
 
 
@@ -95,8 +135,9 @@ class Counts:
 
     tokens: int = 0  # emitted
     passes: int = 0  # of the target, row misses included
-    row_misses: int = 0  # passes for a row that the epoch's first pass had not fetched
+    row_misses: int = 0  # passes for a row that a pass over the same draft had not fetched
     rows_fetched: int = 0  # whole rows, because a head was not enough
+    rows_completed: int = 0  # rows that were asked for more ids, because a proposal came after its pass had left
     epochs: int = 0
     proposals: int = 0
     scores: int = 0  # prefixes whose probability the drafter was asked for
@@ -104,7 +145,16 @@ class Counts:
     drafter_seconds: float = 0.0  # in the model
     target_seconds: float = 0.0  # in the model
     stood_aside: int = 0  # rounds in which the drafter proposed fewer than asked for
-    drafter_lost: str = ""  # why the drafter was given up; empty if it was not
+    drafter_lost: str = ""  # why a drafter was given up the last time; empty if none was
+    drafters_lost: int = 0  # times that a drafter failed or was given up
+    targets_lost: int = 0  # times that a target failed
+    rewinds: int = 0  # epochs that the drafter was told of
+    branches: int = 0  # prepared continuations that came
+    branch_tokens: int = 0  # proposals in them
+    branches_tried: int = 0  # refusals that met any
+    branches_hit: int = 0  # ... and were continued by one
+    stalls: int = 0  # times that the target stood idle for proposals until patience ended
+    speculated: int = 0  # passes that began while another was in flight
     audited: int = 0  # draws of the drafter that were recomputed from their rows and found right
     proposed_at: list[int] = field(default_factory=list)  # by place in a round, from 0: rounds with a proposal there
     judged_at: list[int] = field(default_factory=list)  # ... rounds in which it was accepted or refused
@@ -134,6 +184,5 @@ class Finished:
     error: BaseException | None = None
 
 
-Reply = Drafted | Scored | PassDone | RowFetched
-Event = TargetOpened | DrafterOpened | Reply | DrafterLost | TargetLost | Expired | Cancelled
-Command = OpenTarget | OpenDrafter | Draft | Score | Pass | FetchRow | SetTimer | Emitted | Finished
+Event = Ready | Replied | Lost | Expired | Cancelled
+Command = Open | Send | Close | SetTimer | Emitted | Finished

@@ -91,7 +91,14 @@ class Pass:
     number: int  # counts passes of the session from 1
     committed: tuple[int, ...]  # ids committed since the previous pass; the tree begins after them
     tree: TokenTree
-    listed: tuple[Ids, ...] = ()  # ids whose probability is wanted besides the head: root, then each node
+    # Ids whose probability is wanted besides the head, for each answer: as many as `wanted`; or none at all.
+    listed: tuple[Ids, ...] = ()
+    wanted: tuple[int, ...] | None = None  # what is answered, ascending: 0 is the root, i + 1 node i; None: everything
+
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """The rows asked for: 0 is the root, i + 1 node i."""
+        return tuple(range(1 + len(self.tree))) if self.wanted is None else self.wanted
 
 
 @dataclass(frozen=True)
@@ -104,24 +111,25 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class PassDone:
-    """Rows or samples of the root, then of each node of the pass's tree."""
+    """Rows or samples of what the pass wanted: by default of the root, then of each node of its tree."""
 
     number: int
-    nodes: tuple[Row | Sample, ...]
+    nodes: tuple[Row | Sample, ...]  # one for each of `Pass.answered`
     seconds: float  # in the model
 
 
 @dataclass(frozen=True)
 class FetchRow:
-    """Asks for the whole row of one node of the session's latest pass."""
+    """Asks for more of the row of one node of the session's latest pass, which may still be under way."""
 
     number: int  # of the pass
     node: int  # 0 is the root
+    listed: Ids | None = None  # ids that the row must list besides the head; None: the whole row
 
 
 @dataclass(frozen=True, eq=False)
 class RowFetched:
-    """The whole row."""
+    """The row that was asked for."""
 
     number: int
     node: int
@@ -143,22 +151,52 @@ class OpenDrafter:
 
 @dataclass(frozen=True)
 class Draft:
-    """Begins an epoch: the text is what it was up to `offset`, then `letters`; draft from there."""
+    """Begins an epoch: the text is what it was up to `offset`, then `letters`; draft from there.
+
+    Whatever the drafter still does for an older epoch it drops at once. With `adopt` the epoch begins with what that
+    branch holds (its text is the same as `offset` and `letters` say); where rows are sent, the branch's proposals
+    are sent again, with their rows; else the first reply begins after them.
+    """
 
     epoch: int
     offset: int  # letters since the start of the output
     letters: Letters
-    count: int  # proposals wanted, 1 to MOST_PROPOSALS
+    count: int  # proposals wanted, adopted ones included, 1 to MOST_PROPOSALS; `Advance` asks for more
+    chunk: int = MOST_PROPOSALS  # proposals in one reply; the last of those wanted may have fewer
+    branch_depth: int = 0  # proposals of each branch; 0: no branches
+    branch_width: int = 1  # branches for each proposal
+    adopt: int = 0  # number of the branch that the epoch begins with; 0: none
+
+
+@dataclass(frozen=True)
+class Advance:
+    """The window moves on: the running epoch may have more proposals."""
+
+    epoch: int
+    count: int  # proposals of the epoch, from its first one on, that are wanted now; never fewer than before
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A prepared continuation: what the drafter proposes if the proposal at `offset` is refused and `letters`
+    take its place. Drawn without looking at the target, and sent after a fixed number of steps."""
+
+    number: int  # counts the branches of the session from 1
+    offset: int  # letters since the start of the output: where the refused proposal begins
+    letters: Letters  # what replaces it: a token that the drafter held likely, but did not draw
+    tokens: tuple[int, ...]  # the drafter's proposals after it, by its own ids
 
 
 @dataclass(frozen=True, eq=False)
 class Drafted:
-    """Proposals of an epoch, in order. Fewer than asked for: the drafter stands aside (`reason`)."""
+    """Proposals of an epoch, in order. `reason` set: the drafter stands aside, and no more will come."""
 
     epoch: int
     proposals: tuple[Proposal, ...]
-    seconds: float  # in the model
+    seconds: float  # in the model, since the reply before
     reason: str = ""
+    first: int = 0  # place of the first of `proposals` in the epoch, from 0
+    branches: tuple[Branch, ...] = ()
 
 
 @dataclass(frozen=True)
