@@ -62,6 +62,6 @@ def samples(logits: Tensor, laws: Tensor, draws: Draws, offsets: Sequence[int]) 
     for probabilities, offset in zip(laws, offsets, strict=True):
         ids = probabilities.nonzero()[:, 0]
         drawn.append(draws.draw(ids.cpu().numpy(), probabilities[ids].cpu().numpy(), offset))
-    places = torch.tensor(drawn, device=logits.device)[:, None]
+    places = torch.tensor(drawn, dtype=torch.int64, device=logits.device)[:, None]
     log_probabilities = (logits.gather(-1, places)[:, 0] - normalizers).tolist()
     return tuple(Sample(token, value) for token, value in zip(drawn, log_probabilities, strict=True))

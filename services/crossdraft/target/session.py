@@ -28,19 +28,25 @@ class TargetSession:
         self._offset = 0  # letters of the output
         self._draws = None if opening.noise is None else KeyedDraws(running.noise, opening.noise)
         self._number = 0  # of the latest pass
+        self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
         self._check_room(len(opening.prompt), "the prompt")
 
     async def answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
-        """One pass, or the whole row of a node of the latest one.
+        """One pass, or more of the row of a node that the latest one has answered.
+
+        A session that was lost elsewhere goes on here: its first pass has all ids that were committed before.
 
         Raises:
-            ProtocolBroken: the pass is not the next one, or the node is not of the latest pass.
+            ProtocolBroken: the pass is not the next one or wants nodes that it has not, or the latest pass has not
+                answered this node.
             ContextTooLong: committed ids and tree do not fit into the context; commit less, or ask for a smaller tree.
         """
         if isinstance(request, FetchRow):
             return await self._fetch(request)
         if request.number != self._number + 1:
             raise ProtocolBroken(f"pass {request.number} is out of order; pass {self._number + 1} is next")
+        if list(request.answered) != sorted({row for row in request.answered if 0 <= row <= len(request.tree)}):
+            raise ProtocolBroken(f"wanted must ascend within 0 to {len(request.tree)}, got {list(request.answered)}")
         size = len(self._opening.prompt) + len(self._output) + len(request.committed) + len(request.tree)
         self._check_room(size, f"the text with a tree of {len(request.tree)}")
         self._number = request.number
@@ -63,10 +69,12 @@ class TargetSession:
 
     def _pass(self, request: Pass) -> Job[PassDone]:
         """Runs in the model thread."""
-        paths = tuple(request.tree.paths())
+        every = tuple(request.tree.paths())
+        paths = tuple(every[row] for row in request.answered)
         began = time.perf_counter()
-        logits = yield Work(self, (*self._opening.prompt, *self._output), request.tree)
+        logits = yield Work(self, (*self._opening.prompt, *self._output), request.tree, request.answered)
         seconds = time.perf_counter() - began
+        self._answered = request.answered
         self._laws = law(logits, self._opening.options, History(self._opening.prompt, self._output, paths))
         nodes: tuple[Row | Sample, ...]
         if self._draws is None:
@@ -77,10 +85,14 @@ class TargetSession:
         return PassDone(request.number, nodes, seconds)
 
     async def _fetch(self, request: FetchRow) -> RowFetched:
+        """From the laws of the latest pass; no forward."""
         if request.number != self._number or not self._number:
             raise ProtocolBroken(f"rows of pass {request.number} are gone; the latest pass is {self._number}")
-        if request.node >= len(self._laws):
-            raise ProtocolBroken(f"pass {request.number} has no node {request.node}; its last is {len(self._laws) - 1}")
-        chosen = self._laws[request.node : request.node + 1]
-        (row,) = await asyncio.to_thread(to_rows, chosen, self._running.description.vocabulary_size)
+        if request.node not in self._answered:
+            raise ProtocolBroken(f"pass {request.number} has answered {list(self._answered)}, not node {request.node}")
+        place = self._answered.index(request.node)
+        chosen = self._laws[place : place + 1]
+        whole, head = self._running.description.vocabulary_size, self._opening.head
+        asked = (chosen, whole) if request.listed is None else (chosen, head, (request.listed,))
+        (row,) = await asyncio.to_thread(to_rows, *asked)
         return RowFetched(request.number, request.node, row)
