@@ -1,13 +1,14 @@
 """Services without models, and raw streams that say what no client of ours would."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
 
 from crossdraft.rpc.errors import ContextTooLong
+from crossdraft.rpc.handlers import one_by_one
 from crossdraft.verification.exchange import (
     Description,
     Draft,
@@ -56,6 +57,9 @@ class ToyTargetService:
 class ToyTargetSession:
     service: ToyTargetService
 
+    def converse(self, requests: AsyncIterator[Pass | FetchRow]) -> AsyncGenerator[PassDone | RowFetched, None]:
+        return one_by_one(self.answer, requests)
+
     async def answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
         row = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)
         if isinstance(request, FetchRow):
@@ -85,8 +89,9 @@ class ToyDrafterService:
     async def open(self, request: OpenDrafter) -> "ToyDrafterService":
         return self
 
-    async def answer(self, request: Draft) -> Drafted:
-        return Drafted(request.epoch, (), 0.0, f"cannot draft {request.count} after {request.letters!r}")
+    async def converse(self, requests: AsyncIterator[Draft]) -> AsyncGenerator[Drafted, None]:
+        async for request in requests:
+            yield Drafted(request.epoch, (), 0.0, f"cannot draft {request.count} after {request.letters!r}")
 
     async def close(self) -> None:
         pass

@@ -157,7 +157,7 @@ def test_bad_replies_of_a_target_are_refused(bad, complaint):
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (drafter_pb2.DraftRequest(), "one of open, draft and score"),
+        (drafter_pb2.DraftRequest(), "one of open, draft, advance and score"),
         (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(audited=True)), "audited needs noise"),
         (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a"])), "tokens must be between 1 and 64"),
         (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a"], tokens=65)), "between 1 and 64, got 65"),

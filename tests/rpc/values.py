@@ -7,6 +7,8 @@ from crossdraft.rpc.codec import Opened
 from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.verification.exchange import (
     MOST_PROPOSALS,
+    Advance,
+    Branch,
     Description,
     Draft,
     Drafted,
@@ -74,9 +76,10 @@ def trees(draw: st.DrawFn) -> TokenTree:
 @st.composite
 def passes(draw: st.DrawFn) -> Pass:
     tree = draw(trees())
-    count = draw(st.sampled_from([0, 1 + len(tree)]))
+    wanted = draw(st.none() | st.sets(st.integers(0, len(tree)), min_size=1).map(lambda chosen: tuple(sorted(chosen))))
+    count = draw(st.sampled_from([0, 1 + len(tree) if wanted is None else len(wanted)]))
     listed = tuple(draw(st.lists(id_arrays, min_size=count, max_size=count)))
-    return Pass(draw(numbers), draw(id_tuples), tree, listed)
+    return Pass(draw(numbers), draw(id_tuples), tree, listed, wanted)
 
 
 @st.composite
@@ -91,7 +94,7 @@ nodes = rows() | st.builds(Sample, ids, st.floats(-1e4, 0))
 target_requests = st.one_of(
     st.builds(OpenTarget, st.lists(ids, min_size=1, max_size=6).map(tuple), options, noise, st.integers(0, 1000)),
     passes(),
-    st.builds(FetchRow, numbers, st.integers(0, 100)),
+    st.builds(FetchRow, numbers, st.integers(0, 100), st.none() | id_arrays),
 )
 target_replies = st.one_of(
     st.builds(Opened, st.text(max_size=8)),
@@ -113,14 +116,42 @@ def openings(draw: st.DrawFn) -> OpenDrafter:
 strings = st.lists(letters.filter(bool), max_size=4).map(tuple)
 scores = st.lists(st.floats(0, 1), max_size=4).map(lambda listed: np.array(listed, dtype=np.float64))
 
+drafts = st.builds(
+    Draft,
+    epoch=numbers,
+    offset=st.integers(0, 2**63),
+    letters=letters,
+    count=counts,
+    chunk=counts,
+    branch_depth=st.integers(0, MOST_PROPOSALS),
+    branch_width=counts,
+    adopt=st.integers(0, 2**32 - 1),
+)
+branches = st.builds(
+    Branch,
+    numbers,
+    st.integers(0, 2**63),
+    letters.filter(bool),
+    st.lists(ids, min_size=1, max_size=6).map(tuple),
+)
+
 drafter_requests = st.one_of(
     openings(),
-    st.builds(Draft, numbers, st.integers(0, 2**63), letters, counts),
+    drafts,
+    st.builds(Advance, numbers, numbers),
     st.builds(Score, numbers, st.integers(0, 2**63), strings, counts),
 )
 drafter_replies = st.one_of(
     st.builds(Opened, st.text(max_size=8)),
-    st.builds(Drafted, numbers, st.lists(proposals(), max_size=4).map(tuple), seconds, st.text(max_size=8)),
+    st.builds(
+        Drafted,
+        epoch=numbers,
+        proposals=st.lists(proposals(), max_size=4).map(tuple),
+        seconds=seconds,
+        reason=st.text(max_size=8),
+        first=st.integers(0, 2**32 - 1),
+        branches=st.lists(branches, max_size=3).map(tuple),
+    ),
     st.builds(Scored, numbers, scores, seconds),
 )
 descriptions = st.builds(

@@ -18,14 +18,16 @@ WHOSE_DRAFTER: Whose
 WHOSE_TARGET: Whose
 
 class DraftRequest(_message.Message):
-    __slots__ = ("open", "draft", "score")
+    __slots__ = ("open", "draft", "score", "advance")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
+    ADVANCE_FIELD_NUMBER: _ClassVar[int]
     open: OpenDrafter
     draft: Draft
     score: Score
-    def __init__(self, open: _Optional[_Union[OpenDrafter, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ...) -> None: ...
+    advance: Advance
+    def __init__(self, open: _Optional[_Union[OpenDrafter, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
     __slots__ = ("opened", "drafted", "scored")
@@ -56,28 +58,60 @@ class OpenDrafter(_message.Message):
     def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.IdList, _Mapping]] = ..., redistribute: _Optional[str] = ..., audited: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("epoch", "offset", "letters", "count")
+    __slots__ = ("epoch", "offset", "letters", "count", "chunk", "branch_depth", "branch_width", "adopt")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LETTERS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     offset: int
     letters: bytes
     count: int
-    def __init__(self, epoch: _Optional[int] = ..., offset: _Optional[int] = ..., letters: _Optional[bytes] = ..., count: _Optional[int] = ...) -> None: ...
+    chunk: int
+    branch_depth: int
+    branch_width: int
+    adopt: int
+    def __init__(self, epoch: _Optional[int] = ..., offset: _Optional[int] = ..., letters: _Optional[bytes] = ..., count: _Optional[int] = ..., chunk: _Optional[int] = ..., branch_depth: _Optional[int] = ..., branch_width: _Optional[int] = ..., adopt: _Optional[int] = ...) -> None: ...
+
+class Advance(_message.Message):
+    __slots__ = ("epoch", "count")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    count: int
+    def __init__(self, epoch: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Drafted(_message.Message):
-    __slots__ = ("epoch", "proposals", "seconds", "reason")
+    __slots__ = ("epoch", "proposals", "seconds", "reason", "first", "branches")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
     seconds: float
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., seconds: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    first: int
+    branches: _containers.RepeatedCompositeFieldContainer[Branch]
+    def __init__(self, epoch: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., seconds: _Optional[float] = ..., reason: _Optional[str] = ..., first: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
+
+class Branch(_message.Message):
+    __slots__ = ("number", "offset", "letters", "tokens")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LETTERS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    offset: int
+    letters: bytes
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., offset: _Optional[int] = ..., letters: _Optional[bytes] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("epoch", "offset", "strings", "tokens")

@@ -40,16 +40,18 @@ class OpenTarget(_message.Message):
     def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ...) -> None: ...
 
 class Pass(_message.Message):
-    __slots__ = ("number", "committed", "tree", "listed")
+    __slots__ = ("number", "committed", "tree", "listed", "wanted")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     LISTED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     number: int
     committed: _containers.RepeatedScalarFieldContainer[int]
     tree: TokenTree
     listed: _containers.RepeatedCompositeFieldContainer[_common_pb2.IdList]
-    def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[_Iterable[_Union[_common_pb2.IdList, _Mapping]]] = ...) -> None: ...
+    wanted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[_Iterable[_Union[_common_pb2.IdList, _Mapping]]] = ..., wanted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenTree(_message.Message):
     __slots__ = ("tokens", "parents")
@@ -86,12 +88,14 @@ class Sample(_message.Message):
     def __init__(self, token: _Optional[int] = ..., log_probability: _Optional[float] = ...) -> None: ...
 
 class FetchRow(_message.Message):
-    __slots__ = ("number", "node")
+    __slots__ = ("number", "node", "listed")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
     number: int
     node: int
-    def __init__(self, number: _Optional[int] = ..., node: _Optional[int] = ...) -> None: ...
+    listed: _common_pb2.IdList
+    def __init__(self, number: _Optional[int] = ..., node: _Optional[int] = ..., listed: _Optional[_Union[_common_pb2.IdList, _Mapping]] = ...) -> None: ...
 
 class RowFetched(_message.Message):
     __slots__ = ("number", "node", "row")

@@ -28,7 +28,8 @@ if _version_not_supported:
 
 class TargetStub:
     """The model whose distribution is served. One stream is one session: the first request is `open`, and every request has
-    exactly one reply, in the same order. Ending the stream, from either side, ends the session.
+    exactly one reply, in the same order. Requests may be sent while others are unanswered. Ending the stream, from either
+    side, ends the session.
     """
 
     def __init__(self, channel):
@@ -51,7 +52,8 @@ class TargetStub:
 
 class TargetServicer:
     """The model whose distribution is served. One stream is one session: the first request is `open`, and every request has
-    exactly one reply, in the same order. Ending the stream, from either side, ends the session.
+    exactly one reply, in the same order. Requests may be sent while others are unanswered. Ending the stream, from either
+    side, ends the session.
     """
 
     def Describe(self, request, context):
@@ -89,7 +91,8 @@ def add_TargetServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Target:
     """The model whose distribution is served. One stream is one session: the first request is `open`, and every request has
-    exactly one reply, in the same order. Ending the stream, from either side, ends the session.
+    exactly one reply, in the same order. Requests may be sent while others are unanswered. Ending the stream, from either
+    side, ends the session.
     """
 
     @staticmethod

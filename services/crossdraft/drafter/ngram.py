@@ -5,6 +5,7 @@ Its proposals are a function of the text alone, so each row is certain, and nois
 
 import sys
 import time
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from crossdraft.drafter.beginnings import Beginnings
 from crossdraft.drafter.lookup import Lengths, continuation
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.handlers import DRAFTER, one_by_one
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.letters import Letters, Side
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
@@ -44,6 +45,10 @@ class NgramSession:
         self._origin = len(opening.prompt)  # letters
         self._allowed = None if opening.allowed is None else frozenset(opening.allowed.tolist())
         self._beginnings: Beginnings[Letters] = Beginnings()
+
+    def converse(self, requests: AsyncIterator[Draft | Score]) -> AsyncGenerator[Drafted | Scored, None]:
+        """One reply for each request, in order."""
+        return one_by_one(self.answer, requests)
 
     async def answer(self, request: Draft | Score) -> Drafted | Scored:
         """Proposals that go on with the text, or scores of the latest ones.

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 
 import numpy as np
@@ -14,6 +15,7 @@ from crossdraft.models.drawing import Draws, KeyedDraws, RandomDraws
 from crossdraft.models.engine import Work
 from crossdraft.models.worker import Job, ModelThreadClosedError
 from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.handlers import one_by_one
 from crossdraft.text.tokenization import NotExpressible
 from crossdraft.verification.exchange import Draft, Drafted, NoiseKey, OpenDrafter, Score, Scored
 from crossdraft.verification.rows import Proposal, Row, Whose
@@ -32,6 +34,10 @@ class DrafterSession:
         self._context = Context(self._running.tokenization, opening.prompt, self._running.description.context)
         self._beginnings: Beginnings[Scoring] = Beginnings()
         self._random = RandomDraws(np.random.default_rng())  # seeded by the operating system
+
+    def converse(self, requests: AsyncIterator[Draft | Score]) -> AsyncGenerator[Drafted | Scored, None]:
+        """One reply for each request, in order."""
+        return one_by_one(self.answer, requests)
 
     async def answer(self, request: Draft | Score) -> Drafted | Scored:
         """Proposals that go on with the text, or scores of the latest ones.

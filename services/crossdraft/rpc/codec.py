@@ -140,6 +140,11 @@ def decode_noise(message: pb.NoiseKey) -> NoiseKey:
     return NoiseKey(message.seed, message.choice)
 
 
+def encode_id_list(ids: Ids | None) -> pb.IdList | None:
+    """A list of ids, which may be empty, or nothing."""
+    return None if ids is None else pb.IdList(ids=ids.tolist())
+
+
 def encode_id_lists(lists: Iterable[Ids]) -> list[pb.IdList]:
     """One list of ids a node."""
     return [pb.IdList(ids=ids.tolist()) for ids in lists]

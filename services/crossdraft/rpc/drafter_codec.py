@@ -8,10 +8,19 @@ from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.letters import NOTHING
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import drafter_pb2 as pb
-from crossdraft.verification.exchange import MOST_PROPOSALS, Draft, Drafted, OpenDrafter, Score, Scored
+from crossdraft.verification.exchange import (
+    MOST_PROPOSALS,
+    Advance,
+    Branch,
+    Draft,
+    Drafted,
+    OpenDrafter,
+    Score,
+    Scored,
+)
 from crossdraft.verification.rows import Proposal, Whose
 
-Request = OpenDrafter | Draft | Score
+Request = OpenDrafter | Draft | Advance | Score
 Reply = Opened | Drafted | Scored
 
 _WIRE_OF = {Whose.DRAFTER: pb.WHOSE_DRAFTER, Whose.TARGET: pb.WHOSE_TARGET}
@@ -25,6 +34,8 @@ def encode_request(request: Request) -> pb.DraftRequest:
             return pb.DraftRequest(open=_encode_open(request))
         case Draft():
             return pb.DraftRequest(draft=_encode_draft(request))
+        case Advance():
+            return pb.DraftRequest(advance=pb.Advance(epoch=request.epoch, count=request.count))
         case Score():
             return pb.DraftRequest(score=_encode_score(request))
 
@@ -36,10 +47,12 @@ def decode_request(message: pb.DraftRequest, vocabulary_size: int | None) -> Req
             return _decode_open(message.open, vocabulary_size)
         case "draft":
             return _decode_draft(message.draft)
+        case "advance":
+            return _decode_advance(message.advance)
         case "score":
             return _decode_score(message.score)
         case _:
-            raise BadMessage("a DraftRequest must be one of open, draft and score")
+            raise BadMessage("a DraftRequest must be one of open, draft, advance and score")
 
 
 def encode_reply(reply: Reply) -> pb.DraftReply:
@@ -68,13 +81,12 @@ def decode_reply(message: pb.DraftReply, vocabulary_size: int | None) -> Reply:
 
 
 def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
-    allowed = None if request.allowed is None else common_pb2.IdList(ids=request.allowed.tolist())
     return pb.OpenDrafter(
         prompt=codec.encode_letters(request.prompt),
         options=codec.encode_options(request.options),
         noise=codec.encode_noise(request.noise),
         row_width=request.row_width,
-        allowed=allowed,
+        allowed=codec.encode_id_list(request.allowed),
         redistribute=request.redistribute,
         audited=request.audited,
     )
@@ -103,12 +115,38 @@ def _encode_draft(request: Draft) -> pb.Draft:
         offset=request.offset,
         letters=codec.encode_letters(request.letters),
         count=request.count,
+        chunk=request.chunk,
+        branch_depth=request.branch_depth,
+        branch_width=request.branch_width,
+        adopt=request.adopt,
     )
 
 
 def _decode_draft(message: pb.Draft) -> Draft:
     _check_proposals(message.count, "count", "how many proposals are wanted")
-    return Draft(message.epoch, message.offset, codec.decode_letters(message.letters, "letters"), message.count)
+    chunk = message.chunk if message.HasField("chunk") else MOST_PROPOSALS
+    _check_proposals(chunk, "chunk", "how many proposals one reply has")
+    width = message.branch_width if message.HasField("branch_width") else 1
+    _check_proposals(width, "branch_width", "how many branches each proposal has; for none, branch_depth is 0")
+    if message.branch_depth > MOST_PROPOSALS:
+        raise BadMessage(f"branch_depth must be at most {MOST_PROPOSALS}, got {message.branch_depth}")
+    return Draft(
+        epoch=message.epoch,
+        offset=message.offset,
+        letters=codec.decode_letters(message.letters, "letters"),
+        count=message.count,
+        chunk=chunk,
+        branch_depth=message.branch_depth,
+        branch_width=width,
+        adopt=message.adopt,
+    )
+
+
+def _decode_advance(message: pb.Advance) -> Advance:
+    # No upper limit: an epoch in which everything holds may be long. It is the window that is short.
+    if not message.count:
+        raise BadMessage("count must be at least 1: how many proposals of the epoch are wanted")
+    return Advance(message.epoch, message.count)
 
 
 def _encode_score(request: Score) -> pb.Score:
@@ -147,15 +185,49 @@ def _encode_drafted(reply: Drafted) -> pb.Drafted:
         proposals=[_encode_proposal(proposal) for proposal in reply.proposals],
         seconds=reply.seconds,
         reason=reply.reason,
+        first=reply.first,
+        branches=[_encode_branch(branch) for branch in reply.branches],
     )
 
 
 def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted:
+    if len(message.proposals) > MOST_PROPOSALS:
+        raise BadMessage(f"proposals has {len(message.proposals)}; one reply has at most {MOST_PROPOSALS}")
     proposals = tuple(
         _decode_proposal(proposal, f"proposals[{place}]", vocabulary_size)
         for place, proposal in enumerate(message.proposals)
     )
-    return Drafted(message.epoch, proposals, codec.check_seconds(message.seconds), message.reason)
+    return Drafted(
+        epoch=message.epoch,
+        proposals=proposals,
+        seconds=codec.check_seconds(message.seconds),
+        reason=message.reason,
+        first=message.first,
+        branches=tuple(
+            _decode_branch(branch, f"branches[{place}]", vocabulary_size)
+            for place, branch in enumerate(message.branches)
+        ),
+    )
+
+
+def _encode_branch(branch: Branch) -> pb.Branch:
+    return pb.Branch(
+        number=branch.number,
+        offset=branch.offset,
+        letters=codec.encode_letters(branch.letters),
+        tokens=branch.tokens,
+    )
+
+
+def _decode_branch(message: pb.Branch, name: str, vocabulary_size: int | None) -> Branch:
+    if not message.number:
+        raise BadMessage(f"{name}.number must be at least 1; 0 is none")
+    letters = codec.decode_letters(message.letters, f"{name}.letters")
+    if not letters:
+        raise BadMessage(f"{name}.letters is empty; something must replace what is refused")
+    _check_proposals(len(message.tokens), f"{name}.tokens", "how many tokens it has")
+    tokens = codec.decode_id_tuple(message.tokens, f"{name}.tokens", vocabulary_size)
+    return Branch(message.number, message.offset, letters, tokens)
 
 
 def _encode_proposal(proposal: Proposal) -> pb.Proposal:

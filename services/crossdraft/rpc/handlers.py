@@ -1,6 +1,8 @@
-"""The server's half of a stream: bytes in, one reply for each request, errors as status codes."""
+"""The server's half of a stream: requests in as they arrive, replies out as they are made, errors as status codes."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
@@ -12,6 +14,7 @@ from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage, ProtocolBroken, ServiceError, to_status
 from crossdraft.v1 import drafter_pb2, target_pb2
 from crossdraft.verification.exchange import (
+    Advance,
     Description,
     Draft,
     Drafted,
@@ -34,17 +37,28 @@ Answer_co = TypeVar("Answer_co", covariant=True)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
+UNREAD = 64  # requests that wait for a session to take them; beyond that the client's writes wait
+
 
 class Session(Protocol[Ask_contra, Answer_co]):
     """What a service keeps for one stream. Its methods raise ServiceError, which ends the stream and nothing else."""
 
-    async def answer(self, request: Ask_contra) -> Answer_co:
-        """The reply to one request."""
+    def converse(self, requests: AsyncIterator[Ask_contra]) -> AsyncGenerator[Answer_co, None]:
+        """The replies, whenever one is ready. `requests` yields as they arrive, and ends with the client's half of the
+        stream; what is still owed then is sent before the replies end."""
         ...
 
     async def close(self) -> None:
-        """Gives back what the session holds; called once, also when the stream was cancelled."""
+        """Gives back what the session holds; called once, when no reply is awaited any more, however that came."""
         ...
+
+
+async def one_by_one(
+    answer: Callable[[Ask], Awaitable[Answer]], requests: AsyncIterator[Ask]
+) -> AsyncGenerator[Answer, None]:
+    """A conversation in which each request has one reply, in order."""
+    async for request in requests:
+        yield await answer(request)
 
 
 class Service(Protocol[Open_contra, Ask_contra, Answer_co]):
@@ -85,7 +99,7 @@ TARGET: Role[OpenTarget, Pass | FetchRow, PassDone | RowFetched] = Role(
     write=target_codec.encode_reply,
 )
 
-DRAFTER: Role[OpenDrafter, Draft | Score, Drafted | Scored] = Role(
+DRAFTER: Role[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Role(
     name="drafter",
     service="crossdraft.v1.Drafter",
     stream="Draft",
@@ -134,13 +148,18 @@ class Handlers(Generic[Open, Ask, Answer]):
         session = await self._service.open(first)
         try:
             await self._send(Opened(self._service.description.fingerprint), context)
-            async for raw in requests:
-                request = self._decoded(raw)
-                if isinstance(request, self._role.opening):
-                    raise ProtocolBroken("the session is open already; use another stream for another session")
-                await self._send(await session.answer(cast(Ask, request)), context)
+            async with _inbox(self._asked(requests)) as asked, aclosing(session.converse(asked)) as replies:
+                async for reply in replies:
+                    await self._send(reply, context)
         finally:
             await session.close()
+
+    async def _asked(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Ask]:
+        async for raw in requests:
+            request = self._decoded(raw)
+            if isinstance(request, self._role.opening):
+                raise ProtocolBroken("the session is open already; use another stream for another session")
+            yield cast(Ask, request)
 
     def _decoded(self, raw: bytes) -> Open | Ask:
         try:
@@ -150,3 +169,26 @@ class Handlers(Generic[Open, Ask, Answer]):
 
     async def _send(self, reply: Opened | Answer, context: Context) -> None:
         await context.write(self._role.write(reply).SerializeToString())
+
+
+@asynccontextmanager
+async def _inbox(source: AsyncIterator[Ask]) -> AsyncIterator[AsyncIterator[Ask]]:
+    """Takes what a source yields at once, whatever the block does meanwhile; a fault of the source ends the block."""
+    waiting: asyncio.Queue[Ask | None] = asyncio.Queue(UNREAD)
+
+    async def fill() -> None:
+        async for item in source:
+            await waiting.put(item)
+        await waiting.put(None)
+
+    async def taken() -> AsyncIterator[Ask]:
+        while (item := await waiting.get()) is not None:
+            yield item
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            filling = group.create_task(fill())
+            yield taken()
+            filling.cancel()
+    except BaseExceptionGroup as faults:
+        raise faults.exceptions[0] from None

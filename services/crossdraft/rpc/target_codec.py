@@ -24,7 +24,7 @@ def encode_request(request: Request) -> pb.VerifyRequest:
         case Pass():
             return pb.VerifyRequest(next_pass=_encode_pass(request))
         case FetchRow():
-            return pb.VerifyRequest(fetch=pb.FetchRow(number=request.number, node=request.node))
+            return pb.VerifyRequest(fetch=_encode_fetch(request))
 
 
 def decode_request(message: pb.VerifyRequest, vocabulary_size: int | None) -> Request:
@@ -35,7 +35,7 @@ def decode_request(message: pb.VerifyRequest, vocabulary_size: int | None) -> Re
         case "next_pass":
             return _decode_pass(message.next_pass, vocabulary_size)
         case "fetch":
-            return FetchRow(message.fetch.number, message.fetch.node)
+            return _decode_fetch(message.fetch, vocabulary_size)
         case _:
             raise BadMessage("a VerifyRequest must be one of open, next_pass and fetch")
 
@@ -89,29 +89,52 @@ def _decode_open(message: pb.OpenTarget, vocabulary_size: int | None) -> OpenTar
 
 
 def _encode_pass(request: Pass) -> pb.Pass:
+    if request.wanted == ():
+        raise ValueError("a pass must want something: wanted is None for everything, or has at least the root")
     tree = request.tree
     return pb.Pass(
         number=request.number,
         committed=request.committed,
         tree=pb.TokenTree(tokens=tree.tokens, parents=[parent + 1 for parent in tree.parents]),
         listed=codec.encode_id_lists(request.listed),
+        wanted=request.wanted,
     )
 
 
 def _decode_pass(message: pb.Pass, vocabulary_size: int | None) -> Pass:
-    tokens = codec.decode_id_tuple(message.tree.tokens, "tree.tokens", vocabulary_size)
-    try:
-        tree = TokenTree(tokens, tuple(parent - 1 for parent in message.tree.parents))
-    except ValueError as error:
-        raise BadMessage(f"tree: {error}") from error
-    if len(message.listed) not in (0, 1 + len(tree)):
-        raise BadMessage(f"listed has {len(message.listed)} lists; it needs none or {1 + len(tree)}: root, then nodes")
+    tree = _decode_tree(message.tree, vocabulary_size)
+    wanted = tuple(message.wanted) or None
+    if wanted is not None and (max(wanted) > len(tree) or list(wanted) != sorted(set(wanted))):
+        raise BadMessage(f"wanted must be ascending, from 0 (the root) to {len(tree)} (the last node), got {wanted}")
+    answered = 1 + len(tree) if wanted is None else len(wanted)
+    if len(message.listed) not in (0, answered):
+        raise BadMessage(f"listed has {len(message.listed)} lists; it needs none or {answered}, one a row answered")
     return Pass(
         number=message.number,
         committed=codec.decode_id_tuple(message.committed, "committed", vocabulary_size),
         tree=tree,
         listed=tuple(codec.decode_ids(ids.ids, "listed", vocabulary_size) for ids in message.listed),
+        wanted=wanted,
     )
+
+
+def _decode_tree(message: pb.TokenTree, vocabulary_size: int | None) -> TokenTree:
+    tokens = codec.decode_id_tuple(message.tokens, "tree.tokens", vocabulary_size)
+    try:
+        return TokenTree(tokens, tuple(parent - 1 for parent in message.parents))
+    except ValueError as error:
+        raise BadMessage(f"tree: {error}") from error
+
+
+def _encode_fetch(request: FetchRow) -> pb.FetchRow:
+    return pb.FetchRow(number=request.number, node=request.node, listed=codec.encode_id_list(request.listed))
+
+
+def _decode_fetch(message: pb.FetchRow, vocabulary_size: int | None) -> FetchRow:
+    listed = None
+    if message.HasField("listed"):
+        listed = codec.decode_ids(message.listed.ids, "listed", vocabulary_size)
+    return FetchRow(message.number, message.node, listed)
 
 
 def _encode_node(node: Row | Sample) -> pb.Node:
