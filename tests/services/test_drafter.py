@@ -203,7 +203,7 @@ async def test_bad_drafts_end_the_session_and_the_service_lives_on(drafter: Draf
     [
         (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a", count=0)), "count must be between 1 and 64"),
         (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"\xff", count=1)), "letters is not the UTF-8"),
-        (drafter_pb2.DraftRequest(), "one of open, draft and score"),
+        (drafter_pb2.DraftRequest(), "one of open, draft, advance and score"),
     ],
 )
 async def test_messages_that_mean_nothing_are_refused(drafter: DrafterClient, bad, complaint) -> None:

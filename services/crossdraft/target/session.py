@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 
 from crossdraft.models.drawing import KeyedDraws, samples
@@ -10,6 +11,7 @@ from crossdraft.models.running import RunningModel
 from crossdraft.models.sampling import History, law, to_rows
 from crossdraft.models.worker import Job, ModelThreadClosedError
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
+from crossdraft.rpc.handlers import one_by_one
 from crossdraft.verification.exchange import FetchRow, OpenTarget, Pass, PassDone, RowFetched, Sample
 from crossdraft.verification.rows import Row
 
@@ -30,6 +32,10 @@ class TargetSession:
         self._number = 0  # of the latest pass
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
         self._check_room(len(opening.prompt), "the prompt")
+
+    def converse(self, requests: AsyncIterator[Pass | FetchRow]) -> AsyncGenerator[PassDone | RowFetched, None]:
+        """One reply for each request, in order."""
+        return one_by_one(self.answer, requests)
 
     async def answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
         """One pass, or more of the row of a node that the latest one has answered.
