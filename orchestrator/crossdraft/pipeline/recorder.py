@@ -1,0 +1,107 @@
+"""The flight recorder: what went into a session and what came out, in a file that only grows.
+
+One record a round: up to and including the return of the next pass. Recording costs the event loop an append;
+a thread packs and writes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import BinaryIO, Protocol
+
+from crossdraft.pipeline.events import Command, Event, Replied
+from crossdraft.pipeline.packing import PackingError
+from crossdraft.pipeline.recording import Header, Step, Writer
+from crossdraft.verification.exchange import PassDone
+
+
+class Recorder(Protocol):
+    """Takes down a session, step by step."""
+
+    def record(
+        self,
+        now: float,
+        event: Event | None,
+        commands: Sequence[Command],
+        *,
+        seconds: float = 0.0,
+        row_misses: int = 0,
+        sent: int = 0,
+        received: int = 0,
+    ) -> None:
+        """One call of the session; never blocks and never fails.
+
+        Args:
+            now: what the session was told, seconds of the monotonic clock.
+            event: what it was given; None: it was started.
+            commands: what it returned.
+            seconds: that the call took.
+            row_misses: `Counts.row_misses` after it.
+            sent: bytes of messages to services so far.
+            received: bytes of their answers so far.
+        """
+        ...
+
+    def close(self) -> None:
+        """Nothing more will come; does not wait for the rest to be written."""
+        ...
+
+
+class FileRecorder:
+    """Writes to a file; `wait` says whether all of it could be written.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._round: list[Step] = []
+        self._queue: SimpleQueue[tuple[Step, ...] | None] = SimpleQueue()
+        self._fault = ""
+        self._closed = False
+        self._thread = Thread(target=self._write, args=(path.open("wb"), header), name="recorder")
+        self._thread.start()
+
+    def record(
+        self,
+        now: float,
+        event: Event | None,
+        commands: Sequence[Command],
+        *,
+        seconds: float = 0.0,
+        row_misses: int = 0,
+        sent: int = 0,
+        received: int = 0,
+    ) -> None:
+        """As Recorder says."""
+        self._round.append(Step(now, event, tuple(commands), seconds, row_misses, sent, received))
+        if isinstance(event, Replied) and isinstance(event.reply, PassDone):
+            self._end_round()
+
+    def close(self) -> None:
+        """As Recorder says; a second time it does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._end_round()
+            self._queue.put(None)
+
+    def wait(self) -> str:
+        """Blocks until all is written, after `close`; returns why some is not, or an empty text."""
+        self._thread.join()
+        return self._fault
+
+    def _end_round(self) -> None:
+        if self._round:
+            self._queue.put(tuple(self._round))
+            self._round.clear()
+
+    def _write(self, file: BinaryIO, header: Header) -> None:
+        """In a thread of its own. What cannot be written ends the recording, never the session."""
+        try:
+            with file:
+                writer = Writer(file, header)
+                while (steps := self._queue.get()) is not None:
+                    writer.write(steps)
+        except (OSError, PackingError) as error:
+            self._fault = str(error)
