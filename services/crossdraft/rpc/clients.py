@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.codec import Opened
+from crossdraft.rpc.dues import DrafterDues, TargetDues
 from crossdraft.rpc.errors import BadMessage, Internal, ProtocolBroken, from_status
 from crossdraft.rpc.stream import Stream, Wire
 from crossdraft.rpc.transport import CLIENT_OPTIONS, MessageLimit
@@ -55,21 +56,27 @@ class TargetSession(Stream[target_codec.Request, target_codec.Reply]):
         """One pass; raises ServiceError."""
         done = _expected(await self.ask(request), PassDone, self.service)
         _same(done.number, request.number, "pass", self.service)
+        if len(done.nodes) != len(request.answered):
+            raise Internal(f"{self.service} answered {len(done.nodes)} of {len(request.answered)} nodes")
         return done
 
     async def fetch(self, request: FetchRow) -> RowFetched:
-        """The whole row of one node of the latest pass; raises ServiceError."""
+        """More of the row of one node of the latest pass; raises ServiceError."""
         fetched = _expected(await self.ask(request), RowFetched, self.service)
         _same(fetched.node, request.node, "node", self.service)
         return fetched
 
 
 class DrafterSession(Stream[drafter_codec.Request, drafter_codec.Reply]):
-    """An open session with a drafter."""
+    """An open session with a drafter. `draft` and `score` are for those who want one thing at a time."""
 
     async def draft(self, request: Draft) -> Drafted:
-        """The proposals of one epoch; raises ServiceError."""
-        drafted = _expected(await self.ask(request), Drafted, self.service)
+        """The first reply of an epoch: all of it, unless the request asks for smaller chunks; raises ServiceError."""
+        await self.send(request)
+        while True:
+            drafted = _expected(await self.receive(), Drafted, self.service)
+            if drafted.epoch >= request.epoch:  # else the drafter did not know yet
+                break
         _same(drafted.epoch, request.epoch, "epoch", self.service)
         return drafted
 
@@ -152,6 +159,7 @@ class TargetClient(_Client):
             self.limit,
             target_codec.encode_request,
             lambda raw: target_codec.decode_reply(target_pb2.VerifyReply.FromString(raw), size),
+            TargetDues,
         )
         session = TargetSession(self.channel, wire, self.service, self.patience.reply_seconds)
         await _opened(session, request, description.fingerprint)
@@ -179,6 +187,7 @@ class DrafterClient(_Client):
             self.limit,
             drafter_codec.encode_request,
             lambda raw: drafter_codec.decode_reply(drafter_pb2.DraftReply.FromString(raw), size),
+            DrafterDues,
         )
         session = DrafterSession(self.channel, wire, self.service, self.patience.reply_seconds)
         await _opened(session, request, description.fingerprint)

@@ -4,8 +4,9 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Generic, Self, TextIO
 
 import grpc
@@ -44,8 +45,13 @@ class Server(Generic[Open, Ask, Answer]):
     """A gRPC server of one service. Must be made in a running event loop."""
 
     def __init__(
-        self, role: Role[Open, Ask, Answer], service: Service[Open, Ask, Answer], listening: Listening
+        self,
+        role: Role[Open, Ask, Answer],
+        service: Service[Open, Ask, Answer],
+        listening: Listening,
+        marks: Mapping[str, str | float] = MappingProxyType({}),  # what else the ready line says
     ) -> None:
+        self._marks = marks
         self._role = role
         self._service = service
         self._listening = listening
@@ -92,6 +98,7 @@ class Server(Generic[Open, Ask, Answer]):
                 "address": self.address,
                 "model": description.model,
                 "fingerprint": description.fingerprint,
+                **self._marks,
             }
         )
 

@@ -10,6 +10,7 @@ from typing import Generic, Self, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from crossdraft.rpc.dues import Dues
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, ServiceError, TimedOut, TooLarge, from_status
 from crossdraft.rpc.transport import MessageLimit
 
@@ -36,13 +37,15 @@ class Wire(Generic[Request, Reply]):
     limit: MessageLimit
     write: Callable[[Request], Message]
     read: Callable[[bytes], Reply]  # raises BadMessage, or protobuf's DecodeError
+    dues: Callable[[], Dues[Request, Reply]]  # of a new session
 
 
 class Stream(Generic[Request, Reply]):
-    """An open stream. `send` does not wait for replies; replies come in the order of the requests.
+    """An open stream. `send` does not wait for replies, and `receive` takes whatever comes next.
 
-    While a request has no reply yet, waiting for it is bounded; an idle stream may stay open for hours, and gRPC's
-    keepalive tells when its link is cut. After any error the stream is closed.
+    While a reply is due (`Dues`), `receive` waits for a limited time: counted from its call, or from the request that
+    made the reply due if that was sent later. While none is due it waits as long as the stream lives, which may be
+    hours; gRPC's keepalive tells when the link is cut or the service hangs. After any error the stream is closed.
     """
 
     def __init__(
@@ -52,7 +55,8 @@ class Stream(Generic[Request, Reply]):
         self._wire = wire
         self.service = service
         self._reply_seconds = reply_seconds
-        self._unanswered = 0
+        self._dues = wire.dues()
+        self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._closed = False
         self._waiting: asyncio.Timeout | None = None
         # Bytes, not messages: their sizes are counted here.
@@ -60,7 +64,7 @@ class Stream(Generic[Request, Reply]):
         self._call = method(None)  # no iterator: requests are written one by one
 
     async def send(self, request: Request) -> None:
-        """Sends one request; its reply is due within the session's limit from now on.
+        """Sends one request, after those that other tasks are sending; does not wait for a reply.
 
         Raises:
             TooLarge: it is over the client's limit; nothing was sent.
@@ -69,10 +73,9 @@ class Stream(Generic[Request, Reply]):
         raw = self._wire.write(request).SerializeToString()
         if len(raw) > self._wire.limit.bytes:
             raise TooLarge(f"a {type(request).__name__} of {len(raw)} bytes is over this client's {self._wire.limit}")
-        self._unanswered += 1
-        if self._waiting is not None and self._waiting.when() is None:
+        if self._dues.sent(request) and self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(self._due())
-        async with self._foreign_errors():
+        async with self._writing, self._foreign_errors():
             await self._call.write(raw)
         self.traffic.messages_sent += 1
         self.traffic.bytes_sent += len(raw)
@@ -88,7 +91,7 @@ class Stream(Generic[Request, Reply]):
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            async with self._foreign_errors(), asyncio.timeout_at(self._due() if self._unanswered else None) as limit:
+            async with self._foreign_errors(), asyncio.timeout_at(self._due() if self._dues.owed else None) as limit:
                 self._waiting = limit
                 raw = await self._call.read()
         finally:
@@ -96,13 +99,14 @@ class Stream(Generic[Request, Reply]):
             self.traffic.seconds_waited += clock() - began
         if not isinstance(raw, bytes):  # gRPC's mark of the end
             raise await self._reason()
-        self._unanswered -= 1
         self.traffic.messages_received += 1
         self.traffic.bytes_received += len(raw)
-        return self._decoded(raw)
+        reply = self._decoded(raw)
+        self._dues.came(reply)
+        return reply
 
     async def ask(self, request: Request) -> Reply:
-        """Sends a request and waits for its reply; only for sessions that have no other request under way."""
+        """Sends a request and waits for the next reply; only for sessions that have no other request under way."""
         await self.send(request)
         return await self.receive()
 
