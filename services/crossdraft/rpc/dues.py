@@ -49,7 +49,7 @@ class TargetDues:
 
 
 class DrafterDues:
-    """A drafter owes the newest Draft a first reply, and each Score since then one: a Draft ends what was owed before it.
+    """A drafter owes the newest Draft a first reply, and each Score since then one. Older requests are owed nothing.
 
     It owes nothing for an Advance, nor the later replies of an epoch: how long proposals are worth waiting for is for
     the session to say.
