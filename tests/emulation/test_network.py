@@ -1,0 +1,75 @@
+"""What a link does to real connections."""
+
+import asyncio
+
+import pytest
+
+from crossdraft.emulation import relays
+from tests.emulation.conftest import Echo
+
+SOON = 0.3  # seconds in which anything that is not cut arrives
+
+
+async def test_an_echo_takes_both_delays(echo: Echo) -> None:
+    await echo.link.delay(30, 50)
+    assert 0.080 <= await echo.seconds() < 0.080 + SOON
+    await echo.link.delay(0)
+    assert min([await echo.seconds() for _ in range(5)]) < 0.040
+
+
+async def test_one_way_is_delayed_alone(echo: Echo) -> None:
+    await echo.link.delay(60, 0)
+    assert 0.060 <= await echo.seconds() < 0.060 + SOON
+
+
+async def test_jitter_keeps_the_order(echo: Echo) -> None:
+    await echo.link.delay(10, jitter_ms=10)
+    sent = [bytes([number]) * 100 for number in range(50)]
+    for piece in sent:
+        echo.send(piece)
+        await asyncio.sleep(0)
+    assert await echo.receive(5000) == b"".join(sent)
+
+
+async def test_a_delay_does_not_narrow_the_link(echo: Echo) -> None:
+    await echo.link.delay(20)
+    data = bytes(range(256)) * 4096
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    echo.send(data)
+    assert await echo.receive(len(data)) == data
+    assert loop.time() - began < 0.5  # 16 pieces of 64 KiB, one after the other, would take 0.64 s
+
+
+async def test_a_cut_link_passes_nothing_until_it_heals(echo: Echo) -> None:
+    await echo.seconds()
+    await echo.link.cut()
+    echo.send(b"lost?")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(echo.receive(1), SOON)
+    assert echo.link.shape.cut
+    assert not echo.writer.is_closing()
+    await echo.link.heal()
+    assert await asyncio.wait_for(echo.receive(5), 5) == b"lost?"
+
+
+async def test_a_delay_that_cannot_be_is_refused_and_changes_nothing(echo: Echo) -> None:
+    with pytest.raises(ValueError, match="delays and jitter"):
+        await echo.link.delay(-1)
+    assert echo.link.shape.there_ms == 0
+    await echo.seconds()
+
+
+async def test_each_host_has_a_link_of_its_own() -> None:
+    async with relays(["near", "far"]) as links:
+        await links["far"].delay(7)
+        assert (links["near"].shape.there_ms, links["far"].shape.there_ms) == (0, 7)
+
+
+async def test_a_service_that_is_not_there_closes_the_connection() -> None:
+    async with relays(["far"]) as links:
+        host, _, port = (await links["far"].address_through("127.0.0.1:1")).rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
