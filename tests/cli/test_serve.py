@@ -28,6 +28,13 @@ def test_one_ready_line_and_a_quiet_end_on_sigterm(target_folder: Path) -> None:
         assert process.returncode == 0
 
 
+def test_a_service_that_is_unlike_its_model_says_so_when_it_is_ready(drafter_folder: Path) -> None:
+    with serving("drafter", drafter_folder, "--pace", "1,0.25", "--logit-noise", "0.5") as (_, ready):
+        assert (ready["paced"], ready["logit_noise"]) == ("1,0.25", 0.5)
+    with serving("target", drafter_folder) as (_, ready):
+        assert not {"paced", "logit_noise"} & ready.keys()
+
+
 def test_a_service_that_a_command_started_ends_with_that_commands_pipe(drafter_folder: Path) -> None:
     with serving("drafter", drafter_folder, "--until-stdin-ends") as (process, _):
         process.communicate(timeout=60)  # closes its standard input, as the kernel does for a process that was killed
@@ -69,6 +76,8 @@ def test_an_ngram_drafter_needs_no_model_and_is_ready_at_once() -> None:
         (["ngram", "--port", "-1"], "port must be between 0"),
         (["ngram", "--model", "x"], "No such option: --model"),
         (["target", "--model", "x", "--affinity", "y"], "No such option: --affinity"),
+        (["target", "--model", "x", "--logit-noise", "1"], "No such option: --logit-noise"),
+        (["drafter", "--model", "x", "--logit-noise", "-1"], "a standard deviation of 0 or more, got -1"),
     ],
 )
 def test_options_of_another_service_or_out_of_range(cli: Cli, options: list[str], complaint: str) -> None:
@@ -93,11 +102,13 @@ def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path) -> None:
         (["--host", ""], 2, "host must not be empty"),
         (["--grace-seconds", "-1"], 2, "grace_seconds must be 0 or more"),
         (["--max-message-mib", "0"], 2, "the message limit must be between 1 and 1024 MiB"),
-        (["--threads", "0"], 1, "threads must be at least 1"),
+        (["--pace", "20"], 2, "a pace is A,B, two numbers of milliseconds such as 20,0.5, got '20'"),
+        (["--pace", "-1,0"], 2, "a pace needs two numbers of milliseconds, 0 or more, got -1,0"),
+        (["--threads", "0"], 2, "threads must be at least 1"),
         (["--dtype", "int3"], 1, "dtype 'int3' is unknown"),
         (["--device", "abacus"], 1, "device 'abacus' cannot be used here"),
-        (["--max-model-len", "1000"], 1, "the model's context 128, got 1000"),
-        (["--cache-mib", "0"], 1, "the budget is 0 MiB"),
+        (["--max-model-len", "1000"], 2, "the model's context 128, got 1000"),
+        (["--cache-mib", "0"], 2, "the budget is 0 MiB"),
         (["--model", "./nowhere"], 1, "there is no folder ./nowhere"),
         (["--model", "bundled:nothing"], 1, "there is no bundled model 'bundled:nothing'"),
     ],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.running import checked_options
+from crossdraft.models.names import NumberOutOfRangeError
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Listening, run
 from crossdraft.rpc.transport import MessageLimit
@@ -17,8 +18,9 @@ from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.ranking import RankingError
 
 if TYPE_CHECKING:
+    from crossdraft.models.pacing import Pace
     from crossdraft.models.pruning import Pruning
-    from crossdraft.models.running import ModelOptions
+    from crossdraft.models.running import Emulation, ModelOptions
 
 STDIN = 0  # its file descriptor
 
@@ -76,10 +78,26 @@ def _run(service: Coroutine[Any, Any, None], where: Where) -> None:
         Thread(target=_end_with_stdin, daemon=True).start()
     try:
         run(service)
-    except (AffinityMismatch, RankingError) as error:
+    except (AffinityMismatch, RankingError, NumberOutOfRangeError) as error:
         raise Misused(str(error)) from error
     except (ValueError, CannotListen) as error:
         raise CommandFailed(str(error)) from error
+
+
+def pace_of(text: str | None) -> "Pace | None":
+    """What --pace says; raises Misused."""
+    from crossdraft.models.pacing import Pace
+
+    with checked_options():
+        return None if text is None else Pace.parsed(text)
+
+
+def emulation_of(pace: str | None, logit_noise: float = 0.0) -> "Emulation":
+    """What --pace and --logit-noise say together; raises Misused."""
+    from crossdraft.models.running import Emulation
+
+    with checked_options():
+        return Emulation(pace_of(pace), logit_noise)
 
 
 def pruning_of(keep: int | None, frequencies: Path | None) -> "Pruning | None":

@@ -23,6 +23,10 @@ MaxMessageMib = Annotated[int, typer.Option(help="Largest message, in MiB.")]
 GraceSeconds = Annotated[float, typer.Option(help="For open sessions, after SIGTERM.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; by default torch decides.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")]
+Paced = Annotated[
+    str | None,
+    typer.Option("--pace", metavar="A,B", help="For benchmarks: a step of n tokens takes at least A + B n ms."),
+]
 UntilStdinEnds = Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)]
 
 
@@ -39,13 +43,15 @@ def target(
     grace_seconds: GraceSeconds = 10.0,
     threads: Threads = None,
     trust_remote_code: TrustRemoteCode = False,
+    pace: Paced = None,
     until_stdin_ends: UntilStdinEnds = False,
 ) -> None:
     """Serve the model whose distribution comes out."""
     from crossdraft.cli import serve as command
     from crossdraft.models.running import ModelOptions
 
-    options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads)
+    emulation = command.emulation_of(pace)
+    options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, None, emulation)
     where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
     command.serve_the_target(options, where)
 
@@ -66,6 +72,10 @@ def drafter(
     vocab_keep: Annotated[int | None, typer.Option(metavar="N", help="Ids that its head keeps.")] = None,
     frequencies: Annotated[Path | None, typer.Option(help="Which: a file of `crossdraft frequencies`.")] = None,
     affinity: Annotated[Path | None, typer.Option(help="For rdk: a file of `crossdraft affinity`.")] = None,
+    pace: Paced = None,
+    logit_noise: Annotated[
+        float, typer.Option(metavar="SIGMA", help="For benchmarks: standard deviation of noise on its logits.")
+    ] = 0.0,
     until_stdin_ends: UntilStdinEnds = False,
 ) -> None:
     """Serve a model that guesses."""
@@ -73,7 +83,10 @@ def drafter(
     from crossdraft.models.running import ModelOptions
 
     pruning = command.pruning_of(vocab_keep, frequencies)
-    options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, pruning)
+    emulation = command.emulation_of(pace, logit_noise)
+    options = ModelOptions(
+        model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, pruning, emulation
+    )
     where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
     command.serve_a_drafter(options, affinity, where)
 

@@ -75,7 +75,8 @@ async def drafter_server(options: ServeDrafter) -> DrafterServer:
     Raises:
         ValueError: the model cannot be run with these options, or the affinity matrix is not one for it.
     """
-    return Server(DRAFTER, await asyncio.to_thread(_service, options), options.listening)
+    service = await asyncio.to_thread(_service, options)
+    return Server(DRAFTER, service, options.listening, options.model.emulation.marks)
 
 
 def _service(options: ServeDrafter) -> DrafterService:

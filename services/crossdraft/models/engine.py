@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from crossdraft.models.batches import Piece, batch_of, grouped, pieces_of
 from crossdraft.models.feeds import Held, Work, plan
+from crossdraft.models.names import NumberOutOfRangeError
 from crossdraft.models.slots import MIB, SlotCache
 from crossdraft.models.support import (
     PROBE,
@@ -107,6 +108,13 @@ class Engine:
             results += self._forward(group)
         return results
 
+    def due(self, work: Work) -> int:
+        """Tokens that `forward` would feed for this request now, less a text of which the session holds nothing."""
+        known = self._sessions.get(work.session)
+        if known is None or not known.held.ids:
+            return len(work.tree)
+        return len(plan(known.held, work).tokens)
+
     def close(self, session: Hashable) -> None:
         """Frees the session's slot. A session that is not known is one that has none."""
         known = self._sessions.pop(session, None)
@@ -125,7 +133,7 @@ class Engine:
         size = SlotCache.slot_bytes(shapes, self.max_length, self._dtype)
         slots = budget * MIB // size
         if slots < 1:
-            raise ValueError(
+            raise NumberOutOfRangeError(
                 f"one session of {self.max_length} tokens needs {-(-size // MIB)} MiB of keys and values, "
                 f"and the budget is {budget} MiB: raise it, or lower max_length"
             )

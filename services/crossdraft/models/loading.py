@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from crossdraft.models.names import ModelLoadError, bundled_names, source_of
+from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError, bundled_names, source_of
 from crossdraft.models.pruning import CannotPruneError, Pruning, cut_head
 from crossdraft.models.support import embedding_weight, length_of
 from crossdraft.text.loading import TokenizerMissing, load_tokenizer_json
@@ -63,6 +63,8 @@ def load_model(
     model = _weights(source, dtype, place, trust_remote_code)
     try:
         context = length_of(model, max_length)
+    except NumberOutOfRangeError:
+        raise
     except ValueError as error:
         raise ModelLoadError(str(error)) from error
     description = Description(

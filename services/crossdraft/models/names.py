@@ -10,6 +10,10 @@ class ModelLoadError(ValueError):
     """A model cannot be loaded; the text says what to change."""
 
 
+class NumberOutOfRangeError(ModelLoadError):
+    """A number that was asked for does not fit this model or machine."""
+
+
 def source_of(name: str) -> str:
     """The folder or hub id that a name means.
 

@@ -7,14 +7,41 @@ import torch
 
 from crossdraft.models.engine import BUDGET, Engine
 from crossdraft.models.loading import LoadedModel, load_model
+from crossdraft.models.names import NumberOutOfRangeError
+from crossdraft.models.noising import Noisy, check_sigma
+from crossdraft.models.pacing import Pace, Paced
 from crossdraft.models.pruning import Pruning
-from crossdraft.models.worker import ModelThread
+from crossdraft.models.worker import Forward, ModelThread
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.verification.exchange import Description
 from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.rows import Ids
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What makes a service unlike its model, for benchmarks.
+
+    Raises:
+        ValueError: the noise is negative or not finite.
+    """
+
+    pace: Pace | None = None  # of its steps; None: as fast as they are
+    logit_noise: float = 0.0  # standard deviation of noise on its logits
+
+    def __post_init__(self) -> None:
+        check_sigma(self.logit_noise)
+
+    @property
+    def marks(self) -> dict[str, str | float]:
+        """What a service's ready line must say, so that results can be labelled."""
+        paced: dict[str, str | float] = {} if self.pace is None else {"paced": str(self.pace)}
+        return paced | ({"logit_noise": self.logit_noise} if self.logit_noise else {})
+
+
+NOTHING_EMULATED = Emulation()
 
 
 @dataclass(frozen=True)
@@ -29,6 +56,7 @@ class ModelOptions:
     trust_remote_code: bool = False
     threads: int | None = None  # of torch, in the whole process; None: torch's own choice
     pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
+    emulation: Emulation = NOTHING_EMULATED
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,21 +70,25 @@ class RunningModel:
     kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
 
     @staticmethod
-    def of(loaded: LoadedModel, side: Side, budget: int = BUDGET) -> "RunningModel":
+    def of(
+        loaded: LoadedModel, side: Side, budget: int = BUDGET, emulation: Emulation = NOTHING_EMULATED
+    ) -> "RunningModel":
         """Puts a loaded model to work.
 
         Args:
             loaded: the model.
             side: whose vocabulary it is in a pair.
             budget: MiB for keys and values of all sessions.
+            emulation: what it is to be unlike.
 
         Raises:
             ValueError: the budget does not hold one session, or the engine or the text layer cannot run this model.
         """
         about = loaded.description
         vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
+        engine = Engine(loaded.model, about.context, budget)
         return RunningModel(
-            ModelThread(Engine(loaded.model, about.context, budget)),
+            ModelThread(engine, _forward(engine, loaded, emulation)),
             Tokenization(about.tokenizer_json, vocabulary),
             KeyedNoise.of(vocabulary),
             about,
@@ -78,13 +110,22 @@ class RunningModel:
         self.thread.close()
 
 
+def _forward(engine: Engine, loaded: LoadedModel, emulation: Emulation) -> Forward:
+    """The engine's forward, noisy and paced where that is asked for."""
+    forward: Forward = engine.forward
+    if emulation.logit_noise:
+        columns = loaded.description.vocabulary_size if loaded.kept is None else len(loaded.kept)
+        forward = Noisy(emulation.logit_noise, columns, forward, engine.device)
+    return forward if emulation.pace is None else Paced(emulation.pace, engine, forward)
+
+
 def run_model(options: ModelOptions, side: Side) -> RunningModel:
     """Loads a model and puts it to work; takes seconds. Raises ValueError with a text that says what to change."""
     if options.threads is not None:
         if options.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {options.threads}")
+            raise NumberOutOfRangeError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
     loaded = load_model(
         options.name, options.dtype, options.device, options.max_length, options.trust_remote_code, options.pruning
     )
-    return RunningModel.of(loaded, side, options.budget)
+    return RunningModel.of(loaded, side, options.budget, options.emulation)

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from crossdraft.models.feeds import Work
+from crossdraft.models.names import NumberOutOfRangeError
 from crossdraft.models.slots import LayerShape
 from crossdraft.verification.trees import ROOT, TokenTree
 
@@ -103,7 +104,8 @@ def length_of(model: PreTrainedModel, max_length: int | None) -> int:
     """Tokens of a session: `max_length`, or the model's context.
 
     Raises:
-        ValueError: `max_length` is too short for any tree or longer than the context, or neither is known.
+        NumberOutOfRangeError: `max_length` is too short for any tree or longer than the context.
+        ValueError: neither is known.
     """
     context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is None and max_length is None:
@@ -111,5 +113,7 @@ def length_of(model: PreTrainedModel, max_length: int | None) -> int:
     length = max_length if max_length is not None else context or 0
     least = len(PROBE.context) + len(PROBE.tree)
     if not least <= length <= (context or length):
-        raise ValueError(f"max_length must be between {least} and the model's context {context}, got {length}")
+        raise NumberOutOfRangeError(
+            f"max_length must be between {least} and the model's context {context}, got {length}"
+        )
     return length

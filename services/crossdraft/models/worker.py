@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -14,6 +14,7 @@ from crossdraft.models.engine import Engine
 from crossdraft.models.feeds import Work
 
 T = TypeVar("T")
+Forward = Callable[[Sequence[Work]], list[Tensor]]  # as `Engine.forward`
 Job = Generator[Work, Tensor, T]
 """Yields requests, receives their logits (rows, V), returns its result. Runs in the model thread, all of it.
 
@@ -30,10 +31,15 @@ class ModelThread:
 
     What waits is collected: a step is one `Engine.forward` for all live jobs, and a job that arrives during a step
     takes part in the next one. An error, of a job or of its request, reaches only that job's submitter.
+
+    Args:
+        engine: what the thread runs.
+        forward: what a step calls in place of the engine's own `forward`, which it ends in; None: that itself.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, forward: Forward | None = None) -> None:
         self.engine = engine  # to be used in this thread's jobs only
+        self._forward = engine.forward if forward is None else forward
         self.steps = 0  # forwards so far, of however many jobs
         self._arrivals: SimpleQueue[_Running[Any] | None] = SimpleQueue()  # None: finish what is live and end
         self._closing = threading.Lock()
@@ -98,9 +104,9 @@ class ModelThread:
         logits: list[Tensor] = []
         if len(live) > 1:
             with _Delivering(*live), suppress(RuntimeError, MemoryError):
-                logits = self.engine.forward([running.work for running in live])
+                logits = self._forward([running.work for running in live])
         for index, running in enumerate(live):
-            running.step(logits[index] if logits else None, self.engine)
+            running.step(logits[index] if logits else None, self._forward)
 
 
 class _Running(Generic[T]):
@@ -127,12 +133,12 @@ class _Running(Generic[T]):
                 engine.check(self.work)
         return self._live
 
-    def step(self, logits: Tensor | None, engine: Engine) -> None:
+    def step(self, logits: Tensor | None, forward: Forward) -> None:
         """Hands the logits to the job and runs it up to its next request; without logits it computes them alone."""
         if not self._live:
             return
         with _Delivering(self):
-            self.work = self._job.send(engine.forward([self.work])[0] if logits is None else logits)
+            self.work = self._job.send(forward([self.work])[0] if logits is None else logits)
 
     def finish(self, error: BaseException) -> None:
         """The job is over: its result, or the error, goes to the submitter."""

@@ -1,0 +1,74 @@
+"""Steps that take their time, by a clock that only their sleeping moves."""
+
+import pytest
+
+from crossdraft.models.engine import Engine, Work
+from crossdraft.models.pacing import Clock, Pace, Paced
+from crossdraft.models.worker import ModelThread
+from crossdraft.verification.trees import ROOT, TokenTree
+from tests.models.tiny import tiny_llama
+
+MODEL = tiny_llama()
+PROMPT = (5, 17, 3, 88)
+TREE = TokenTree((1, 2, 3), (ROOT, 0, ROOT))
+
+
+class Slept:
+    """A clock; a forward takes what the test says."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.times: list[float] = []
+        self.clock = Clock(lambda: self.seconds, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.times.append(round(seconds, 9))
+        self.seconds += seconds
+
+
+def test_what_a_step_feeds_counts_and_a_text_that_is_new_to_the_engine_does_not() -> None:
+    slept, engine = Slept(), Engine(MODEL)
+    paced = Paced(Pace(20, 0.5), engine, engine.forward, slept.clock)
+    paced([Work("a", PROMPT, TREE)])
+    paced([Work("a", (*PROMPT, 1, 9), TREE)])  # 1 is in the cache
+    paced([Work("a", (*PROMPT, 1, 9, 9), TREE), Work("b", PROMPT * 3, TREE)])  # together
+    paced([Work("b", PROMPT * 3)])
+    engine.close("b")
+    paced([Work("b", PROMPT * 3)])
+    assert slept.times == [0.0215, 0.022, 0.0235, 0.0205, 0.02]
+
+
+def test_what_the_model_took_itself_is_not_slept_again() -> None:
+    slept, engine = Slept(), Engine(MODEL)
+
+    def slow(requests):
+        slept.seconds += 0.015 if len(requests) == 1 else 0.03
+        return engine.forward(requests)
+
+    paced = Paced(Pace(20, 0), engine, slow, slept.clock)
+    paced([Work("a", PROMPT)])
+    paced([Work("a", PROMPT), Work("b", PROMPT)])
+    assert slept.times == [0.005]
+
+
+async def test_the_model_thread_steps_at_the_pace() -> None:
+    slept, engine = Slept(), Engine(MODEL)
+    thread = ModelThread(engine, Paced(Pace(1, 2), engine, engine.forward, slept.clock))
+    try:
+
+        def job():
+            logits = yield Work("a", PROMPT, TREE)
+            assert len(logits) == 4
+            return len((yield Work("a", (*PROMPT, 1, 7))))
+
+        assert await thread.run(job()) == 1
+    finally:
+        thread.close()
+    assert slept.times == [0.007, 0.003]
+
+
+@pytest.mark.parametrize("text", ["", "20", "20,x", "1,2,3", "-1,0", "0,-0.1", "inf,0", "0,nan"])
+def test_a_pace_is_two_numbers_of_milliseconds(text: str) -> None:
+    with pytest.raises(ValueError, match="two numbers of milliseconds"):
+        Pace.parsed(text)
+    assert str(Pace.parsed("20, 0.5")) == "20,0.5"
