@@ -35,9 +35,10 @@ async def test_a_delay_does_not_narrow_the_link(echo: Echo) -> None:
     await echo.link.delay(20)
     data = bytes(range(256)) * 4096
     loop = asyncio.get_running_loop()
-    began = loop.time()
-    echo.send(data)
-    assert await echo.receive(len(data)) == data
+    for _ in range(4):  # TCP widens its windows first
+        began = loop.time()
+        echo.send(data)
+        assert await echo.receive(len(data)) == data
     assert loop.time() - began < 0.5  # 16 pieces of 64 KiB, one after the other, would take 0.64 s
 
 
