@@ -12,8 +12,10 @@ from crossdraft.text.pairing import Pair
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.exchange import (
+    Advance,
     Draft,
     Drafted,
+    FetchRow,
     OpenDrafter,
     Pass,
     PassDone,
@@ -97,16 +99,18 @@ class ToyTarget:
     def run(self, sent: Pass) -> PassDone:
         self._committed += sent.committed
         self._latest = [self._committed + path for path in sent.tree.paths()]
-        self.nodes += len(self._latest)
-        listed = sent.listed or (np.empty(0, dtype=np.int64),) * len(self._latest)
+        answered = [self._latest[node] for node in sent.answered]
+        self.nodes += len(answered)
+        listed = sent.listed or (np.empty(0, dtype=np.int64),) * len(answered)
         nodes = [
             self._row(path, ids) if self.chooser is None else self._sample(path)
-            for path, ids in zip(self._latest, listed, strict=True)
+            for path, ids in zip(answered, listed, strict=True)
         ]
         return PassDone(sent.number, tuple(nodes), 0.0)
 
-    def fetch(self, number: int, node: int) -> RowFetched:
-        return RowFetched(number, node, self._row(self._latest[node], np.arange(self.size)))
+    def fetch(self, wanted: FetchRow) -> RowFetched:
+        listed = np.arange(self.size) if wanted.listed is None else wanted.listed
+        return RowFetched(wanted.number, wanted.node, self._row(self._latest[wanted.node], listed))
 
     def _row(self, path: tuple[int, ...], listed: Ids) -> Row:
         law = self.law(path)
@@ -140,6 +144,7 @@ class ToyDrafter:
 
     def __post_init__(self) -> None:
         self.text = Letters("")
+        self._drafted = 0  # proposals of the running epoch
 
     def law(self, text: Letters) -> Row:
         law = pseudo_law(self.salt, text, len(self.letters))
@@ -149,7 +154,12 @@ class ToyDrafter:
 
     def draft(self, wanted: Draft) -> Drafted:
         self.text = Letters(self.text[: wanted.offset] + wanted.letters)
-        return Drafted(wanted.epoch, tuple(self.propose() for _ in range(wanted.count)), 0.0)
+        self._drafted = 0
+        return self.more(Advance(wanted.epoch, wanted.count))
+
+    def more(self, wanted: Advance) -> Drafted:
+        first, self._drafted = self._drafted, wanted.count
+        return Drafted(wanted.epoch, tuple(self.propose() for _ in range(first, wanted.count)), 0.0, first=first)
 
     def score(self, wanted: Score) -> Scored:
         """By enumeration of its own law."""

@@ -84,7 +84,7 @@ class Runs:
             encode=greedy_tokens(pair.target),
             open_target=OpenTarget((0,), SamplingOptions(), key),
             open_drafter=open_drafter(NOTHING, None) if proposals else None,
-            proposals=proposals,
+            governor=lock_step(proposals or 1),
             max_tokens=LENGTH,
             context=100,
         )

@@ -6,6 +6,7 @@ import numpy as np
 
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.events import Emitted
+from crossdraft.pipeline.governing import lock_step
 from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING, Role, Side
 from crossdraft.text.pairing import Pair
@@ -94,7 +95,7 @@ class Setup:
             encode=greedy_tokens(pair.target),
             open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0) if self.method.samples else None),
             open_drafter=open_drafter(NOTHING, allowed) if drafts else None,
-            proposals=self.proposals,
+            governor=lock_step(self.proposals),
             max_tokens=self.length,
             context=100,
             ignore_end=self.ignore_end,

@@ -1,82 +1,187 @@
-"""A session's dealings with its drafter: epochs, what the drafter has been told, what it still owes."""
+"""A session's dealings with its drafter: its lane, epochs, the window, what it was told and still owes."""
+
+from collections.abc import Iterator
 
 import numpy as np
 
 from crossdraft.pipeline.assignment import Assignment
-from crossdraft.pipeline.events import Command, DrafterLost, Event, Expired, SetTimer
+from crossdraft.pipeline.branches import Branches
+from crossdraft.pipeline.epoch import Epoch
+from crossdraft.pipeline.events import Close, Command, Lane, Open, Send, SetTimer, Timer
+from crossdraft.pipeline.governing import DraftSeen
 from crossdraft.text.letters import NOTHING, Letters, common_length
-from crossdraft.verification.exchange import Draft, Drafted, Score, Scored
+from crossdraft.verification.exchange import Advance, Branch, Draft, Drafted, Score, Scored
+from crossdraft.verification.rows import Proposal
 from crossdraft.verification.walk import NeedPrefix
 
 EXCESS = 1e-6  # that a probability which is a sum of float32 products may have over one
+LONGEST_BACKOFF = 8.0  # seconds
 
 
 class Drafting:
-    """One question at a time: proposals for the next epoch, or scores of prefixes of this one's draft."""
+    """One drafter at a time; a lost one is opened again, somewhere, later and later."""
 
-    def __init__(self, assignment: Assignment) -> None:
-        self.epoch = 0  # number of the current one
-        self.there = assignment.open_drafter is not None
+    def __init__(self, assignment: Assignment, lanes: Iterator[Lane]) -> None:
+        self.lane: Lane | None = None  # open, or being opened
+        self.ready = False
+        self.branches = Branches(assignment.pair)
+        self.epoch = 0  # number of the latest one that it was told of
+        self.asked = 0  # proposals of it that were asked for
+        self.received = 0  # ... that came
+        self.scoring: Score | None = None  # what it has not scored yet
         self._given = assignment
-        self._timer = 0  # number of the latest
-        self._asked: Draft | Score | None = None  # what it has not answered
+        self._lanes = lanes
+        self._failures = 0  # since it last answered
+        self._aside = False  # it stands aside for the rest of the epoch
         self._told = (0, NOTHING)  # its text: the output up to an offset, then its own letters
+        self._asked_at = 0.0
+        self._heard_at = 0.0
+        self._timer = 0  # number of the latest
+        self._armed = False
 
-    def next_epoch(self) -> None:
-        """The draft of the current epoch is over."""
-        self.epoch += 1
-        self._asked = None
+    @property
+    def due(self) -> bool:
+        """Whether more proposals of the running epoch will come."""
+        return self.ready and not self._aside and self.received < self.asked
 
-    def ask_proposals(self, text: Letters) -> list[Command]:
-        """K proposals that go on with the output so far."""
+    @property
+    def hoped_for(self) -> bool:
+        """Whether a first lane is being opened, and none has failed yet."""
+        return self.lane is not None and not self._failures
+
+    def open(self) -> list[Command]:
+        """A lane, if the session has a use for a drafter."""
+        if self._given.open_drafter is None:
+            return []
+        self.lane = next(self._lanes)
+        wait = 0.0 if not self._failures else min(LONGEST_BACKOFF, 0.125 * 2.0**self._failures)
+        return [Open(self.lane, self._given.open_drafter, wait)]
+
+    def opened(self) -> None:
+        """It knows the prompt, and nothing of the output."""
+        self.ready = True
+        self._told = (0, NOTHING)
+
+    def lost(self, again: bool) -> list[Command]:
+        """Whatever it owes will not come; another one is opened if `again`."""
+        self.lane, self.ready, self.scoring = None, False, None
+        self.end_epoch()
+        self._failures += 1
+        return self.open() if again else []
+
+    def give_up(self, why: str) -> list[Command]:
+        """It is not to be used any more in this session."""
+        assert self.lane is not None
+        return [Close(self.lane, why), *self.lost(again=True)]
+
+    def end_epoch(self) -> None:
+        """What it still sends of the epoch is not wanted."""
+        self.asked = self.received = 0
+        self.branches.clear()
+
+    def begin(self, epoch: Epoch, text: Letters, branch: Branch | None, now: float) -> list[Command]:
+        """A new epoch: rewinds the drafter to the output, or to where a branch goes on from it."""
+        assert self.lane is not None
+        choice = epoch.choice
         start, drafted = self._told
-        same = common_length(drafted, text[start:])
-        self._told = (len(text), NOTHING)  # its text is the output then, even if it proposes nothing
-        return self._ask(Draft(self.epoch, start + same, Letters(text[start + same :]), self._given.proposals))
+        same = common_length(drafted, text[start : epoch.start])
+        count = choice.window if branch is None else max(choice.window, len(branch.tokens))
+        draft = Draft(
+            epoch.number,
+            start + same,
+            Letters(text[start + same : epoch.start]),
+            count,
+            choice.chunk,
+            choice.branch_depth,
+            choice.branch_width,
+            0 if branch is None else branch.number,
+        )
+        self.end_epoch()
+        self.epoch, self.asked, self._aside = epoch.number, count, False
+        self._told = (epoch.start, epoch.drafted)
+        self.received = len(epoch.proposals)  # those of a branch, where no rows are needed
+        self._asked_at = now
+        return [Send(self.lane, draft), *self._arm(now)]
 
-    def ask_scores(self, need: NeedPrefix, start: int) -> list[Command]:
-        """Probabilities of prefixes of the draft that began at the offset `start`."""
-        return self._ask(Score(self.epoch, start, need.strings, need.tokens))
+    def advance(self, count: int) -> list[Command]:
+        """More proposals of the running epoch are wanted: `count` from its first one on."""
+        if not self.ready or self._aside or count <= self.asked:
+            return []
+        assert self.lane is not None
+        self.asked = count
+        return [Send(self.lane, Advance(self.epoch, count))]
 
-    def _ask(self, question: Draft | Score) -> list[Command]:
-        self._asked = question
+    def score(self, need: NeedPrefix, start: int, now: float) -> list[Command]:
+        """Asks for probabilities of prefixes of the draft that began at the offset `start`."""
+        assert self.lane is not None
+        self.scoring = Score(self.epoch, start, need.strings, need.tokens)
+        return [Send(self.lane, self.scoring), *self._arm(now)]
+
+    def expects(self, reply: Drafted | Scored) -> bool:
+        """Whether a reply is due: proposals in order, scores of what was asked."""
+        if isinstance(reply, Scored):
+            return self.scoring is not None and reply.epoch == self.scoring.epoch
+        came = reply.first + len(reply.proposals)
+        return reply.epoch == self.epoch and (reply.first == self.received or came <= self.received)
+
+    def fault_of(self, drafted: Drafted, depth: int) -> str:
+        """What is wrong with proposals that were due; empty if they can be used."""
+        start, letters = self._told
+        fault = self._given.fault_of(drafted, start + len(letters), self.asked - self.received)
+        return fault or self.branches.fault_of(drafted.branches, depth)
+
+    def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
+        """Proposals that were due and have no fault join the epoch's draft."""
+        first = self.received == 0
+        seen = DraftSeen(
+            len(drafted.proposals),
+            drafted.first,
+            now - self._asked_at if first else None,
+            None if first else now - self._heard_at,
+            drafted.seconds,
+            sum(len(branch.tokens) for branch in drafted.branches),
+        )
+        if drafted.first == self.received:  # else it came twice
+            epoch.extend(drafted.proposals)
+            self.received += len(drafted.proposals)
+            self.branches.add(drafted.branches)
+            self._told = (epoch.start, epoch.drafted)
+            self._aside = self._aside or bool(drafted.reason)
+        self._heard(now)
+        return seen
+
+    def scored(self, scored: Scored, now: float) -> str:
+        """What is wrong with scores that were due, as a text; empty if they can be used."""
+        asked, self.scoring = self.scoring, None
+        assert asked is not None
+        self._heard(now)
+        return _fault_of_scores(scored, len(asked.strings))
+
+    def expired(self, number: int, now: float) -> tuple[bool, list[Command]]:
+        """Whether it owes an answer for too long; if not, the timer runs on for the rest."""
+        self._armed = self._armed and number != self._timer
+        if number != self._timer or not (self.due or self.scoring is not None):
+            return False, []
+        left = max(self._asked_at, self._heard_at) + self._given.draft_seconds - now
+        return (False, self._arm(now, left)) if left > 0 else (True, [])
+
+    def _heard(self, now: float) -> None:
+        self._heard_at = now
+        self._failures = 0
+
+    def _arm(self, now: float, seconds: float | None = None) -> list[Command]:
+        """One timer, which is looked at when it expires: most answers come long before."""
+        self._asked_at = now if seconds is None else self._asked_at
+        if self._armed:
+            return []
+        self._armed = True
         self._timer += 1
-        return [question, SetTimer(self._timer, self._given.draft_seconds)]
+        return [SetTimer(Timer.DRAFTER, self._timer, self._given.draft_seconds if seconds is None else seconds)]
 
-    def outdated(self, event: Event) -> bool:
-        """Whether it belongs to an epoch, a wait or a drafter that is over."""
-        match event:
-            case Drafted() | Scored():
-                return event.epoch < self.epoch or not self.there
-            case Expired(timer):
-                return timer < self._timer or (timer == self._timer and self._asked is None)
-            case DrafterLost():
-                return not self.there
-        return False
 
-    def owes(self, event: Drafted | Scored | Expired) -> bool:
-        """Whether it is the answer to what was asked, or the end of the wait for it."""
-        if isinstance(event, Expired):
-            return event.timer == self._timer
-        kind = Draft if isinstance(event, Drafted) else Score
-        return event.epoch == self.epoch and isinstance(self._asked, kind)
-
-    def take(self, answer: Drafted | Scored) -> str:
-        """What is wrong with the answer, as a text; empty if it can be used."""
-        asked, self._asked = self._asked, None
-        if isinstance(answer, Drafted):
-            return self._given.fault_of(answer, self._told[0])
-        assert isinstance(asked, Score)
-        return _fault_of_scores(answer, len(asked.strings))
-
-    def drafted(self, start: int, letters: Letters) -> None:
-        """Its text goes on from the offset `start` with what it proposed."""
-        self._told = (start, letters)
-
-    def give_up(self) -> None:
-        """It is not asked again."""
-        self.there = False
-        self._asked = None
+def of_branch(branch: Branch) -> tuple[Proposal, ...]:
+    """A branch's proposals, without the rows that they were drawn from."""
+    return tuple(Proposal(token) for token in branch.tokens)
 
 
 def _fault_of_scores(answer: Scored, strings: int) -> str:

@@ -1,58 +1,116 @@
-"""One epoch: its draft and the walk over it."""
+"""One epoch: its draft as far as it has arrived, and the walk over it."""
 
-from itertools import accumulate
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from crossdraft.pipeline.events import Counts
-from crossdraft.text.letters import Letters, common_length
+from crossdraft.pipeline.governing import Choice
+from crossdraft.text.letters import NOTHING, Letters, common_length
+from crossdraft.text.pairing import Pair
 from crossdraft.verification.rows import Proposal
-from crossdraft.verification.walk import Answer, Ground, Refused, Step, Walk, proposal_letters
+from crossdraft.verification.walk import Answer, Refused, Step, Walk, proposal_letters
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far a draft held, counted in proposals from its first one on."""
+
+    accepted: int = 0  # wholly in the output
+    refused: bool = False  # the next one is not, and never will be
 
 
 class Epoch:
-    """A draft from `ground.offset` on and the walk that verifies it. The walk sees revealed proposals only."""
+    """A draft from the letter `start` of the output on, and the walk that verifies it.
 
-    def __init__(self, number: int, ground: Ground, walk: Walk, proposals: tuple[Proposal, ...]) -> None:
+    The walk sees proposals only when it asks for them. What is decided without it, which rows to fetch, may
+    look at all of them.
+    """
+
+    def __init__(self, number: int, choice: Choice, pair: Pair, start: int, frontier: int) -> None:
         self.number = number
-        self.proposals = proposals
-        letters = [proposal_letters(ground.pair, proposal) for proposal in proposals]
-        self.drafted = Letters("".join(letters))
-        self._ends = list(accumulate(map(len, letters)))  # of each proposal, in letters since `start`
-        self.start = ground.offset
-        self._walk = walk
-        self._revealed = 0  # proposals that the walk has asked for
-        self.step: Step = next(walk)  # what the walk waits for
+        self.choice = choice
+        self.start = start  # letters of output before the draft
+        self.began = frontier  # letters of output when the epoch began; less than `start` never
+        self.proposals: list[Proposal] = []
+        self.drafted = NOTHING  # their letters
+        self.promised: tuple[Proposal, ...] = ()  # an adopted branch whose rows have not come: from its first one on
+        self.revealed = 0  # proposals that the walk has asked for
+        self.settled = False  # the target has gone on by itself, and the draft has not caught up yet
+        self.reach = 0  # letters of output up to which passes of this epoch have guessed
+        self._pair = pair
+        self._ends: list[int] = []  # of each proposal, in letters since `start`
+        self._agreed = 0  # letters of `drafted` that are in the output
+        self._walk: Walk | None = None
+        self._step: Step | None = None
+
+    def begin(self, walk: Walk) -> None:
+        """The walk sets out."""
+        self._walk, self._step = walk, next(walk)
 
     @property
-    def exhausted(self) -> bool:
-        """Whether every proposal is revealed."""
-        return self._revealed == len(self.proposals)
+    def begun(self) -> bool:
+        """Whether the walk has set out."""
+        return self._walk is not None
+
+    @property
+    def step(self) -> Step:
+        """What the walk waits for."""
+        assert self._step is not None
+        return self._step
 
     def answer(self, answer: Answer) -> None:
         """Give the walk what it asked for; `step` becomes the next thing that it asks."""
-        self.step = self._walk.send(answer)
+        assert self._walk is not None
+        self._step = self._walk.send(answer)
 
-    def take(self) -> Proposal | None:
-        """Reveal the next proposal; None if there is none."""
-        if self.exhausted:
-            return None
-        self._revealed += 1
-        return self.proposals[self._revealed - 1]
+    def extend(self, proposals: Sequence[Proposal]) -> None:
+        """More of the draft has arrived."""
+        for proposal in proposals:
+            self.proposals.append(proposal)
+            self.drafted = Letters(self.drafted + proposal_letters(self._pair, proposal))
+            self._ends.append(len(self.drafted))
 
-    def verdict(self, text: Letters) -> tuple[int, bool]:
-        """How many proposals, from the first on, are wholly in the output, and whether the next one was refused.
+    def take(self) -> Proposal:
+        """Reveal the next proposal."""
+        self.revealed += 1
+        return self.proposals[self.revealed - 1]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every proposal that has arrived is revealed."""
+        return self.revealed == len(self.proposals)
+
+    @property
+    def guessed(self) -> list[Proposal]:
+        """The draft as far as it is known, for planning: proposals, and what a branch promises after them."""
+        return [*self.proposals, *self.promised[len(self.proposals) :]]
+
+    def beyond(self, frontier: int) -> int:
+        """Proposals known that end beyond the frontier (letters of output)."""
+        more = max(0, len(self.promised) - len(self.proposals))
+        return len(self._ends) - bisect_right(self._ends, frontier - self.start) + more
+
+    def begin_of(self, place: int) -> int:
+        """Letters of the draft before a proposal, or before the next one."""
+        return self._ends[place - 1] if place else 0
+
+    def contradicts(self, text: Letters) -> bool:
+        """Whether the draft as it has arrived and the output differ: only where that may end an epoch (samples)."""
+        self._follow(text)
+        return self._agreed < min(len(self.drafted), len(text) - self.start)
+
+    def verdict(self, text: Letters) -> Verdict:
+        """How far the draft held.
 
         In letters, so that it means the same for every method. A token that replaces a refused proposal may begin
         with that proposal's letters: where the walk says what is wrong, that counts.
         """
-        committed = text[self.start :]
-        agreed = common_length(self.drafted, committed)
-        refused = agreed < min(len(self.drafted), len(committed))
-        if isinstance(self.step, Refused):
-            agreed, refused = min(agreed, self.step.offset - self.start), True
-        return sum(end <= agreed for end in self._ends), refused
+        self._follow(text)
+        agreed, refused = self._agreed, self._agreed < min(len(self.drafted), len(text) - self.start)
+        if isinstance(self._step, Refused):
+            agreed, refused = min(agreed, self._step.offset - self.start), True
+        return Verdict(bisect_right(self._ends, agreed), refused)
 
-
-def count_round(epoch: Epoch | None, text: Letters, counts: Counts) -> None:
-    """The epoch, if there is one, is over: counts how far its draft held."""
-    if epoch is not None:
-        counts.round(len(epoch.proposals), *epoch.verdict(text))
+    def _follow(self, text: Letters) -> None:
+        place = self._agreed
+        self._agreed += common_length(self.drafted[place:], text[self.start + place :])

@@ -23,6 +23,11 @@ from crossdraft.verification.exchange import (
 )
 from crossdraft.verification.walk import Kind
 
+
+class IllegalEventError(Exception):
+    """An event that the session's state does not allow. The session is unchanged."""
+
+
 Lane = int  # counts the openings of one generation from 1, of targets and drafters together
 Reply = Drafted | Scored | PassDone | RowFetched
 Request = Draft | Advance | Score | Pass | FetchRow

@@ -1,75 +1,139 @@
-"""The rows and samples of the latest pass, by the ids committed since its root."""
+"""The rows and samples that passes have brought, by the ids that lead to them."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from crossdraft.pipeline.rules import IllegalEventError
-from crossdraft.verification.exchange import Pass, PassDone, RowFetched, Sample
-from crossdraft.verification.rows import Row
+from crossdraft.pipeline.events import IllegalEventError, Lane
+from crossdraft.verification.exchange import Pass, Sample
+from crossdraft.verification.rows import Ids, Row
 from crossdraft.verification.trees import Path
 from crossdraft.verification.walk import NeedRow, NeedSample
 
 SAME_LAW = 1e-3  # by which a head and its whole row may differ in sum; rows sum to one within a tenth of that
 
 
-def answers(done: PassDone, sent: Pass, samples: bool) -> bool:
-    """Whether this is the answer to that pass, by samples or by rows."""
-    kind = Sample if samples else Row
-    whole = done.number == sent.number and len(done.nodes) == 1 + len(sent.tree)
-    return whole and all(isinstance(node, kind) for node in done.nodes)
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """A pass that was sent."""
+
+    lane: Lane
+    sent: Pass
+    root: int  # tokens of output that were committed when it left
+    paths: tuple[Path, ...]  # of what it answers, from the root on
+    tokens: int  # that it feeds: those committed since the lane's pass before, and the tree's
+    left_at: float  # seconds
+    idle: float  # seconds that the lane had stood idle
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What is known after one path."""
+
+    answer: Row | Sample
+    lane: Lane  # whose pass it came from
+    number: int  # of that pass
+    node: int  # of that pass's tree
+    extra: Ids | None = None  # ids that were asked for besides the head, if it is known that these were all
+
+
 class Fetched:
-    """What one pass brought."""
+    """Rows and samples at and after the frontier."""
 
-    number: int = 0  # of the pass; 0 before the first
-    since_root: list[int] = field(default_factory=list)  # ids committed since the pass's root
-    _places: dict[Path, int] = field(default_factory=dict)
-    _nodes: list[Row | Sample] = field(default_factory=list)
-
-    @staticmethod
-    def of(sent: Pass, done: PassDone) -> "Fetched":
-        """The results of a pass, at its root."""
-        places = {path: place for place, path in enumerate(sent.tree.paths())}
-        return Fetched(sent.number, [], places, list(done.nodes))
+    def __init__(self, ids: list[int], head: int) -> None:
+        self._ids = ids  # of the output; grows elsewhere
+        self._head = head  # ids of a row that come unasked
+        self._base = 0  # tokens of output before the paths below
+        self._held: dict[Path, Held] = {}
 
     @property
-    def node(self) -> int | None:
-        """The node at the frontier; None if the pass did not guess it."""
-        return self._places.get(tuple(self.since_root))
+    def held(self) -> Held | None:
+        """What is known at the frontier."""
+        return self._held.get(tuple(self._ids[self._base :]))
+
+    def knows(self, path: Path) -> bool:
+        """Whether anything is known after this path from the frontier on."""
+        return (*self._ids[self._base :], *path) in self._held
 
     def answer(self, need: NeedRow | NeedSample) -> Row | Sample | None:
-        """What the walk needs at the frontier, if the pass brought it."""
-        if self.node is None:
+        """What the walk needs at the frontier, if it is at hand.
+
+        Of a row only the ids that may be used: its head, and those that the need lists. What else was listed depends
+        on proposals that are not revealed.
+        """
+        held = self.held
+        if held is None:
             return None
-        found = self._nodes[self.node]
-        if isinstance(need, NeedRow) and isinstance(found, Row):
-            known = found.whole or (not need.whole and found.lists(need.listed))
-            return found if known else None
-        return found
+        row = held.answer
+        if isinstance(row, Sample) or isinstance(need, NeedSample):
+            return row
+        if need.whole:
+            return row if row.whole else None
+        if not row.lists(need.listed):
+            return None
+        whole = held.extra is not None and np.array_equal(held.extra, need.listed)
+        return row if whole else self._cut(row, need.listed)
 
     @property
     def sample(self) -> Sample | None:
         """The target's draw at the frontier, if it answers by draws."""
-        found = None if self.node is None else self._nodes[self.node]
+        found = self.held.answer if self.held is not None else None
         return found if isinstance(found, Sample) else None
 
-    def replace(self, fetched: RowFetched) -> None:
-        """A whole row takes the place of its head.
+    def add(self, flight: Flight, nodes: Sequence[Row | Sample]) -> None:
+        """A pass has returned: what lies before its root is forgotten, if it is the farthest so far."""
+        if flight.root > self._base:
+            self._rebase(flight.root)
+        passed = tuple(self._ids[flight.root : self._base])
+        listed = flight.sent.listed or (None,) * len(nodes)
+        for path, node, answer, extra in zip(flight.paths, flight.sent.answered, nodes, listed, strict=True):
+            if path[: len(passed)] == passed:
+                held = Held(answer, flight.lane, flight.sent.number, node, extra)
+                self._held[path[len(passed) :]] = held
+
+    def complete(self, flight: Flight, node: int, row: Row) -> None:
+        """A row that was asked for takes the place of what was known.
 
         Raises:
             IllegalEventError: they are not the same law; nothing has changed.
         """
-        head = self._nodes[fetched.node]
-        if isinstance(head, Row) and _difference(head, fetched.row) > SAME_LAW:
-            raise IllegalEventError(f"the whole row of node {fetched.node} is not that of the head sent before")
-        self._nodes[fetched.node] = fetched.row
+        path = flight.paths[flight.sent.answered.index(node)]
+        passed = tuple(self._ids[flight.root : self._base])
+        place = path[len(passed) :]
+        if path[: len(passed)] != passed or place not in self._held:
+            return  # the output has taken another way
+        before = self._held[place].answer
+        if isinstance(before, Row) and _difference(before, row) > SAME_LAW:
+            raise IllegalEventError(f"the row of node {node} is not that of the head sent before")
+        self._held[place] = Held(row, flight.lane, flight.sent.number, node)
+
+    def forget(self) -> None:
+        """What is known at the frontier is not enough, and its pass is over: another pass must bring it."""
+        self._held.pop(tuple(self._ids[self._base :]), None)
+
+    def _rebase(self, base: int) -> None:
+        passed = tuple(self._ids[self._base : base])
+        kept = {path[len(passed) :]: held for path, held in self._held.items() if path[: len(passed)] == passed}
+        self._held, self._base = kept, base
+
+    def _cut(self, row: Row, listed: Ids) -> Row:
+        """The head and the listed ids; the rest joins the tail."""
+        if len(row.ids) <= self._head:
+            return row
+        kept = np.zeros(len(row.ids), dtype=np.bool_)
+        kept[np.argpartition(row.probabilities, -self._head)[-self._head :]] = True
+        places = row.places(listed)
+        kept[places[places >= 0]] = True
+        if kept.all():
+            return row
+        return Row(row.ids[kept], row.probabilities[kept], row.tail + float(row.probabilities[~kept].sum()))
 
 
-def _difference(head: Row, whole: Row) -> float:
-    """The sum of the differences in probability, of each listed id and of the tail."""
-    listed = whole.probabilities_of(head.ids)
-    unlisted = whole.probabilities[head.places(whole.ids) < 0].sum()
-    return float(np.abs(listed - head.probabilities).sum() + abs(unlisted - head.tail))
+def _difference(head: Row, other: Row) -> float:
+    """The sum of the differences in probability, of each id that the first lists, and of the rest."""
+    places = other.places(head.ids)
+    known = places >= 0
+    listed = np.abs(other.probabilities[places[known]] - head.probabilities[known]).sum()
+    rest = other.probabilities[head.places(other.ids) < 0].sum() + other.tail
+    return float(listed + abs(rest - head.tail - head.probabilities[~known].sum()))

@@ -20,25 +20,25 @@ class Output:
 
     def __init__(self, assignment: Assignment) -> None:
         self.text = NOTHING
+        self.ids: list[int] = []  # target ids
         self._given = assignment
-        self._tokens = 0
         self._longest_stop = max(map(len, assignment.stop), default=0)
 
     @property
     def room(self) -> int:
         """Tokens that the target's context still holds."""
-        return self._given.context - len(self._given.open_target.prompt) - self._tokens
+        return self._given.context - len(self._given.open_target.prompt) - len(self.ids)
 
     @property
     def left(self) -> int:
         """Tokens that may still be emitted."""
-        return min(self._given.max_tokens - self._tokens, self.room)
+        return min(self._given.max_tokens - len(self.ids), self.room)
 
     def commit(self, token: int) -> Ending | None:
         """Append a target token; says whether the output ends with it."""
         begin = max(0, len(self.text) - self._longest_stop)
         self.text = Letters(self.text + self._given.pair.target.letters[token])
-        self._tokens += 1
+        self.ids.append(token)
         found = [place for stop in self._given.stop if (place := self.text.find(stop, begin)) >= 0]
         if found:
             return Ending(Reason.STOP, min(found))

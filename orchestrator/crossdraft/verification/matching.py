@@ -19,7 +19,7 @@ from crossdraft.verification.walk import (
 
 def walk(ground: Ground) -> Walk:
     """Draw, compare with what the draft shows over the same letters, emit; until they differ."""
-    text = Unreached(ground.offset)
+    text = Unreached(ground.offset, ground.ahead)
     while True:
         token = yield from target_sample()
         wrong = text.commit(ground.pair.target.letters[token])

@@ -30,6 +30,7 @@ class Planner:
     method: Method
     encode: Callable[[Letters], Path]  # continuation tokenizing with the target's tokenizer
     budget: int  # nodes of a tree
+    most_paths: int = 2  # guesses in a tree: 1 is a chain
 
     def plan(self, proposals: Sequence[Proposal], skip: int, room: int) -> Plan:
         """Paths for the draft's letters from `skip` letters after its first proposal on (where
@@ -40,12 +41,19 @@ class Planner:
             Guess.CANONICAL: lambda: encode_beginning(self.encode, text),
             Guess.LONGEST: lambda: self._longest(text),
         }
-        tree = tree_of([guessed[guess]() for guess in self.method.guesses], min(self.budget, room))
+        paths = [guessed[guess]() for guess in self.method.guesses[: self.most_paths]]
+        tree = tree_of(paths, max(0, min(self.budget, room)))
+        return Plan(tree, self._listed(tree, starts))
+
+    def listed(self, tree: TokenTree, proposals: Sequence[Proposal], skip: int) -> tuple[Ids, ...]:
+        """The ids whose probability the walk may ask for at the root and at each node of a tree that stands at the
+        frontier, `skip` letters after the first of the proposals; empty where answers are samples."""
+        return self._listed(tree, self._layout(proposals, skip)[0])
+
+    def _listed(self, tree: TokenTree, starts: dict[int, Proposal]) -> tuple[Ids, ...]:
         if self.method.samples:
-            return Plan(tree, ())
-        if self.method.whole_draft:
-            return Plan(tree, self._next_tokens(tree))
-        return Plan(tree, tuple(self._supports(tree, starts)))
+            return ()
+        return self._next_tokens(tree) if self.method.whole_draft else tuple(self._supports(tree, starts))
 
     def _layout(self, proposals: Sequence[Proposal], skip: int) -> tuple[dict[int, Proposal], Letters]:
         """Proposals by the letter offset after the frontier where they begin, and the letters after it."""

@@ -91,7 +91,8 @@ class Ground:
 
     pair: Pair
     chooser: Chooser
-    offset: int = 0  # letters since the start of the output
+    offset: int = 0  # of the frontier, in letters since the start of the output
+    ahead: Letters = NOTHING  # the last of them, which the draft has not reached: it begins before the frontier
     encode: Callable[[Letters], tuple[int, ...]] = lambda letters: ()  # continuation tokenizing, the target's
     drafted: int = 0  # proposals of this epoch, for methods that need it fixed before the first is revealed
 
@@ -102,9 +103,9 @@ class Unreached:
     At most one of the two is not empty. Offsets count letters since the start of the output.
     """
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, ahead: Letters = NOTHING) -> None:
         self.frontier = offset
-        self.ahead = NOTHING  # committed, not yet drafted
+        self.ahead = ahead  # committed, not yet drafted
         self.over = NOTHING  # drafted and revealed, not yet committed
 
     def commit(self, letters: Letters) -> int | None:

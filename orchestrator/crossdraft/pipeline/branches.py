@@ -1,0 +1,67 @@
+"""Prepared continuations that a drafter has sent for the running epoch."""
+
+from crossdraft.pipeline.epoch import Epoch
+from crossdraft.text.letters import Letters, common_length
+from crossdraft.text.pairing import Pair
+from crossdraft.verification.exchange import Branch
+
+
+class Branches:
+    """The branches of one epoch, by what they replace."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._by_number: dict[int, Branch] = {}
+        self._latest = 0  # number of the session's latest branch
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def fault_of(self, branches: tuple[Branch, ...], depth: int) -> str:
+        """What is wrong with branches that were sent; empty if nothing is."""
+        size = self._pair.drafter.size
+        latest = self._latest
+        for branch in branches:
+            if branch.number <= latest:
+                return f"it sent branch {branch.number} after branch {latest}"
+            latest = branch.number
+            if not branch.letters or len(branch.tokens) > depth or not all(0 <= one < size for one in branch.tokens):
+                return (
+                    f"branch {branch.number} is not one of at most {depth} ids from 0 to {size - 1} after some letters"
+                )
+        return ""
+
+    def add(self, branches: tuple[Branch, ...]) -> None:
+        """They came, and have no fault."""
+        for branch in branches:
+            self._by_number[branch.number] = branch
+            self._latest = branch.number
+
+    def clear(self) -> None:
+        """Another epoch begins."""
+        self._by_number.clear()
+
+    def match(self, epoch: Epoch, text: Letters, letters_decide: bool) -> Branch | None:
+        """The branch that goes on from the output as it is, after the epoch's draft was refused.
+
+        It must replace what was refused by just the letters that the output has. Where the output does not
+        depend on proposals (`letters_decide`), it may also have replaced less, if its proposals agree with the rest.
+        """
+        best: Branch | None = None
+        for branch in self._by_number.values():
+            begin = branch.offset - epoch.start
+            if begin < 0 or branch.offset >= len(text):
+                continue
+            if common_length(epoch.drafted, text[epoch.start :]) < begin:
+                continue
+            rest = text[branch.offset :]
+            if rest == branch.letters:
+                return branch
+            if letters_decide and rest.startswith(branch.letters) and self._agrees(branch, rest):
+                best = branch
+        return best
+
+    def _agrees(self, branch: Branch, rest: str) -> bool:
+        """Whether the branch says the rest, and more."""
+        said = branch.letters + self._pair.drafter.letters_of(branch.tokens)
+        return said.startswith(rest) and len(said) > len(rest)

@@ -1,0 +1,259 @@
+"""What a session does whenever something has happened: walk on, keep the target busy, keep the drafter drafting."""
+
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.drafting import Drafting, of_branch
+from crossdraft.pipeline.epoch import Epoch, Verdict
+from crossdraft.pipeline.events import Command, Counts, Emitted, Finished, Reason, SetTimer, Timer
+from crossdraft.pipeline.fetched import Fetched
+from crossdraft.pipeline.governing import PLAIN, BranchSeen, Judged, Observation, StallSeen
+from crossdraft.pipeline.output import Output
+from crossdraft.pipeline.passing import Passing
+from crossdraft.pipeline.targets import Targets
+from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import Branch, Sample
+from crossdraft.verification.walk import Emit, Ground, Kind, NeedPrefix, NeedProposal, NeedRow, NeedSample, Refused
+
+
+class Decoding:
+    """The output, the running epoch and the walk over it."""
+
+    def __init__(self, assignment: Assignment, targets: Targets, drafting: Drafting) -> None:
+        self.counts = Counts()
+        self.finished: Finished | None = None
+        self.output = Output(assignment)
+        self.fetched = Fetched(self.output.ids, assignment.open_target.head)
+        self.epoch = Epoch(0, PLAIN, assignment.pair, 0, 0)
+        self._given = assignment
+        self._method = assignment.method
+        self._targets = targets
+        self._drafting = drafting
+        self._passing = Passing(assignment, targets, self.counts)
+        self._reported = (Verdict(), 0, 0)  # verdict, tokens and bonus tokens that the governor knows of
+        self._stall = 0  # number of the latest stall's timer
+        self._stalled_at: float | None = None  # since when the target has stood idle for proposals, in seconds
+        self._impatient = False  # a stall has run out, and the drafter has said nothing since
+        self._now = 0.0  # seconds
+
+    def go_on(self, now: float) -> list[Command]:
+        """Do all that can be done now."""
+        self._now = now
+        commands: list[Command] = []
+        if self._method.samples and self.epoch.contradicts(self.output.text):
+            commands += self.next_epoch(now)  # the output does not depend on the draft: its end need not be revealed
+        commands += self._walk()
+        self._report()
+        if self.finished is not None:
+            return commands
+        return commands + self._pass() + self._advance()
+
+    def next_epoch(self, now: float) -> list[Command]:
+        """The running epoch is over: choose how to go on, tell the drafter what was committed."""
+        self._now = now
+        self._report()
+        self._count_round()
+        given, text = self._given, self.output.text
+        usable = self._drafting.ready and self.output.left > 1
+        choice = given.governor.choose(now) if usable else PLAIN
+        branch = self._branch() if choice.drafts else None
+        start = len(text) if branch is None else branch.offset + len(branch.letters)
+        self.epoch = epoch = Epoch(self.epoch.number + 1, choice, given.pair, start, len(text))
+        self.counts.epochs += 1
+        if branch is not None and self._method.drafter_rows:
+            epoch.promised = of_branch(branch)
+        elif branch is not None:
+            epoch.extend(of_branch(branch))
+        self._begin_walk(whole=not (choice.drafts and self._method.whole_draft))
+        if not choice.drafts:
+            self._drafting.end_epoch()
+            return []
+        self.counts.rewinds += 1
+        return self._drafting.begin(epoch, text, branch, now)
+
+    def heard(self) -> None:
+        """The drafter has said something."""
+        self._impatient = False
+
+    def listed_late(self, first: int) -> list[Command]:
+        """Proposals from place `first` on came after a pass had left: it is asked for their probabilities as well."""
+        return self._passing.complete(self.epoch, self.output, first)
+
+    def expired(self, number: int, now: float) -> None:
+        """A stall has lasted long enough."""
+        if number != self._stall or self._stalled_at is None:
+            return
+        self._observe(StallSeen(now - self._stalled_at), now)
+        self.counts.stalls += 1
+        self._impatient, self._stalled_at = True, None
+
+    def end(self, reason: Reason, error: BaseException | None = None) -> Finished:
+        """Nothing more will be emitted."""
+        self._count_round()
+        self.finished = Finished(reason, self.counts, error)
+        return self.finished
+
+    def _walk(self) -> list[Command]:
+        """Go on with what is at hand, until something is missing."""
+        commands: list[Command] = []
+        if not self.epoch.begun and not self._drafting.due:
+            self._begin_walk(whole=True)
+        while self.finished is None and self.epoch.begun:
+            epoch = self.epoch
+            match epoch.step:
+                case NeedProposal():
+                    if not self._reveal():
+                        return commands
+                case Emit(token, kind):
+                    commands += self._emit(token, kind)
+                    epoch.answer(None)
+                case Refused():
+                    commands += self.next_epoch(self._now)
+                case NeedPrefix() as need:
+                    if self._drafting.ready:
+                        return commands + self._score(need)
+                    commands += self.next_epoch(self._now)  # only the drafter knows
+                case NeedRow() | NeedSample() as need:
+                    if not self._answer(need):
+                        if not self._over(need):
+                            return commands + self._fetch(need)
+                        commands += self.next_epoch(self._now)
+        return commands
+
+    def _begin_walk(self, whole: bool) -> None:
+        """The walk sets out: at once, or where it must know how many proposals there are, once it does."""
+        if not whole:
+            return
+        given, epoch, text = self._given, self.epoch, self.output.text
+        ahead = Letters(text[epoch.start :])
+        ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, len(epoch.proposals))
+        epoch.begin(self._method.walk(ground))
+
+    def _reveal(self) -> bool:
+        """Give the walk the next proposal, or none: it settles. False: it has to wait for one."""
+        epoch = self.epoch
+        if not epoch.exhausted:
+            self._stalled_at = None
+            epoch.answer(epoch.take())
+            return True
+        waits = self._drafting.due and not self._method.samples
+        # With no row at the frontier there is nothing to settle with: a pass is needed first.
+        if waits and (self.fetched.held is None or not self._hurried):
+            return False
+        epoch.settled = True
+        epoch.answer(None)
+        return True
+
+    @property
+    def _hurried(self) -> bool:
+        """Whether the target is not to wait for proposals."""
+        return self._impatient or self.epoch.choice.patience == 0
+
+    def _answer(self, need: NeedRow | NeedSample) -> bool:
+        """Answer the walk with what is at hand; False if it is not."""
+        answer = self.fetched.answer(need)
+        if answer is None:
+            return False
+        self.epoch.answer(answer.token if isinstance(answer, Sample) else answer)
+        return True
+
+    def _over(self, need: NeedRow | NeedSample) -> bool:
+        """Whether the epoch is used up. Never where a proposal is being judged (the look-ahead trap: an epoch that
+        ended at a row miss would make the output depend on letters that are not revealed yet)."""
+        moved = len(self.output.text) > self.epoch.began
+        used_up = self.epoch.exhausted and not self._drafting.due
+        return used_up and moved and not need.judging and self.fetched.held is None
+
+    def _fetch(self, need: NeedRow | NeedSample) -> list[Command]:
+        """A row at hand lacks what is needed: its pass is asked for it, or if that is over, another pass will be."""
+        held = self.fetched.held
+        if held is None or isinstance(need, NeedSample):
+            return []
+        fetch = self._targets.fetch(held.lane, held.number, held.node, None if need.whole else need.listed)
+        if fetch is None:
+            self.fetched.forget()
+            return []
+        self.counts.rows_fetched += need.whole and bool(fetch)
+        self.counts.rows_completed += not need.whole and bool(fetch)
+        return fetch
+
+    def _score(self, need: NeedPrefix) -> list[Command]:
+        if self._drafting.scoring is not None:
+            return []
+        return self._drafting.score(need, self.epoch.start, self._now)
+
+    def _emit(self, token: int, kind: Kind) -> list[Command]:
+        sample = self.fetched.sample
+        log_probability = sample.log_probability if sample else None
+        offset = len(self.output.text)
+        ending = self.output.commit(token)
+        self.counts.tokens += 1
+        self.counts.kinds[kind] += 1
+        letters, kept = self._given.pair.target.letters[token], ending.kept if ending else None
+        emitted = Emitted(token, letters, kind, offset, self.epoch.number, log_probability, kept)
+        return [emitted] if ending is None else [emitted, self.end(ending.reason)]
+
+    def _branch(self) -> Branch | None:
+        """The prepared continuation that goes on from here, if the draft was refused and one does."""
+        branches = self._drafting.branches
+        if not len(branches) or not self.epoch.verdict(self.output.text).refused:
+            return None
+        branch = branches.match(self.epoch, self.output.text, self._method.samples)
+        self.counts.branches_tried += 1
+        self.counts.branches_hit += branch is not None
+        self._observe(BranchSeen(branch is not None), self._now)
+        return branch
+
+    def _pass(self) -> list[Command]:
+        """A pass, if the walk lacks a row and the target need not wait for proposals."""
+        lane = self._targets.free
+        if lane is None:
+            return []
+        if self.fetched.held is not None or self._targets.due((), self.output.ids):
+            waits = self.epoch.begun and isinstance(self.epoch.step, NeedProposal) and not self._targets.flights
+            return (
+                self._wait()
+                if waits
+                else self._passing.speculate(lane, self.epoch, self.output, self.fetched, self._now)
+            )
+        few = not self.epoch.begun or self.epoch.beyond(len(self.output.text)) < self.epoch.choice.wait
+        if few and self._drafting.due and not self._hurried:
+            return self._wait()
+        self._stalled_at = None
+        return [self._passing.send(lane, self.epoch, self.output, self._now)]
+
+    def _wait(self) -> list[Command]:
+        """The target stands idle for proposals, up to the choice's patience."""
+        if self._stalled_at is not None:
+            return []
+        self._stalled_at = self._now
+        self._stall += 1
+        return [SetTimer(Timer.STALL, self._stall, self.epoch.choice.patience)]
+
+    def _advance(self) -> list[Command]:
+        """The drafter's window begins at the frontier."""
+        choice, epoch = self.epoch.choice, self.epoch
+        if not (choice.drafts and choice.overlap and self._drafting.received):
+            return []
+        known = len(epoch.guessed)
+        return self._drafting.advance(known - epoch.beyond(len(self.output.text)) + choice.window)
+
+    def _observe(self, seen: Observation, now: float) -> None:
+        self._given.governor.observe(seen, now)
+
+    def _report(self) -> None:
+        """Tell the governor how the draft has fared since the last time."""
+        (before, tokens, settled), counts = self._reported, self.counts
+        verdict = self.epoch.verdict(self.output.text)
+        bonus = counts.kinds[Kind.BONUS]
+        self._reported = (verdict, counts.tokens, bonus)
+        if verdict == before and tokens == counts.tokens:
+            return
+        accepted, refused = verdict.accepted - before.accepted, verdict.refused and not before.refused
+        seen = Judged(before.accepted, accepted, refused, counts.tokens - tokens, bonus - settled, self.epoch.settled)
+        self._observe(seen, self._now)
+        if accepted:
+            self.epoch.settled = False
+
+    def _count_round(self) -> None:
+        verdict = self.epoch.verdict(self.output.text)
+        self.counts.round(len(self.epoch.proposals), verdict.accepted, verdict.refused)
+        self._reported = (Verdict(), self.counts.tokens, self.counts.kinds[Kind.BONUS])

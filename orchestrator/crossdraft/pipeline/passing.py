@@ -1,0 +1,76 @@
+"""Passes: what each covers, and what is asked of one that has left already."""
+
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.epoch import Epoch
+from crossdraft.pipeline.events import Command, Counts, Send
+from crossdraft.pipeline.fetched import Fetched
+from crossdraft.pipeline.output import Output
+from crossdraft.pipeline.targets import TargetLane, Targets
+from crossdraft.verification.planning import Plan, Planner
+from crossdraft.verification.trees import TokenTree
+
+
+class Passing:
+    """Plans passes over the draft as far as it is known, and sends them."""
+
+    def __init__(self, assignment: Assignment, targets: Targets, counts: Counts) -> None:
+        given = assignment
+        self._given = given
+        self._targets = targets
+        self._counts = counts
+        self._planner = Planner(given.pair, given.method, given.encode, given.tree_budget, given.paths)
+        self._letters = given.pair.target.letters
+
+    def send(self, lane: TargetLane, epoch: Epoch, output: Output, now: float) -> Send:
+        """A pass at the frontier."""
+        plan = self._plan(epoch, output)
+        frontier = len(output.text)
+        self._counts.passes += 1
+        self._counts.row_misses += frontier < epoch.reach
+        epoch.reach = max(epoch.reach, frontier + self._length(plan.tree))
+        return self._targets.send(lane, plan, None, output.ids, now)
+
+    def speculate(self, lane: TargetLane, epoch: Epoch, output: Output, fetched: Fetched, now: float) -> list[Command]:
+        """A pass over later proposals, on a target that is free while others work on earlier ones."""
+        if not epoch.choice.speculate or not self._targets.flights or not epoch.guessed:
+            return []
+        plan = self._plan(epoch, output)
+        wanted = tuple(
+            node
+            for node, path in enumerate(plan.tree.paths())
+            if not fetched.knows(path) and not self._targets.due(path, output.ids)
+        )
+        if not wanted:
+            return []
+        self._counts.passes += 1
+        self._counts.speculated += 1
+        epoch.reach = max(epoch.reach, len(output.text) + self._length(plan.tree))
+        return [self._targets.send(lane, plan, wanted, output.ids, now)]
+
+    def complete(self, epoch: Epoch, output: Output, first: int) -> list[Command]:
+        """Proposals from place `first` on begin where passes under way do not list what they can be: ask for it."""
+        method, options = self._given.method, self._given.open_target.options
+        if method.samples or method.whole_draft or options.temperature == 0:
+            return []
+        commands: list[Command] = []
+        skip = len(output.text) - epoch.start - epoch.begin_of(first)
+        for flight in self._targets.flights:
+            if flight.root != len(output.ids):
+                continue
+            listed = self._planner.listed(flight.sent.tree, epoch.guessed[first:], skip)
+            for node in flight.sent.answered:
+                if len(listed[node]):
+                    fetch = self._targets.fetch(flight.lane, flight.sent.number, node, listed[node]) or []
+                    self._counts.rows_completed += len(fetch)
+                    commands += fetch
+        return commands
+
+    def _plan(self, epoch: Epoch, output: Output) -> Plan:
+        return self._planner.plan(epoch.guessed, len(output.text) - epoch.start, output.room)
+
+    def _length(self, tree: TokenTree) -> int:
+        """Letters of the longest path."""
+        ends = [0]
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            ends.append(ends[1 + parent] + len(self._letters[token]))
+        return max(ends)

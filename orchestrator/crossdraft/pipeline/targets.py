@@ -1,0 +1,144 @@
+"""A session's dealings with its targets: lanes, passes in flight, what each was told."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.events import Command, Lane, Open, Send, SetTimer, Timer
+from crossdraft.pipeline.fetched import Flight
+from crossdraft.verification.exchange import FetchRow, Pass, PassDone, RowFetched, Sample
+from crossdraft.verification.planning import Plan
+from crossdraft.verification.rows import Ids, Row
+from crossdraft.verification.trees import Path
+
+LONGEST_BACKOFF = 1.0  # seconds
+
+
+@dataclass
+class TargetLane:
+    """One open session with a target."""
+
+    number: Lane
+    ready: bool = False
+    told: int = 0  # tokens of output that it knows
+    passes: int = 0
+    flight: Flight | None = None  # the pass under way
+    latest: Flight | None = None  # the pass under way, or the one before
+    owed: dict[int, Ids | None] = field(default_factory=dict)  # rows of the latest pass that were asked for
+    free_since: float = 0.0  # seconds
+
+
+class Targets:
+    """One lane, or several that work on one output."""
+
+    def __init__(self, assignment: Assignment, lanes: Iterator[Lane]) -> None:
+        self.lanes: dict[Lane, TargetLane] = {}
+        self._given = assignment
+        self._lanes = lanes
+        self._failures = 0  # since a pass returned
+        self._timer = 0  # number of the latest
+
+    def open(self) -> list[Command]:
+        """As many lanes as are wanted."""
+        commands: list[Command] = []
+        while len(self.lanes) < self._given.targets:
+            lane = TargetLane(next(self._lanes))
+            self.lanes[lane.number] = lane
+            wait = 0.0 if self._failures <= 1 else min(LONGEST_BACKOFF, 0.025 * 2.0**self._failures)
+            commands.append(Open(lane.number, self._given.open_target, wait))
+        return commands
+
+    def opened(self, lane: Lane, now: float) -> None:
+        """It has the prompt."""
+        self.lanes[lane].ready = True
+        self.lanes[lane].free_since = now
+
+    @property
+    def ready(self) -> bool:
+        """Whether any lane can take a pass or has one."""
+        return any(lane.ready for lane in self.lanes.values())
+
+    def lost(self, lane: Lane) -> list[Command]:
+        """What was in flight there will not come; another lane is opened."""
+        without = not any(other.ready for number, other in self.lanes.items() if number != lane)
+        was_ready = self.lanes.pop(lane).ready
+        self._failures += 1
+        commands = self.open()
+        return [*commands, *self.set_timer()] if without and was_ready else commands
+
+    def set_timer(self) -> list[Command]:
+        """From now on there is no target."""
+        self._timer += 1
+        return [SetTimer(Timer.TARGET, self._timer, self._given.target_seconds)]
+
+    def expired(self, number: int) -> bool:
+        """Whether there is still none."""
+        return number == self._timer and not self.ready
+
+    @property
+    def free(self) -> TargetLane | None:
+        """A lane without a pass in flight."""
+        return next((lane for lane in self.lanes.values() if lane.ready and lane.flight is None), None)
+
+    @property
+    def flights(self) -> list[Flight]:
+        """The passes under way."""
+        return [lane.flight for lane in self.lanes.values() if lane.flight is not None]
+
+    def due(self, path: Path, ids: list[int]) -> bool:
+        """Whether a pass under way brings what follows this path from the frontier on; `ids` are the output's."""
+        return any((*ids[flight.root :], *path) in flight.paths for flight in self.flights)
+
+    def send(self, lane: TargetLane, plan: Plan, wanted: tuple[int, ...] | None, ids: list[int], now: float) -> Send:
+        """A pass over a tree at the frontier."""
+        lane.passes += 1
+        listed = plan.listed
+        if wanted is not None and listed:
+            listed = tuple(listed[node] for node in wanted)
+        sent = Pass(lane.passes, tuple(ids[lane.told :]), plan.tree, listed, wanted)
+        paths = tuple(plan.tree.paths())
+        answered = paths if wanted is None else tuple(paths[node] for node in wanted)
+        tokens = len(sent.committed) + len(plan.tree)
+        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, now - lane.free_since)
+        lane.latest = lane.flight
+        lane.told = len(ids)
+        lane.owed.clear()
+        return Send(lane.number, sent)
+
+    def expects(self, lane: Lane, reply: PassDone | RowFetched, samples: bool) -> bool:
+        """Whether it is the answer to what was asked there, by samples or by rows."""
+        known = self.lanes[lane]
+        if isinstance(reply, RowFetched):
+            same = known.flight is None and known.latest is not None and reply.number == known.latest.sent.number
+            return same and reply.node in known.owed and (reply.row.whole or known.owed[reply.node] is not None)
+        flight = known.flight
+        if flight is None or reply.number != flight.sent.number or len(reply.nodes) != len(flight.paths):
+            return False
+        kind = Sample if samples else Row
+        return all(isinstance(node, kind) for node in reply.nodes)
+
+    def returned(self, lane: Lane, now: float) -> Flight:
+        """The lane's pass is back."""
+        known = self.lanes[lane]
+        flight, known.flight = known.flight, None
+        assert flight is not None
+        known.free_since = now
+        self._failures = 0
+        return flight
+
+    def fetch(self, lane: Lane, number: int, node: int, listed: Ids | None) -> list[Command] | None:
+        """Asks for more of a row, once; None: its pass is not the lane's latest any more."""
+        known = self.lanes.get(lane)
+        if known is None or known.latest is None or known.latest.sent.number != number:
+            return None
+        if node in known.owed:
+            return []
+        known.owed[node] = listed
+        return [Send(lane, FetchRow(number, node, listed))]
+
+    def fetched(self, lane: Lane, node: int) -> Flight:
+        """A row that was asked for is there; returns its pass."""
+        known = self.lanes[lane]
+        del known.owed[node]
+        assert known.latest is not None
+        return known.latest
