@@ -3,7 +3,7 @@
 from crossdraft.pipeline.connection import Pipeline, connect
 from crossdraft.pipeline.events import Reason
 from crossdraft.pipeline.generation import Generation, Token
-from crossdraft.pipeline.request import GenerationRequest, RequestError
+from crossdraft.pipeline.request import GenerationRequest, Overlap, RequestError
 from crossdraft.pipeline.statistics import Statistics
 from crossdraft.verification.exchange import SamplingOptions
 from crossdraft.verification.walk import Kind
@@ -12,6 +12,7 @@ __all__ = [
     "Generation",
     "GenerationRequest",
     "Kind",
+    "Overlap",
     "Pipeline",
     "Reason",
     "RequestError",

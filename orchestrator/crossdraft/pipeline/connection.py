@@ -1,59 +1,77 @@
-"""The Python API: connect to a target and a drafter, generate.
+"""The Python API: connect to targets and drafters, generate.
 
 async with connect(target="127.0.0.1:7001", drafter="127.0.0.1:7002") as pipeline:
     async for token in pipeline.generate("def main(", method="seeded", seed=7):
         print(token.text, end="")
 """
 
-import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
 from crossdraft.pipeline.generation import Generation
-from crossdraft.pipeline.request import GenerationRequest
-from crossdraft.pipeline.resolution import Models, resolve
-from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
-from crossdraft.rpc.errors import BadMessage
-from crossdraft.text.letters import Side
-from crossdraft.text.pairing import Pair
-from crossdraft.text.tokenization import Tokenization
-from crossdraft.text.vocabulary import Vocabulary
-from crossdraft.verification.exchange import Description
+from crossdraft.pipeline.recorder import FileRecorder
+from crossdraft.pipeline.recording import Header
+from crossdraft.pipeline.request import GenerationRequest, RequestError
+from crossdraft.pipeline.resolution import Models, Secrets, resolve
+from crossdraft.pipeline.team import Team, tokenization_of
+from crossdraft.rpc.clients import Patience
+
+__all__ = ["Pipeline", "connect", "tokenization_of"]
+
+Addresses = str | Sequence[str]  # HOST:PORT, several of them with commas between, or a sequence
 
 
 class Pipeline:
-    """Connections to a target and, unless decoding is plain, a drafter."""
+    """Connections to the targets of one model and, unless decoding is plain, to drafters of one vocabulary.
 
-    def __init__(self, target: str, drafter: str | None = None, patience: Patience | None = None) -> None:
+    Raises:
+        ValueError: there is no address of a target.
+    """
+
+    def __init__(
+        self,
+        target: Addresses,
+        drafter: Addresses | None = None,
+        patience: Patience | None = None,
+        needs_drafter: bool = False,
+    ) -> None:
+        self._targets = addresses_of(target)
+        self._drafters = addresses_of(drafter or ())
+        if not self._targets:
+            raise ValueError("give at least one address of a target, such as 127.0.0.1:7001")
         self._patience = patience or Patience()
-        self._addresses = (target, drafter)
-        self._target: TargetClient | None = None
-        self._drafter: DrafterClient | None = None
-        self._models: Models | None = None
+        self._needs_drafter = needs_drafter
+        self._team: Team | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
 
     async def __aenter__(self) -> Self:
         """Connect and learn the two vocabularies.
 
         Raises:
-            ServiceError: a service does not answer in time, or its tokenizer cannot be used; the text says which
-                one and what to do.
+            ServiceError: no target answers in time, or its tokenizer cannot be used; the text says which one and
+                what to do. The same of drafters where one is needed.
+            RequestError: the targets serve models that differ.
         """
-        target, drafter = self._addresses
-        self._target = TargetClient(target, self._patience)
-        self._drafter = None if drafter is None else DrafterClient(drafter, self._patience)
+        team = Team(self._targets, self._drafters, self._patience)
         try:
-            self._models = await self._learn(self._target, self._drafter)
+            await team.gather(self._needs_drafter)
         except BaseException:
-            await self._close()
+            await team.close()
             raise
+        self._team = team
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close()
+        for generation in list(self._generations):
+            await generation.aclose()
+        await self._connected.close()
 
     def generate(self, prompt: str, **settings: Any) -> Generation:
         """One output; `settings` are the fields of GenerationRequest.
@@ -65,63 +83,60 @@ class Pipeline:
 
     def run(self, request: GenerationRequest) -> Generation:
         """The same for a request that is made already."""
-        if self._models is None or self._target is None:
-            raise RuntimeError("use the pipeline inside `async with connect(...)`")
-        generation = Generation(resolve(request, self._models), self._target, self._drafter)
+        services, models, drawn = self._connected.services, self.models, Secrets.drawn()
+        assignment = resolve(request, models, drawn, len(services.targets))
+        generation = Generation(assignment, services, request.k, _recorder(request, models, drawn))
         self._generations.add(generation)
         return generation
 
     @property
     def models(self) -> Models:
-        """The vocabularies of the pair, once connected."""
-        if self._models is None:
+        """The vocabularies of the pair, once connected; with a drafter once one has answered."""
+        models = self._connected.models
+        assert models is not None  # it is, before `gather` returns
+        return models
+
+    @property
+    def _connected(self) -> Team:
+        if self._team is None:
             raise RuntimeError("use the pipeline inside `async with connect(...)`")
-        return self._models
-
-    async def _learn(self, target: TargetClient, drafter: DrafterClient | None) -> Models:
-        asked = [target.describe()] + ([] if drafter is None else [drafter.describe()])
-        about, *others = await asyncio.gather(*asked)
-        # In a thread: with vocabularies of 128,000 tokens this takes a second.
-        return await asyncio.to_thread(_models_of, about, others[0] if others else None)
-
-    async def _close(self) -> None:
-        for generation in list(self._generations):
-            await generation.aclose()
-        for client in (self._target, self._drafter):
-            if client is not None:
-                await client.close()
+        return self._team
 
 
-def connect(target: str, drafter: str | None = None, patience: Patience | None = None) -> Pipeline:
-    """A pipeline to use with `async with`; addresses are host:port, no drafter means plain decoding."""
-    return Pipeline(target, drafter, patience)
+def connect(
+    target: Addresses,
+    drafter: Addresses | None = None,
+    patience: Patience | None = None,
+    *,
+    needs_drafter: bool = False,
+) -> Pipeline:
+    """A pipeline to use with `async with`.
 
-
-def _models_of(target: Description, drafter: Description | None) -> Models:
-    tokenization = _learned(target, Side.TARGET)
-    if drafter is None:
-        return Models(target, tokenization)
-    pair = Pair(tokenization.vocabulary, _learned(drafter, Side.DRAFTER).vocabulary)
-    return Models(target, tokenization, drafter, pair).prepare()
-
-
-def tokenization_of(description: Description, side: Side) -> Tokenization:
-    """The tokenizer of a model that described itself.
-
-    Raises:
-        ValueError: there is none that could be used; the text says why.
+    Args:
+        target: one address or several, all of the same model; one must be there, others may come later.
+        drafter: likewise of one vocabulary. None: plain decoding, as it is until a drafter has answered.
+        patience: how long services may take to answer.
+        needs_drafter: to connect fails, as for a target, if no drafter answers.
     """
-    vocabulary = Vocabulary.build(
-        description.tokenizer_json, description.vocabulary_size, description.controls, description.stops, side
-    )
-    return Tokenization(description.tokenizer_json, vocabulary)
+    return Pipeline(target, drafter, patience, needs_drafter)
 
 
-def _learned(description: Description, side: Side) -> Tokenization:
-    """The same for a service that was asked: what it says may be anything. Raises BadMessage."""
+def addresses_of(given: Addresses) -> tuple[str, ...]:
+    """Each once, in their order."""
+    separate = given.split(",") if isinstance(given, str) else given
+    return tuple(dict.fromkeys(address.strip() for address in separate if address.strip()))
+
+
+def _recorder(request: GenerationRequest, models: Models, drawn: Secrets) -> FileRecorder | None:
+    """Raises RequestError if the file cannot be made."""
+    if request.record is None:
+        return None
     try:
-        return tokenization_of(description, side)
-    except ValueError as error:
-        raise BadMessage(
-            f"the tokenizer of the {side.name.lower()} {description.model!r} cannot be used: {error}"
-        ) from error
+        software = version("crossdraft")
+    except PackageNotFoundError:
+        software = "not installed"
+    header = Header(software, time.time(), replace(request, record=None), models.target, models.drafter, drawn)
+    try:
+        return FileRecorder(request.record, header)
+    except OSError as error:
+        raise RequestError(f"cannot record: {error}; name a file that can be written (--record)") from error

@@ -1,165 +1,172 @@
 """Connects a session's state machine to its services: the main loop, and no decision of its own."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
+from typing import Any
 
 from crossdraft.pipeline.events import (
+    Cancelled,
+    Close,
     Command,
-    DrafterLost,
-    DrafterOpened,
     Emitted,
     Event,
     Expired,
     Finished,
+    IllegalEventError,
+    Lane,
+    Lost,
+    Open,
+    Ready,
+    Replied,
+    Send,
     SetTimer,
-    TargetLost,
-    TargetOpened,
+    Timer,
 )
-from crossdraft.pipeline.ports import DrafterPort, DrafterStream, TargetPort, TargetStream
-from crossdraft.pipeline.rules import IllegalEventError
-from crossdraft.pipeline.session import Session
-from crossdraft.pipeline.statistics import DRAFTER, TARGET, Clock, Times
-from crossdraft.rpc.codec import Opened
-from crossdraft.rpc.errors import Internal, ServiceError
-from crossdraft.verification.exchange import (
-    Draft,
-    Drafted,
-    FetchRow,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RowFetched,
-    Score,
-    Scored,
-)
+from crossdraft.pipeline.lanes import OpenedLane
+from crossdraft.pipeline.ports import Machine, Services
+from crossdraft.pipeline.recorder import Recorder
+from crossdraft.pipeline.stopwatches import Clock, Times, traffic
+from crossdraft.rpc.errors import Internal, ServiceError, Unreachable
+from crossdraft.verification.exchange import OpenDrafter, OpenTarget
 
-Lost = Callable[[ServiceError], Event]
+AnyLane = OpenedLane[Any, Any, Any]  # of a target or of a drafter
+Emit = Callable[[Emitted], None]
 
 
 class Driver:
     """Runs one session from its first command to its last."""
 
-    def __init__(self, session: Session, target: TargetPort, drafter: DrafterPort | None) -> None:
+    def __init__(self, session: Machine, services: Services, recorder: Recorder | None = None) -> None:
         self._session = session
-        self._target = target
-        self._drafter = drafter
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._target_stream: TargetStream | None = None
-        self._drafter_stream: DrafterStream | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._services = services
+        self._recorder = recorder
+        self._events: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()  # with the time of each one's arrival
+        self._lanes: dict[Lane, AnyLane] = {}
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._failures: dict[str, ServiceError] = {}  # by role, the latest
         self._clock = Clock()
 
     def times(self) -> Times:
         """What was measured so far."""
-        streams = [stream for stream in (self._target_stream, self._drafter_stream) if stream is not None]
-        return self._clock.times([stream.traffic for stream in streams])
+        return self._clock.times([lane.watch for lane in self._lanes.values()])
 
-    async def run(self, emit: Callable[[Emitted], None]) -> Finished:
+    async def run(self, emit: Emit) -> Finished:
         """Carry out commands and feed back events until the session is finished.
 
-        Cancelling this coroutine cancels the session; services are told in any case.
+        Cancelling this coroutine cancels the session. In any case all lanes are closed at the end.
         """
         async with asyncio.TaskGroup() as group:
             try:
                 self._clock.begin()
                 return await self._loop(group, emit)
+            except asyncio.CancelledError:
+                self._advance(Cancelled(), time.monotonic())
+                raise
             finally:
                 self._clock.end()
-                for task in self._tasks:
-                    task.cancel()
-                await self._close()
+                self._release()
 
-    async def _loop(self, group: asyncio.TaskGroup, emit: Callable[[Emitted], None]) -> Finished:
-        with self._clock.verification():
-            commands = self._session.start()
-        while True:
-            for command in commands:
-                match command:
-                    case Emitted():
-                        self._clock.token()
-                        emit(command)
-                    case Finished():
-                        return command
-                    case _:
-                        await self._carry_out(command, group)
-            event = await self._events.get()
-            with self._clock.verification():
-                commands = self._handle(event)
+    async def _loop(self, group: asyncio.TaskGroup, emit: Emit) -> Finished:
+        commands = self._advance(None, time.monotonic())
+        while (finished := self._carry_out(commands, group, emit)) is None:
+            commands = self._handle(*await self._events.get())
+        return finished
 
-    def _handle(self, event: Event) -> list[Command]:
-        """An answer that nobody asked for is a failure of the service that sent it."""
+    def _handle(self, event: Event, now: float) -> list[Command]:
+        """An answer that nobody asked for is a failure of the service that sent it, which is not used again."""
         try:
-            return self._session.handle(event)
+            return self._advance(event, now)
         except IllegalEventError as error:
-            match event:
-                case Drafted() | Scored():
-                    return self._session.handle(DrafterLost(f"the drafter broke the protocol: {error}"))
-                case PassDone() | RowFetched():
-                    return self._session.handle(TargetLost(Internal(f"the target broke the protocol: {error}")))
-            raise
+            if not isinstance(event, Ready | Replied):
+                raise
+            lane = self._lanes[event.lane]
+            failure = Internal(f"the {lane.roster.role} broke the protocol: {error}")
+            self._close(lane, str(failure))
+            self._failures[lane.roster.role] = failure
+            return self._advance(Lost(event.lane, failure), now)
 
-    async def _carry_out(self, command: Command, group: asyncio.TaskGroup) -> None:
-        match command:
-            case OpenTarget():
-                self._tasks.append(group.create_task(self._run_target(command)))
-            case OpenDrafter():
-                self._tasks.append(group.create_task(self._run_drafter(command)))
-            case Draft() | Score() if self._drafter_stream is not None:
-                self._clock.asked(DRAFTER)
-                await self._guarded(self._drafter_stream.send(command), drafter_lost)
-            case Pass() | FetchRow() if self._target_stream is not None:
-                self._clock.asked(TARGET)
-                await self._guarded(self._target_stream.send(command), TargetLost)
-            case SetTimer(timer, seconds):
-                self._set_timer(timer, seconds)
+    def _advance(self, event: Event | None, now: float) -> list[Command]:
+        """One call of the state machine, measured and recorded; `event` None starts it."""
+        with self._clock.verification():
+            commands = self._session.start(now) if event is None else self._session.handle(event, now)
+        if self._recorder is not None:
+            sent, received = traffic([lane.watch for lane in self._lanes.values()])
+            self._recorder.record(
+                now,
+                event,
+                commands,
+                seconds=self._clock.latest,
+                row_misses=self._session.counts.row_misses,
+                sent=sum(sent.values()),
+                received=sum(received.values()),
+            )
+        return commands
 
-    def _set_timer(self, timer: int, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, Expired(timer))
+    def _carry_out(self, commands: list[Command], group: asyncio.TaskGroup, emit: Emit) -> Finished | None:
+        """Never waits: whatever takes time has a task of its own. Returns the end if it is among them."""
+        for command in commands:
+            match command:
+                case Emitted():
+                    self._clock.token()
+                    emit(command)
+                case Open():
+                    self._open(command, group)
+                case Send(lane, request):
+                    self._lanes[lane].send(request)
+                case Close(lane, blame):
+                    self._close(self._lanes[lane], blame)
+                case SetTimer():
+                    self._set_timer(command)
+                case Finished():
+                    return command
+        return None
 
-    async def _run_target(self, opening: OpenTarget) -> None:
-        async def session() -> None:
-            self._target_stream = await self._target.open(opening)
-            self._events.put_nowait(TargetOpened())
-            await self._read(self._target_stream, "the target")
+    def _open(self, command: Open, group: asyncio.TaskGroup) -> None:
+        lane: AnyLane
+        match command.request:
+            case OpenTarget() as opening:
+                lane = OpenedLane(command.lane, self._services.targets, opening, self._report)
+            case OpenDrafter() as opening:
+                lane = OpenedLane(command.lane, self._services.drafters, opening, self._report)
+        self._lanes[command.lane] = lane
+        lane.begin(group.create_task, lambda: self._take(lane), command.after)
 
-        await self._guarded(session(), TargetLost)
+    def _take(self, lane: AnyLane) -> str:
+        """The address where a lane is opened; raises ServiceError if none is left."""
+        others = [other for other in self._lanes.values() if other is not lane and other.roster is lane.roster]
+        used = {other.address for other in others if other.live and other.address is not None}
+        blamed = {other.address for other in others if other.blamed and other.address is not None}
+        address = lane.roster.take(used, blamed, time.monotonic())
+        if address is None:
+            role = lane.roster.role
+            raise self._failures.get(role, Unreachable(f"there is no {role}"))
+        return address
 
-    async def _run_drafter(self, opening: OpenDrafter) -> None:
-        async def session() -> None:
-            assert self._drafter is not None
-            self._drafter_stream = await self._drafter.open(opening)
-            self._events.put_nowait(DrafterOpened())
-            await self._read(self._drafter_stream, "the drafter")
+    def _close(self, lane: AnyLane, blame: str) -> None:
+        lane.close()
+        if blame and lane.address is not None:
+            lane.blamed = True
+            lane.roster.failed(lane.address, time.monotonic())
 
-        await self._guarded(session(), drafter_lost)
+    def _set_timer(self, command: SetTimer) -> None:
+        if command.timer in self._timers:
+            self._timers[command.timer].cancel()
+        expired = Expired(command.timer, command.number)
+        loop = asyncio.get_running_loop()
+        self._timers[command.timer] = loop.call_later(command.seconds, self._report, expired)
 
-    async def _guarded(self, work: Awaitable[None], lost: Lost) -> None:
-        """A service's failure is an event like any other."""
-        try:
-            await work
-        except ServiceError as error:
-            self._events.put_nowait(lost(error))
+    def _report(self, event: Event) -> None:
+        """Something happened now."""
+        if isinstance(event, Lost) and isinstance(event.error, ServiceError):
+            self._failures[self._lanes[event.lane].roster.role] = event.error
+        self._events.put_nowait((event, time.monotonic()))
 
-    async def _read(self, stream: TargetStream | DrafterStream, name: str) -> None:
-        while True:
-            reply = await stream.receive()
-            if isinstance(reply, Opened):
-                raise Internal(f"{name} opened the session twice")
-            self._clock.answered(reply)
-            self._events.put_nowait(reply)
-
-    async def _close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for stream in (self._target_stream, self._drafter_stream):
-            if stream is not None:
-                await stream.close()
-
-
-def drafter_lost(error: ServiceError) -> Event:
-    """The session needs to know why, not how."""
-    return DrafterLost(str(error))
+    def _release(self) -> None:
+        """Nothing may be left behind; the tasks of the lanes end with their group."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for lane in self._lanes.values():
+            lane.close()
+        if self._recorder is not None:
+            self._recorder.close()

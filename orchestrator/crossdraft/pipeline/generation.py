@@ -8,7 +8,9 @@ from typing import Self
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.driver import Driver
 from crossdraft.pipeline.events import Emitted, Finished, Reason
-from crossdraft.pipeline.ports import DrafterPort, TargetPort
+from crossdraft.pipeline.explanation import Decision, Explained
+from crossdraft.pipeline.ports import Services
+from crossdraft.pipeline.recorder import Recorder
 from crossdraft.pipeline.session import Session
 from crossdraft.pipeline.statistics import Statistics, statistics_of
 from crossdraft.text.letters import NOTHING, Letters, to_bytes
@@ -30,17 +32,26 @@ class Token:
 class Generation:
     """Iterate over it for tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
 
-    Use it as a context manager, or exhaust it: leaving it early cancels the sessions. A target that fails
-    raises its ServiceError from the iteration; a drafter that fails does not.
+    Use it as a context manager, or exhaust it: leaving it early cancels the sessions. When there is no target left,
+    the iteration raises the last one's ServiceError; a drafter that fails does not end it.
+
+    Args:
+        assignment: what it works from.
+        services: where it works.
+        k: proposals in a lock-step round, for the statistics.
+        recorder: takes down what happens.
     """
 
-    def __init__(self, assignment: Assignment, target: TargetPort, drafter: DrafterPort | None) -> None:
+    def __init__(
+        self, assignment: Assignment, services: Services, k: int = 0, recorder: Recorder | None = None
+    ) -> None:
         self.text = ""
         self.ids: list[int] = []
         self.reason: Reason | None = None
         self.statistics: Statistics | None = None
         self._assignment = assignment
-        self._driver = Driver(Session(assignment), target, drafter)
+        self._k = k
+        self._driver = Driver(Session(assignment), services, recorder)
         self._decoder = LetterDecoder()
         self._letters = NOTHING
         self._decoded = ""  # `text` is this less what is held back
@@ -63,6 +74,12 @@ class Generation:
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """How the epochs were run, if the request asked to explain it."""
+        governor = self._assignment.governor
+        return governor.decisions if isinstance(governor, Explained) else []
 
     def __aiter__(self) -> Self:
         return self
@@ -99,7 +116,7 @@ class Generation:
         given = self._assignment
         prompt_tokens = len(given.open_target.prompt)
         self.statistics = statistics_of(
-            given.method.name, given.proposals, prompt_tokens, finished.counts, self._driver.times()
+            given.method.name, self._k, prompt_tokens, finished.counts, self._driver.times()
         )
         if finished.error is not None:
             raise finished.error

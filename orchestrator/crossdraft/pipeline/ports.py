@@ -1,10 +1,14 @@
-"""What the driver needs of a service; `crossdraft.rpc` has the real ones, tests have fakes."""
+"""What the driver needs of a service and of a session; `crossdraft.rpc` has the real services, tests have fakes."""
 
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from crossdraft.pipeline.statistics import TrafficCount
+from crossdraft.pipeline.events import Command, Counts, Event
+from crossdraft.pipeline.roster import Roster
+from crossdraft.pipeline.stopwatches import TrafficCount
 from crossdraft.rpc.codec import Opened
 from crossdraft.verification.exchange import (
+    Advance,
     Draft,
     Drafted,
     FetchRow,
@@ -41,22 +45,48 @@ class StreamPort(Protocol[Request, Reply]):
         """End the session."""
 
 
-# A service may break the protocol with a second Opened; the driver then gives it up.
-TargetStream = StreamPort[OpenTarget | Pass | FetchRow, Opened | PassDone | RowFetched]
-DrafterStream = StreamPort[OpenDrafter | Draft | Score, Opened | Drafted | Scored]
+class ServicePort(Protocol[Opening, Request, Reply]):
+    """A service."""
 
-
-class TargetPort(Protocol):
-    """A target service."""
-
-    async def open(self, request: OpenTarget) -> TargetStream:
-        """Begin a session."""
+    async def open(self, request: Opening, /) -> StreamPort[Request, Reply]:
+        """Begin a session; raises ServiceError."""
         ...
 
 
-class DrafterPort(Protocol):
-    """A drafter service."""
+# A service may break the protocol with a second Opened; the driver then gives it up.
+TargetPort = ServicePort[OpenTarget, OpenTarget | Pass | FetchRow, Opened | PassDone | RowFetched]
+DrafterPort = ServicePort[OpenDrafter, OpenDrafter | Draft | Advance | Score, Opened | Drafted | Scored]
 
-    async def open(self, request: OpenDrafter) -> DrafterStream:
-        """Begin a session."""
+
+@dataclass(frozen=True, eq=False)
+class Services:
+    """Where a generation can open sessions."""
+
+    targets: Roster[TargetPort]
+    drafters: Roster[DrafterPort]
+
+    @staticmethod
+    def of(target: TargetPort, drafter: DrafterPort | None = None) -> "Services":
+        """One of each role, or no drafter."""
+        services = Services(Roster("target"), Roster("drafter"))
+        services.targets.add("target", target)
+        if drafter is not None:
+            services.drafters.add("drafter", drafter)
+        return services
+
+
+class Machine(Protocol):
+    """A session's state machine."""
+
+    @property
+    def counts(self) -> Counts:
+        """What was done so far."""
+        ...
+
+    def start(self, now: float) -> list[Command]:
+        """The first commands."""
+        ...
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """What is to be done after an event; raises IllegalEventError, and has not changed then."""
         ...

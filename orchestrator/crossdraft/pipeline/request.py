@@ -1,15 +1,26 @@
 """A request as a user writes it, checked as far as it can be before the models are known."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
 
 from crossdraft.verification.exchange import MOST_PROPOSALS, SamplingOptions
 from crossdraft.verification.methods import method_named
 
+MOST_PATHS = 16
 WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a grid of 2^-24 without bias
 
 
 class RequestError(ValueError):
     """The request cannot be served; the text says what to change."""
+
+
+class Overlap(StrEnum):
+    """Whether the drafter drafts on while the target verifies."""
+
+    AUTO = "auto"  # the governor decides, from what it measures
+    ON = "on"
+    OFF = "off"  # the classic lock-step round of k proposals
 
 
 @dataclass(frozen=True)
@@ -18,7 +29,7 @@ class GenerationRequest:
 
     prompt: str
     method: str | None = None  # None: the default for temperature, seed and pair
-    k: int = 5  # proposals in a round
+    k: int = 5  # proposals in a lock-step round
     max_tokens: int = 128
     options: SamplingOptions = field(default_factory=SamplingOptions)
     drafter_temperature: float | None = None  # None: the target's
@@ -30,6 +41,17 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     allow_inexact: bool = False  # a method whose output has not the target's distribution may be used
     audit: bool = False  # every draw of the drafter is recomputed from its row; a wrong one costs it the session
+    overlap: Overlap = Overlap.AUTO
+    window: int | None = None  # most proposals ahead of the walk; None: 2 k with overlap on, the governor's with auto
+    wait: int | None = (
+        None  # unrevealed proposals that a pass waits for; None: k with overlap on, the governor's with auto
+    )
+    branches: int | None = None  # proposals of each prepared continuation, 0: none; None: the governor's, else none
+    branch_width: int | None = None  # prepared continuations for each proposal; None: the governor's, else 1
+    paths: int = 2  # most guessed paths in the tree of a pass; 1: a chain
+    speculation: bool = False  # with two targets, a pass may begin on one before that of the other has returned
+    explain: bool = False  # the governor's choices are kept, to be shown
+    record: Path | None = None  # file for the flight recorder
 
     def __post_init__(self) -> None:
         checks = (
@@ -45,16 +67,37 @@ class GenerationRequest:
             ),
             (self.seed is None or 0 <= self.seed < 2**64, f"seed must be between 0 and 2**64 - 1, got {self.seed}"),
             (all(self.stop), "a stop string must not be empty"),
+            (1 <= self.paths <= MOST_PATHS, f"paths must be between 1 and {MOST_PATHS}, got {self.paths}"),
         )
         for holds, complaint in checks:
             if not holds:
                 raise RequestError(complaint)
+        self._check_overlap()
         self._check_method()
 
     @property
     def greedy(self) -> bool:
         """Whether the target's most probable token is wanted, always."""
         return self.options.temperature == 0
+
+    def _check_overlap(self) -> None:
+        if self.overlap not in [*Overlap]:
+            raise RequestError(f"overlap must be auto, on or off, got {self.overlap!r}")
+        object.__setattr__(self, "overlap", Overlap(self.overlap))  # its plain text is taken, too
+        for name, value, least in (
+            ("window", self.window, 1),
+            ("wait", self.wait, 0),
+            ("branches", self.branches, 0),
+            ("branch_width", self.branch_width, 1),
+        ):
+            if value is None:
+                continue
+            if not least <= value <= MOST_PROPOSALS:
+                raise RequestError(f"{name} must be between {least} and {MOST_PROPOSALS}, got {value}")
+            if self.overlap is Overlap.OFF:
+                raise RequestError(f"{name} means nothing with overlap off: leave it out, or overlap (--overlap on)")
+        if self.wait is not None and self.wait > (self.window or MOST_PROPOSALS):
+            raise RequestError(f"wait must be at most window, which is {self.window}, got {self.wait}")
 
     def _check_method(self) -> None:
         if self.method is None:
@@ -63,6 +106,11 @@ class GenerationRequest:
             method = method_named(self.method)
         except ValueError as error:
             raise RequestError(str(error)) from error
+        if method.whole_draft and self.overlap is Overlap.ON:
+            raise RequestError(
+                f"method {method.name!r} judges a whole draft at once, so nothing can be drafted meanwhile; "
+                "use --overlap auto or off, or another method"
+            )
         if not (method.exact or self.allow_inexact):
             raise RequestError(
                 f"the output of method {method.name!r} has not the target's distribution; choose an exact method, "

@@ -8,17 +8,34 @@ import numpy as np
 
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.auditing import Audit
-from crossdraft.pipeline.request import GenerationRequest, RequestError
+from crossdraft.pipeline.explanation import Explained
+from crossdraft.pipeline.governing import PLAIN, Choice, Fixed, Governor, lock_step
+from crossdraft.pipeline.request import GenerationRequest, Overlap, RequestError
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import Description, NoiseKey, OpenDrafter, OpenTarget
+from crossdraft.verification.exchange import MOST_PROPOSALS, Description, NoiseKey, OpenDrafter, OpenTarget
 from crossdraft.verification.methods import Method, default_method, method_named
 from crossdraft.verification.noise import KeyedNoise
 
 NODES_BESIDE_THE_DRAFT = 8
+PLAINLY = Fixed(PLAIN)
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """All that chance decides in one generation: with the same, the same events lead to the same output."""
+
+    noise: int  # 64 bits: the target's nonce, unless the request has a seed
+    audit: int  # 64 bits: the key of audits that have one of their own
+    chooser: int  # 128 bits: the seed of the walk's random choices
+
+    @staticmethod
+    def drawn() -> "Secrets":
+        """New ones, from the system's entropy."""
+        return Secrets(secrets.randbits(64), secrets.randbits(64), secrets.randbits(128))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,33 +71,66 @@ class Models:
         return self
 
 
-def resolve(request: GenerationRequest, models: Models) -> Assignment:
+def resolve(request: GenerationRequest, models: Models, drawn: Secrets | None = None, targets: int = 1) -> Assignment:
     """What the session works from.
+
+    Args:
+        request: as the user wrote it.
+        models: what target and drafter said of themselves.
+        drawn: what chance decides; None: drawn now.
+        targets: addresses of the target.
 
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
     """
     if request.audit and models.pair is None:
         raise RequestError("there is no drafter whose draws could be audited: leave out audit (--audit)")
+    drawn = drawn or Secrets.drawn()
     method = choose_method(request, models)
     prompt = _prompt_ids(request, models)
-    noise = NoiseKey(secrets.randbits(64) if request.seed is None else request.seed, request.choice)
+    noise = NoiseKey(drawn.noise if request.seed is None else request.seed, request.choice)
     pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
-    audit = _audit(models, method, noise) if request.audit else None
+    audit = _audit(models, method, noise, drawn) if request.audit else None
+    opening = _open_drafter(request, models, method, audit, noise)
+    governor = PLAINLY if opening is None else governor_of(request, method)
     return Assignment(
         pair=pair,
         method=method,
-        chooser=RandomChooser(np.random.default_rng()),
+        chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
         encode=models.tokenization.encode_continuation,
         open_target=OpenTarget(prompt, request.options, noise if method.samples else None, request.head),
-        open_drafter=_open_drafter(request, models, method, audit, noise),
-        proposals=request.k,
+        open_drafter=opening,
+        governor=Explained(governor) if request.explain else governor,
         max_tokens=request.max_tokens,
         context=models.context,
         ignore_end=request.ignore_eos,
         stop=tuple(from_bytes(text.encode()) for text in request.stop),
-        tree_budget=2 * request.k + NODES_BESIDE_THE_DRAFT,
+        targets=min(2, targets) if request.speculation else 1,
+        paths=request.paths,
+        tree_budget=request.paths * (request.window or 2 * request.k) + NODES_BESIDE_THE_DRAFT,
         audit=audit,
+    )
+
+
+def governor_of(request: GenerationRequest, method: Method) -> Governor:
+    """Who decides how each epoch is run."""
+    if request.overlap is Overlap.OFF or method.whole_draft:
+        return lock_step(request.k)
+    if request.overlap is Overlap.ON:
+        return Fixed(_always_overlapped(request))
+    return lock_step(request.k)
+
+
+def _always_overlapped(request: GenerationRequest) -> Choice:
+    """A pass is sent with k proposals if they come in time, and as many again are drafted meanwhile."""
+    window = request.window or max(2 * request.k, request.wait or 0)
+    return Choice(
+        window=min(window, MOST_PROPOSALS),
+        wait=min(request.k, window) if request.wait is None else request.wait,
+        branch_depth=request.branches or 0,
+        branch_width=request.branch_width or 1,
+        speculate=request.speculation,
+        reason="overlapped, as asked for",
     )
 
 
@@ -140,11 +190,11 @@ def _prompt_ids(request: GenerationRequest, models: Models) -> tuple[int, ...]:
     return prompt
 
 
-def _audit(models: Models, method: Method, noise: NoiseKey) -> Audit:
+def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> Audit:
     """Where the method keys the drafter's draws, that key; else one of its own, so that drafts stay independent."""
     if method.keyed:
         return Audit(noise, False, *models.noises)
-    return Audit(NoiseKey(secrets.randbits(64)), True, *models.noises)
+    return Audit(NoiseKey(drawn.audit), True, *models.noises)
 
 
 def _open_drafter(

@@ -1,13 +1,9 @@
 """What a generation cost, and how often the drafter was right."""
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from crossdraft.pipeline.events import Counts
-from crossdraft.verification.exchange import Drafted, PassDone, RowFetched, Scored
+from crossdraft.pipeline.stopwatches import Times
 from crossdraft.verification.walk import Kind
 
 
@@ -16,7 +12,7 @@ class Statistics:
     """The final figures of one generation."""
 
     method: str
-    k: int  # proposals asked for in a round
+    k: int  # proposals asked for in a lock-step round
     prompt_tokens: int
     tokens: int  # emitted
     accepted: int
@@ -34,7 +30,7 @@ class Statistics:
     drafter_seconds: float  # in the drafter's model
     target_seconds: float  # in the target's model
     wire_seconds: float  # waiting for a service, less its time in the model
-    verification_seconds: float  # in the state machine: planning, walks, bookkeeping
+    verification_seconds: float  # CPU time in the state machine: planning, walks, bookkeeping
     bytes_sent: int  # serialized messages, both services
     bytes_received: int
     scores: int = 0  # prefixes whose probability the drafter was asked for
@@ -42,6 +38,21 @@ class Statistics:
     proposed_at: tuple[int, ...] = ()  # by place in a round, from 0: rounds with a proposal there
     judged_at: tuple[int, ...] = ()  # ... rounds in which it was accepted or refused
     accepted_at: tuple[int, ...] = ()  # ... rounds in which it was accepted: wholly in the output
+    rows_completed: int = 0  # rows that were asked for more ids, because a proposal came after its pass had left
+    drafters_lost: int = 0  # times that a drafter failed or was given up
+    targets_lost: int = 0  # times that a target failed
+    rewinds: int = 0  # epochs that the drafter was told of
+    branches: int = 0  # prepared continuations that came
+    branch_tokens: int = 0  # proposals in them
+    branches_tried: int = 0  # refusals that met any
+    branches_hit: int = 0  # ... and were continued by one
+    stalls: int = 0  # times that the target stood idle for proposals until patience ended
+    speculated: int = 0  # passes that began while another was in flight
+    events: int = 0  # that the state machine handled
+    target_bytes: int = 0  # serialized, both ways, with targets
+    drafter_bytes: int = 0  # ... with drafters
+    idle_seconds: float = 0.0  # of targets: sessions open, and no pass in flight
+    target_lane_seconds: float = 0.0  # of targets: sessions open
 
     @property
     def acceptance_at(self) -> tuple[float, ...]:
@@ -71,83 +82,29 @@ class Statistics:
         return self.accepted / judged if judged else 0.0
 
     @property
+    def idle_share(self) -> float:
+        """Share of the targets' time without a pass in flight."""
+        return self.idle_seconds / self.target_lane_seconds if self.target_lane_seconds else 0.0
+
+    @property
+    def round_milliseconds(self) -> float:
+        """CPU time in the state machine for one pass."""
+        return 1000 * self.verification_seconds / self.passes if self.passes else 0.0
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Serialized, both services and directions, for an emitted token."""
+        return (self.bytes_sent + self.bytes_received) / self.tokens if self.tokens else 0.0
+
+    @property
+    def branch_hits(self) -> float:
+        """Share of the refusals that met prepared continuations and were continued by one."""
+        return self.branches_hit / self.branches_tried if self.branches_tried else 0.0
+
+    @property
     def tokens_per_second(self) -> float:
         """Emitted tokens a second."""
         return self.tokens / self.seconds if self.seconds else 0.0
-
-
-class TrafficCount(Protocol):
-    """What a stream counts."""
-
-    bytes_sent: int
-    bytes_received: int
-
-
-@dataclass(frozen=True)
-class Times:
-    """What the driver measured, in seconds, and bytes on the wire."""
-
-    seconds: float
-    first_token_seconds: float
-    wire_seconds: float
-    verification_seconds: float
-    bytes_sent: int
-    bytes_received: int
-
-
-DRAFTER = "drafter"
-TARGET = "target"
-
-
-class Clock:
-    """Stop-watches of one session; seconds of the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._began = 0.0
-        self._ended = 0.0
-        self._first_token = 0.0
-        self._verification = 0.0
-        self._wire = 0.0
-        self._asked: dict[str, float] = {}
-
-    def begin(self) -> None:
-        self._began = time.monotonic()
-
-    def end(self) -> None:
-        self._ended = time.monotonic()
-
-    def token(self) -> None:
-        self._first_token = self._first_token or time.monotonic()
-
-    def asked(self, service: str) -> None:
-        """A request leaves."""
-        self._asked[service] = time.monotonic()
-
-    def answered(self, reply: PassDone | RowFetched | Drafted | Scored) -> None:
-        """Its reply is there: what the model did not take was the wire, both codecs and the queue."""
-        service = DRAFTER if isinstance(reply, Drafted | Scored) else TARGET
-        in_model = 0.0 if isinstance(reply, RowFetched) else reply.seconds
-        self._wire += max(0.0, time.monotonic() - self._asked.get(service, time.monotonic()) - in_model)
-
-    @contextmanager
-    def verification(self) -> Iterator[None]:
-        """Counts the block as verification."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._verification += time.perf_counter() - began
-
-    def times(self, traffic: Sequence[TrafficCount]) -> Times:
-        """What was measured."""
-        return Times(
-            seconds=(self._ended or time.monotonic()) - self._began,
-            first_token_seconds=max(0.0, self._first_token - self._began),
-            wire_seconds=self._wire,
-            verification_seconds=self._verification,
-            bytes_sent=sum(count.bytes_sent for count in traffic),
-            bytes_received=sum(count.bytes_received for count in traffic),
-        )
 
 
 def statistics_of(method: str, k: int, prompt_tokens: int, counts: Counts, times: Times) -> Statistics:
@@ -180,4 +137,19 @@ def statistics_of(method: str, k: int, prompt_tokens: int, counts: Counts, times
         proposed_at=tuple(counts.proposed_at),
         judged_at=tuple(counts.judged_at),
         accepted_at=tuple(counts.accepted_at),
+        rows_completed=counts.rows_completed,
+        drafters_lost=counts.drafters_lost,
+        targets_lost=counts.targets_lost,
+        rewinds=counts.rewinds,
+        branches=counts.branches,
+        branch_tokens=counts.branch_tokens,
+        branches_tried=counts.branches_tried,
+        branches_hit=counts.branches_hit,
+        stalls=counts.stalls,
+        speculated=counts.speculated,
+        events=times.events,
+        target_bytes=times.target_bytes,
+        drafter_bytes=times.drafter_bytes,
+        idle_seconds=times.idle_seconds,
+        target_lane_seconds=times.target_lane_seconds,
     )

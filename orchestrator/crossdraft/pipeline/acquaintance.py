@@ -1,0 +1,94 @@
+"""Gets to know services: each is asked to describe itself until it has, those that are down in the background."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from crossdraft.rpc.errors import ServiceError
+from crossdraft.verification.exchange import Description
+
+FIRST_PAUSE = 0.25  # seconds between two questions to a service that does not answer; it doubles
+LONGEST_PAUSE = 4.0
+
+log = logging.getLogger(__name__)
+
+
+class Described(Protocol):
+    """A client of a service."""
+
+    address: str
+
+    @property
+    def service(self) -> str:
+        """What error texts call it."""
+        ...
+
+    async def describe(self) -> Description:
+        """What the service says of its model; raises ServiceError."""
+        ...
+
+
+Client = TypeVar("Client", bound=Described)
+Welcome = Callable[[Client, Description], Awaitable[None]]
+
+
+class Strange(Exception):  # noqa: N818 - it says what is wrong
+    """A service that describes itself, and cannot be used beside the others of its role; the text says why."""
+
+
+class Acquaintance:
+    """One service that is asked what it is. Make it in a running event loop, and `close` it.
+
+    Args:
+        client: of the service.
+        welcome: called once with the client and its description; raises ServiceError if it cannot be used now, and
+            Strange if it never can.
+    """
+
+    def __init__(self, client: Client, welcome: Welcome[Client]) -> None:
+        self.error: ServiceError | None = None  # the latest
+        self.strange: Strange | None = None
+        self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # once it was, in vain or not
+        self._task = asyncio.create_task(self._meet(client, welcome))
+
+    async def close(self) -> None:
+        """Asks no more."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _meet(self, client: Client, welcome: Welcome[Client]) -> None:
+        pause = FIRST_PAUSE
+        try:
+            while not await self._asked(client, welcome):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+        finally:
+            self._tried()
+
+    async def _asked(self, client: Client, welcome: Welcome[Client]) -> bool:
+        """Whether there is nothing more to ask."""
+        try:
+            await welcome(client, await client.describe())
+            if self.error is not None:
+                log.warning("%s is there now", client.service)
+        except Strange as error:
+            self.strange = error
+            log.warning("%s is not used: %s", client.service, error)
+        except ServiceError as error:
+            if self.error is None:
+                log.warning("%s, and is tried again in the background", error)
+            self.error = error
+            self._tried()
+            return False
+        return True
+
+    def _tried(self) -> None:
+        if not self.tried.done():
+            self.tried.set_result(None)
+
+
+async def all_tried(acquaintances: Sequence[Acquaintance], seconds: float) -> None:
+    """Returns once each was asked at least once, or after this time."""
+    if acquaintances:
+        await asyncio.wait([one.tried for one in acquaintances], timeout=max(0.0, seconds))

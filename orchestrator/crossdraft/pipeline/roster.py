@@ -1,0 +1,67 @@
+"""The services of one role, and which of them the next session is opened with. Pure: it is told the time."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+FORGIVEN_SECONDS = 30.0  # after its last failure a service is taken like any other
+
+Service = TypeVar("Service")
+
+
+@dataclass
+class _Place(Generic[Service]):
+    """One of them."""
+
+    service: Service
+    failed_at: float | None = None  # seconds; None: it never failed
+    sessions: int = 0  # that it has now
+
+
+class Roster(Generic[Service]):
+    """Services by address. All generations of a pipeline share one, so that what failed for one is known to all."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role  # "target" or "drafter", for error texts
+        self._places: dict[str, _Place[Service]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, address: str) -> Service:
+        return self._places[address].service
+
+    def add(self, address: str, service: Service) -> None:
+        """One more; an address that is there already keeps its place."""
+        self._places.setdefault(address, _Place(service))
+
+    def take(self, used: Collection[str], blamed: Collection[str], now: float) -> str | None:
+        """The address where the next session is opened; `give_back` when it has ended.
+
+        Args:
+            used: where this generation has sessions already: only taken if no other is left.
+            blamed: where this generation opens none again.
+            now: seconds of a monotonic clock.
+
+        Returns:
+            Of the others the one that failed least recently, and of those the one with the fewest sessions; None if
+            no address is left.
+        """
+
+        def cost(address: str) -> tuple[bool, float, int]:
+            place = self._places[address]
+            recent = place.failed_at is not None and now - place.failed_at < FORGIVEN_SECONDS
+            return (address in used, place.failed_at if recent and place.failed_at else float("-inf"), place.sessions)
+
+        chosen = min((address for address in self._places if address not in blamed), key=cost, default=None)
+        if chosen is not None:
+            self._places[chosen].sessions += 1
+        return chosen
+
+    def give_back(self, address: str) -> None:
+        """A session there has ended."""
+        self._places[address].sessions -= 1
+
+    def failed(self, address: str, now: float) -> None:
+        """A session there failed, or its service was blamed."""
+        self._places[address].failed_at = now
