@@ -24,11 +24,12 @@ class Wanted:
     model: str
     threads: int
     more: tuple[str, ...] = ()  # options
+    prefix: tuple[str, ...] = ()  # what the command is run by: on a host, on a core
 
     def command(self) -> list[str]:
         """As it would be typed. It ends with its standard input: were this process killed, it would end too."""
         options = ["--model", self.model, "--threads", str(self.threads), "--grace-seconds", "0", "--until-stdin-ends"]
-        return [sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options, *self.more]
+        return [*self.prefix, sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options, *self.more]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,14 @@ class Started:
         self.log.close()
 
 
+@dataclass(frozen=True)
+class Running:
+    """A service that is ready."""
+
+    address: str
+    process_id: int
+
+
 @asynccontextmanager
 async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
     """Starts services side by side and gives their addresses; ends them at the end of the block.
@@ -78,11 +87,18 @@ async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
     Raises:
         CommandFailed: one of them does not start.
     """
+    async with running(wanted) as found:
+        yield [one.address for one in found]
+
+
+@asynccontextmanager
+async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
+    """The same, and their processes."""
     started: list[Started] = []
     try:
         for one in wanted:
             started.append(await _start(one))
-        yield [await one.address() for one in started]
+        yield [Running(await one.address(), one.process.pid) for one in started]
     finally:
         # Not cut short by a second signal: nothing may be left behind.
         await asyncio.shield(asyncio.gather(*(one.end() for one in started)))
