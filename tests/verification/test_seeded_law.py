@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.events import Emitted
+from crossdraft.pipeline.governing import lock_step
 from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING
 from crossdraft.text.vocabulary import Vocabulary
