@@ -229,7 +229,8 @@ class _Epoch:
             return
         choice = self._choice
         came = self._arrival(self._judged) + choice.branch_depth * self._forward
-        hit = self._workload.hit(choice.branch_width) if choice.branch_depth and came <= now else 0.0
+        prepared = choice.branch_depth and self._judged >= self._adopted and came <= now
+        hit = self._workload.hit(choice.branch_width) if prepared else 0.0
         self.sums.busy += share * self._busy_at(now + self._half)
         if left is None:
             nexts = {(0, FREE): 1 - hit, (choice.branch_depth, FREE): hit}
