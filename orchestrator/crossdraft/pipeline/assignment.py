@@ -32,7 +32,7 @@ class Assignment:
     draft_seconds: float = 30.0  # a drafter that owes an answer for longer is given up
     target_seconds: float = 30.0  # longest time without any target
     targets: int = 1  # lanes to targets that are held open
-    paths: int = 2  # guesses in a pass's tree at most
+    paths: int = 2  # in a pass's tree at most: the method's guesses at the draft, then prepared continuations
     tree_budget: int = 16  # nodes of one pass at most
     audit: Audit | None = None  # set: every draw of the drafter is recomputed from its row
 

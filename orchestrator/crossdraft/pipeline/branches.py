@@ -61,7 +61,18 @@ class Branches:
                 best = branch
         return best
 
+    def texts(self, epoch: Epoch, frontier: int) -> list[Letters]:
+        """What each says from the frontier on, where it goes on from the draft as it is; earlier refusals first."""
+        ahead = (branch for branch in self._by_number.values() if branch.offset >= max(frontier, epoch.start))
+        return [
+            Letters(epoch.drafted[frontier - epoch.start : branch.offset - epoch.start] + self._said(branch))
+            for branch in sorted(ahead, key=lambda branch: branch.offset)
+        ]
+
+    def _said(self, branch: Branch) -> str:
+        return branch.letters + self._pair.drafter.letters_of(branch.tokens)
+
     def _agrees(self, branch: Branch, rest: str) -> bool:
         """Whether the branch says the rest, and more."""
-        said = branch.letters + self._pair.drafter.letters_of(branch.tokens)
+        said = self._said(branch)
         return said.startswith(rest) and len(said) > len(rest)

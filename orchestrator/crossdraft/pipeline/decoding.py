@@ -2,12 +2,13 @@
 
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.drafting import Drafting, of_branch
-from crossdraft.pipeline.epoch import Epoch, Verdict
+from crossdraft.pipeline.epoch import Epoch
 from crossdraft.pipeline.events import Command, Counts, Emitted, Finished, Reason, SetTimer, Timer
 from crossdraft.pipeline.fetched import Fetched
-from crossdraft.pipeline.governing import PLAIN, BranchSeen, Judged, Observation, StallSeen
+from crossdraft.pipeline.governing import PLAIN, BranchSeen, Observation, StallSeen
 from crossdraft.pipeline.output import Output
 from crossdraft.pipeline.passing import Passing
+from crossdraft.pipeline.reporting import Reporting
 from crossdraft.pipeline.targets import Targets
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import Branch, Sample
@@ -27,8 +28,8 @@ class Decoding:
         self._method = assignment.method
         self._targets = targets
         self._drafting = drafting
-        self._passing = Passing(assignment, targets, self.counts)
-        self._reported = (Verdict(), 0, 0)  # verdict, tokens and bonus tokens that the governor knows of
+        self._passing = Passing(assignment, targets, drafting.branches, self.counts)
+        self._reporting = Reporting(assignment.governor, self.counts)
         self._stall = 0  # number of the latest stall's timer
         self._stalled_at: float | None = None  # since when the target has stood idle for proposals, in seconds
         self._impatient = False  # a stall has run out, and the drafter has said nothing since
@@ -41,7 +42,7 @@ class Decoding:
         if self._method.samples and self.epoch.contradicts(self.output.text):
             commands += self.next_epoch(now)  # the output does not depend on the draft: its end need not be revealed
         commands += self._walk()
-        self._report()
+        self._reporting.progress(self.epoch, self.output.text, now)
         if self.finished is not None:
             return commands
         return commands + self._pass() + self._advance()
@@ -49,8 +50,8 @@ class Decoding:
     def next_epoch(self, now: float) -> list[Command]:
         """The running epoch is over: choose how to go on, tell the drafter what was committed."""
         self._now = now
-        self._report()
-        self._count_round()
+        self._reporting.progress(self.epoch, self.output.text, now)
+        self._reporting.over(self.epoch, self.output.text)
         given, text = self._given, self.output.text
         usable = self._drafting.ready and self.output.left > 1
         choice = given.governor.choose(now) if usable else PLAIN
@@ -87,7 +88,7 @@ class Decoding:
 
     def end(self, reason: Reason, error: BaseException | None = None) -> Finished:
         """Nothing more will be emitted."""
-        self._count_round()
+        self._reporting.over(self.epoch, self.output.text)
         self.finished = Finished(reason, self.counts, error)
         return self.finished
 
@@ -238,22 +239,3 @@ class Decoding:
 
     def _observe(self, seen: Observation, now: float) -> None:
         self._given.governor.observe(seen, now)
-
-    def _report(self) -> None:
-        """Tell the governor how the draft has fared since the last time."""
-        (before, tokens, settled), counts = self._reported, self.counts
-        verdict = self.epoch.verdict(self.output.text)
-        bonus = counts.kinds[Kind.BONUS]
-        self._reported = (verdict, counts.tokens, bonus)
-        if verdict == before and tokens == counts.tokens:
-            return
-        accepted, refused = verdict.accepted - before.accepted, verdict.refused and not before.refused
-        seen = Judged(before.accepted, accepted, refused, counts.tokens - tokens, bonus - settled, self.epoch.settled)
-        self._observe(seen, self._now)
-        if accepted:
-            self.epoch.settled = False
-
-    def _count_round(self) -> None:
-        verdict = self.epoch.verdict(self.output.text)
-        self.counts.round(len(self.epoch.proposals), verdict.accepted, verdict.refused)
-        self._reported = (Verdict(), self.counts.tokens, self.counts.kinds[Kind.BONUS])

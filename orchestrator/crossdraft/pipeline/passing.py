@@ -1,6 +1,7 @@
 """Passes: what each covers, and what is asked of one that has left already."""
 
 from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.branches import Branches
 from crossdraft.pipeline.epoch import Epoch
 from crossdraft.pipeline.events import Command, Counts, Send
 from crossdraft.pipeline.fetched import Fetched
@@ -13,10 +14,11 @@ from crossdraft.verification.trees import TokenTree
 class Passing:
     """Plans passes over the draft as far as it is known, and sends them."""
 
-    def __init__(self, assignment: Assignment, targets: Targets, counts: Counts) -> None:
+    def __init__(self, assignment: Assignment, targets: Targets, branches: Branches, counts: Counts) -> None:
         given = assignment
         self._given = given
         self._targets = targets
+        self._branches = branches
         self._counts = counts
         self._planner = Planner(given.pair, given.method, given.encode, given.tree_budget, given.paths)
         self._letters = given.pair.target.letters
@@ -66,7 +68,9 @@ class Passing:
         return commands
 
     def _plan(self, epoch: Epoch, output: Output) -> Plan:
-        return self._planner.plan(epoch.guessed, len(output.text) - epoch.start, output.room)
+        frontier = len(output.text)
+        others = self._branches.texts(epoch, frontier) if self._given.paths > len(self._given.method.guesses) else ()
+        return self._planner.plan(epoch.guessed, frontier - epoch.start, output.room, others)
 
     def _length(self, tree: TokenTree) -> int:
         """Letters of the longest path."""

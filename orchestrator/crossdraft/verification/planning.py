@@ -30,11 +30,16 @@ class Planner:
     method: Method
     encode: Callable[[Letters], Path]  # continuation tokenizing with the target's tokenizer
     budget: int  # nodes of a tree
-    most_paths: int = 2  # guesses in a tree: 1 is a chain
+    most_paths: int = 2  # in a tree: 1 is a chain
 
-    def plan(self, proposals: Sequence[Proposal], skip: int, room: int) -> Plan:
+    def plan(
+        self, proposals: Sequence[Proposal], skip: int, room: int, alternatives: Sequence[Letters] = ()
+    ) -> Plan:
         """Paths for the draft's letters from `skip` letters after its first proposal on (where
-        the frontier is), at most `room` nodes (what the target's context leaves)."""
+        the frontier is), at most `room` nodes (what the target's context leaves).
+
+        `alternatives`: other texts that may follow the frontier, the likeliest first; guessed while there are paths.
+        """
         starts, text = self._layout(proposals, skip)
         guessed = {
             Guess.OWN: lambda: self._own_path(starts),
@@ -42,6 +47,7 @@ class Planner:
             Guess.LONGEST: lambda: self._longest(text),
         }
         paths = [guessed[guess]() for guess in self.method.guesses[: self.most_paths]]
+        paths += [encode_beginning(self.encode, other) for other in alternatives[: self.most_paths - len(paths)]]
         tree = tree_of(paths, max(0, min(self.budget, room)))
         return Plan(tree, self._listed(tree, starts))
 
