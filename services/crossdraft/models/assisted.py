@@ -28,6 +28,9 @@ class AssistedGeneration:
             AutoTokenizer.from_pretrained(source_of(name), clean_up_tokenization_spaces=False)
             for name in (target, assistant)
         )
+        settings = self._assistant.generation_config
+        self._own_k, self._own_schedule = settings.num_assistant_tokens, settings.num_assistant_tokens_schedule
+        self._own_threshold = settings.assistant_confidence_threshold
 
     def continuations(self, prompt: str, count: int, tokens: int, k: int) -> Iterator[tuple[int, ...]]:
         """Target ids of `count` continuations at temperature 1, each of at most `tokens` tokens, `k` drafted at once.
@@ -35,26 +38,47 @@ class AssistedGeneration:
         Raises:
             AssistanceFailedError: transformers fails on this pair.
         """
-        inputs = self._tokenizer(prompt, return_tensors="pt").input_ids
-        settings = self._assistant.generation_config
-        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = k, "constant"
-        settings.assistant_confidence_threshold = 0.0
         for _ in range(count):
-            try:
-                output = self._generate(inputs, tokens)
-            except AttributeError as error:  # 5.23, where every token of the assistant is shared
-                raise AssistanceFailedError(f"transformers cannot generate with this pair: {error}") from error
-            yield tuple(output[0, inputs.shape[1] :].tolist())
+            yield self.continuation(prompt, tokens, k, 1.0)
+
+    def continuation(
+        self, prompt: str, tokens: int, k: int | None, temperature: float, threads: int | None = None
+    ) -> tuple[int, ...]:
+        """Target ids of one continuation of at most `tokens` tokens.
+
+        Args:
+            prompt: its text.
+            tokens: at most so many.
+            k: drafted at once, always; None: what transformers does by itself.
+            temperature: 0 is greedy.
+            threads: of torch, in the whole process and from now on; None: as many as it has.
+
+        Raises:
+            AssistanceFailedError: transformers fails on this pair.
+        """
+        if threads is not None:
+            torch.set_num_threads(threads)
+        settings = self._assistant.generation_config
+        if k is None:
+            settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = self._own_k, self._own_schedule
+            settings.assistant_confidence_threshold = self._own_threshold
+        else:
+            settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = k, "constant"
+            settings.assistant_confidence_threshold = 0.0
+        inputs = self._tokenizer(prompt, return_tensors="pt").input_ids
+        try:
+            output = self._generate(inputs, tokens, temperature)
+        except AttributeError as error:  # 5.23, where every token of the assistant is shared
+            raise AssistanceFailedError(f"transformers cannot generate with this pair: {error}") from error
+        return tuple(output[0, inputs.shape[1] :].tolist())
 
     @torch.inference_mode()
-    def _generate(self, inputs: Tensor, tokens: int) -> Tensor:
+    def _generate(self, inputs: Tensor, tokens: int, temperature: float) -> Tensor:
+        drawing = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         output: Tensor = self._target.generate(  # type: ignore[operator]  # torch says: a module or a tensor
             inputs,
             attention_mask=torch.ones_like(inputs),
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
+            **(drawing if temperature > 0 else {"do_sample": False}),
             max_new_tokens=tokens,
             assistant_model=self._assistant,
             tokenizer=self._tokenizer,
