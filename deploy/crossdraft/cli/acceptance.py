@@ -80,7 +80,7 @@ async def _measure(workload: Workload, concurrency: int, json_path: Path | None)
         task = progress.add_task("starting", total=len(workload.settings) * len(workload.prompts))
         async with aclosing(running_pairs(workload)) as pairs:
             async for target, drafter, settings in pairs:
-                async with connect(target, drafter, PATIENCE) as pipeline:
+                async with connect(target, drafter, PATIENCE, needs_drafter=True) as pipeline:
                     for setting in settings:
                         progress.update(task, description=" ".join(_labels(setting)))
                         found = await _found(

@@ -15,7 +15,7 @@ from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.processes import Wanted, services, threads_each
 from crossdraft.cli.running import checked_options
 from crossdraft.models.training.prompts import read_prompts
-from crossdraft.pipeline import Generation, GenerationRequest, SamplingOptions, Statistics
+from crossdraft.pipeline import Generation, GenerationRequest, Overlap, SamplingOptions, Statistics
 from crossdraft.verification.methods import method_named
 
 SEED = 0
@@ -24,7 +24,7 @@ COLUMNS = 120  # of a table that goes to a file or pipe
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to decode."""
+    """One way to decode, in lock-step rounds."""
 
     method: str
     drafter: str  # a model's name
@@ -41,7 +41,15 @@ class Setting:
         options = SamplingOptions(self.temperature)
         return [
             GenerationRequest(
-                text, self.method, self.k, max_tokens, options, seed=seed, choice=number, allow_inexact=True
+                text,
+                self.method,
+                self.k,
+                max_tokens,
+                options,
+                seed=seed,
+                choice=number,
+                allow_inexact=True,
+                overlap=Overlap.OFF,
             )
             for number, text in enumerate(prompts)
         ]

@@ -18,7 +18,7 @@ from crossdraft.cli.goodness import Fit, fit_of
 from crossdraft.cli.running import checked_options, run_to_end
 from crossdraft.models.assisted import AssistanceFailedError, AssistedGeneration
 from crossdraft.models.laws import NextTokenLaws
-from crossdraft.pipeline import GenerationRequest, Pipeline, connect
+from crossdraft.pipeline import GenerationRequest, Overlap, Pipeline, connect
 from crossdraft.pipeline.connection import tokenization_of
 from crossdraft.pipeline.resolution import fault_of_pair
 from crossdraft.text.letters import Side, to_bytes
@@ -63,6 +63,7 @@ class Plan:
                 seed=number if method.keyed else None,
                 ignore_eos=True,
                 allow_inexact=True,
+                overlap=Overlap.OFF,
             )
 
     def check(self, settings: Sequence[Setting]) -> None:
@@ -140,7 +141,7 @@ async def _ours(workload: Workload, plan: Plan, trial: "Trial", counted: Counted
     tested: list[Tested] = []
     async with aclosing(running_pairs(workload)) as pairs:
         async for target, drafter, settings in pairs:
-            async with connect(target, drafter, PATIENCE) as pipeline:
+            async with connect(target, drafter, PATIENCE, needs_drafter=True) as pipeline:
                 for setting in settings:
                     if fault := fault_of_pair(method_named(setting.method), pipeline.models):
                         print(f"crossdraft: {setting.method!r} is left out: it {fault}", file=sys.stderr)

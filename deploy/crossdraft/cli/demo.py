@@ -69,7 +69,7 @@ async def _demo(request: GenerationRequest, models: ModelNames) -> None:
 
 
 async def _outcome(target: str, drafter: str | None, request: GenerationRequest) -> Outcome:
-    async with connect(target, drafter) as pipeline:
+    async with connect(target, drafter, needs_drafter=drafter is not None) as pipeline:
         # The first passes of a process are slow, and would count against whichever generation is first.
         await show(pipeline, replace(request, max_tokens=WARM_UP_TOKENS), Kept())
         kept = Kept()

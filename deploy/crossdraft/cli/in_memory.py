@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossdraft.cli.invented import Language
-from crossdraft.pipeline.events import Command, DrafterOpened, Event, TargetOpened
+from crossdraft.pipeline.events import Command, Event, Open, Ready, Replied, Reply, Request, Send
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.chooser import RandomChooser
@@ -14,8 +14,6 @@ from crossdraft.verification.exchange import (
     Drafted,
     FetchRow,
     NoiseKey,
-    OpenDrafter,
-    OpenTarget,
     Pass,
     PassDone,
     RowFetched,
@@ -52,19 +50,24 @@ class InMemory:
     def answer(self, command: Command) -> Event | None:
         """The event that a command leads to; None if it leads to none."""
         match command:
-            case OpenTarget():
-                return TargetOpened()
-            case OpenDrafter():
-                return DrafterOpened()
+            case Open(lane):
+                return Ready(lane)
+            case Send(lane, request):
+                reply = self._reply(request)
+                return None if reply is None else Replied(lane, reply)
+        return None
+
+    def _reply(self, request: Request) -> Reply | None:
+        match request:
             case Draft():
-                self._drafted = Letters(self._drafted[: command.offset] + command.letters)
-                return Drafted(command.epoch, tuple(self._proposal() for _ in range(command.count)), 0.0)
+                self._drafted = Letters(self._drafted[: request.offset] + request.letters)
+                return Drafted(request.epoch, tuple(self._proposal() for _ in range(request.count)), 0.0)
             case Pass():
-                return self._passed(command)
-            case FetchRow(number, node):
-                return RowFetched(
-                    number, node, self._language.target_row(self._nodes[node], self._language.pair.target.size, NO_IDS)
-                )
+                return self._passed(request)
+            case FetchRow(number, node, listed):
+                width = self._language.pair.target.size if listed is None else self._width
+                row = self._language.target_row(self._nodes[node], width, NO_IDS if listed is None else listed)
+                return RowFetched(number, node, row)
         return None
 
     def _proposal(self) -> Proposal:
@@ -85,11 +88,10 @@ class InMemory:
         letters_of = self._language.pair.target.letters_of
         self._committed = Letters(self._committed + letters_of(sent.committed))
         self._nodes = [Letters(self._committed + letters_of(path)) for path in sent.tree.paths()]
-        listed = sent.listed or (NO_IDS,) * len(self._nodes)
-        rows = [
-            self._language.target_row(text, self._width, ids) for text, ids in zip(self._nodes, listed, strict=True)
-        ]
-        return PassDone(sent.number, tuple(map(self._sample, rows, self._nodes)), 0.0)
+        texts = [self._nodes[node] for node in sent.answered]
+        listed = sent.listed or (NO_IDS,) * len(texts)
+        rows = [self._language.target_row(text, self._width, ids) for text, ids in zip(texts, listed, strict=True)]
+        return PassDone(sent.number, tuple(map(self._sample, rows, texts)), 0.0)
 
     def _sample(self, row: Row, text: Letters) -> Row | Sample:
         if not self._method.samples:

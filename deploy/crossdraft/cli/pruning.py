@@ -110,7 +110,10 @@ async def _cells(plan: Plan, counted: Sequence[Counted], advance: Callable[[], N
         for one in counted:
             for keep in _sizes(plan, one):
                 wanted = Wanted("drafter", one.name, threads, one.options(keep))
-                async with services([wanted]) as (drafter,), connect(target, drafter, PATIENCE) as pipeline:
+                async with (
+                    services([wanted]) as (drafter,),
+                    connect(target, drafter, PATIENCE, needs_drafter=True) as pipeline,
+                ):
                     for setting in _settings(plan, one):
                         requests = setting.requests(workload.prompts, workload.max_tokens)
                         began = time.monotonic()

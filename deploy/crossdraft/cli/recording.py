@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from crossdraft.pipeline.ports import StreamPort
-from crossdraft.pipeline.statistics import TrafficCount
+from crossdraft.pipeline.stopwatches import TrafficCount
 from crossdraft.rpc import drafter_codec, target_codec
 from crossdraft.rpc.handlers import DRAFTER, TARGET, Role
 

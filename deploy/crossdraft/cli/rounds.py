@@ -10,6 +10,7 @@ from crossdraft.cli.benching import Setting, Workload, finished, print_table, ru
 from crossdraft.cli.recording import DRAFTER_CODECS, TARGET_CODECS, Recorder
 from crossdraft.cli.running import run_to_end
 from crossdraft.pipeline import Generation, GenerationRequest, Statistics, connect
+from crossdraft.pipeline.ports import Services
 from crossdraft.pipeline.resolution import Models, resolve
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 
@@ -63,7 +64,7 @@ async def _measure(workload: Workload, json_path: Path | None) -> None:
     async with aclosing(running_pairs(workload)) as pairs:
         async for target, drafter, settings in pairs:
             async with (
-                connect(target, drafter) as pipeline,
+                connect(target, drafter, needs_drafter=True) as pipeline,
                 TargetClient(target) as verify,
                 DrafterClient(drafter) as draft,
             ):
@@ -83,7 +84,7 @@ async def _record(
 ) -> Recording:
     """Runs one generation to its end, then its messages through the codecs."""
     verified, drafted = Recorder(target), Recorder(drafter)
-    figures = await finished(Generation(resolve(request, models), verified, drafted))
+    figures = await finished(Generation(resolve(request, models), Services.of(verified, drafted), request.k))
     sizes = [(await client.described()).vocabulary_size for client in (target, drafter)]
     seconds = TARGET_CODECS.seconds(verified, sizes[0]) + DRAFTER_CODECS.seconds(drafted, sizes[1])
     return Recording(figures, seconds)

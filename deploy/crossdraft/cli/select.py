@@ -100,7 +100,10 @@ async def _select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
         async with _running("target", choosing.target) as target, connect(target) as plainly:
             served = _named(choosing.target, plainly.models.target)
             for name in choosing.drafters:
-                async with _running("drafter", name) as drafter, connect(target, drafter) as pipeline:
+                async with (
+                    _running("drafter", name) as drafter,
+                    connect(target, drafter, needs_drafter=True) as pipeline,
+                ):
                     progress.update(task, description=short(name))
                     pair = _Pair(choosing, name, plainly, pipeline, lambda count=1: progress.advance(task, count))
                     await pair.measure(candidates, skipped)

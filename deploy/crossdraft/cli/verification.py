@@ -17,7 +17,8 @@ from crossdraft.cli.in_memory import InMemory, Noises
 from crossdraft.cli.invented import Language, tokenizer_json
 from crossdraft.cli.running import checked_options
 from crossdraft.pipeline.assignment import Assignment
-from crossdraft.pipeline.events import Counts, Event
+from crossdraft.pipeline.events import Counts, Event, Replied, Reply, Send
+from crossdraft.pipeline.governing import lock_step
 from crossdraft.pipeline.resolution import NODES_BESIDE_THE_DRAFT
 from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING, Side
@@ -43,6 +44,7 @@ MILLISECONDS = 1000.0
 WARM_UP = 20  # rounds that do not count
 REPLAYS = 5  # of each session; the fastest one counts, round by round
 TOKENS = 200  # of a session
+NOW = 0.0  # seconds: rounds in lock-step do not depend on the time
 DISAGREEMENT = 1.5  # gives an acceptance of 0.5 to 0.7
 COLUMNS = ("method", "k", "row", "median ms", "p90 ms", "acceptance", "tokens/pass", "misses/round")
 
@@ -125,7 +127,7 @@ def assignment(method: Method, pair: Pair, target: Tokenization, shape: Shape, s
         encode=target.encode_continuation,
         open_target=OpenTarget((0,), options, noise if method.samples else None, shape.width),
         open_drafter=OpenDrafter(NOTHING, options, noise if method.keyed else None, shape.width),
-        proposals=shape.k,
+        governor=lock_step(shape.k),
         max_tokens=TOKENS,
         context=10 * TOKENS,
         tree_budget=2 * shape.k + NODES_BESIDE_THE_DRAFT,
@@ -135,12 +137,12 @@ def assignment(method: Method, pair: Pair, target: Tokenization, shape: Shape, s
 def recorded(session: Session, services: InMemory) -> tuple[list[Event], Counts]:
     """What a session is told until its end."""
     events: list[Event] = []
-    waiting = deque(session.start())
+    waiting = deque(session.start(NOW))
     while waiting:
         event = services.answer(waiting.popleft())
         if event is not None:
             events.append(event)
-            waiting.extend(session.handle(event))
+            waiting.extend(session.handle(event, NOW))
     return events, session.counts
 
 
@@ -148,12 +150,12 @@ def replayed(session: Session, events: Sequence[Event]) -> list[float]:
     """Seconds of each whole round, from a draft's arrival to the wish for the next, when all answers are at hand."""
     rounds: list[float] = []
     spent = 0.0
-    session.start()
+    session.start(NOW)
     for event in map(unread, events):
         began = perf_counter()
-        commands = session.handle(event)
+        commands = session.handle(event, NOW)
         spent += perf_counter() - began
-        if any(isinstance(command, Draft) for command in commands):
+        if any(isinstance(command, Send) and isinstance(command.request, Draft) for command in commands):
             rounds.append(spent)
             spent = 0.0
     return rounds[1:]  # the first is the opening
@@ -161,13 +163,17 @@ def replayed(session: Session, events: Sequence[Event]) -> list[float]:
 
 def unread(event: Event) -> Event:
     """The same with rows that nobody has looked anything up in."""
-    if isinstance(event, PassDone):
-        nodes = tuple(replace(node) if isinstance(node, Row) else node for node in event.nodes)
-        return replace(event, nodes=nodes)
-    if isinstance(event, Drafted):
-        proposals = (replace(one, row=one.row and replace(one.row)) for one in event.proposals)
-        return replace(event, proposals=tuple(proposals))
-    return replace(event, row=replace(event.row)) if isinstance(event, RowFetched) else event
+    return replace(event, reply=_unread(event.reply)) if isinstance(event, Replied) else event
+
+
+def _unread(reply: Reply) -> Reply:
+    if isinstance(reply, PassDone):
+        nodes = tuple(replace(node) if isinstance(node, Row) else node for node in reply.nodes)
+        return replace(reply, nodes=nodes)
+    if isinstance(reply, Drafted):
+        proposals = (replace(one, row=one.row and replace(one.row)) for one in reply.proposals)
+        return replace(reply, proposals=tuple(proposals))
+    return replace(reply, row=replace(reply.row)) if isinstance(reply, RowFetched) else reply
 
 
 def summed_up(method: Method, shape: Shape, seconds: Sequence[float], counts: Sequence[Counts]) -> Cost:
