@@ -18,7 +18,7 @@ from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.v1 import drafter_pb2
-from crossdraft.verification.exchange import Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
+from crossdraft.verification.exchange import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
 from tests.rpc.services import exchange
 
 PROMPT = from_bytes(b"The quick brown fox")
@@ -138,9 +138,10 @@ async def test_a_draft_goes_on_where_it_stopped(drafter: DrafterClient, drafter_
         whole = await session.draft(Draft(1, 0, NOTHING, 8))
     async with drafter.session(OPEN) as session:
         first = await session.draft(Draft(1, 0, NOTHING, 5))
-        offset = len(drafter_model.tokenization.letters_of(tokens(first)))
         fed = drafter_model.thread.engine.fed
-        second = await session.draft(Draft(1, offset, NOTHING, 3))
+        await session.send(Advance(1, 8))
+        second = await session.receive()
+        assert second.first == 5
         assert drafter_model.thread.engine.fed - fed == 3  # the cache holds all but the last token drawn
     assert tokens(first) + tokens(second) == tokens(whole)
 
@@ -185,8 +186,9 @@ async def test_without_any_text_it_begins_as_its_prompts_do(drafter: DrafterClie
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (Draft(1, 99, NOTHING, 4), "cannot rewind to letter 99"),
+        (Draft(2, 99, NOTHING, 4), "cannot rewind to letter 99"),
         (Draft(0, 0, NOTHING, 4), "epoch 0 is over; the latest is 1"),
+        (Draft(1, 0, NOTHING, 4), "epoch 1 has begun already; an Advance asks for more of it"),
     ],
 )
 async def test_bad_drafts_end_the_session_and_the_service_lives_on(drafter: DrafterClient, bad, complaint) -> None:
@@ -219,19 +221,20 @@ async def test_messages_that_mean_nothing_are_refused(drafter: DrafterClient, ba
 async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_place(
     drafter: DrafterClient, drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, forward, close = drafter_model.thread.engine, drafter_model.thread.engine.forward, DrafterSession.close
+    thread, close = drafter_model.thread, DrafterSession.close
+    engine = thread.engine
     stepped, go_on, closing = threading.Event(), threading.Event(), asyncio.Event()
 
     def held_forward(requests: Sequence[Work]) -> list[torch.Tensor]:
         stepped.set()
         go_on.wait(10)
-        return forward(requests)
+        return engine.forward(requests)
 
     async def seen_close(session: DrafterSession) -> None:
         closing.set()
         await close(session)
 
-    monkeypatch.setattr(engine, "forward", held_forward)
+    monkeypatch.setattr(thread, "_forward", held_forward)
     monkeypatch.setattr(DrafterSession, "close", seen_close)
     session = await drafter.open(OPEN)
     await session.send(Draft(1, 0, NOTHING, 50))

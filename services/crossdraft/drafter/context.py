@@ -26,8 +26,8 @@ class Context:
 
     def __init__(self, tokenization: Tokenization, prompt: Letters, capacity: int) -> None:
         """`capacity`: tokens that the model can be fed."""
+        self.capacity = capacity
         self._tokenization = tokenization
-        self._capacity = capacity
         self._text = prompt
         self._origin = len(prompt)  # position of offset 0
         self._prompt_ids = tokenization.encode_prompt_letters(prompt)
@@ -44,6 +44,10 @@ class Context:
     def offset(self) -> int:
         """Letters of the output so far, drafted ones included."""
         return len(self._text) - self._origin
+
+    def letters(self, first: int, end: int) -> Letters:
+        """The output's letters between two offsets, as far as there are any."""
+        return Letters(self._text[self._origin + first : self._origin + end])
 
     def append(self, token: int) -> None:
         """Goes on with a drafted token."""
@@ -77,17 +81,19 @@ class Context:
         self._keep(whole)
         self._go_on(self._end_of(whole))
 
-    def fit(self, count: int) -> None:
-        """Makes room for `count` more tokens, by forgetting the oldest text if need be.
+    def fit(self, count: int) -> bool:
+        """Makes room for `count` more tokens, by forgetting the oldest text if need be; whether it did.
 
         Raises:
             NoRoomError: nothing would be left.
         """
-        room = self._capacity + 1 - count  # the last one drawn is not fed
-        if len(self._head) + len(self._tokens) > room:
+        room = self.capacity + 1 - count  # the last one drawn is not fed
+        full = len(self._head) + len(self._tokens) > room
+        if full:
             self._cut(max(room, 0) * KEPT_NUMERATOR // KEPT_DENOMINATOR)
         if not self._head and not self._tokens:
             raise NoRoomError("there is no text that this drafter could go on with")
+        return full
 
     def _end_of(self, whole: int) -> int:
         """Position where the first `whole` tokens end."""
@@ -121,9 +127,7 @@ class Context:
                 self._keep(0)
                 return
             size = size * KEPT_NUMERATOR // KEPT_DENOMINATOR
-        raise NoRoomError(
-            f"a context of {self._capacity} tokens has no room for text and the proposals that are wanted"
-        )
+        raise NoRoomError(f"a context of {self.capacity} tokens has no room for text and the proposals that are wanted")
 
     def _beginning(self, start: int, size: int) -> int:
         """The word boundary before a position, if it is near enough, or else the next whole character."""

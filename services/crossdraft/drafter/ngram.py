@@ -4,7 +4,6 @@ Its proposals are a function of the text alone, so each row is certain, and nois
 """
 
 import sys
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,14 +13,16 @@ from typing import TextIO
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from crossdraft.drafter.beginnings import Beginnings
+from crossdraft.drafter.conversation import Conversation, Reply, Request, Send
+from crossdraft.drafter.epochs import Epoch
 from crossdraft.drafter.lookup import Lengths, continuation
+from crossdraft.drafter.packing import Packing
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.rpc.handlers import DRAFTER, one_by_one
+from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.letters import Letters, Side
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
-from crossdraft.verification.exchange import Description, Draft, Drafted, OpenDrafter, Score, Scored
+from crossdraft.verification.exchange import Description, Draft, OpenDrafter, Score, Scored
 from crossdraft.verification.rows import Proposal, Row
 
 UNLIMITED = 2**31 - 1  # bytes of context: nothing but memory limits it
@@ -44,46 +45,52 @@ class NgramSession:
         self._text = opening.prompt
         self._origin = len(opening.prompt)  # letters
         self._allowed = None if opening.allowed is None else frozenset(opening.allowed.tolist())
-        self._beginnings: Beginnings[Letters] = Beginnings()
+        self._epoch: Epoch | None = None
+        self._packing: Packing
 
-    def converse(self, requests: AsyncIterator[Draft | Score]) -> AsyncGenerator[Drafted | Scored, None]:
-        """One reply for each request, in order."""
-        return one_by_one(self.answer, requests)
-
-    async def answer(self, request: Draft | Score) -> Drafted | Scored:
-        """Proposals that go on with the text, or scores of the latest ones.
+    def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
+        """Proposals that go on with the text as it is said to be, and scores of them. There are no branches.
 
         Raises:
-            ProtocolBroken: the epoch is over, the output has fewer letters than it is to be rewound to, or there is no
-                such draft to be scored.
+            ProtocolBroken: an epoch is over or has not begun, the output has fewer letters than it is to be rewound to,
+                a branch is to be adopted, or there is no such draft to be scored.
         """
-        return self._score(request) if isinstance(request, Score) else self._draft(request)
+        return Conversation(self).replies(requests)
 
     async def close(self) -> None:
         """Nothing is held but the text."""
 
-    def _draft(self, request: Draft) -> Drafted:
-        self._beginnings.enter(request)
+    async def draft(self, epoch: Epoch, send: Send) -> None:
+        """As in `conversation.Drafter`. Copying takes no time: all that is wanted is there at once."""
+        if self._epoch is not epoch:
+            self._rewind(epoch.request)
+            self._epoch, self._packing = epoch, Packing(epoch)
+        self._packing.resume()
+        missing = epoch.count - self._packing.made
+        ids = [byte_ids()[letter] for letter in continuation(self._text, missing, self._lengths)]
+        if self._allowed is not None:
+            ids = list(takewhile(self._allowed.__contains__, ids))
+        self._text = Letters(self._text + byte_vocabulary().letters_of(ids))
+        for token in ids:
+            self._packing.propose(Proposal(token, Row.certain(token) if self._opening.row_width else None))
+        for reply in self._packing.due():
+            send(reply)
+        if len(ids) < missing:
+            send(self._packing.last("no earlier text goes on from here that far"))
+
+    async def score(self, epoch: Epoch, request: Score) -> Scored:
+        """As in `conversation.Drafter`: what is copied is certain."""
+        drafted = self._text[self._origin + epoch.start :][: request.tokens]
+        certain = [float(drafted.startswith(string)) for string in request.strings]
+        return Scored(request.epoch, np.array(certain, dtype=np.float64), 0.0)
+
+    def _rewind(self, request: Draft) -> None:
         written = len(self._text) - self._origin
         if request.offset > written:
             raise ProtocolBroken(f"cannot rewind to letter {request.offset}: the output has {written}")
-        began = time.perf_counter()
-        offset = request.offset + len(request.letters)
+        if request.adopt:
+            raise ProtocolBroken(f"there is no branch {request.adopt}: a drafter that copies prepares none")
         self._text = Letters(self._text[: self._origin + request.offset] + request.letters)
-        ids = [byte_ids()[letter] for letter in continuation(self._text, request.count, self._lengths)]
-        if self._allowed is not None:
-            ids = list(takewhile(self._allowed.__contains__, ids))
-        copied = byte_vocabulary().letters_of(ids)
-        self._text = Letters(self._text + copied)
-        self._beginnings.keep(offset, request.count, copied)
-        proposals = tuple(Proposal(token, Row.certain(token) if self._opening.row_width else None) for token in ids)
-        reason = "" if len(ids) == request.count else "no earlier text goes on from here that far"
-        return Drafted(request.epoch, proposals, time.perf_counter() - began, reason)
-
-    def _score(self, request: Score) -> Scored:
-        drafted = self._beginnings.scored(request)[: request.tokens]
-        certain = [float(drafted.startswith(string)) for string in request.strings]
-        return Scored(request.epoch, np.array(certain, dtype=np.float64), 0.0)
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,7 @@ def byte_ids() -> dict[str, int]:
     return {letter: token for token, letter in enumerate(byte_vocabulary().letters)}
 
 
-def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Draft | Score, Drafted | Scored]:
+def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Request, Reply]:
     """The server, which does not listen yet. Must be called in a running event loop."""
     return Server(DRAFTER, NgramService(options.lengths), options.listening)
 

@@ -9,7 +9,7 @@ import numpy as np
 from crossdraft.drafter.context import Context
 from crossdraft.drafter.prefixes import Index
 from crossdraft.models.running import RunningModel
-from crossdraft.models.sampling import Columns, Logits, drafting_laws, narrowed
+from crossdraft.models.sampling import Columns, Logits, best, drafting_laws, narrowed
 from crossdraft.text.affinity import Affinity
 from crossdraft.verification.exchange import OpenDrafter
 from crossdraft.verification.noise import KeyedNoise
@@ -61,6 +61,10 @@ class Proposing(Protocol):
         """The laws that are drawn from, one of each row of logits (n, V), exactly as they travel."""
         ...
 
+    def likeliest(self, logits: Logits, count: int) -> list[int]:
+        """The ids that the model holds most probable among those allowed, best first, from one row of logits (V,)."""
+        ...
+
     def append(self, context: Context, token: int) -> None:
         """The text goes on with a token that was drawn; raises NotExpressible if the drafter cannot read it."""
         ...
@@ -81,6 +85,11 @@ class OwnTokens:
     def laws(self, logits: Logits) -> list[Law]:
         """As in `Proposing`."""
         return _own_laws(logits, self._running, self._columns, self._opening, self._opening.row_width)
+
+    def likeliest(self, logits: Logits, count: int) -> list[int]:
+        """As in `Proposing`."""
+        found: list[int] = self._running.ids(best(logits, count, self._columns)).tolist()
+        return found
 
     def append(self, context: Context, token: int) -> None:
         """As in `Proposing`."""
@@ -109,6 +118,10 @@ class TargetTokens:
         """As in `Proposing`."""
         own = _own_laws(logits, self._running, self._columns, self._opening, 0)
         return [narrowed(*self._affinity.redistribute(*law), self._opening.row_width) for law in own]
+
+    def likeliest(self, logits: Logits, count: int) -> list[int]:
+        """None: nothing is drafted beside the target's tokens."""
+        return []
 
     def append(self, context: Context, token: int) -> None:
         """As in `Proposing`."""

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
+from crossdraft.drafter.conversation import Reply, Request
 from crossdraft.drafter.proposing import Equipment
 from crossdraft.drafter.session import DrafterSession
 from crossdraft.models.running import ModelOptions, RunningModel, run_model
@@ -15,10 +16,10 @@ from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import Side
-from crossdraft.verification.exchange import Description, Draft, Drafted, OpenDrafter, Score, Scored
+from crossdraft.verification.exchange import Description, OpenDrafter
 
 ADVICE = "make one with: crossdraft affinity --target TARGET --drafter DRAFTER CORPUS -o FILE"
-DrafterServer = Server[OpenDrafter, Draft | Score, Drafted | Scored]
+DrafterServer = Server[OpenDrafter, Request, Reply]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ class Draws(Protocol):
         """One of `ids` (n,) with its probability (n,); `offset` counts letters since the start of the output."""
         ...
 
+    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
+        """The draw, then the ids that were nearest to being drawn instead, at most `count`, the nearest first."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class KeyedDraws:
@@ -31,6 +35,15 @@ class KeyedDraws:
     def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
         """As in `Draws`."""
         return self.noise.draw(ids, probabilities, self.key, offset)
+
+    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
+        """As in `Draws`: those that arrive next in the same race."""
+        if not count:
+            return [self.draw(ids, probabilities, offset)]
+        possible = np.flatnonzero(probabilities > 0)
+        arrivals = self.noise.exponentials(self.key, offset, ids[possible]) / probabilities[possible]
+        ranked: list[int] = ids[possible[smallest(arrivals, 1 + count)]].tolist()
+        return ranked
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +58,22 @@ class RandomDraws:
         place = np.searchsorted(cumulative, self.generator.random() * cumulative[-1], side="right")
         # Rounding may reach the end: the last id that is possible at all is meant.
         return int(ids[min(place, np.flatnonzero(probabilities)[-1])])
+
+    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
+        """As in `Draws`: the most probable ones."""
+        drawn = self.draw(ids, probabilities, offset)
+        if not count:
+            return [drawn]
+        likely: list[int] = ids[smallest(-probabilities, 1 + count)].tolist()
+        return [drawn, *[token for token in likely if token != drawn][:count]]
+
+
+def smallest(values: Probabilities, count: int) -> Ids:
+    """The places of the smallest of some values (n,), at most `count`, the smallest first."""
+    if count >= len(values):
+        return np.argsort(values, kind="stable")
+    places = np.argpartition(values, count - 1)[:count]
+    return places[np.argsort(values[places], kind="stable")]
 
 
 @torch.inference_mode()

@@ -131,6 +131,14 @@ def drafting_laws(
     return found if allowed is None else [(allowed.numbers[places], w) for places, w in found]
 
 
+@torch.inference_mode()
+def best(logits: Tensor, count: int, allowed: Columns | None = None) -> Ids:
+    """The columns of one row of logits (V,) that are the largest, at most `count`, the largest first."""
+    scores = logits if allowed is None else logits[allowed.places]
+    places: Ids = scores.topk(min(count, len(scores))).indices.cpu().numpy()
+    return places if allowed is None else allowed.numbers[places]
+
+
 def narrowed(ids: Ids, probabilities: Probabilities, row_width: int) -> tuple[Ids, Probabilities]:
     """A law over any ids cut and rounded as `drafting_laws` does it.
 
