@@ -95,6 +95,20 @@ def test_the_same_context_keeps_the_leading_nodes_of_the_tree(model: PreTrainedM
     assert serve(engine, Work("a", (*PROMPT, 3, 5, 6))) == 1
 
 
+@pytest.mark.parametrize(("path", "rest"), [((1, 2), [(3,), (9, 4)]), ((1,), [(60,), (2, 9, 4)]), ((7,), [(8,)])])
+def test_what_follows_the_emitted_branch_is_not_computed_again(
+    model: PreTrainedModel, path: Path, rest: list[Path]
+) -> None:
+    engine = Engine(model)
+    serve(engine, Work("a", PROMPT, BRANCHES))
+    kept = tree_of(rest, 20)
+    grown = TokenTree((*kept.tokens, 13, 14), (*kept.parents, len(kept) - 1, -1))
+    new = (len(kept) + 1, len(kept) + 2)
+    assert serve(engine, Work("a", PROMPT + path, grown, new)) == 2
+    assert serve(engine, Work("a", PROMPT + path, grown, (len(kept) + 2,))) == 1
+    assert serve(engine, Work("a", PROMPT + path + rest[0], wanted=())) == 0
+
+
 def test_prompts_are_fed_in_chunks(model: PreTrainedModel) -> None:
     engine = Engine(model, chunk=7)
     widths = []

@@ -44,7 +44,7 @@ class Feed:
     wanted: list[bool]  # whether the logits after it are asked for
     committed: int  # the tree's node i is at place committed + i
     tree: TokenTree
-    moves: tuple[int, ...]  # places of emitted nodes, which move to `move_start` and on
+    moves: tuple[int, ...]  # places of held nodes, first the emitted ones; they move to `move_start` and on
     move_start: int
 
 
@@ -53,20 +53,21 @@ def plan(held: Held, work: Work) -> Feed:
     context, tree = work.context, work.tree
     kept = _common(held.ids, context)
     branch = _emitted(held.tree, context[kept:]) if kept == len(held.ids) else ()
-    shared = _shared(held.tree, tree) if kept == len(held.ids) == len(context) else 0
+    root = branch[-1] if branch else ROOT
+    shared = _shared(held.tree, tree, root) if kept + len(branch) == len(context) and kept == len(held.ids) else ()
+    kept_nodes = (*branch, *shared)
     asked = set(work.rows())
     start = min(kept + len(branch), len(context) - (0 in asked))
-    fed = [node for node in range(len(tree)) if node >= shared or node + 1 in asked]
-    depths = _depths(tree)
+    fed = sorted({*range(len(shared), len(tree)), *(row - 1 for row in asked if row)})
     size = len(context)
     return Feed(
         tokens=[*context[start:], *(tree.tokens[node] for node in fed)],
-        positions=[*range(start, size), *(size + depths[node] for node in fed)],
+        positions=[*range(start, size), *(size + depth for depth in _depths(tree, fed))],
         places=[*range(start, size), *(size + node for node in fed)],
         wanted=[*(place == size - 1 and 0 in asked for place in range(start, size)), *(n + 1 in asked for n in fed)],
         committed=size,
         tree=tree,
-        moves=tuple(kept + node for node in branch) if branch != tuple(range(len(branch))) else (),
+        moves=tuple(kept + node for node in kept_nodes) if kept_nodes != tuple(range(len(kept_nodes))) else (),
         move_start=kept,
     )
 
@@ -80,7 +81,7 @@ def visible(feed: Feed, begin: int, end: int, used: int) -> NDArray[np.bool_]:
     seen: NDArray[np.bool_] = np.arange(used) <= places
     if feed.tree.parents != tuple(range(ROOT, len(feed.tree) - 1)):
         nodes = np.flatnonzero(places[:, 0] >= feed.committed)
-        lines = _lineage(feed.tree)[places[nodes, 0] - feed.committed, : max(0, used - feed.committed)]
+        lines = _lineage(feed.tree, (places[nodes, 0] - feed.committed).tolist())[:, : max(0, used - feed.committed)]
         seen[nodes, feed.committed : feed.committed + lines.shape[1]] = lines
     return seen
 
@@ -107,24 +108,47 @@ def _emitted(tree: TokenTree, tokens: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(path)
 
 
-def _shared(old: TokenTree, new: TokenTree) -> int:
-    """How many leading nodes two trees share."""
-    pairs = zip(zip(old.tokens, old.parents, strict=True), zip(new.tokens, new.parents, strict=True), strict=False)
-    return next((node for node, (one, other) in enumerate(pairs) if one != other), min(len(old), len(new)))
+def _shared(old: TokenTree, new: TokenTree, root: int) -> tuple[int, ...]:
+    """The nodes of the old tree that are the new one's first, as many as there are; new ones follow old node `root`."""
+    size = len(old)
+    if root == ROOT and new.tokens[:size] == old.tokens and new.parents[:size] == old.parents:
+        return tuple(range(size))  # the usual case: nodes were added
+    places = {(parent, token): node for node, (parent, token) in enumerate(zip(old.parents, old.tokens, strict=True))}
+    found: list[int] = []
+    for parent, token in zip(new.parents, new.tokens, strict=True):
+        place = places.get((root if parent == ROOT else found[parent], token))
+        if place is None:
+            break
+        found.append(place)
+    return tuple(found)
 
 
-def _depths(tree: TokenTree) -> list[int]:
-    """Depth of each node; 0 follows the committed tokens at once."""
+def _depths(tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+    """Depths of ascending nodes; 0 follows the committed tokens at once."""
+    known = {ROOT: -1}
     depths: list[int] = []
-    for parent in tree.parents:
-        depths.append(depths[parent] + 1 if parent != ROOT else 0)
+    for node in nodes:
+        line = []
+        at = node
+        while at not in known:
+            line.append(at)
+            at = tree.parents[at]
+        for depth, one in enumerate(reversed(line), known[at] + 1):
+            known[one] = depth
+        depths.append(known[node])
     return depths
 
 
-def _lineage(tree: TokenTree) -> NDArray[np.bool_]:
-    """Shape (n, n): whether a column's node is an ancestor of the row's node, or the node itself."""
-    lines = np.eye(len(tree), dtype=np.bool_)
-    for node, parent in enumerate(tree.parents):
-        if parent != ROOT:
-            lines[node] |= lines[parent]
+def _lineage(tree: TokenTree, nodes: Sequence[int]) -> NDArray[np.bool_]:
+    """Shape (len(nodes), len(tree)): whether a column's node is an ancestor of the row's node, or the node itself."""
+    lines = np.zeros((len(nodes), len(tree)), dtype=np.bool_)
+    rows = {node: row for row, node in enumerate(nodes)}
+    for row, node in enumerate(nodes):
+        at = node
+        while at != ROOT:
+            lines[row, at] = True
+            at = tree.parents[at]
+            if (above := rows.get(at, row)) < row:  # its line is known
+                lines[row] |= lines[above]
+                break
     return lines

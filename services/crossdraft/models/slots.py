@@ -59,7 +59,7 @@ class SlotCache(Cache):
         self._placement = placement
 
     def move(self, slot: int, sources: Sequence[int], start: int) -> None:
-        """Copies the entries at `sources` (ascending, none below its new place) to `start` and on."""
+        """Copies the entries at `sources`, in any order, to `start` and on."""
         index = torch.tensor(sources, device=self.keys[0].device)
         end = start + len(sources)
         for tensor in (*self.keys, *self.values):
