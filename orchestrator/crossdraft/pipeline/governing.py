@@ -65,7 +65,7 @@ class PassSeen:
     waited: float  # seconds since it was sent
     seconds: float  # in the model
     idle: float  # seconds that its target had stood idle before it was sent
-    proposals: int = 0  # that its tree covers
+    proposals: int | None = None  # that its tree covers; None: not known
 
 
 @dataclass(frozen=True)

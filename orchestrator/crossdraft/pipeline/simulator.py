@@ -176,7 +176,7 @@ class _Generation:
         self._epoch += 1
         self._rows.clear()
         self._judged, self._ahead, self._known, self._branched = 0, 0, adopted, -1
-        self._begun, self._stalled, self._waits_since = False, False, None
+        self._begun, self._waits_since = False, None
         now = self._agenda.now
         self._choice = self._governor.choose(now)
         self._asked, self._asked_at = self._choice.window, now

@@ -1,0 +1,265 @@
+"""What a governor knows of its services and of how well they agree, and how it learns it.
+
+Times are medians of the latest ones, so that a single stall does not count. Agreement is counted with forgetting.
+Everything starts from a prior that weighs as much as a few observations.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+from crossdraft.pipeline.governing import BranchSeen, Choice, DraftSeen, Judged, Observation, PassSeen
+from crossdraft.pipeline.workload import FURTHER, Workload
+
+PLACES = (0, 1, 2, 3, 4, 6, 9, 14)  # where ranges of places in an epoch begin that have an acceptance in common
+MEMORY = 200.0  # judged proposals after which an observation weighs 1/e
+KEPT = 15  # times of one kind that are kept
+CARRIED = 40.0  # judged proposals that the estimates of an earlier generation weigh at most
+BRANCH_COST = 0.17  # of a further token in a drafter's forward, as a share: a batch of 8 measured 2.1 to 2.6 times one
+NODE_COST = 0.02  # of a node in a pass, as a share of a plain one, until it is known
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Plain numbers: what is believed, and how much it rests on."""
+
+    acceptance: tuple[float, ...] = (0.6,) * len(PLACES)  # for the ranges of `PLACES`
+    match: float = 0.45  # of a token that the target drew by itself with the draft
+    token: float = 0.0  # seconds of a drafter's forward
+    slope: float = BRANCH_COST
+    drafter_trip: float = 0.0  # seconds
+    pass_base: float = 0.0  # seconds in the target
+    pass_node: float = 0.0
+    target_trip: float = 0.0  # seconds
+    branch_hit: float = 0.5
+    tokens_per_proposal: float = 1.0
+    nodes_per_proposal: float = 1.0
+    judged: float = 0.0  # proposals, with forgetting
+    compared: float = 0.0  # ... with tokens that the target had drawn by itself
+    replies: int = 0  # of the drafter
+    passes: int = 0
+    tried: float = 0.0  # refusals that met branches, with forgetting
+
+    @property
+    def known(self) -> bool:
+        """Whether both services have been seen at work."""
+        return self.replies > 0 and self.passes > 0
+
+    def workload(self, samples: bool = False, targets: int = 1) -> Workload:
+        """The numbers that forecasts start from. Raises ValueError before both services have been seen at work."""
+        ends = (*PLACES[1:], PLACES[-1] + 1)
+        by_place = tuple(
+            share
+            for begin, end, share in zip(PLACES, ends, self.acceptance, strict=True)
+            for _ in range(end - begin)
+        )
+        return Workload(
+            by_place,
+            self.match,
+            self.token,
+            self.pass_base,
+            self.pass_node,
+            self.slope,
+            self.drafter_trip,
+            self.target_trip,
+            self.branch_hit,
+            self.tokens_per_proposal,
+            self.nodes_per_proposal,
+            samples,
+            targets,
+        )
+
+
+class Share:
+    """A probability, counted with forgetting."""
+
+    def __init__(self, seen: float = 0.0, share: float = 0.0) -> None:
+        self.seen = seen
+        self.held = seen * share
+
+    def add(self, held: float, seen: float) -> None:
+        """So many more, after what was there has been forgotten a little."""
+        kept = max(0.0, 1 - seen / MEMORY)
+        self.seen, self.held = self.seen * kept + seen, self.held * kept + held
+
+    def mean(self, prior: float, weight: float) -> float:
+        """The probability, where the prior counts as so many observations."""
+        return (self.held + prior * weight) / (self.seen + weight)
+
+
+class Times:
+    """The latest times of one kind, in seconds."""
+
+    def __init__(self, before: float, kept: int = KEPT) -> None:
+        self._latest: deque[float] = deque([before] if before > 0 else [], maxlen=kept)
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def add(self, seconds: float) -> None:
+        self._latest.append(max(0.0, seconds))
+
+    def median(self) -> float:
+        """0 before there is any."""
+        return median(self._latest) if self._latest else 0.0
+
+    def low(self) -> float:
+        """What a quarter of them is below: without waits for other things."""
+        return sorted(self._latest)[len(self._latest) // 4] if self._latest else 0.0
+
+
+class PassTimes:
+    """Seconds of passes over the tokens that they fed: a line through the medians of sizes."""
+
+    SIZES = (1, 2, 4, 7, 12, 20, 40)  # where ranges of sizes begin
+
+    def __init__(self, base: float, node: float) -> None:
+        self._base, self._node = base, node
+        self._latest: dict[int, deque[tuple[int, float]]] = {}
+
+    def add(self, tokens: int, seconds: float) -> None:
+        size = max(begin for begin in self.SIZES if begin <= max(1, tokens))
+        self._latest.setdefault(size, deque(maxlen=KEPT)).append((tokens, seconds))
+
+    def line(self) -> tuple[float, float]:
+        """Seconds of a pass of one token, and of each further one; the prior of the latter weighs as some spread."""
+        if not self._latest:
+            return self._base, self._node
+        points = [
+            (len(latest), sum(tokens for tokens, _ in latest) / len(latest) - 1, median(time for _, time in latest))
+            for latest in self._latest.values()
+        ]
+        total = sum(count for count, _, _ in points)
+        nodes = sum(count * x for count, x, _ in points) / total
+        seconds = sum(count * y for count, _, y in points) / total
+        spread = sum(count * (x - nodes) ** 2 for count, x, _ in points)
+        together = sum(count * (x - nodes) * (y - seconds) for count, x, y in points)
+        prior = self._node or NODE_COST * seconds
+        node = max(0.0, (together + 4 * prior) / (spread + 4))
+        return max(seconds - node * nodes, 0.1 * seconds), node
+
+
+class Learner:
+    """Turns observations into estimates.
+
+    Args:
+        before: what is believed at first.
+        samples: the method's target draws by itself, so that agreement is the same whenever it is compared.
+    """
+
+    def __init__(self, before: Estimates, samples: bool = False) -> None:
+        carried = min(1.0, CARRIED / before.judged) if before.judged else 0.0
+        self.seen = 0  # observations of agreement and of passes
+        self._before, self._samples = before, samples
+        self._places = [Share(before.judged * carried / len(PLACES), share) for share in before.acceptance]
+        self._all = Share(before.judged * carried, sum(before.acceptance) / len(PLACES))
+        self._match = Share(min(before.compared, CARRIED), before.match)
+        self._hit = Share(min(before.tried, CARRIED), before.branch_hit)
+        self._worth = Share(min(before.judged, CARRIED), before.tokens_per_proposal)
+        self._nodes = Share(min(float(before.passes), CARRIED), before.nodes_per_proposal)
+        self._forwards = Times(before.token)
+        self._gaps = Times(before.token)
+        self._with_branches = Times(0.0)
+        self._trips = Times(before.drafter_trip)
+        self._target_trips = Times(before.target_trip)
+        self._passes = PassTimes(before.pass_base + before.target_trip, before.pass_node)
+        self._replies, self._pass_count = before.replies, before.passes
+        self._behind = 0.0  # tokens that the target has drawn by itself and the draft has not caught up with
+        self._choice = Choice(window=0)
+
+    def begin(self, choice: Choice) -> None:
+        """An epoch begins, run like this."""
+        self._choice = choice
+        self._behind = 0.0
+
+    def observe(self, seen: Observation) -> None:
+        """Takes in what happened."""
+        match seen:
+            case DraftSeen():
+                self._drafted(seen)
+            case PassSeen():
+                self._passed(seen)
+            case Judged():
+                self._judged(seen)
+            case BranchSeen(hit):
+                missed = (not hit) / FURTHER ** (self._choice.branch_width - 1)
+                self._hit.add(1 - missed, 1)
+
+    def _drafted(self, seen: DraftSeen) -> None:
+        if not seen.proposals:
+            return
+        self._replies += 1
+        extra = self._choice.branch_depth * self._choice.branch_width
+        each = seen.seconds / seen.proposals
+        if seen.waited is not None:
+            self._trips.add(seen.waited - seen.seconds)
+            if self._choice.overlap:
+                return  # it has read what was committed as well
+        if extra:
+            if self._forwards.median():
+                self._with_branches.add((each / self._forwards.median() - 1) / extra)
+            return
+        self._forwards.add(each)
+        if seen.gap is not None:
+            self._gaps.add(seen.gap / seen.proposals)
+
+    def _passed(self, seen: PassSeen) -> None:
+        self.seen += 1
+        self._pass_count += 1
+        self._passes.add(seen.tokens, seen.waited)
+        self._target_trips.add(seen.waited - seen.seconds)
+        if seen.proposals:
+            self._nodes.add(max(0, seen.tokens - 1), seen.proposals)
+
+    def _judged(self, seen: Judged) -> None:
+        """The first proposals may only be compared with what the target has drawn before; the others were judged."""
+        self.seen += 1
+        compared, place = 0, seen.first
+        worth = max(0.2, self._worth.mean(1.0, 4))
+        while self._behind > 0 and compared < seen.accepted:
+            compared += 1
+            self._behind = max(0.0, self._behind - worth)
+        if compared:
+            self._match.add(compared, compared)
+        judged = seen.accepted - compared
+        for offset in range(compared, seen.accepted):
+            self._place(place + offset, 1.0)
+        if seen.refused and self._behind > 0:
+            self._match.add(0, 1)
+        elif seen.refused:
+            self._place(place + seen.accepted, 0.0)
+        if judged:
+            corrected = seen.refused and self._behind == 0
+            self._worth.add(max(0, seen.tokens - seen.settled - corrected), judged)
+        self._behind = 0.0 if seen.refused else self._behind + seen.settled
+
+    def _place(self, place: int, held: float) -> None:
+        self._all.add(held, 1)
+        self._places[max(i for i, begin in enumerate(PLACES) if begin <= place)].add(held, 1)
+
+    @property
+    def estimates(self) -> Estimates:
+        """What is believed now."""
+        before = self._before
+        common = self._all.mean(sum(before.acceptance) / len(PLACES), 4)
+        match = common if self._samples else 0.75 * common
+        whole, node = self._passes.line()
+        trip = min(self._target_trips.median(), 0.9 * whole)
+        return Estimates(
+            tuple(share.mean(common, 12) for share in self._places),
+            self._match.mean(match, 20 if self._samples else 5),
+            max(self._forwards.median(), self._gaps.low()) or self._trips.low(),
+            self._with_branches.median() if len(self._with_branches) > 2 else before.slope,
+            self._trips.low(),
+            whole - trip,
+            node,
+            trip,
+            min(1.0, max(0.0, self._hit.mean(before.branch_hit, 5))),
+            max(0.05, self._worth.mean(before.tokens_per_proposal, 4)),
+            self._nodes.mean(before.nodes_per_proposal, 4),
+            self._all.seen,
+            self._match.seen,
+            self._replies,
+            self._pass_count,
+            self._hit.seen,
+        )
