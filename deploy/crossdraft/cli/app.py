@@ -15,9 +15,8 @@ from typing import Annotated
 
 import typer
 
-from crossdraft.cli import bench, serving
+from crossdraft.cli import bench, generating, serving
 from crossdraft.cli.failures import CommandFailed, Interrupted
-from crossdraft.cli.method_names import METHODS
 
 # Plain errors and help: an error is then one line whatever the width of the terminal, and rich is not imported.
 app = typer.Typer(
@@ -80,75 +79,8 @@ def _options(
     """What all commands have in common."""
 
 
-@app.command()
-def generate(
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None,
-    target: Annotated[str | None, typer.Option(help="HOST:PORT; by default a bundled one is started.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="HOST:PORT, or none to decode plainly.")] = None,
-    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; by default the best.")] = None,
-    k: Annotated[int, typer.Option("-k", help="Proposals in a round.")] = 5,
-    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Makes the output repeatable.")] = None,
-    top_k: Annotated[int, typer.Option(help="0 is all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Above 0, at most 1.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Between 0 and 1.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="As in transformers.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="As in vLLM.")] = 0.0,
-    logit_bias: Annotated[list[str] | None, typer.Option(metavar="ID:BIAS", help="Repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the output; repeatable.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")] = False,
-    drafter_temperature: Annotated[float | None, typer.Option(help="By default the target's.")] = None,
-    allow_inexact: Annotated[
-        bool, typer.Option("--allow-inexact", help="Let a method change the distribution.")
-    ] = False,
-    audit: Annotated[bool, typer.Option("--audit", help="Recompute the drafter's draws from their rows.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each token, then the whole.")] = False,
-) -> None:
-    """Continue a prompt. Without addresses, the bundled models are run for as long as it takes."""
-    from crossdraft.cli import generate as command
-    from crossdraft.cli.running import checked_options
-    from crossdraft.pipeline import GenerationRequest, SamplingOptions
-
-    with checked_options():
-        biases = command.logit_biases(logit_bias or ())
-        request = GenerationRequest(
-            command.read_prompt(prompt),
-            method=method,
-            k=k,
-            max_tokens=max_tokens,
-            options=SamplingOptions(
-                temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, logit_bias=biases
-            ),
-            drafter_temperature=drafter_temperature,
-            seed=seed,
-            ignore_eos=ignore_eos,
-            stop=tuple(command.checked_text(text) for text in stop or ()),
-            allow_inexact=allow_inexact,
-            audit=audit,
-        )
-    command.generate(request, target, drafter, as_json)
-
-
-@app.command()
-def demo(
-    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None,
-    k: Annotated[int, typer.Option("-k", help="Proposals in a round.")] = 5,
-    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Both generations have it, so their texts must be equal.")] = 7,
-) -> None:
-    """Generate with the bundled models, with the drafter and without, side by side."""
-    from crossdraft.cli import demo as command
-    from crossdraft.cli.generate import read_prompt
-    from crossdraft.cli.running import checked_options
-    from crossdraft.pipeline import GenerationRequest, SamplingOptions
-
-    with checked_options():
-        request = GenerationRequest(
-            read_prompt(prompt), k=k, max_tokens=max_tokens, options=SamplingOptions(temperature), seed=seed
-        )
-    command.demo(request)
+app.command()(generating.generate)
+app.command()(generating.demo)
 
 
 @app.command()

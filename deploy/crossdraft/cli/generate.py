@@ -23,8 +23,8 @@ def generate(
 
     Args:
         request: what to generate.
-        target: host:port, or None for a bundled target that runs as long as this command.
-        drafter: host:port, "none", or None for the bundled drafter, or for none beside a given target.
+        target: host:port, several with commas between, or None for a bundled target that runs as long as this command.
+        drafter: likewise, "none", or None for the bundled drafter, or for none beside a given target.
         as_json: whether to write JSON.
         models: what to run where no address is given.
 
@@ -33,8 +33,9 @@ def generate(
         CommandFailed: a service cannot be reached or started, or fails.
     """
     for name, address in (("--target", target), ("--drafter", drafter)):
-        if address not in (None, NO_DRAFTER):
-            check_address(name, str(address))
+        if address is not None and not (name == "--drafter" and address == NO_DRAFTER):
+            for one in address.split(","):
+                check_address(name, one.strip())
     if target is None and drafter not in (None, NO_DRAFTER):
         raise Misused("--drafter has an address and --target has none: give both, or neither for the bundled pair")
     screen = JsonScreen() if as_json else TextScreen(audit=request.audit)

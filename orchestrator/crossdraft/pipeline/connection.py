@@ -8,7 +8,9 @@ async with connect(target="127.0.0.1:7001", drafter="127.0.0.1:7002") as pipelin
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
@@ -85,7 +87,8 @@ class Pipeline:
         """The same for a request that is made already."""
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
         assignment = resolve(request, models, drawn, len(services.targets))
-        generation = Generation(assignment, services, request.k, _recorder(request, models, drawn))
+        recorder = None if request.record is None else partial(_recorder, request, request.record, models, drawn)
+        generation = Generation(assignment, services, request.k, recorder)
         self._generations.add(generation)
         return generation
 
@@ -127,16 +130,14 @@ def addresses_of(given: Addresses) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address.strip() for address in separate if address.strip()))
 
 
-def _recorder(request: GenerationRequest, models: Models, drawn: Secrets) -> FileRecorder | None:
+def _recorder(request: GenerationRequest, path: Path, models: Models, drawn: Secrets) -> FileRecorder:
     """Raises RequestError if the file cannot be made."""
-    if request.record is None:
-        return None
     try:
         software = version("crossdraft")
     except PackageNotFoundError:
         software = "not installed"
     header = Header(software, time.time(), replace(request, record=None), models.target, models.drafter, drawn)
     try:
-        return FileRecorder(request.record, header)
+        return FileRecorder(path, header)
     except OSError as error:
         raise RequestError(f"cannot record: {error}; name a file that can be written (--record)") from error

@@ -1,6 +1,8 @@
 """One running generation: an asynchronous iterator over its tokens, then its text and figures."""
 
 import asyncio
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -10,12 +12,14 @@ from crossdraft.pipeline.driver import Driver
 from crossdraft.pipeline.events import Emitted, Finished, Reason
 from crossdraft.pipeline.explanation import Decision, Explained
 from crossdraft.pipeline.ports import Services
-from crossdraft.pipeline.recorder import Recorder
+from crossdraft.pipeline.recorder import FileRecorder
 from crossdraft.pipeline.session import Session
 from crossdraft.pipeline.statistics import Statistics, statistics_of
 from crossdraft.text.letters import NOTHING, Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.verification.walk import Kind
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,11 @@ class Generation:
         assignment: what it works from.
         services: where it works.
         k: proposals in a lock-step round, for the statistics.
-        recorder: takes down what happens.
+        recorder: makes what takes down the session; called when it begins.
     """
 
     def __init__(
-        self, assignment: Assignment, services: Services, k: int = 0, recorder: Recorder | None = None
+        self, assignment: Assignment, services: Services, k: int = 0, recorder: Callable[[], FileRecorder] | None = None
     ) -> None:
         self.text = ""
         self.ids: list[int] = []
@@ -51,7 +55,10 @@ class Generation:
         self.statistics: Statistics | None = None
         self._assignment = assignment
         self._k = k
-        self._driver = Driver(Session(assignment), services, recorder)
+        self._services = services
+        self._make_recorder = recorder
+        self._recorder: FileRecorder | None = None
+        self._driver: Driver | None = None
         self._decoder = LetterDecoder()
         self._letters = NOTHING
         self._decoded = ""  # `text` is this less what is held back
@@ -74,6 +81,7 @@ class Generation:
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
+            await self._written()
 
     @property
     def decisions(self) -> list[Decision]:
@@ -86,15 +94,29 @@ class Generation:
 
     async def __anext__(self) -> Token:
         if self._task is None and not self._over:
-            self._task = asyncio.create_task(self._driver.run(self._queue.put_nowait))
-            self._task.add_done_callback(lambda _: self._queue.put_nowait(None))
+            self._task = self._begin()
         emitted = None if self._over else await self._queue.get()
         if emitted is None:
             over, self._over = self._over, True
             if not over and self._task is not None:
+                await self._written()
                 self._end(self._task.result())
             raise StopAsyncIteration
         return self._token(emitted)
+
+    def _begin(self) -> asyncio.Task[Finished]:
+        self._recorder = None if self._make_recorder is None else self._make_recorder()
+        self._driver = Driver(Session(self._assignment), self._services, self._recorder)
+        task = asyncio.create_task(self._driver.run(self._queue.put_nowait))
+        task.add_done_callback(lambda _: self._queue.put_nowait(None))
+        return task
+
+    async def _written(self) -> None:
+        """The record is on the disk, or why it is not is said."""
+        if self._recorder is not None:
+            fault = await asyncio.to_thread(self._recorder.wait)
+            if fault:
+                log.warning("the flight record is not whole: %s", fault)
 
     def _token(self, emitted: Emitted) -> Token:
         self.ids.append(emitted.token)
@@ -114,6 +136,7 @@ class Generation:
         """The session is over: figures, and its error if it has one."""
         self.reason = finished.reason
         given = self._assignment
+        assert self._driver is not None
         prompt_tokens = len(given.open_target.prompt)
         self.statistics = statistics_of(
             given.method.name, self._k, prompt_tokens, finished.counts, self._driver.times()
