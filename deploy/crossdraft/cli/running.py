@@ -1,6 +1,7 @@
 """Runs a command's coroutine to its end; signals cancel it, and errors become one line for the user."""
 
 import asyncio
+import logging
 import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -25,11 +26,25 @@ def run_to_end(work: Coroutine[Any, Any, None]) -> None:
         Interrupted: after a signal.
     """
     try:
-        uvloop.run(_cancelled_by_signals(work))
+        with _warnings_shown():
+            uvloop.run(_cancelled_by_signals(work))
     except RequestError as error:
         raise Misused(str(error)) from error
     except ServiceError as error:
         raise CommandFailed(str(error)) from error
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """What the packages warn of goes to stderr like everything else that this command says."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("crossdraft: %(message)s"))
+    logger = logging.getLogger("crossdraft")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 async def _cancelled_by_signals(work: Coroutine[Any, Any, None]) -> None:

@@ -72,6 +72,8 @@ class TextScreen:
             self._notes.print(legend())
         if generation.statistics is not None:
             self._notes.print(figures(generation.statistics, self._audit))
+        if generation.decisions:
+            self._notes.print(decisions_of(generation))
 
     def _write(self, text: str, style: Style) -> None:
         # As a segment: a rich Text would widen tabs and drop carriage returns.
@@ -102,14 +104,16 @@ class JsonScreen:
     def end(self, generation: Generation) -> None:
         """The whole."""
         statistics, reason = generation.statistics, generation.reason
-        self._write(
-            {
-                "text": generation.text,
-                "ids": generation.ids,
-                "reason": None if reason is None else reason.value,
-                "statistics": None if statistics is None else ratios(statistics) | asdict(statistics),
-            }
-        )
+        record: dict[str, object] = {
+            "text": generation.text,
+            "ids": generation.ids,
+            "reason": None if reason is None else reason.value,
+            "statistics": None if statistics is None else ratios(statistics) | asdict(statistics),
+        }
+        if generation.decisions:
+            record["decisions"] = [asdict(decision) for decision in generation.decisions]
+            record["estimates"] = generation.estimates
+        self._write(record)
 
     def _write(self, record: dict[str, object]) -> None:
         print(json.dumps(record), file=self._output, flush=True)
@@ -123,6 +127,10 @@ def ratios(statistics: Statistics) -> dict[str, object]:
         "tokens_per_pass": statistics.tokens_per_pass,
         "acceptance": statistics.acceptance,
         "tokens_per_second": statistics.tokens_per_second,
+        "idle_share": statistics.idle_share,
+        "branch_hits": statistics.branch_hits,
+        "round_milliseconds": statistics.round_milliseconds,
+        "bytes_per_token": statistics.bytes_per_token,
     }
 
 
@@ -137,12 +145,12 @@ def legend() -> Text:
 def figures(statistics: Statistics, audit: bool = False) -> Table:
     """The summary of one generation; of an audit also if there was nothing to recompute."""
     table = Table(title=f"{statistics.method}, k = {statistics.k}", show_header=False, title_justify="left")
-    for name, value in rows_of(statistics):
+    for name, value in rows_of(statistics) + events_of(statistics):
         table.add_row(name, value)
     if audit:
         table.add_row("audited", f"{statistics.audited} draws are those of their rows")
     if statistics.drafter_lost:
-        table.add_row("drafter given up", Text(statistics.drafter_lost))
+        table.add_row("drafter lost last", Text(statistics.drafter_lost))
     return table
 
 
@@ -161,9 +169,47 @@ def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
         ("in the drafter", f"{statistics.drafter_seconds:.2f} s"),
         ("in the target", f"{statistics.target_seconds:.2f} s"),
         ("on the wire", f"{statistics.wire_seconds:.2f} s"),
-        ("verification", f"{statistics.verification_seconds:.3f} s"),
+        ("target idle", f"{statistics.idle_share:.0%} of the time"),
+        ("verification", f"{statistics.verification_seconds:.3f} s ({statistics.round_milliseconds:.2f} ms a pass)"),
         ("bytes", f"{statistics.bytes_sent:,} sent, {statistics.bytes_received:,} received"),
+        ("bytes per token", f"{statistics.bytes_per_token:,.0f}"),
     ]
+
+
+def events_of(statistics: Statistics) -> list[tuple[str, str]]:
+    """What happened at all, of what need not happen."""
+    branches = f"{statistics.branches} with {statistics.branch_tokens} proposals"
+    hits = f"{statistics.branches_hit} of {statistics.branches_tried} refusals ({statistics.branch_hits:.0%})"
+    rows = (
+        (statistics.rewinds, "rewinds", f"{statistics.rewinds} in {statistics.epochs} epochs"),
+        (statistics.branches, "prepared continuations", branches),
+        (statistics.branches_tried, "continued by one", hits),
+        (statistics.stalls, "stalls", f"{statistics.stalls} times the target gave up waiting for proposals"),
+        (statistics.speculated, "speculated passes", str(statistics.speculated)),
+        (statistics.drafters_lost, "drafters lost", str(statistics.drafters_lost)),
+        (statistics.targets_lost, "targets lost", str(statistics.targets_lost)),
+    )
+    return [(name, value) for count, name, value in rows if count]
+
+
+def decisions_of(generation: Generation) -> Table:
+    """What the governor decided, when, and why; then what it believed at the end."""
+    columns = ("after", "epochs", "window", "wait", "overlap", "branches", "why")
+    table = Table(*columns, title="the governor", title_justify="left")
+    for decision in generation.decisions:
+        choice = decision.choice
+        branches = f"{choice.branch_width} × {choice.branch_depth}" if choice.branch_depth else "none"
+        figures = (
+            str(decision.epochs),
+            str(choice.window),
+            str(choice.wait),
+            "yes" if choice.overlap else "no",
+            branches,
+        )
+        table.add_row(f"{decision.seconds:.3f} s", *figures, Text(choice.reason))
+    if generation.estimates:
+        table.caption = Text(generation.estimates)
+    return table
 
 
 def places(statistics: Statistics) -> str:

@@ -1,6 +1,7 @@
 """What a governor decided, and when, for people."""
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from crossdraft.pipeline.governing import Choice, Governor, Observation
 
@@ -16,6 +17,15 @@ class Decision:
     choice: Choice
 
 
+@runtime_checkable
+class Learning(Protocol):
+    """A governor that can say what it has learnt."""
+
+    def describe(self) -> str:
+        """Its estimates, for people."""
+        ...
+
+
 class Explained:
     """A governor whose choices are kept."""
 
@@ -28,6 +38,11 @@ class Explained:
     def waits_for_drafter(self) -> bool:
         """As the governor has it."""
         return self.governor.waits_for_drafter
+
+    @property
+    def estimates(self) -> str:
+        """What the governor has learnt, for people; empty if it learns nothing."""
+        return self.governor.describe() if isinstance(self.governor, Learning) else ""
 
     def observe(self, seen: Observation, now: float) -> None:
         """As the governor does."""

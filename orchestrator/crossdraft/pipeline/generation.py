@@ -89,6 +89,12 @@ class Generation:
         governor = self._assignment.governor
         return governor.decisions if isinstance(governor, Explained) else []
 
+    @property
+    def estimates(self) -> str:
+        """What the governor believes of its services, if it learns anything and the request asked to explain it."""
+        governor = self._assignment.governor
+        return governor.estimates if isinstance(governor, Explained) else ""
+
     def __aiter__(self) -> Self:
         return self
 
