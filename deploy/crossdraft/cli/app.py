@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(serving.app)
 app.add_typer(bench.app)
+recordings.register(app)
 
 
 class Affinities(StrEnum):

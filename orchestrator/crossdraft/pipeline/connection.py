@@ -87,7 +87,9 @@ class Pipeline:
         """The same for a request that is made already."""
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
         assignment = resolve(request, models, drawn, len(services.targets))
-        recorder = None if request.record is None else partial(_recorder, request, request.record, models, drawn)
+        recorder = None
+        if request.record is not None:
+            recorder = partial(_recorder, request, request.record, models, drawn, len(services.targets))
         generation = Generation(assignment, services, request.k, recorder)
         self._generations.add(generation)
         return generation
@@ -130,13 +132,14 @@ def addresses_of(given: Addresses) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address.strip() for address in separate if address.strip()))
 
 
-def _recorder(request: GenerationRequest, path: Path, models: Models, drawn: Secrets) -> FileRecorder:
+def _recorder(request: GenerationRequest, path: Path, models: Models, drawn: Secrets, targets: int) -> FileRecorder:
     """Raises RequestError if the file cannot be made."""
     try:
         software = version("crossdraft")
     except PackageNotFoundError:
         software = "not installed"
-    header = Header(software, time.time(), replace(request, record=None), models.target, models.drafter, drawn)
+    asked = replace(request, record=None)
+    header = Header(software, time.time(), asked, models.target, models.drafter, drawn, targets)
     try:
         return FileRecorder(path, header)
     except OSError as error:

@@ -18,6 +18,7 @@ from crossdraft.pipeline import events, governing, request
 from crossdraft.pipeline.events import Command, Event, Finished
 from crossdraft.pipeline.packing import Packer, PackingError, Unpacker
 from crossdraft.pipeline.request import GenerationRequest
+from crossdraft.pipeline.resolution import Secrets
 from crossdraft.verification import exchange, rows, trees
 from crossdraft.verification.exchange import Description
 from crossdraft.verification.walk import Kind
@@ -37,8 +38,8 @@ class Header:
     request: GenerationRequest
     target: Description
     drafter: Description | None  # None: plain decoding
-    secrets: object  # `resolution.Secrets`: nonces, and the seed of the walk's random choices
-    start: object = None  # what the governor began with, where the request does not say it
+    secrets: Secrets
+    targets: int = 1  # addresses that there were
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +92,7 @@ def _values_of(module: ModuleType) -> list[type]:
 KNOWN = (
     *(known for module in (exchange, events, governing, rows, trees, request) for known in _values_of(module)),
     Kind,
+    Secrets,
     Header,
     Step,
 )

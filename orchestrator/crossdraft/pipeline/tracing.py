@@ -103,8 +103,8 @@ class Tracer:
         """One call of the session."""
         if self._began is None:
             self._began = step.now
-        begin = step.now - self._began
-        self.now = begin + step.seconds
+        begin = step.now - self._began  # when the event happened; it may have had to wait
+        handled, self.now = max(begin, self.now), max(begin, self.now) + step.seconds
         misses, self.misses = step.row_misses - self.misses, step.row_misses
         self.bytes = step.sent + step.received
         event = step.event
@@ -119,7 +119,7 @@ class Tracer:
                 self._mark(Happening.STALLED, Happening.STALLED.value, None, begin)
         self._commands(step, misses)
         tokens = tuple(Token(one.letters, one.kind) for one in step.commands if isinstance(one, Emitted))
-        self.handled.append(Handled(begin, self.now, name_of(event), self._epoch, tokens))
+        self.handled.append(Handled(handled, self.now, name_of(event), self._epoch, tokens))
 
     def _commands(self, step: Step, misses: int) -> None:
         for command in step.commands:

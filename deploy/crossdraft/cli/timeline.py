@@ -1,0 +1,103 @@
+"""`crossdraft timeline`: a recorded session as a picture of who worked when."""
+
+from pathlib import Path
+
+from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.outputs import check_output
+from crossdraft.cli.timeline_page.figure import draw
+from crossdraft.cli.timeline_page.scene import scene_of
+from crossdraft.cli.timeline_page.svg import page_of
+from crossdraft.pipeline.recording import Recording, RecordingError, read
+from crossdraft.pipeline.spans import Figures, Timeline
+from crossdraft.pipeline.timeline import spans_of
+
+PAGES = (".html", ".htm")
+PICTURES = (".png", ".svg", ".pdf")
+SCREEN = 1100.0  # pixels that the first rounds take on the page
+MARGIN = 0.03  # of what is seen, before its first pass
+
+
+def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
+    """Writes the page or the picture.
+
+    Args:
+        file: a recording.
+        output: .html, or a picture.
+        first: the round that is seen first, from 1.
+        rounds: that are seen at once.
+
+    Raises:
+        Misused: the output cannot be written, or is of no known kind.
+        CommandFailed: the recording cannot be read, or has no such rounds.
+    """
+    if output.suffix.lower() not in (*PAGES, *PICTURES):
+        raise Misused(f"--output writes {', '.join((*PAGES, *PICTURES))} files, got {output}")
+    check_output(output)
+    recording = recording_of(file)
+    found = spans_of(recording)
+    begin, end = window_of(found, first, rounds)
+    scene, title = scene_of(found), title_of(recording)
+    if output.suffix.lower() in PICTURES:
+        draw(
+            output, scene, title, "   ".join(f"{name} {value}" for name, value in figures_of(found.figures)), begin, end
+        )
+        return
+    page = page_of(scene, title, figures_of(found.figures), SCREEN / (end - begin), begin)
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"cannot write the page: {error}") from error
+
+
+def recording_of(file: Path) -> Recording:
+    """Raises CommandFailed if it cannot be read."""
+    try:
+        return read(file)
+    except (OSError, RecordingError) as error:
+        raise CommandFailed(str(error)) from error
+
+
+def window_of(found: Timeline, first: int, rounds: int) -> tuple[float, float]:
+    """From when to when so many rounds take place, in seconds.
+
+    Raises:
+        CommandFailed: there are fewer.
+    """
+    if first > len(found.passes):
+        raise CommandFailed(f"the recording has {len(found.passes)} rounds, so it has no round {first}")
+    drafts = [work.begin for work in found.works if work.begin < found.passes[first - 1]]
+    begin = found.passes[first - 1] if first > 1 or not drafts else drafts[0]
+    last = first - 1 + rounds
+    end = found.passes[last] if last < len(found.passes) else found.end
+    return max(0.0, begin - MARGIN * (end - begin)), end
+
+
+def title_of(recording: Recording) -> str:
+    """What was recorded."""
+    header = recording.header
+    models = header.target.model + (f" with {header.drafter.model}" if header.drafter else " without a drafter")
+    method = header.request.method or "the default method"
+    part = "" if recording.finished else " (the recording ends before the session)"
+    return f"{models}, {method}, temperature {header.request.options.temperature:g}{part}"
+
+
+def figures_of(figures: Figures) -> list[tuple[str, str]]:
+    """Name and value of what people look at first."""
+    shown = [
+        ("tokens/s", f"{figures.tokens_per_second:.1f}"),
+        ("tokens per pass", f"{figures.tokens_per_pass:.2f}"),
+        ("target idle", f"{figures.idle_share:.0%}"),
+        ("target's model at work", f"{figures.model_share:.0%}"),
+        ("drafter's model at work", f"{figures.drafter_share:.0%}"),
+        ("tokens", str(figures.tokens)),
+        ("passes", str(figures.passes)),
+        ("row misses", str(figures.row_misses)),
+        ("refused", str(figures.refused)),
+    ]
+    if figures.hits:
+        shown.append(("branches adopted", str(figures.hits)))
+    if figures.stalls:
+        shown.append(("stalls", str(figures.stalls)))
+    if figures.bytes and figures.tokens:
+        shown.append(("bytes/token", f"{figures.bytes / figures.tokens:,.0f}"))
+    return shown
