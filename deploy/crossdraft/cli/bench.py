@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from crossdraft.cli import bench_pipeline
 from crossdraft.cli.method_names import METHODS as METHOD_NAMES
 
 # Of a checkout: the prompts belong to the tests, and are not part of the package.
@@ -16,6 +17,7 @@ METHODS = ["standard", "tli", "slem", "seeded"]  # what a round costs is measure
 VERIFIED = ["standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded"]
 
 app = typer.Typer(name="bench", help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(bench_pipeline.app)
 
 Prompts = Annotated[Path, typer.Option(help="JSON lines, each with a text.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")]

@@ -1,0 +1,68 @@
+"""Services of a benchmark: a core for each model, the drafter at a distance."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from crossdraft.cli.processes import Running, Wanted, running
+from crossdraft.emulation import Link, network
+
+FAR = "drafter"  # the name of the drafter's host
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as a service, perhaps unlike itself."""
+
+    model: str
+    pace: str | None = None  # A,B in ms, as --pace has it; None: as fast as it is
+    logit_noise: float = 0.0  # of a drafter
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of its command."""
+        pace = () if self.pace is None else ("--pace", self.pace)
+        return (*pace, *(("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()))
+
+
+def on_core(number: int) -> tuple[str, ...]:
+    """What a command is run by so that it has one core to itself; nothing where there is no taskset (util-linux)."""
+    cores = sorted(os.sched_getaffinity(0))
+    return () if shutil.which("taskset") is None else ("taskset", "-c", str(cores[number % len(cores)]))
+
+
+@asynccontextmanager
+async def target_service(target: Served) -> AsyncIterator[Running]:
+    """A target on loopback, on the first core; raises CommandFailed."""
+    async with running([Wanted("target", target.model, 1, target.options, on_core(0))]) as (found,):
+        yield found
+
+
+@dataclass(frozen=True)
+class Distant:
+    """A drafter at the far end of a link."""
+
+    address: str
+    process_id: int
+    link: Link | None  # None: on loopback
+
+    async def delay(self, milliseconds: float) -> None:
+        """Sets the time of a message to it, and of one back."""
+        if self.link is not None:
+            await self.link.delay(milliseconds)
+
+
+@asynccontextmanager
+async def drafter_service(drafter: Served, distant: bool) -> AsyncIterator[Distant]:
+    """A drafter on the second core, on a host with a link of its own if it is distant; raises CommandFailed."""
+    async with AsyncExitStack() as stack:
+        link, prefix, options = None, on_core(1), drafter.options
+        if distant:
+            link = (await stack.enter_async_context(network([FAR])))[FAR]
+            prefix = (*link.place.prefix, *prefix)
+            options = (*options, "--host", link.place.listen)
+        (found,) = await stack.enter_async_context(running([Wanted("drafter", drafter.model, 1, options, prefix)]))
+        address = found.address if link is None else await link.address_through(found.address)
+        yield Distant(address, found.process_id, link)
