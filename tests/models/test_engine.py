@@ -235,12 +235,14 @@ def test_random_histories(data: st.DataObject) -> None:
         requests = []
         for name in data.draw(st.lists(st.sampled_from("abc"), unique=True, min_size=1)):
             emitted = data.draw(st.sampled_from(list(trees[name].paths())))
+            again = [path[len(emitted) :] for path in trees[name].paths() if path[: len(emitted)] == emitted]
             kept = data.draw(st.sampled_from([len(contexts[name])] * 3 + [1]))
             fresh = tuple(data.draw(st.lists(token, max_size=3)))
             contexts[name] = (contexts[name][:kept] + emitted + fresh)[:30]
             paths = data.draw(st.lists(st.lists(token, min_size=1, max_size=4).map(tuple), max_size=4))
-            trees[name] = tree_of(paths, 10)
-            requests.append(Work(name, contexts[name], trees[name]))
+            trees[name] = tree_of([*data.draw(st.permutations(again)), *paths][: data.draw(st.integers(0, 12))], 10)
+            rows = st.none() | st.sets(st.integers(0, len(trees[name]))).map(lambda wanted: tuple(sorted(wanted)))
+            requests.append(Work(name, contexts[name], trees[name], data.draw(rows)))
         serve(engine, *requests)
 
 
