@@ -10,6 +10,7 @@ import numpy as np
 from crossdraft.rpc.errors import ContextTooLong
 from crossdraft.rpc.handlers import one_by_one
 from crossdraft.verification.exchange import (
+    Advance,
     Description,
     Draft,
     Drafted,
@@ -19,6 +20,8 @@ from crossdraft.verification.exchange import (
     Pass,
     PassDone,
     RowFetched,
+    Score,
+    Scored,
 )
 from crossdraft.verification.rows import Row
 
@@ -72,7 +75,7 @@ class ToyTargetSession:
             await self.service.go_on.wait()
         if HALF in request.committed:
             row = Row(np.array([1]), np.array([0.5]))
-        return PassDone(request.number, (row,) * (1 + len(request.tree)), 0.001)
+        return PassDone(request.number, (row,) * len(request.answered), 0.001)
 
     async def close(self) -> None:
         async with self.service.changed:
@@ -108,3 +111,47 @@ async def exchange(address: str, method: str, messages: Sequence[bytes]) -> tupl
         except grpc.aio.AioRpcError as error:
             return replies, error.code(), error.details() or ""
         return replies, await call.code(), await call.details()
+
+
+@dataclass
+class ScriptedDrafter:
+    """A session whose requests and replies the test sees and makes; it reads while nothing is to be said."""
+
+    description: Description = DESCRIPTION
+    asked: "asyncio.Queue[Draft | Advance | Score]" = field(default_factory=asyncio.Queue)
+    replies: "asyncio.Queue[Drafted | Scored | Exception | None]" = field(default_factory=asyncio.Queue)
+    reading: bool = False
+    conversing: bool = False
+    closed: int = 0
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def open(self, request: OpenDrafter) -> "ScriptedDrafter":
+        return self
+
+    async def converse(
+        self, requests: AsyncIterator[Draft | Advance | Score]
+    ) -> AsyncGenerator[Drafted | Scored, None]:
+        self.conversing = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self._read(requests))
+                while (reply := await self.replies.get()) is not None:
+                    if isinstance(reply, Exception):
+                        raise reply
+                    yield reply
+                reading.cancel()
+        finally:
+            self.conversing = False
+
+    async def _read(self, requests: AsyncIterator[Draft | Advance | Score]) -> None:
+        self.reading = True
+        try:
+            async for request in requests:
+                self.asked.put_nowait(request)
+            self.replies.put_nowait(None)
+        finally:
+            self.reading = False
+
+    async def close(self) -> None:
+        self.closed += 1
+        self.gone.set()

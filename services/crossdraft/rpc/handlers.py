@@ -1,8 +1,7 @@
 """The server's half of a stream: requests in as they arrive, replies out as they are made, errors as status codes."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
@@ -12,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage, ProtocolBroken, ServiceError, to_status
+from crossdraft.rpc.inbox import inbox
 from crossdraft.v1 import drafter_pb2, target_pb2
 from crossdraft.verification.exchange import (
     Advance,
@@ -37,11 +37,10 @@ Answer_co = TypeVar("Answer_co", covariant=True)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
-UNREAD = 64  # requests that wait for a session to take them; beyond that the client's writes wait
-
 
 class Session(Protocol[Ask_contra, Answer_co]):
-    """What a service keeps for one stream. Its methods raise ServiceError, which ends the stream and nothing else."""
+    """What a service keeps for one stream. Its methods raise ServiceError, alone or as the first of a task group's
+    faults, which ends the stream and nothing else."""
 
     def converse(self, requests: AsyncIterator[Ask_contra]) -> AsyncGenerator[Answer_co, None]:
         """The replies, whenever one is ready. `requests` yields as they arrive, and ends with the client's half of the
@@ -137,7 +136,10 @@ class Handlers(Generic[Open, Ask, Answer]):
             opening = await anext(requests, None)
             if opening is not None:
                 await self._converse(opening, requests, context)
-        except ServiceError as error:
+        except (ServiceError, BaseExceptionGroup) as fault:
+            error = _first(fault)
+            if not isinstance(error, ServiceError):
+                raise error from None
             code, text = to_status(error)
             await context.abort(code, text)
 
@@ -148,7 +150,7 @@ class Handlers(Generic[Open, Ask, Answer]):
         session = await self._service.open(first)
         try:
             await self._send(Opened(self._service.description.fingerprint), context)
-            async with _inbox(self._asked(requests)) as asked, aclosing(session.converse(asked)) as replies:
+            async with inbox(self._asked(requests)) as asked, aclosing(session.converse(asked)) as replies:
                 async for reply in replies:
                     await self._send(reply, context)
         finally:
@@ -171,24 +173,8 @@ class Handlers(Generic[Open, Ask, Answer]):
         await context.write(self._role.write(reply).SerializeToString())
 
 
-@asynccontextmanager
-async def _inbox(source: AsyncIterator[Ask]) -> AsyncIterator[AsyncIterator[Ask]]:
-    """Takes what a source yields at once, whatever the block does meanwhile; a fault of the source ends the block."""
-    waiting: asyncio.Queue[Ask | None] = asyncio.Queue(UNREAD)
-
-    async def fill() -> None:
-        async for item in source:
-            await waiting.put(item)
-        await waiting.put(None)
-
-    async def taken() -> AsyncIterator[Ask]:
-        while (item := await waiting.get()) is not None:
-            yield item
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            filling = group.create_task(fill())
-            yield taken()
-            filling.cancel()
-    except BaseExceptionGroup as faults:
-        raise faults.exceptions[0] from None
+def _first(fault: BaseException) -> BaseException:
+    """What went wrong first, where several tasks worked on it."""
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return fault

@@ -34,19 +34,20 @@ class MessageLimit:
         return (("grpc.max_send_message_length", self.bytes), ("grpc.max_receive_message_length", self.bytes))
 
 
-# A cut link shows itself only in unanswered pings: without them a stream read hangs for over 45 s. One ping a second
-# costs nothing beside the passes. Three seconds to answer, since a host whose cores are all busy answers late. The
-# first timeout is for links that acknowledge nothing, the second (a minute unless set) for processes that are frozen
-# behind a kernel that still does.
+# A cut link shows itself only in unanswered pings: without them a stream read hangs for over 45 s. gRPC sends one a
+# second at most, which costs nothing beside the passes. What acknowledges nothing, neither pings nor requests, is
+# a cut link: the kernel gives it up 0.4 to 0.5 s after this timeout, so 0.7 to 1.9 s after the cut. What acknowledges
+# but does not answer is a frozen process, or one on a host whose cores are all busy, which gets more time.
 CLIENT_OPTIONS: ChannelOptions = (
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.keepalive_time_ms", 250),
+    ("grpc.keepalive_timeout_ms", 400),
+    ("grpc.http2.ping_timeout_ms", 2500),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A service that was restarted is found again in about 2 s; gRPC's own pauses grow to minutes.
+    # A service that was restarted, or whose link is back, is found again within half a second; gRPC's own pauses grow
+    # to minutes. The second is also how long connecting may take: two round trips.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 500),
     # Services stand on a private network; a proxy for the web must not be asked for them.
     ("grpc.enable_http_proxy", 0),
@@ -56,12 +57,12 @@ CLIENT_OPTIONS: ChannelOptions = (
 
 SERVER_OPTIONS: ChannelOptions = (
     # Without these the server takes the clients' pings for an attack and closes the connection.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_ping_strikes", 0),
     # The server pings too: a session whose client has vanished must give back its place in the cache.
-    ("grpc.keepalive_time_ms", 5000),
-    ("grpc.keepalive_timeout_ms", 5000),
-    ("grpc.http2.ping_timeout_ms", 5000),
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 4000),
     # Two services on one port would share its sessions at random; a port that is taken must be an error.
     ("grpc.so_reuseport", 0),
 )

@@ -1,0 +1,83 @@
+"""A link that is cut without a closed socket, and a process that is frozen, are noticed by both sides."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from crossdraft.rpc.clients import TargetClient
+from crossdraft.rpc.errors import ServiceError, Unreachable
+from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.verification.exchange import OpenTarget, Pass, SamplingOptions
+from crossdraft.verification.trees import TokenTree
+from tests.rpc.proxy import Link
+from tests.rpc.services import DESCRIPTION, SLOW, ToyTargetService
+
+OPEN = OpenTarget((1,), SamplingOptions(), None)
+AT_ONCE = Listening(grace_seconds=0)
+BOUND = 8  # seconds; about 3 are usual, gRPC's own are over 45
+SERVE = """
+import asyncio
+from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.server import Listening, Server, serve
+from tests.rpc.services import ToyTargetService
+async def main():
+    await serve(Server(TARGET, ToyTargetService(), Listening()))
+asyncio.run(main())
+"""
+
+
+async def described(client: TargetClient) -> None:
+    """Returns when the service answers again."""
+    while True:
+        try:
+            assert await client.describe() == DESCRIPTION
+            return
+        except ServiceError:
+            pass
+
+
+@pytest.mark.parametrize("under_way", [True, False], ids=["a pass under way", "idle"])
+async def test_a_link_that_forwards_nothing_is_noticed_on_both_sides_and_used_again(under_way):
+    service = ToyTargetService()
+    async with (
+        Server(TARGET, service, AT_ONCE) as server,
+        Link(server.address) as link,
+        TargetClient(link.address) as client,
+    ):
+        session = await client.open(OPEN)
+        if under_way:
+            await session.send(Pass(1, (SLOW,), TokenTree()))
+        link.cut()
+        with pytest.raises(Unreachable) as raised:
+            await asyncio.wait_for(session.receive(), BOUND)
+        assert raised.value.lost
+        await service.wait_closed(1)
+        link.mend()
+        await asyncio.wait_for(described(client), BOUND)
+
+
+async def test_a_frozen_process_is_noticed_and_a_killed_one_at_once():
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVE, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 30))
+        async with TargetClient(ready["address"]) as client:
+            frozen = await client.open(OPEN)
+            os.kill(process.pid, signal.SIGSTOP)
+            with pytest.raises(Unreachable):
+                await asyncio.wait_for(frozen.receive(), BOUND)
+            os.kill(process.pid, signal.SIGCONT)
+            await asyncio.wait_for(described(client), BOUND)
+            killed = await client.open(OPEN)
+            process.kill()
+            with pytest.raises(Unreachable):
+                await asyncio.wait_for(killed.receive(), 2)  # sooner than pings would tell
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
