@@ -159,6 +159,7 @@ class Learner:
         self._nodes = Share(min(float(before.passes), CARRIED), before.nodes_per_proposal)
         self._forwards = Times(before.token)
         self._gaps = Times(before.token)
+        self._firsts = Times(0.0)
         self._with_branches = Times(0.0)
         self._trips = Times(before.drafter_trip)
         self._target_trips = Times(before.target_trip)
@@ -194,6 +195,7 @@ class Learner:
         if seen.waited is not None:
             self._trips.add(seen.waited - seen.seconds)
             if self._choice.overlap:
+                self._firsts.add(each)
                 return  # it has read what was committed as well
         if extra:
             if self._forwards.median():
@@ -248,7 +250,7 @@ class Learner:
         return Estimates(
             tuple(share.mean(common, 12) for share in self._places),
             self._match.mean(match, 20 if self._samples else 5),
-            max(self._forwards.median(), self._gaps.low()) or self._trips.low(),
+            max(self._forwards.median(), self._gaps.low()) or self._firsts.low(),
             self._with_branches.median() if len(self._with_branches) > 2 else before.slope,
             self._trips.low(),
             whole - trip,
