@@ -10,6 +10,7 @@ from crossdraft.models.loading import LoadedModel, load_model
 from crossdraft.models.names import NumberOutOfRangeError
 from crossdraft.models.noising import Noisy, check_sigma
 from crossdraft.models.pacing import Pace, Paced
+from crossdraft.models.packing import pack
 from crossdraft.models.pruning import Pruning
 from crossdraft.models.worker import Forward, ModelThread
 from crossdraft.text.letters import Side
@@ -73,7 +74,7 @@ class RunningModel:
     def of(
         loaded: LoadedModel, side: Side, budget: int = BUDGET, emulation: Emulation = NOTHING_EMULATED
     ) -> "RunningModel":
-        """Puts a loaded model to work.
+        """Puts a loaded model to work; it is changed, and for the engine only from here on.
 
         Args:
             loaded: the model.
@@ -86,6 +87,7 @@ class RunningModel:
         """
         about = loaded.description
         vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
+        pack(loaded.model)
         engine = Engine(loaded.model, about.context, budget)
         return RunningModel(
             ModelThread(engine, _forward(engine, loaded, emulation)),

@@ -1,0 +1,40 @@
+"""Packed linear layers give what plain ones give."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from crossdraft.models.engine import Engine, Work
+from crossdraft.models.packing import PackedLinear, pack
+from crossdraft.verification.trees import tree_of
+
+WORKS = [Work("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Work("b", (4,))]
+
+
+def linears(model: nn.Module) -> set[type]:
+    return {type(module) for module in model.modules() if isinstance(module, nn.Linear | PackedLinear)}
+
+
+def test_a_packed_model_computes_the_same(model: PreTrainedModel) -> None:
+    plain, packed = Engine(copy.deepcopy(model)), copy.deepcopy(model)
+    pack(packed)
+    assert linears(packed) == {PackedLinear}
+    for one, other in zip(Engine(packed).forward(WORKS), plain.forward(WORKS), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 9, 70])
+@pytest.mark.parametrize("bias", [True, False])
+def test_any_number_of_rows(rows: int, bias: bool) -> None:
+    linear = nn.Linear(33, 50, bias)
+    found = PackedLinear(linear)(torch.ones(2, rows, 33).cumsum(1))
+    torch.testing.assert_close(found, linear(torch.ones(2, rows, 33).cumsum(1)).detach(), atol=1e-4, rtol=1e-5)
+
+
+def test_other_numbers_than_float32_are_left_as_they_are(llama: PreTrainedModel) -> None:
+    model = copy.deepcopy(llama).bfloat16()
+    pack(model)
+    assert linears(model) == {nn.Linear}
