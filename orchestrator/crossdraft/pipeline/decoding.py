@@ -47,6 +47,12 @@ class Decoding:
             return commands
         return commands + self._pass() + self._advance()
 
+    @property
+    def interruptible(self) -> bool:
+        """Whether an epoch without a drafter may end now: what was drawn already must not be drawn again."""
+        judging = self.epoch.begun and isinstance(self.epoch.step, NeedRow | NeedSample) and self.epoch.step.judging
+        return not self.epoch.choice.drafts and not judging
+
     def next_epoch(self, now: float) -> list[Command]:
         """The running epoch is over: choose how to go on, tell the drafter what was committed."""
         self._now = now
@@ -139,6 +145,7 @@ class Decoding:
         # With no row at the frontier there is nothing to settle with: a pass is needed first.
         if waits and (self.fetched.held is None or not self._hurried):
             return False
+        self._report()
         epoch.settled = True
         epoch.answer(None)
         return True
@@ -235,7 +242,7 @@ class Decoding:
         if not (choice.drafts and choice.overlap and self._drafting.received):
             return []
         known = len(epoch.guessed)
-        return self._drafting.advance(known - epoch.beyond(len(self.output.text)) + choice.window)
+        return self._drafting.advance(known - epoch.beyond(len(self.output.text)) + choice.window, self._now)
 
     def _observe(self, seen: Observation, now: float) -> None:
         self._given.governor.observe(seen, now)

@@ -103,13 +103,13 @@ class Drafting:
         self._asked_at = now
         return [Send(self.lane, draft), *self._arm(now)]
 
-    def advance(self, count: int) -> list[Command]:
+    def advance(self, count: int, now: float) -> list[Command]:
         """More proposals of the running epoch are wanted: `count` from its first one on."""
         if not self.ready or self._aside or count <= self.asked:
             return []
         assert self.lane is not None
-        self.asked = count
-        return [Send(self.lane, Advance(self.epoch, count))]
+        owed, self.asked = self.due, count
+        return [Send(self.lane, Advance(self.epoch, count)), *([] if owed else self._arm(now))]
 
     def score(self, need: NeedPrefix, start: int, now: float) -> list[Command]:
         """Asks for probabilities of prefixes of the draft that began at the offset `start`."""

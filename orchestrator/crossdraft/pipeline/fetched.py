@@ -25,6 +25,7 @@ class Flight:
     tokens: int  # that it feeds: those committed since the lane's pass before, and the tree's
     left_at: float  # seconds
     idle: float  # seconds that the lane had stood idle
+    proposals: int = 0  # known beyond the root
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +123,8 @@ class Fetched:
         if len(row.ids) <= self._head:
             return row
         kept = np.zeros(len(row.ids), dtype=np.bool_)
-        kept[np.argpartition(row.probabilities, -self._head)[-self._head :]] = True
+        # Of equal probabilities the first, as in every row: which ids are used must not depend on what else is listed.
+        kept[np.argsort(-row.probabilities, kind="stable")[: self._head]] = True
         places = row.places(listed)
         kept[places[places >= 0]] = True
         if kept.all():

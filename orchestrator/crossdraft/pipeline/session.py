@@ -99,7 +99,7 @@ class Session:
             return []
         self._drafting.opened()
         self._given.governor.observe(DrafterSeen(True), now)
-        idle = self.state is State.RUNNING and not self._decoding.epoch.choice.drafts
+        idle = self.state is State.RUNNING and self._decoding.interruptible
         return self._decoding.next_epoch(now) if idle else []
 
     def _replied(self, lane: Lane, reply: Reply, now: float) -> list[Command]:
@@ -127,7 +127,7 @@ class Session:
         self._decoding.fetched.add(flight, done.nodes)
         self.counts.target_seconds += done.seconds
         if flight.sent.number > 1:  # a lane's first pass reads the prompt as well
-            seen = PassSeen(flight.tokens, now - flight.left_at, done.seconds, flight.idle)
+            seen = PassSeen(flight.tokens, now - flight.left_at, done.seconds, flight.idle, flight.proposals)
             self._given.governor.observe(seen, now)
 
     def _drafted(self, drafted: Drafted, now: float) -> list[Command]:

@@ -89,8 +89,16 @@ class Targets:
         """Whether a pass under way brings what follows this path from the frontier on; `ids` are the output's."""
         return any((*ids[flight.root :], *path) in flight.paths for flight in self.flights)
 
-    def send(self, lane: TargetLane, plan: Plan, wanted: tuple[int, ...] | None, ids: list[int], now: float) -> Send:
-        """A pass over a tree at the frontier."""
+    def send(
+        self,
+        lane: TargetLane,
+        plan: Plan,
+        wanted: tuple[int, ...] | None,
+        ids: list[int],
+        proposals: int,
+        now: float,
+    ) -> Send:
+        """A pass over a tree at the frontier, for so many proposals beyond it."""
         lane.passes += 1
         listed = plan.listed
         if wanted is not None and listed:
@@ -99,7 +107,7 @@ class Targets:
         paths = tuple(plan.tree.paths())
         answered = paths if wanted is None else tuple(paths[node] for node in wanted)
         tokens = len(sent.committed) + len(plan.tree)
-        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, now - lane.free_since)
+        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, now - lane.free_since, proposals)
         lane.latest = lane.flight
         lane.told = len(ids)
         lane.owed.clear()
