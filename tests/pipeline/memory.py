@@ -1,88 +1,184 @@
 """Toys behind the ports of services."""
 
 import asyncio
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.events import Reply, Request
+from crossdraft.pipeline.governing import lock_step
 from crossdraft.rpc.codec import Opened
-from crossdraft.rpc.errors import Closed, ServiceError
+from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.stream import Traffic
+from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.exchange import (
+    Advance,
     Draft,
     Drafted,
     FetchRow,
+    NoiseKey,
     OpenDrafter,
     OpenTarget,
     Pass,
     PassDone,
-    RowFetched,
+    SamplingOptions,
     Score,
-    Scored,
 )
-from tests.fakes import ToyDrafter, ToyTarget
+from crossdraft.verification.methods import SLEM, Method
+from crossdraft.verification.rows import NO_IDS
+from tests.fakes import ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of
+
+LETTERS = ("a", "b", "ab")
+NEVER = 10**9
 
 
-@dataclass
-class MemoryTarget:
-    """A toy behind a target's port."""
+def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object) -> Assignment:
+    """A session in lock-step rounds of three over toy vocabularies."""
+    pair = pair_of(LETTERS, ("a", "b", "ba"))
+    fields: dict[str, object] = {
+        "pair": pair,
+        "method": method,
+        "chooser": RandomChooser(np.random.default_rng(1)),
+        "encode": greedy_tokens(pair.target),
+        "open_target": OpenTarget((0, 1), SamplingOptions(), NoiseKey(1) if method.samples else None),
+        "open_drafter": open_drafter(NOTHING, None) if drafts else None,
+        "governor": lock_step(3),
+        "max_tokens": 12,
+        "context": 100,
+    }
+    return Assignment(**(fields | changes))  # type: ignore[arg-type]
 
-    toy: ToyTarget
-    refuses: ServiceError | None = None
-    fails_at: int = 10**9  # pass
-    closed: int = 0
-    traffic: Traffic = field(default_factory=Traffic)
-    replies: asyncio.Queue[PassDone | RowFetched | None] = field(default_factory=asyncio.Queue)
 
-    async def open(self, request: OpenTarget) -> "MemoryTarget":
-        if self.refuses is not None:
-            raise self.refuses
-        return self
+def toys(method: Method = SLEM) -> tuple[ToyTarget, ToyDrafter]:
+    """A target whose draws do not depend on who asks, and a drafter."""
+    chooser = RandomChooser(np.random.default_rng(2))
+    allowed = np.array([0, 1]) if method.shared_only else None
+    target = ToyTarget(len(LETTERS), 99, chooser if method.samples else None)
+    return target, ToyDrafter(pair_of(LETTERS, ("a", "b", "ba")).drafter.letters, chooser, allowed)
 
-    async def send(self, request: OpenTarget | Pass | FetchRow) -> None:
-        if isinstance(request, Pass):
-            self.replies.put_nowait(None if request.number == self.fails_at else self.toy.run(request))
-        elif isinstance(request, FetchRow):
-            self.replies.put_nowait(self.toy.fetch(request.number, request.node))
 
-    async def receive(self) -> Opened | PassDone | RowFetched:
+class MemoryStream:
+    """An open session; what is sent is answered at once."""
+
+    def __init__(self, service: "MemoryTarget | MemoryDrafter") -> None:
+        self.traffic = Traffic()
+        self.requests: list[Request] = []
+        self.service = service
+        self.toy = toys()[0]  # of a target
+        self.replies: asyncio.Queue[Reply | Opened | ServiceError] = asyncio.Queue()
+
+    async def send(self, request: Request) -> None:
+        await self.service.writable.wait()
+        self.requests.append(request)
+        self.traffic.bytes_sent += 1
+        self.service.asked.set()
+        for reply in self.service.answers(self, request):
+            self.replies.put_nowait(reply)
+
+    async def receive(self) -> Reply | Opened:
         reply = await self.replies.get()
-        if reply is None:
-            raise Closed("the target ended the session")
+        if isinstance(reply, ServiceError):
+            raise reply
+        self.traffic.bytes_received += 1
         return reply
 
     async def close(self) -> None:
-        self.closed += 1
+        self.service.closed += 1
 
 
 @dataclass
-class MemoryDrafter:
-    """A toy behind a drafter's port."""
+class Service:
+    """What both toys have in common."""
 
-    toy: ToyDrafter
-    refuses: ServiceError | None = None
+    refuses: ServiceError | None = None  # sessions
+    refusals: int = NEVER  # that many
+    closed: int = 0
+    opened: list[MemoryStream] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    writable: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: it does not read
+
+    def __post_init__(self) -> None:
+        self.writable.set()
+
+    def refuse(self) -> None:
+        if self.refuses is not None and self.refusals > 0:
+            self.refusals -= 1
+            raise self.refuses
+
+
+@dataclass
+class MemoryTarget(Service):
+    """Toys behind a target's port, one for each session; their draws are the same."""
+
+    toy: ToyTarget = field(default_factory=lambda: toys()[0])
+    error: ServiceError | None = None  # that ends its first session ...
+    fails_at: int = NEVER  # ... at this pass
+    first: tuple[Reply | Opened, ...] = ()  # what it says unasked
+
+    async def open(self, request: OpenTarget) -> MemoryStream:
+        self.refuse()
+        stream = MemoryStream(self)
+        self.opened.append(stream)
+        stream.toy = copy.copy(self.toy)
+        stream.toy._committed = ()
+        for reply in self.first:
+            stream.replies.put_nowait(reply)
+        return stream
+
+    def answers(self, stream: MemoryStream, request: Request) -> Iterator[Reply | ServiceError]:
+        match request:
+            case Pass() if self.error is not None and request.number == self.fails_at:
+                failure, self.error = self.error, None
+                yield failure
+            case Pass():
+                yield self._passed(stream.toy, request)
+            case FetchRow(number, node, _):
+                yield stream.toy.fetch(number, node)
+
+    def _passed(self, toy: ToyTarget, sent: Pass) -> PassDone:
+        """Of the toy, which answers everything, what was wanted."""
+        listed = [NO_IDS] * (1 + len(sent.tree))
+        for place, node in enumerate(sent.answered):
+            listed[node] = sent.listed[place] if sent.listed else NO_IDS
+        done = toy.run(replace(sent, listed=tuple(listed), wanted=None))
+        return PassDone(done.number, tuple(done.nodes[node] for node in sent.answered), done.seconds)
+
+
+@dataclass
+class MemoryDrafter(Service):
+    """A toy behind a drafter's port: one session at a time. It prepares no continuations."""
+
+    toy: ToyDrafter = field(default_factory=lambda: toys()[1])
     silent: bool = False
     scoreless: bool = False  # never answers Score
-    opened_twice: bool = False
-    closed: int = 0
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    traffic: Traffic = field(default_factory=Traffic)
-    replies: asyncio.Queue[Opened | Drafted | Scored] = field(default_factory=asyncio.Queue)
+    first: tuple[Reply | Opened, ...] = ()  # what it says unasked
 
-    async def open(self, request: OpenDrafter) -> "MemoryDrafter":
-        if self.refuses is not None:
-            raise self.refuses
-        return self
+    async def open(self, request: OpenDrafter) -> MemoryStream:
+        self.refuse()
+        stream = MemoryStream(self)
+        self.opened.append(stream)
+        self.toy.text = Letters("")
+        for reply in self.first:
+            stream.replies.put_nowait(reply)
+        return stream
 
-    async def send(self, request: OpenDrafter | Draft | Score) -> None:
-        self.asked.set()
-        if self.opened_twice:
-            self.replies.put_nowait(Opened("f1"))
-        elif isinstance(request, Draft) and not self.silent:
-            self.replies.put_nowait(self.toy.draft(request))
-        elif isinstance(request, Score) and not self.scoreless:
-            self.replies.put_nowait(self.toy.score(request))
+    def answers(self, stream: MemoryStream, request: Request) -> Iterator[Reply]:
+        match request:
+            case Draft() if not self.silent:
+                self._draft, self._sent, self._drafted = request, 0, self.toy.draft(replace(request, count=0))
+                yield from self._streamed(request.count)
+            case Advance(epoch, count) if not self.silent and epoch == self._draft.epoch:
+                yield from self._streamed(count)
+            case Score() if not self.scoreless:
+                yield self.toy.score(request)
 
-    async def receive(self) -> Opened | Drafted | Scored:
-        return await self.replies.get()
-
-    async def close(self) -> None:
-        self.closed += 1
+    def _streamed(self, count: int) -> Iterable[Drafted]:
+        while self._sent < count:
+            size = min(self._draft.chunk, count - self._sent)
+            proposals = tuple(self.toy.propose() for _ in range(size))
+            yield replace(self._drafted, proposals=proposals, first=self._sent)
+            self._sent += size

@@ -1,214 +1,281 @@
 """The driver: commands reach services, answers and failures come back as events, nothing stays open."""
 
 import asyncio
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import Reason
-from crossdraft.pipeline.generation import Generation
-from crossdraft.rpc.errors import Closed, Internal, Unreachable
-from crossdraft.verification.exchange import (
-    Drafted,
-    PassDone,
-    RowFetched,
-    Score,
-    Scored,
+from crossdraft.pipeline.driver import Driver
+from crossdraft.pipeline.events import (
+    Close,
+    Command,
+    Counts,
+    Event,
+    Expired,
+    Finished,
+    IllegalEventError,
+    Lost,
+    Open,
+    Ready,
+    Reason,
+    Replied,
+    Send,
+    SetTimer,
+    Timer,
 )
-from crossdraft.verification.methods import COUPLED, SLEM, SLRS, TLI, TOKENTIMING, Method
-from crossdraft.verification.rows import Proposal, Row, Whose
-from tests.pipeline.memory import MemoryDrafter, MemoryTarget
-from tests.pipeline.sessions import assignment, toys
+from crossdraft.pipeline.ports import Services
+from crossdraft.pipeline.roster import Roster
+from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
+from crossdraft.text.letters import NOTHING
+from crossdraft.verification.exchange import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone
+from crossdraft.verification.trees import TokenTree
+from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment
+
+GIVEN = assignment()
+OPEN_TARGET, OPEN_DRAFTER = GIVEN.open_target, GIVEN.open_drafter
+PASS = Pass(1, (), TokenTree((), ()))
+DRAFT = Draft(1, 0, NOTHING, 3)
+DONE = Finished(Reason.LENGTH, Counts())
+Step = tuple[object, list[Command]]  # an event, as far as it is compared, and what follows
 
 
-def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:
-    target, drafter = toys(method)
-    memory_target, memory_drafter = MemoryTarget(target), MemoryDrafter(drafter)
-    return Generation(assignment(method, **changes), memory_target, memory_drafter), memory_target, memory_drafter
+class Scripted:
+    """Expects events in order, and answers each with the commands that are written beside it."""
+
+    def __init__(self, begin: list[Command], *steps: Step, illegal: type | None = None) -> None:
+        self.counts = Counts()
+        self.seen: list[tuple[Event, float]] = []
+        self._begin = begin
+        self._steps = list(steps)
+        self._illegal = illegal  # replies of this type
+
+    def start(self, now: float) -> list[Command]:
+        return self._begin
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if isinstance(event, Replied) and isinstance(event.reply, self._illegal or ()):
+            raise IllegalEventError("not asked for")
+        self.seen.append((event, now))
+        for place, (expected, commands) in enumerate(self._steps):
+            if expected in (event, type(event), (type(event), getattr(event, "lane", None))):
+                del self._steps[place]
+                return commands
+        return []
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for event, _ in self.seen]
 
 
-async def texts(running: Generation) -> list[str]:
+async def run(session: Scripted, services: Services) -> Finished:
     async with asyncio.timeout(30):
-        return [token.text async for token in running]
+        return await Driver(session, services).run(lambda _: None)
 
 
-async def test_tokens_text_and_figures_agree() -> None:
-    running, target, drafter = generation()
-    shown = await texts(running)
-    assert "".join(shown) == running.text
-    assert len(running.ids) == 12
-    assert running.reason is Reason.LENGTH
-    assert running.statistics is not None
-    assert running.statistics.tokens == 12
-    assert running.statistics.drafter_lost == ""
-    assert running.statistics.passes < 12
-    assert (target.closed, drafter.closed) == (1, 1)
+def target_open(lane: int = 1, after: float = 0.0) -> Open:
+    assert isinstance(OPEN_TARGET, OpenTarget)
+    return Open(lane, OPEN_TARGET, after)
 
 
-async def test_text_that_a_stop_string_takes_back_is_never_shown() -> None:
-    free, _, _ = generation(max_tokens=30)
-    whole = "".join(await texts(free))
-    stop = whole[9:12]
-    running, _, _ = generation(max_tokens=30, stop=(stop,))
-    shown = "".join(await texts(running))
-    assert shown == running.text == whole[: whole.find(stop)]
-    assert running.reason is Reason.STOP
+def drafter_open(lane: int = 2) -> Open:
+    assert isinstance(OPEN_DRAFTER, OpenDrafter)
+    return Open(lane, OPEN_DRAFTER)
 
 
-@pytest.mark.parametrize("trouble", ["refuses", "silent", "opened_twice"])
-async def test_without_its_drafter_it_goes_on(trouble: str) -> None:
-    running, _, drafter = generation(draft_seconds=0.0 if trouble == "silent" else 30.0)
-    setattr(drafter, trouble, Unreachable("nobody there") if trouble == "refuses" else True)
-    assert len(await texts(running)) == 12
-    assert running.statistics is not None
-    assert running.statistics.drafter_lost
-    assert running.statistics.proposals == 0
+def several(**targets: MemoryTarget) -> Services:
+    """Services with targets at several addresses."""
+    services = Services(Roster("target"), Roster("drafter"))
+    for address, target in targets.items():
+        services.targets.add(address, target)
+    return services
 
 
-async def test_a_target_that_refuses_raises_its_error() -> None:
-    running, target, drafter = generation()
-    target.refuses = Unreachable("nobody there")
-    with pytest.raises(Unreachable, match="nobody there"):
-        await texts(running)
-    assert running.reason is Reason.FAILED
-    assert drafter.closed <= 1
+async def test_events_carry_the_time_of_their_arrival() -> None:
+    session = Scripted([target_open()], (Ready(1), [Send(1, PASS)]), (Replied, [DONE]))
+    before = time.monotonic()
+    assert await run(session, Services.of(MemoryTarget())) is DONE
+    times = [now for _, now in session.seen]
+    assert [type(event) for event in session.events] == [Ready, Replied]
+    assert before <= times[0] <= times[1] <= time.monotonic()
 
 
-async def test_a_target_that_ends_the_session_raises() -> None:
-    running, target, drafter = generation()
-    target.fails_at = 3
-    with pytest.raises(Closed, match="the target ended the session"):
-        await texts(running)
-    assert (target.closed, drafter.closed) == (1, 1)
-    assert len(running.ids) >= 2
+async def test_a_lane_that_is_not_read_does_not_delay_another() -> None:
+    """The first target reads nothing at all, and many passes are written to it."""
+    stuck, other = MemoryTarget(), MemoryTarget()
+    stuck.writable.clear()
+    both = [target_open(1), target_open(2)]
+    session = Scripted(both, (Ready(1), [Send(1, PASS)] * 100), (Ready(2), [Send(2, PASS)]), (Replied, [DONE]))
+    await run(session, several(first=stuck, second=other))
+    assert session.events[-1].lane == 2  # type: ignore[union-attr]
+    assert (stuck.closed, other.closed) == (1, 1)
 
 
-async def test_a_target_that_answers_another_pass_raises() -> None:
-    running, target, _ = generation()
-    target.replies.put_nowait(PassDone(77, (), 0.0))
-    with pytest.raises(Internal, match="the target broke the protocol"):
-        await texts(running)
+@pytest.mark.parametrize(("error", "elsewhere"), [(Unreachable("gone"), True), (BadRequest("no"), False)])
+async def test_a_failure_says_whether_another_service_may_do_it(error: ServiceError, elsewhere: bool) -> None:
+    session = Scripted([target_open()], (Lost, [DONE]))
+    await run(session, Services.of(MemoryTarget(refuses=error)))
+    assert session.events == [Lost(1, error, elsewhere)]
 
 
-@pytest.mark.parametrize("method", [TLI, COUPLED], ids=lambda method: method.name)
-async def test_a_whole_row_that_is_not_that_of_its_head_raises(method: Method) -> None:
-    running, target, _ = generation(method)
-    head, whole = Row(np.array([0]), np.array([1e-12]), 1 - 1e-12), Row.certain(0)
-    target.toy.run = lambda sent: PassDone(sent.number, (head,) * (1 + len(sent.tree)), 0.0)  # type: ignore[method-assign]
-    target.toy.fetch = lambda number, node: RowFetched(number, node, whole)  # type: ignore[method-assign]
-    with pytest.raises(
-        Internal, match="the target broke the protocol: the whole row of node 0 is not that of the head"
-    ):
-        await texts(running)
+async def test_a_session_that_ends_is_lost() -> None:
+    ended = Closed("the target ended the session")
+    target = MemoryTarget(error=ended, fails_at=1)
+    session = Scripted([target_open()], (Ready, [Send(1, PASS)]), (Lost, [DONE]))
+    await run(session, Services.of(target))
+    assert session.events[-1] == Lost(1, ended, True)
+    assert target.closed == 1
 
 
-async def test_a_drafter_that_answers_another_epoch_is_given_up() -> None:
-    running, _, drafter = generation()
-    drafter.replies.put_nowait(Drafted(77, (), 0.0))
-    assert len(await texts(running)) == 12
-    assert running.statistics is not None
-    assert "broke the protocol" in running.statistics.drafter_lost
+async def test_the_next_lane_opens_at_an_address_that_did_not_fail() -> None:
+    bad, good = MemoryTarget(refuses=Unreachable("down")), MemoryTarget()
+    session = Scripted([target_open(1)], (Lost, [target_open(2)]), (Ready(2), [DONE]))
+    await run(session, several(bad=bad, good=good))
+    assert len(good.opened) == 1
 
 
-async def test_leaving_early_closes_both_sessions() -> None:
-    running, target, drafter = generation(max_tokens=50)
-    async with running:
-        async for _ in running:
-            break
-        drafter.silent = True
-    assert (target.closed, drafter.closed) == (1, 1)
+async def test_lanes_of_one_generation_open_at_different_addresses() -> None:
+    targets = [MemoryTarget(), MemoryTarget(), MemoryTarget()]
+    session = Scripted([target_open(lane) for lane in (1, 2, 3)], ((Ready, 3), [DONE]))
+    await run(session, several(a=targets[0], b=targets[1], c=targets[2]))
+    assert [len(target.opened) for target in targets] == [1, 1, 1]
 
 
-async def test_cancelling_while_it_waits_closes_both_sessions() -> None:
-    running, target, drafter = generation()
-    drafter.silent = True
-    task = asyncio.create_task(texts(running))
-    await drafter.asked.wait()
+async def test_a_service_that_was_blamed_is_not_used_again_by_this_generation() -> None:
+    """There is one drafter: after it was blamed none is left, and what it did last is why."""
+    drafter = MemoryDrafter()
+    session = Scripted(
+        [drafter_open(1)],
+        (Ready(1), [Close(1, "it lies"), drafter_open(2)]),
+        (Lost, [DONE]),
+    )
+    services = Services.of(MemoryTarget(), drafter)
+    await run(session, services)
+    (lost,) = [event for event in session.events if isinstance(event, Lost)]
+    assert (lost.lane, lost.elsewhere) == (2, False)
+    again = Scripted([drafter_open(1)], (Ready(1), [DONE]))
+    await run(again, services)
+    assert len(drafter.opened) == 2
+
+
+async def test_without_any_address_a_lane_is_lost_for_good() -> None:
+    session = Scripted([drafter_open(1)], (Lost, [DONE]))
+    await run(session, Services.of(MemoryTarget()))
+    (lost,) = session.events
+    assert isinstance(lost, Lost)
+    assert not lost.elsewhere
+    assert str(lost.error) == "there is no drafter"
+
+
+async def test_an_answer_that_nobody_asked_for_costs_the_service_its_lane_and_its_place() -> None:
+    target = MemoryTarget(first=(PassDone(77, (), 0.0),))
+    session = Scripted([target_open(1)], ((Lost, 1), [target_open(2)]), ((Lost, 2), [DONE]), illegal=PassDone)
+    await run(session, Services.of(target))
+    losses = [event for event in session.events if isinstance(event, Lost)]
+    assert [lost.elsewhere for lost in losses] == [True, False]
+    assert all(isinstance(lost.error, Internal) for lost in losses)
+    assert str(losses[-1].error) == "the target broke the protocol: not asked for"
+    assert target.closed == 1
+
+
+async def test_a_newer_timer_of_a_kind_replaces_the_older_one() -> None:
+    begin: list[Command] = [
+        SetTimer(Timer.STALL, 1, 0.0),
+        SetTimer(Timer.STALL, 2, 0.0),
+        SetTimer(Timer.DRAFTER, 1, 3600.0),
+        SetTimer(Timer.TARGET, 1, 0.001),
+    ]
+    session = Scripted(begin, (Expired(Timer.TARGET, 1), [DONE]))
+    await run(session, Services.of(MemoryTarget()))
+    assert session.events == [Expired(Timer.STALL, 2), Expired(Timer.TARGET, 1)]
+
+
+async def test_a_closed_lane_says_nothing_more() -> None:
+    drafter = MemoryDrafter()
+    begin: list[Command] = [drafter_open(1), drafter_open(2)]
+    session = Scripted(begin, (Ready(1), [Close(1), Send(1, DRAFT)]), (Ready(2), [Send(2, DRAFT)]), (Replied, [DONE]))
+    await run(session, Services.of(MemoryTarget(), drafter))
+    assert [event.lane for event in session.events] == [1, 2, 2]  # type: ignore[union-attr]
+    assert drafter.closed == 2
+
+
+@pytest.mark.parametrize("state", ["opening", "waiting to open", "open"])
+async def test_cancelling_closes_everything_at_once(state: str) -> None:
+    target, reached = MemoryTarget(), asyncio.Event()
+
+    async def never(request: OpenTarget) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    if state == "opening":
+        target.open = never  # type: ignore[assignment,method-assign]
+    session = Scripted([target_open(1, 3600.0 if state == "waiting to open" else 0.0)], (Ready, [Send(1, PASS)]))
+    task = asyncio.create_task(run(session, Services.of(target)))
+    if state == "waiting to open":
+        reached.set()
+        await asyncio.sleep(0)
+    elif state == "open":
+        await target.asked.wait()
+    else:
+        await reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await running.aclose()
-    assert (target.closed, drafter.closed) == (1, 1)
+    assert target.closed == len(target.opened)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_no_stop_string_is_ever_shown() -> None:
-    """Every stop string that occurs, from the first letter on."""
-    free, _, _ = generation(max_tokens=20)
-    whole = "".join(await texts(free))
-    for begin in range(6):
-        for size in (1, 2, 3, 5):
-            stop = whole[begin : begin + size]
-            running, _, _ = generation(max_tokens=20, stop=(stop,))
-            shown = await texts(running)
-            assert "".join(shown) == running.text == whole[: whole.find(stop)], stop
+async def test_a_recorder_is_told_of_every_event_and_what_it_led_to() -> None:
+    class Kept:
+        def __init__(self) -> None:
+            self.steps: list[tuple[Event | None, list[Command]]] = []
+            self.closed = 0
+
+        def record(self, now: float, event: Event | None, commands: Sequence[Command], **measured: float) -> None:
+            self.steps.append((event, list(commands)))
+            assert measured["sent"] >= 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    kept, begin = Kept(), [target_open()]
+    session = Scripted([*begin], (Ready, [Send(1, PASS)]), (Replied, [DONE]))
+    await Driver(session, Services.of(MemoryTarget()), kept).run(lambda _: None)
+    assert [commands for _, commands in kept.steps] == [begin, [Send(1, PASS)], [DONE]]
+    assert [event for event, _ in kept.steps] == [None, *session.events]
+    assert kept.closed == 1
 
 
-@pytest.mark.parametrize("method", [SLRS, TOKENTIMING], ids=lambda method: method.name)
-async def test_methods_that_judge_a_whole_draft(method: Method) -> None:
-    running, _, _ = generation(method, max_tokens=40)
-    assert len("".join(await texts(running))) >= 40
-    assert running.statistics is not None
-    assert running.statistics.drafter_lost == ""
-    assert running.statistics.accepted > 0
-    assert (running.statistics.scores > 0) == (method is SLRS)
+async def test_what_was_measured() -> None:
+    target, drafter = MemoryTarget(), MemoryDrafter()
+    begin: list[Command] = [target_open(1), drafter_open(2)]
+    session = Scripted(
+        begin,
+        ((Ready, 2), [Send(2, DRAFT)]),
+        ((Replied, 2), [Send(1, PASS), Send(1, replace(PASS, number=2))]),
+        ((Replied, 1), []),
+        ((Replied, 1), [DONE]),
+    )
+    driver = Driver(session, Services.of(target, drafter))
+    await driver.run(lambda _: None)
+    times = driver.times()
+    assert times.events == 1 + len(session.seen) == 6
+    assert times.seconds >= times.verification_seconds > 0
+    assert (times.bytes_sent, times.bytes_received) == (3, 3)
+    assert (times.target_bytes, times.drafter_bytes) == (4, 2)
+    assert 0 < times.idle_seconds < times.target_lane_seconds <= times.seconds
+    assert times.wire_seconds > 0
 
 
-async def test_a_drafter_that_does_not_score_is_given_up() -> None:
-    running, _, drafter = generation(SLRS, draft_seconds=0.01)
-    drafter.scoreless = True
-    assert len(await texts(running)) == 12
-    assert running.statistics is not None
-    assert "no answer within 0.01 s" in running.statistics.drafter_lost
-
-
-async def test_scores_of_another_epoch_cost_the_drafter() -> None:
-    running, _, drafter = generation(SLRS)
-    original = drafter.toy.score
-
-    def wrong(wanted: Score) -> Scored:
-        return replace(original(wanted), epoch=wanted.epoch + 1)
-
-    drafter.toy.score = wrong  # type: ignore[method-assign]
-    assert len(await texts(running)) == 12
-    assert running.statistics is not None
-    assert "broke the protocol" in running.statistics.drafter_lost
-
-
-BAD_PROPOSALS = [
-    ((Proposal(0),), "without the whole row"),
-    ((Proposal(2, Row.certain(2)),), "outside the shared tokens"),
-    ((Proposal(0, Row.of([0, 99], [0.5, 0.5])),), "has ids beyond"),
-    ((Proposal(7, Row.certain(7)),), "its ids are 0 to 2"),
-    ((Proposal(0, Row.certain(0), Whose.TARGET),), "'tli' asks for tokens of its own"),
-    ((Proposal(0, Row.certain(1)),), "cannot give it"),
-    ((Proposal(0, Row.certain(0)),) * 4, "sent 4 proposals, asked for 3"),
-]
-
-
-@pytest.mark.parametrize(
-    ("proposals", "fault"), BAD_PROPOSALS, ids=lambda value: value if isinstance(value, str) else ""
-)
-async def test_proposals_that_cannot_be_verified_cost_the_drafter(proposals: tuple[Proposal, ...], fault: str) -> None:
-    target, drafter = toys(TLI)
-    memory_drafter = MemoryDrafter(drafter)
-    memory_drafter.toy.draft = lambda wanted: Drafted(wanted.epoch, proposals, 0.0)  # type: ignore[method-assign]
-    running = Generation(assignment(TLI), MemoryTarget(target), memory_drafter)
-    assert len(await texts(running)) == 12
-    assert running.statistics is not None
-    assert fault in running.statistics.drafter_lost
-
-
-async def test_after_its_end_it_has_nothing_more() -> None:
-    running, target, _ = generation()
-    target.refuses = Unreachable("nobody there")
-    with pytest.raises(Unreachable):
-        await texts(running)
-    assert await texts(running) == []
-
-
-async def test_closed_before_it_began_it_never_begins() -> None:
-    running, target, _ = generation()
-    await running.aclose()
-    assert await texts(running) == []
-    assert target.closed == 0
+async def test_proposals_of_a_drafter_arrive_as_they_come() -> None:
+    session = Scripted(
+        [drafter_open(1)],
+        (Ready(1), [Send(1, replace(DRAFT, chunk=1))]),
+        ((Replied, 1), []),
+        ((Replied, 1), []),
+        ((Replied, 1), [DONE]),
+    )
+    await run(session, Services.of(MemoryTarget(), MemoryDrafter()))
+    replies = [event.reply for event in session.events if isinstance(event, Replied)]
+    assert [reply.first for reply in replies if isinstance(reply, Drafted)] == [0, 1, 2]

@@ -32,9 +32,10 @@ class OpenedLane(Generic[Opening, Request, Answer]):
         self.address: str | None = None  # where it is, once that is decided
         self.blamed = False  # its service is not to be used again
         self.watch = LaneWatch(roster.role)
+        self._closed = False
         self._number = number
         self._opening = opening
-        self._report = report
+        self._listener = report
         self._requests: asyncio.Queue[Request] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
@@ -52,13 +53,19 @@ class OpenedLane(Generic[Opening, Request, Answer]):
 
     def send(self, request: Request) -> None:
         """Never waits: a service that is slow to read delays its own lane only."""
-        self.watch.asked(request, time.monotonic())
-        self._requests.put_nowait(request)
+        if not self._closed:
+            self.watch.asked(request, time.monotonic())
+            self._requests.put_nowait(request)
 
     def close(self) -> None:
-        """Ends it; nothing is reported any more."""
+        """Ends it; nothing is sent or reported any more."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
+
+    def _report(self, event: Event) -> None:
+        if not self._closed:
+            self._listener(event)
 
     async def _run(self, take: Callable[[], str], after: float) -> None:
         await asyncio.sleep(after)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf
 from typing import Generic, TypeVar
 
 FORGIVEN_SECONDS = 30.0  # after its last failure a service is taken like any other
@@ -50,8 +51,10 @@ class Roster(Generic[Service]):
 
         def cost(address: str) -> tuple[bool, float, int]:
             place = self._places[address]
-            recent = place.failed_at is not None and now - place.failed_at < FORGIVEN_SECONDS
-            return (address in used, place.failed_at if recent and place.failed_at else float("-inf"), place.sessions)
+            failed_at = (
+                -inf if place.failed_at is None or now - place.failed_at >= FORGIVEN_SECONDS else place.failed_at
+            )
+            return (address in used, failed_at, place.sessions)
 
         chosen = min((address for address in self._places if address not in blamed), key=cost, default=None)
         if chosen is not None:

@@ -1,0 +1,60 @@
+"""Which service a session is opened with."""
+
+from crossdraft.pipeline.roster import FORGIVEN_SECONDS, Roster
+
+ALL = ("a", "b", "c")
+
+
+def roster() -> Roster[str]:
+    made: Roster[str] = Roster("target")
+    for address in ALL:
+        made.add(address, address.upper())
+    return made
+
+
+def test_sessions_are_spread_and_given_back() -> None:
+    services = roster()
+    taken = [services.take((), (), 0.0) for _ in range(6)]
+    assert taken == [*ALL, *ALL]
+    services.give_back("b")
+    assert services.take((), (), 0.0) == "b"
+    assert services["b"] == "B"
+
+
+def test_the_one_that_failed_least_recently() -> None:
+    services = roster()
+    for address, now in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        services.failed(address, now)
+    assert [services.take((), (), 4.0) for _ in range(3)] == ["b", "b", "b"]
+    assert services.take((), ("b",), 4.0) == "c"
+
+
+def test_a_failure_at_the_beginning_of_the_clock_counts() -> None:
+    services = roster()
+    services.failed("a", 0.0)
+    assert services.take((), (), 1.0) == "b"
+
+
+def test_failures_are_forgiven() -> None:
+    services = roster()
+    services.failed("a", 5.0)
+    assert services.take((), (), 5.0 + FORGIVEN_SECONDS - 1) == "b"
+    assert services.take((), (), 5.0 + FORGIVEN_SECONDS) == "a"
+
+
+def test_one_in_use_is_taken_only_if_no_other_is_left() -> None:
+    services = roster()
+    services.failed("c", 1.0)
+    assert services.take(("a", "b"), (), 2.0) == "c"
+    assert services.take(("a", "b"), ("c",), 2.0) == "a"
+
+
+def test_none_is_left() -> None:
+    assert roster().take((), ALL, 0.0) is None
+    assert Roster[str]("drafter").take((), (), 0.0) is None
+
+
+def test_an_address_is_there_once() -> None:
+    services = roster()
+    services.add("a", "other")
+    assert (len(services), services["a"]) == (3, "A")
