@@ -145,7 +145,7 @@ class Decoding:
         # With no row at the frontier there is nothing to settle with: a pass is needed first.
         if waits and (self.fetched.held is None or not self._hurried):
             return False
-        self._report()
+        self._reporting.progress(epoch, self.output.text, self._now)
         epoch.settled = True
         epoch.answer(None)
         return True
