@@ -14,6 +14,7 @@ from crossdraft.pipeline.workload import FURTHER, Workload
 PLACES = (0, 1, 2, 3, 4, 6, 9, 14)  # where ranges of places in an epoch begin that have an acceptance in common
 MEMORY = 200.0  # judged proposals after which an observation weighs 1/e
 KEPT = 15  # times of one kind that are kept
+DOUBTED = 2  # times that are kept of a drafter that is tried again
 CARRIED = 40.0  # judged proposals that the estimates of an earlier generation weigh at most
 BRANCH_COST = 0.17  # of a further token in a drafter's forward, as a share: a batch of 8 measured 2.1 to 2.6 times one
 NODE_COST = 0.02  # of a node in a pass, as a share of a plain one, until it is known
@@ -82,6 +83,11 @@ class Share:
         kept = max(0.0, 1 - seen / MEMORY)
         self.seen, self.held = self.seen * kept + seen, self.held * kept + held
 
+    def forget(self, most: float) -> None:
+        """What was seen weighs as so many observations at most."""
+        kept = min(1.0, most / self.seen) if self.seen else 1.0
+        self.seen, self.held = self.seen * kept, self.held * kept
+
     def mean(self, prior: float, weight: float) -> float:
         """The probability, where the prior counts as so many observations."""
         return (self.held + prior * weight) / (self.seen + weight)
@@ -98,6 +104,11 @@ class Times:
 
     def add(self, seconds: float) -> None:
         self._latest.append(max(0.0, seconds))
+
+    def forget(self, kept: int) -> None:
+        """All but the latest so many."""
+        while len(self._latest) > kept:
+            self._latest.popleft()
 
     def median(self) -> float:
         """0 before there is any."""
@@ -167,6 +178,13 @@ class Learner:
         self._replies, self._pass_count = before.replies, before.passes
         self._behind = 0.0  # tokens that the target has drawn by itself and the draft has not caught up with
         self._choice = Choice(window=0)
+
+    def doubt(self) -> None:
+        """What is known of the drafter may be out of date: what is seen next counts for more."""
+        for times in (self._forwards, self._gaps, self._firsts, self._trips):
+            times.forget(DOUBTED)
+        for share in (self._all, self._match, *self._places):
+            share.forget(CARRIED / 2)
 
     def begin(self, choice: Choice) -> None:
         """An epoch begins, run like this."""

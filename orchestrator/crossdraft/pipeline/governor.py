@@ -20,11 +20,13 @@ from crossdraft.pipeline.search import Limits, Ranking, Rated, rank, rate
 
 FIRST_JUDGED = 6.0  # proposals that must have been judged or compared before a forecast decides
 SWITCH = 1.02  # another way is taken if it is expected to be so much faster
+STAYS = 1.005  # ... than plain decoding, for a drafter to be used on
 NOTICEABLE = 0.06  # relative change of an estimate after which choices are made again
 PERIOD = 40  # observations between two looks at the estimates, at most
 FIRST_INTERVAL = 0.25  # seconds between two trials of a drafter that was put aside; they double
 LAST_INTERVAL = 8.0
 TRIAL_PASSES = 32  # ... and never fewer than so many passes
+HOPE = 1.05  # a drafter put aside is tried soon again if the best way with it has become so much faster
 STALL_SHARE = 0.02  # of the time, that the target may stand idle in vain
 
 
@@ -36,6 +38,11 @@ class Decision:
     estimates: Estimates
     ranking: Ranking
 
+    @property
+    def rival(self) -> float:
+        """The expected speed of the best way with a drafter, relative to plain decoding."""
+        return max(self.ranking.rounds.speed, self.ranking.hurried.speed) / self.ranking.plain.speed
+
 
 def choose(estimates: Estimates, limits: Limits, running: Choice | None = None) -> Decision:
     """The way that is expected to be fastest; `running` stays unless another one is noticeably better.
@@ -45,19 +52,20 @@ def choose(estimates: Estimates, limits: Limits, running: Choice | None = None) 
     workload = estimates.workload(limits.samples, limits.targets)
     ranking = rank(workload, limits)
     best = ranking.best
-    if running is not None and running != best.choice:
+    if running is not None and running.drafts and running != best.choice:
         stays = rate(workload, running)
         best = best if best.speed > SWITCH * stays.speed else stays
-    reason = _reason(best, ranking)
-    return Decision(replace(best.choice, reason=reason), estimates, ranking)
+    least = STAYS if running is not None and running.drafts else SWITCH
+    best = best if best.speed > least * ranking.plain.speed else ranking.plain
+    decision = Decision(best.choice, estimates, ranking)
+    return replace(decision, choice=replace(best.choice, reason=_reason(best, decision)))
 
 
-def _reason(best: Rated, ranking: Ranking) -> str:
+def _reason(best: Rated, decision: Decision) -> str:
     if not best.choice.drafts:
-        rival = max(ranking.rounds, ranking.hurried, key=lambda rated: rated.speed)
-        return f"plain decoding: the drafter would give {rival.speed / ranking.plain.speed:.2f} of its speed"
+        return f"plain decoding: with the drafter {decision.rival:.2f} of its speed expected"
     way = "overlapped" if best.choice.overlap else "lock-step"
-    return f"{way}: {best.speed / ranking.plain.speed:.2f} times plain decoding expected"
+    return f"{way}: {best.speed / decision.ranking.plain.speed:.2f} times plain decoding expected"
 
 
 class Adaptive:
@@ -126,9 +134,13 @@ class Adaptive:
             self._look = self._learner.seen + 1
             return
         self._period = min(PERIOD, 2 * self._period)
-        if self._decision is None or changed(self._decision.estimates, estimates):
-            running = self._decision.choice if self._decision else None
-            self._decision = choose(estimates, self.limits, running)
+        before = self._decision
+        if before is None:
+            self._decision = choose(estimates, self.limits)
+        elif changed(before.estimates, estimates):
+            self._decision = choose(estimates, self.limits, before.choice)
+            if self._decision.rival > HOPE * before.rival:
+                self._interval = FIRST_INTERVAL
 
     def _aside(self, decision: Decision, now: float) -> Choice:
         """Plain decoding, and a trial now and then."""
@@ -142,6 +154,7 @@ class Adaptive:
         self._trial_at = now + max(self._interval, least)
         self._look = 0
         self._trials += 1
+        self._learner.doubt()
         return self._trial("trying a drafter that was put aside")
 
     def _trial(self, reason: str) -> Choice:
