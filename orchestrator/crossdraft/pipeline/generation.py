@@ -15,6 +15,7 @@ from crossdraft.pipeline.ports import Services
 from crossdraft.pipeline.recorder import FileRecorder
 from crossdraft.pipeline.session import Session
 from crossdraft.pipeline.statistics import Statistics, statistics_of
+from crossdraft.rpc.errors import TimedOut
 from crossdraft.text.letters import NOTHING, Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
 from crossdraft.verification.walk import Kind
@@ -147,5 +148,7 @@ class Generation:
         self.statistics = statistics_of(
             given.method.name, self._k, prompt_tokens, finished.counts, self._driver.times()
         )
+        if isinstance(finished.error, TimeoutError):
+            raise TimedOut(str(finished.error)) from finished.error
         if finished.error is not None:
             raise finished.error
