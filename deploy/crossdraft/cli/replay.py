@@ -8,10 +8,7 @@ from crossdraft.cli.timeline import recording_of
 from crossdraft.pipeline.recording import RecordingError
 from crossdraft.pipeline.replay import replay as run
 
-UNKNOWN = (
-    "Replies and their times were taken from the recording: whether they are what the models say was not checked, "
-    "nor what a reply that broke the protocol was."
-)
+UNKNOWN = "Replies and their times are the recorded ones: whether they are what the models say is not checked."
 
 
 def replay(file: Path) -> None:

@@ -88,8 +88,16 @@ class Driver:
 
     def _advance(self, event: Event | None, now: float) -> list[Command]:
         """One call of the state machine, measured and recorded; `event` None starts it."""
-        with self._clock.verification():
-            commands = self._session.start(now) if event is None else self._session.handle(event, now)
+        commands: list[Command] = []
+        try:
+            with self._clock.verification():
+                commands = self._session.start(now) if event is None else self._session.handle(event, now)
+        finally:
+            self._record(event, now, commands)
+        return commands
+
+    def _record(self, event: Event | None, now: float, commands: list[Command]) -> None:
+        """What the session refuses, or fails at, is recorded as well: without commands."""
         if self._recorder is not None:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
             self._recorder.record(
@@ -101,7 +109,6 @@ class Driver:
                 sent=sum(sent.values()),
                 received=sum(received.values()),
             )
-        return commands
 
     def _carry_out(self, commands: list[Command], group: asyncio.TaskGroup, emit: Emit) -> Finished | None:
         """Never waits: whatever takes time has a task of its own. Returns the end if it is among them."""

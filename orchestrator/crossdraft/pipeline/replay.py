@@ -1,8 +1,8 @@
 """Verification once more, from a recording: the same events into a new session, its commands beside the recorded ones.
 
 A session is a function of its assignment, its chooser's draws and its events with their times, so equal commands are
-expected to the last bit. What a replay cannot know is whether the services told the truth: it takes their
-replies as they were recorded. Nor does it have replies that broke the protocol, which changed nothing.
+expected to the last bit. An event that the session refuses changes nothing, and has no commands. What a replay cannot
+know is whether the services told the truth: it takes their replies as they were recorded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,7 @@ def _difference(session: Session, step: Step) -> tuple[str, str, str] | None:
     try:
         commands = session.start(step.now) if step.event is None else session.handle(step.event, step.now)
     except IllegalEventError as error:
-        return "the event", "allowed", f"refused ({error})"
+        return ("the event", "allowed", f"refused ({error})") if step.commands else None
     for place, (recorded, replayed) in enumerate(zip(step.commands, commands, strict=False), 1):
         if not _same(recorded, replayed):
             return _first(f"command {place}, {type(recorded).__name__}", recorded, replayed)
