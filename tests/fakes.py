@@ -1,5 +1,6 @@
 """Table-driven models: laws that are pure functions of their context, over a handful of tokens."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,12 @@ class ToyTarget:
         self._draws: dict[tuple[int, ...], int] = {}
         self.nodes = 0
 
+    def reopened(self) -> "ToyTarget":
+        """Another session with the same model: it knows nothing of the output, and draws alike."""
+        other = copy.copy(self)
+        other._committed, other._latest = (), []
+        return other
+
     def law(self, path: tuple[int, ...]) -> np.ndarray:
         law = pseudo_law(self.salt, path, self.size)
         return tempered(law, self.temperature)
@@ -180,6 +187,10 @@ class ToyDrafter:
                 total += probability * self._starts(Letters(text + letters), string[len(letters) :], tokens - 1)
         return total
 
+    def spelled(self, proposal: Proposal) -> Letters:
+        """A proposal's letters."""
+        return self.letters[proposal.token]
+
     def propose(self) -> Proposal:
         row = self.law(self.text)
         token = int(row.ids[self.chooser.categorical(row.probabilities)])
@@ -192,6 +203,9 @@ class RedistributingDrafter(ToyDrafter):
     """Draws target tokens from Mᵀq', with q' its law over the allowed tokens and M some row-stochastic matrix."""
 
     target_letters: Sequence[Letters] = ()
+
+    def spelled(self, proposal: Proposal) -> Letters:
+        return self.target_letters[proposal.token]
 
     def propose(self) -> Proposal:
         own = self.law(self.text)

@@ -41,6 +41,11 @@ class Branches:
         """Another epoch begins."""
         self._by_number.clear()
 
+    def start_over(self) -> None:
+        """Another drafter: it numbers its own from 1."""
+        self.clear()
+        self._latest = 0
+
     def match(self, epoch: Epoch, text: Letters, letters_decide: bool) -> Branch | None:
         """The branch that goes on from the output as it is, after the epoch's draft was refused.
 

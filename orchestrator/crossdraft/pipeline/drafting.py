@@ -61,6 +61,7 @@ class Drafting:
         """It knows the prompt, and nothing of the output."""
         self.ready = True
         self._told = (0, NOTHING)
+        self.branches.start_over()
 
     def lost(self, again: bool) -> list[Command]:
         """Whatever it owes will not come; another one is opened if `again`."""
