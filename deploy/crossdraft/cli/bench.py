@@ -194,3 +194,24 @@ def verification(
     from crossdraft.cli import verification as command
 
     command.measure(methods, command.Shape(k, width, rounds, size), json_file)
+
+
+@app.command()
+def inflate(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME, of the Llama architecture.")],
+    layers: Annotated[int, typer.Option(min=1, help="Of the larger model.")],
+    hidden: Annotated[int, typer.Option(min=1, help="Width of its residual stream.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="An empty or new folder.")],
+    intermediate: Annotated[
+        int | None, typer.Option(min=1, help="Width of its MLP; by default it grows as the residual stream does.")
+    ] = None,
+) -> None:
+    """Make a costlier model with the same function, to measure speed with real acceptance.
+
+    Of the bundled target: --layers 8 --hidden 1024 takes about 20 ms for one token, --layers 26 --hidden 1024 about
+    60 ms, on one thread of an AMD EPYC core. Where the width is 4 or 16 times the model's, its file is half as large.
+    """
+    from crossdraft.cli import inflate as command
+    from crossdraft.models.inflating import Size
+
+    command.make(model, Size(layers, hidden, intermediate), output)
