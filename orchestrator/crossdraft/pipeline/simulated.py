@@ -1,11 +1,12 @@
-"""What the simulator is made of besides the session: a queue of events in time, and a drafter."""
+"""What the simulator is made of besides the session: a queue of events in time, a drafter, targets."""
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isinf
 from typing import Any, Protocol
 
-from crossdraft.pipeline.governing import PLAIN, Choice
+from crossdraft.pipeline.governing import PLAIN, Choice, Judged, PassSeen
 from crossdraft.pipeline.workload import Workload
 
 
@@ -44,6 +45,10 @@ class Listener(Protocol):
 
     def branched(self, epoch: int, place: int) -> None:
         """The branches for the proposal at this place are there."""
+        ...
+
+    def passed(self, flight: "Flight", seen: PassSeen) -> None:
+        """A pass has returned."""
         ...
 
 
@@ -102,3 +107,83 @@ class SimulatedDrafter:
         if choice.branch_depth and choice.overlap:
             steps = choice.branch_depth * self._listener.workload.forward(choice)
             self._agenda.after(half + steps, self._listener.branched, self._epoch, self._made - 1)
+
+
+@dataclass
+class Flight:
+    """A pass under way: it brings the rows before the proposals at the places `first` to `last`."""
+
+    first: int
+    last: int
+    proposals: int  # that its tree covers
+    began: float  # seconds
+    idle: float  # seconds without a pass before
+    counts: bool = True  # false: its text is not the output's any more
+
+
+class SimulatedTargets:
+    """As many passes at once as there are targets."""
+
+    def __init__(self, agenda: Agenda, listener: Listener) -> None:
+        self._agenda, self._listener = agenda, listener
+        self._flights: list[Flight] = []
+        self._free_since = 0.0
+        self.passes = 0
+        self.seconds = 0.0  # with a pass, its round trip included; of all together
+
+    @property
+    def free(self) -> bool:
+        """Whether one of them has no pass."""
+        return len(self._flights) < self._listener.workload.targets
+
+    @property
+    def coming(self) -> int | None:
+        """The last place whose row is under way; None: there is none of any use."""
+        return max((flight.last for flight in self._flights if flight.counts), default=None)
+
+    def rebase(self, frontier: int) -> None:
+        """A new epoch begins at this place of the old one: only a pass that began there still counts."""
+        for flight in self._flights:
+            flight.counts = flight.counts and flight.first == frontier
+            flight.first = flight.last = 0
+
+    def send(self, first: int, last: int, proposals: int) -> None:
+        """A pass over so many proposals, for the rows at these places."""
+        workload, now = self._listener.workload, self._agenda.now
+        flight = Flight(first, last, proposals, now, now - self._free_since)
+        self._flights.append(flight)
+        self.passes += 1
+        in_model = self._listener.noisy(workload.pass_seconds(proposals) - workload.target_trip)
+        self._agenda.after(workload.target_trip + in_model, self._returned, flight, in_model)
+
+    def _returned(self, flight: Flight, in_model: float) -> None:
+        now = self._agenda.now
+        self._flights.remove(flight)
+        self._free_since = now
+        self.seconds += now - flight.began
+        tokens = 1 + round(flight.proposals * self._listener.workload.nodes_per_proposal)
+        self._listener.passed(flight, PassSeen(tokens, now - flight.began, in_model, flight.idle, flight.proposals))
+
+
+class Tally:
+    """What a walk has judged since it was last told."""
+
+    def __init__(self) -> None:
+        self._judged: Judged | None = None
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether it counts comparisons with tokens that had been settled."""
+        return self._judged is not None and self._judged.caught_up
+
+    def add(self, place: int, accepted: int, refused: bool, tokens: int, settled: int, caught_up: bool) -> None:
+        """More of the same kind, beginning at this place."""
+        seen = self._judged or Judged(place, 0, refused=False, tokens=0, settled=0)
+        self._judged = Judged(
+            seen.first, seen.accepted + accepted, refused, seen.tokens + tokens, seen.settled + settled, caught_up
+        )
+
+    def take(self) -> Judged | None:
+        """All of it; None if there is nothing."""
+        seen, self._judged = self._judged, None
+        return seen
