@@ -31,7 +31,7 @@ def make(name: str, size: Size, folder: Path) -> None:
         inflated = inflate(name, size)
         inflated.save(name, folder)
         rows = []
-        for shown, model in ((name, inflated.original), (str(folder), inflated.model)):
+        for shown, model in (("original", inflated.original), ("larger", inflated.model)):
             parameters = sum(parameter.numel() for parameter in model.parameters())
             pack(model)  # as a service runs it
             times = pass_times(model, [count - 1 for count in TOKENS], TURNS)
