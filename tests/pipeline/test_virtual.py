@@ -1,0 +1,51 @@
+"""What the pipeline is for, on a clock that nobody waits for: the session itself among services that take time."""
+
+import pytest
+
+from crossdraft.pipeline.governing import PLAIN, Choice, Fixed, lock_step
+from tests.pipeline.virtual import Outcome, Run, World
+
+TOKENS = 400
+
+
+def outcome(world: World, choice: Choice) -> Outcome:
+    return Run(world, Fixed(choice)).run()
+
+
+def best_lock_step(world: World) -> float:
+    return max(Run(world, lock_step(k)).run().speed for k in (3, 6, 12))
+
+
+def world(acceptance: float, round_trip: float, **changes: float) -> World:
+    return World(acceptance, token=0.05, round_trip=round_trip, tokens=TOKENS, **changes)  # type: ignore[arg-type]
+
+
+def test_drafting_on_beats_the_best_round_where_most_is_accepted() -> None:
+    near = world(0.95, 0.5)
+    overlapped = outcome(near, Choice(24, wait=1, patience=0.5))
+    assert overlapped.speed > 1.2 * best_lock_step(near)
+    assert overlapped.idle < 0.2
+
+
+def test_prepared_continuations_bridge_a_distance() -> None:
+    far = world(0.7, 0.5)
+    without = outcome(far, Choice(20, patience=0))
+    prepared = outcome(far, Choice(20, patience=0, branch_depth=2))
+    assert prepared.counts.branches_hit > 0.3 * prepared.counts.branches_tried
+    assert prepared.speed > 1.05 * without.speed
+    assert prepared.speed > 1.15 * best_lock_step(far)
+
+
+@pytest.mark.parametrize("round_trip", [0.0, 0.5, 2.0])
+def test_a_drafter_that_is_never_right_costs_its_nodes_only(round_trip: float) -> None:
+    useless = world(0.0, round_trip, node=0.001)
+    plain = outcome(useless, PLAIN).speed
+    assert outcome(useless, Choice(2, wait=0, patience=0)).speed > 0.95 * plain
+
+
+def test_a_second_target_works_on_what_comes_later() -> None:
+    both = world(0.95, 0.1, targets=2)
+    one = outcome(both, Choice(24, wait=1, patience=0.5))
+    two = outcome(both, Choice(24, wait=1, patience=0.5, speculate=True))
+    assert two.counts.speculated > 0
+    assert two.speed > 1.03 * one.speed

@@ -1,0 +1,280 @@
+"""A session among services that take time, on a clock that nobody waits for.
+
+The target's law has a favourite at each place; the drafter's is the target's with probability `acceptance`, else
+something that the target never says, so that a proposal is accepted with just that probability.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.events import (
+    Command,
+    Counts,
+    Emitted,
+    Event,
+    Expired,
+    Finished,
+    Lane,
+    Open,
+    Ready,
+    Replied,
+    Send,
+    SetTimer,
+    Timer,
+)
+from crossdraft.pipeline.governing import Governor
+from crossdraft.pipeline.session import Session
+from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.exchange import (
+    Advance,
+    Branch,
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+    SamplingOptions,
+)
+from crossdraft.verification.methods import STANDARD
+from crossdraft.verification.rows import Proposal, Row
+from tests.fakes import greedy_tokens, open_drafter, pair_of
+
+SAID = "abcdefgh"  # what the target says
+UNSAID = "ijklmnop"  # what only the drafter says
+FAVOURITE = np.array([0.72, 0.16, 0.07, 0.03, 0.005, 0.005, 0.005, 0.005])
+
+
+def law_at(place: int) -> np.ndarray:
+    """The target's law over SAID after so many letters."""
+    return np.roll(FAVOURITE, (place * 5 + place // 3) % len(SAID))
+
+
+@dataclass(frozen=True)
+class World:
+    """How long things take, in seconds, and how good the drafter is."""
+
+    acceptance: float
+    token: float  # a drafter's step
+    slope: float = 0.0  # ... more for each further token in the step, as a share
+    base: float = 1.0  # a pass
+    node: float = 0.03  # ... more for each node
+    round_trip: float = 0.0  # to the drafter
+    tokens: int = 2000
+    seed: int = 0
+    targets: int = 1
+
+
+@dataclass
+class VirtualDrafter:
+    """Drafts one token a step, with branches in the same step; told of another epoch, it drops the old one."""
+
+    world: World
+    rng: np.random.Generator
+    text: int = 0  # letters
+    epoch: int = 0
+    asked: int = 0
+    made: int = 0
+    draft: Draft | None = None
+    numbers: "count[int]" = field(default_factory=lambda: count(1))
+    growing: list[tuple[Branch, list[tuple[int, Row]], int]] = field(default_factory=list)
+    kept: dict[int, tuple[int, list[tuple[int, Row]]]] = field(default_factory=dict)  # number -> end, proposals
+    busy: bool = False
+
+    def row(self, place: int) -> Row:
+        said = law_at(place) * self.world.acceptance
+        rest = np.full(len(UNSAID), (1 - self.world.acceptance) / len(UNSAID))
+        values = np.concatenate([said, rest])
+        return Row(np.flatnonzero(values), values[values > 0])
+
+    def drawn(self, place: int) -> tuple[int, Row]:
+        row = self.row(place)
+        return int(self.rng.choice(row.ids, p=row.probabilities)), row
+
+    def told(self, request: Draft | Advance) -> list[Drafted]:
+        if isinstance(request, Advance):
+            self.asked = request.count if request.epoch == self.epoch else self.asked
+            return []
+        self.draft, self.epoch, self.asked, self.made = request, request.epoch, request.count, 0
+        self.text = request.offset + len(request.letters)
+        kept = self.kept.get(request.adopt)
+        self.growing, self.kept = [], {}
+        if kept is None:
+            return []
+        self.text, self.made = kept[0], len(kept[1])
+        return [Drafted(self.epoch, tuple(Proposal(*one) for one in kept[1]), 0.0)]
+
+    @property
+    def works(self) -> bool:
+        return self.made < self.asked or bool(self.growing)
+
+    def cost(self) -> float:
+        return self.world.token * (1 + self.world.slope * (len(self.growing)))
+
+    def step(self) -> list[Drafted]:
+        """One forward."""
+        assert self.draft is not None
+        ripe: list[Branch] = []
+        growing = []
+        for branch, made, end in self.growing:
+            made.append(self.drawn(end))
+            if len(made) == self.draft.branch_depth:
+                done = Branch(branch.number, branch.offset, branch.letters, tuple(token for token, _ in made))
+                self.kept[branch.number] = (end + 1, made)
+                ripe.append(done)
+            else:
+                growing.append((branch, made, end + 1))
+        self.growing = growing
+        proposals: tuple[Proposal, ...] = ()
+        first = self.made
+        if self.made < self.asked:
+            token, row = self.drawn(self.text)
+            proposals = (Proposal(token, row),)
+            self._branch_off(token, row)
+            self.text += 1
+            self.made += 1
+        return [Drafted(self.epoch, proposals, self.cost(), first=first, branches=tuple(ripe))]
+
+    def _branch_off(self, token: int, row: Row) -> None:
+        assert self.draft is not None
+        if not self.draft.branch_depth:
+            return
+        others = [int(one) for one in row.ids[np.argsort(-row.probabilities)] if one != token]
+        for other in others[: self.draft.branch_width]:
+            letters = Letters((SAID + UNSAID)[other])
+            self.growing.append((Branch(next(self.numbers), self.text, letters, ()), [], self.text + 1))
+
+
+@dataclass
+class VirtualTarget:
+    """Answers passes in order."""
+
+    world: World
+    committed: int = 0
+    places: tuple[int, ...] = ()
+
+    def row(self, place: int) -> Row:
+        return Row(np.arange(len(SAID)), law_at(place))
+
+    def run(self, sent: Pass) -> tuple[PassDone, float]:
+        self.committed += len(sent.committed)
+        self.places = tuple(self.committed + len(path) for path in sent.tree.paths())
+        seconds = self.world.base + self.world.node * len(sent.tree)
+        return PassDone(sent.number, tuple(self.row(self.places[node]) for node in sent.answered), seconds), seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run."""
+
+    seconds: float
+    idle: float  # share of the time that the first target had no pass
+    counts: Counts
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.counts.tokens / self.seconds
+
+
+class Run:
+    """One session, from its first command to its last."""
+
+    def __init__(self, world: World, governor: Governor) -> None:
+        self.world = world
+        self.governor = governor
+        self.rng = np.random.default_rng(world.seed)
+        self.now = 0.0
+        self.finished: Finished | None = None
+        self.emitted = 0
+        self._session = Session(self._assignment())
+        self._drafter = VirtualDrafter(world, self.rng)
+        self._targets: dict[Lane, VirtualTarget] = {}
+        self._free_at: dict[Lane, float] = {}
+        self._worked = 0.0
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def _assignment(self) -> Assignment:
+        vocabulary = tuple(SAID + UNSAID)
+        pair = pair_of(vocabulary, vocabulary)
+        return Assignment(
+            pair=pair,
+            method=STANDARD,
+            chooser=RandomChooser(np.random.default_rng(self.world.seed + 1)),
+            encode=greedy_tokens(pair.target),
+            open_target=OpenTarget((0,), SamplingOptions(), None),
+            open_drafter=open_drafter(NOTHING, None),
+            governor=self.governor,
+            max_tokens=self.world.tokens,
+            context=10**9,
+            targets=self.world.targets,
+            tree_budget=64,
+        )
+
+    def run(self) -> Outcome:
+        self._carry_out(self._session.start(0.0))
+        while self.finished is None:
+            self.now, _, action = heapq.heappop(self._later)
+            action()
+        return Outcome(self.now, 1 - self._worked / self.now / max(1, self.world.targets), self.finished.counts)
+
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._later, (time, next(self._order), action))
+
+    def _event(self, event: Event, time: float) -> None:
+        self._at(time, lambda: self._carry_out(self._session.handle(event, self.now)))
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Open(lane, request):
+                    if isinstance(request, OpenTarget):
+                        self._targets[lane] = VirtualTarget(self.world)
+                    else:
+                        self._lane = lane
+                    self._event(Ready(lane), self.now)
+                case Send(lane, Pass() as sent):
+                    done, seconds = self._targets[lane].run(sent)
+                    self._worked += seconds
+                    self._free_at[lane] = self.now + seconds
+                    self._event(Replied(lane, done), self.now + seconds)
+                case Send(lane, FetchRow(number, node)):
+                    target = self._targets[lane]
+                    row = RowFetched(number, node, target.row(target.places[node]))
+                    self._event(Replied(lane, row), max(self.now, self._free_at[lane]))
+                case Send(lane, Draft() | Advance() as request):
+                    self._at(self.now + self.world.round_trip / 2, lambda request=request: self._tell(request))
+                case SetTimer(timer, number, seconds) if timer is not Timer.DRAFTER:
+                    self._event(Expired(timer, number), self.now + seconds)
+                case Emitted():
+                    self.emitted += 1
+                case Finished():
+                    self.finished = command
+
+    def _tell(self, request: Draft | Advance) -> None:
+        self._send(self._drafter.told(request))
+        self._work()
+
+    def _work(self) -> None:
+        if not self._drafter.busy and self._drafter.works:
+            self._drafter.busy = True
+            epoch = self._drafter.epoch
+            self._at(self.now + self._drafter.cost(), lambda: self._stepped(epoch))
+
+    def _stepped(self, epoch: int) -> None:
+        self._drafter.busy = False
+        if epoch == self._drafter.epoch:
+            self._send(self._drafter.step())
+        self._work()
+
+    def _send(self, replies: list[Drafted]) -> None:
+        for reply in replies:
+            self._event(Replied(self._lane, reply), self.now + self.world.round_trip / 2)
