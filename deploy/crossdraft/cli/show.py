@@ -112,7 +112,7 @@ class JsonScreen:
         }
         if generation.decisions:
             record["decisions"] = [asdict(decision) for decision in generation.decisions]
-            record["estimates"] = generation.estimates
+            record["estimates"] = list(generation.estimates)
         self._write(record)
 
     def _write(self, record: dict[str, object]) -> None:
@@ -208,7 +208,8 @@ def decisions_of(generation: Generation) -> Table:
         )
         table.add_row(f"{decision.seconds:.3f} s", *figures, Text(choice.reason))
     if generation.estimates:
-        table.caption = Text(generation.estimates)
+        table.caption = Text("\n".join(generation.estimates))
+        table.caption_justify = "left"
     return table
 
 

@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
+from crossdraft.pipeline.estimates import Estimates
+from crossdraft.pipeline.experience import Experience
 from crossdraft.pipeline.generation import Generation
 from crossdraft.pipeline.recorder import FileRecorder
 from crossdraft.pipeline.recording import Header
@@ -50,6 +52,7 @@ class Pipeline:
         self._needs_drafter = needs_drafter
         self._team: Team | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
+        self._experience = Experience()
 
     async def __aenter__(self) -> Self:
         """Connect and learn the two vocabularies.
@@ -86,10 +89,12 @@ class Pipeline:
     def run(self, request: GenerationRequest) -> Generation:
         """The same for a request that is made already."""
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
-        assignment = resolve(request, models, drawn, len(services.targets))
+        targets, before = len(services.targets), self._experience.of(request)
+        assignment = resolve(request, models, drawn, targets, before)
+        self._experience.keep(request, assignment.governor)
         recorder = None
         if request.record is not None:
-            recorder = partial(_recorder, request, request.record, models, drawn, len(services.targets))
+            recorder = partial(_recorder, request, request.record, models, drawn, targets, before)
         generation = Generation(assignment, services, request.k, recorder)
         self._generations.add(generation)
         return generation
@@ -132,14 +137,16 @@ def addresses_of(given: Addresses) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address.strip() for address in separate if address.strip()))
 
 
-def _recorder(request: GenerationRequest, path: Path, models: Models, drawn: Secrets, targets: int) -> FileRecorder:
+def _recorder(
+    request: GenerationRequest, path: Path, models: Models, drawn: Secrets, targets: int, before: Estimates | None
+) -> FileRecorder:
     """Raises RequestError if the file cannot be made."""
     try:
         software = version("crossdraft")
     except PackageNotFoundError:
         software = "not installed"
     asked = replace(request, record=None)
-    header = Header(software, time.time(), asked, models.target, models.drafter, drawn, targets)
+    header = Header(software, time.time(), asked, models.target, models.drafter, drawn, targets, before)
     try:
         return FileRecorder(path, header)
     except OSError as error:

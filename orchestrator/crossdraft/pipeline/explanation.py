@@ -1,5 +1,6 @@
 """What a governor decided, and when, for people."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -21,8 +22,8 @@ class Decision:
 class Learning(Protocol):
     """A governor that can say what it has learnt."""
 
-    def describe(self) -> str:
-        """Its estimates, for people."""
+    def explain(self) -> Sequence[str]:
+        """What it believes and why it decides so, in lines for people."""
         ...
 
 
@@ -40,9 +41,9 @@ class Explained:
         return self.governor.waits_for_drafter
 
     @property
-    def estimates(self) -> str:
-        """What the governor has learnt, for people; empty if it learns nothing."""
-        return self.governor.describe() if isinstance(self.governor, Learning) else ""
+    def estimates(self) -> Sequence[str]:
+        """What the governor has learnt, in lines for people; none if it learns nothing."""
+        return self.governor.explain() if isinstance(self.governor, Learning) else ()
 
     def observe(self, seen: Observation, now: float) -> None:
         """As the governor does."""

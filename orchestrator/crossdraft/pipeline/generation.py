@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -91,10 +91,10 @@ class Generation:
         return governor.decisions if isinstance(governor, Explained) else []
 
     @property
-    def estimates(self) -> str:
-        """What the governor believes of its services, if it learns anything and the request asked to explain it."""
+    def estimates(self) -> Sequence[str]:
+        """What the governor believes of its services, in lines for people, if the request asked to explain it."""
         governor = self._assignment.governor
-        return governor.estimates if isinstance(governor, Explained) else ""
+        return governor.estimates if isinstance(governor, Explained) else ()
 
     def __aiter__(self) -> Self:
         return self

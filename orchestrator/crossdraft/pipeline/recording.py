@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import BinaryIO
 
 from crossdraft.pipeline import events, governing, request
+from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.events import Command, Event, Finished
 from crossdraft.pipeline.packing import Packer, PackingError, Unpacker
 from crossdraft.pipeline.request import GenerationRequest
@@ -40,6 +41,7 @@ class Header:
     drafter: Description | None  # None: plain decoding
     secrets: Secrets
     targets: int = 1  # addresses that there were
+    before: Estimates | None = None  # what the governor had learnt
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +95,7 @@ KNOWN = (
     *(known for module in (exchange, events, governing, rows, trees, request) for known in _values_of(module)),
     Kind,
     Secrets,
+    Estimates,
     Header,
     Step,
 )

@@ -70,7 +70,7 @@ def replay(recording: Recording) -> Replayed:
 def session_of(header: Header) -> Session:
     """A session like the recorded one, not begun. Raises RecordingError."""
     try:
-        return Session(resolve(header.request, _models(header), header.secrets, header.targets))
+        return Session(resolve(header.request, _models(header), header.secrets, header.targets, header.before))
     except (RequestError, ValueError) as error:
         raise RecordingError(f"the recorded request cannot be resolved: {error}") from error
 

@@ -8,9 +8,12 @@ import numpy as np
 
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.auditing import Audit
+from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.explanation import Explained
 from crossdraft.pipeline.governing import PLAIN, Choice, Fixed, Governor, lock_step
+from crossdraft.pipeline.governor import Adaptive
 from crossdraft.pipeline.request import GenerationRequest, Overlap, RequestError
+from crossdraft.pipeline.search import Limits
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import Tokenization
@@ -71,7 +74,13 @@ class Models:
         return self
 
 
-def resolve(request: GenerationRequest, models: Models, drawn: Secrets | None = None, targets: int = 1) -> Assignment:
+def resolve(
+    request: GenerationRequest,
+    models: Models,
+    drawn: Secrets | None = None,
+    targets: int = 1,
+    before: Estimates | None = None,
+) -> Assignment:
     """What the session works from.
 
     Args:
@@ -79,6 +88,7 @@ def resolve(request: GenerationRequest, models: Models, drawn: Secrets | None = 
         models: what target and drafter said of themselves.
         drawn: what chance decides; None: drawn now.
         targets: addresses of the target.
+        before: what a governor learnt of the same services with the same method.
 
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
@@ -92,7 +102,8 @@ def resolve(request: GenerationRequest, models: Models, drawn: Secrets | None = 
     pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
     audit = _audit(models, method, noise, drawn) if request.audit else None
     opening = _open_drafter(request, models, method, audit, noise)
-    governor = PLAINLY if opening is None else governor_of(request, method)
+    targets = min(2, targets) if request.speculation else 1
+    governor = PLAINLY if opening is None else governor_of(request, method, targets, before)
     return Assignment(
         pair=pair,
         method=method,
@@ -105,27 +116,45 @@ def resolve(request: GenerationRequest, models: Models, drawn: Secrets | None = 
         context=models.context,
         ignore_end=request.ignore_eos,
         stop=tuple(from_bytes(text.encode()) for text in request.stop),
-        targets=min(2, targets) if request.speculation else 1,
+        targets=targets,
         paths=request.paths,
-        tree_budget=request.paths * (request.window or 2 * request.k) + NODES_BESIDE_THE_DRAFT,
+        tree_budget=request.paths * _most_proposals(request) + NODES_BESIDE_THE_DRAFT,
         audit=audit,
     )
 
 
-def governor_of(request: GenerationRequest, method: Method) -> Governor:
+def governor_of(request: GenerationRequest, method: Method, targets: int, before: Estimates | None) -> Governor:
     """Who decides how each epoch is run."""
-    if request.overlap is Overlap.OFF or method.whole_draft:
-        return lock_step(request.k)
-    if request.overlap is Overlap.ON:
-        return Fixed(_always_overlapped(request))
-    return lock_step(request.k)
+    match request.overlap:
+        case Overlap.OFF:
+            return lock_step(request.k)
+        case Overlap.ON:
+            return Fixed(_always_overlapped(request))
+    limits = Limits(
+        rounds_only=method.whole_draft,
+        samples=method.samples,
+        window=_most_proposals(request),
+        wait=request.wait,
+        branch_depth=request.branches,
+        branch_width=request.branch_width,
+        targets=targets,
+    )
+    return Adaptive(before, limits)
+
+
+def _most_proposals(request: GenerationRequest) -> int:
+    """Beyond those revealed."""
+    if request.window is not None:
+        return request.window
+    usual = {Overlap.OFF: request.k, Overlap.ON: 2 * request.k, Overlap.AUTO: Limits().window}[request.overlap]
+    return min(MOST_PROPOSALS, max(usual, request.wait or 0))
 
 
 def _always_overlapped(request: GenerationRequest) -> Choice:
     """A pass is sent with k proposals if they come in time, and as many again are drafted meanwhile."""
-    window = request.window or max(2 * request.k, request.wait or 0)
+    window = _most_proposals(request)
     return Choice(
-        window=min(window, MOST_PROPOSALS),
+        window=window,
         wait=min(request.k, window) if request.wait is None else request.wait,
         branch_depth=request.branches or 0,
         branch_width=request.branch_width or 1,
