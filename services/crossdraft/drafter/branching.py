@@ -52,6 +52,10 @@ class Shape:
         """Tokens that the model must see besides the text."""
         return self.least * self.cluster if self.depth else 0
 
+    def fits(self, capacity: int) -> bool:
+        """Whether a quarter of a context of `capacity` tokens is left for text."""
+        return 4 * self.room <= 3 * capacity
+
 
 @dataclass
 class Growing:

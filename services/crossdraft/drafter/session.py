@@ -105,9 +105,13 @@ class DrafterSession:
         return drafting, scoring
 
     def _shape(self, request: Draft) -> Shape:
-        """No branches where each draw is audited, nor of the target's tokens, whose text the drafter re-tokenizes."""
-        bare = self._opening.audited or self._means.proposing.whose is Whose.TARGET
-        return Shape(0 if bare else request.branch_depth, request.branch_width)
+        """No branches where each draw is audited, where they would leave too little text, nor of the target's tokens,
+        whose text the drafter re-tokenizes."""
+        asked = Shape(request.branch_depth, request.branch_width)
+        foreign = self._means.proposing.whose is Whose.TARGET
+        if self._opening.audited or foreign or not asked.fits(self._means.context.capacity):
+            return Shape(0, 0)
+        return asked
 
     def _draws(self, epoch: int) -> Draws:
         """Where an epoch's draws come from."""

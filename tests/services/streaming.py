@@ -1,0 +1,127 @@
+"""What a streamed epoch brought, and models that stand still until they are told to go on."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from crossdraft.drafter.servicer import DrafterService
+from crossdraft.models.engine import Engine, Work
+from crossdraft.models.running import RunningModel
+from crossdraft.models.worker import ModelThread
+from crossdraft.rpc.clients import DrafterClient, DrafterSession
+from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.server import Server
+from crossdraft.verification.exchange import Branch, Drafted
+from crossdraft.verification.rows import Proposal
+from tests.services.conftest import AT_ONCE
+
+PATIENCE = 20  # seconds
+
+
+@dataclass
+class Epoch:
+    """The replies of one epoch so far."""
+
+    number: int
+    replies: list[Drafted] = field(default_factory=list)
+    first: int = 0  # place of its first proposal
+
+    @property
+    def proposals(self) -> list[Proposal]:
+        return [proposal for reply in self.replies for proposal in reply.proposals]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [proposal.token for proposal in self.proposals]
+
+    @property
+    def branches(self) -> list[Branch]:
+        return [branch for reply in self.replies for branch in reply.branches]
+
+    async def hear(self, session: DrafterSession) -> Drafted:
+        """The next reply, which must be of this epoch and go on where the one before ended."""
+        async with asyncio.timeout(PATIENCE):
+            reply = await session.receive()
+        assert isinstance(reply, Drafted)
+        assert reply.epoch == self.number
+        assert reply.first == self.first + len(self.proposals)
+        self.replies.append(reply)
+        return reply
+
+    async def reach(self, session: DrafterSession, count: int) -> "Epoch":
+        """Hears so many proposals, counted from the epoch's beginning, and whatever branches come with them."""
+        while self.first + len(self.proposals) < count:
+            await self.hear(session)
+        assert self.first + len(self.proposals) == count
+        return self
+
+    async def complete(self, session: DrafterSession, count: int, branches: int = 0) -> "Epoch":
+        """Hears so many proposals and branches, counted from the epoch's beginning."""
+        while self.first + len(self.proposals) < count or len(self.branches) < branches:
+            await self.hear(session)
+        assert (self.first + len(self.proposals), len(self.branches)) == (count, branches)
+        return self
+
+
+class Gate:
+    """A forward that can be made to stand still before a step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.thread = ModelThread(engine, self)
+        self._forward = engine.forward
+        self._closed = threading.Event()
+        self._entered = threading.Semaphore(0)
+        self._steps = threading.Semaphore(0)
+        self.works: list[Work] = []
+
+    def __call__(self, requests: Sequence[Work]) -> list[torch.Tensor]:
+        if self._closed.is_set():
+            self._entered.release()
+            assert self._steps.acquire(timeout=PATIENCE)
+        self.works += requests
+        return self._forward(requests)
+
+    def close(self) -> None:
+        """Each step from now on stands still when it begins."""
+        self._closed.set()
+
+    async def entered(self) -> None:
+        """Waits until a step stands still."""
+        assert await asyncio.to_thread(self._entered.acquire, timeout=PATIENCE)
+
+    async def job_arrived(self, client: DrafterClient) -> None:
+        """Waits until a job waits for the step that stands still."""
+        async with asyncio.timeout(PATIENCE):
+            while self.thread._arrivals.empty():
+                await client.describe()
+
+    def step(self, count: int = 1) -> None:
+        """Lets steps go on."""
+        self._steps.release(count)
+
+    def open(self) -> None:
+        """All steps go on from now on."""
+        self._closed.clear()
+        self._steps.release(1000)
+
+
+@asynccontextmanager
+async def gated(model: RunningModel) -> AsyncIterator[tuple[DrafterClient, Gate]]:
+    """The model served with a gate."""
+    gate = Gate(model.thread.engine)
+    held = replace(model, thread=gate.thread)
+    try:
+        async with (
+            Server(DRAFTER, DrafterService(held), AT_ONCE) as server,
+            DrafterClient(server.address) as client,
+        ):
+            try:
+                yield client, gate
+            finally:
+                gate.open()
+    finally:
+        await asyncio.to_thread(held.close)
