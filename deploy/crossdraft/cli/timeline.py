@@ -8,6 +8,7 @@ from crossdraft.cli.timeline_page.figure import draw
 from crossdraft.cli.timeline_page.scene import scene_of
 from crossdraft.cli.timeline_page.svg import page_of
 from crossdraft.pipeline.recording import Recording, RecordingError, read
+from crossdraft.pipeline.request import Overlap
 from crossdraft.pipeline.spans import Figures, Timeline
 from crossdraft.pipeline.timeline import spans_of
 
@@ -36,13 +37,11 @@ def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
     recording = recording_of(file)
     found = spans_of(recording)
     begin, end = window_of(found, first, rounds)
-    scene, title = scene_of(found), title_of(recording)
+    scene, title, figures = scene_of(found), title_of(recording), figures_of(found.figures)
     if output.suffix.lower() in PICTURES:
-        draw(
-            output, scene, title, "   ".join(f"{name} {value}" for name, value in figures_of(found.figures)), begin, end
-        )
+        draw(output, scene, title, figures, begin, end)
         return
-    page = page_of(scene, title, figures_of(found.figures), SCREEN / (end - begin), begin)
+    page = page_of(scene, title, figures, SCREEN / (end - begin), begin)
     try:
         output.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -76,9 +75,11 @@ def title_of(recording: Recording) -> str:
     """What was recorded."""
     header = recording.header
     models = header.target.model + (f" with {header.drafter.model}" if header.drafter else " without a drafter")
-    method = header.request.method or "the default method"
+    request = header.request
+    way = {Overlap.OFF: f"lock-step, k = {request.k}", Overlap.ON: "overlapped", Overlap.AUTO: "governed"}
     part = "" if recording.finished else " (the recording ends before the session)"
-    return f"{models}, {method}, temperature {header.request.options.temperature:g}{part}"
+    method, temperature = request.method or "the default method", request.options.temperature
+    return f"{models}, {method}, temperature {temperature:g}, {way[request.overlap]}{part}"
 
 
 def figures_of(figures: Figures) -> list[tuple[str, str]]:

@@ -1,11 +1,12 @@
 """The picture of a timeline, drawn by matplotlib, which is imported when it is."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossdraft.cli.failures import CommandFailed
 from crossdraft.cli.timeline_page.palette import FILLS, HATCHES, INK, MARK_COLOURS
-from crossdraft.cli.timeline_page.scene import LEGEND, Box, Line, Scene, Stamp
+from crossdraft.cli.timeline_page.scene import LEGEND, NUMBERS, Box, Line, Scene, Stamp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
 DOTS_PER_INCH = 150
 WIDTH = 13.0  # inches
 SCALE = 72.0  # of the scene's pixels to an inch
+FIGURES_A_LINE = 6
 LETTER = 6.0  # pixels of a letter of a label
 
 
-def draw(path: Path, scene: Scene, title: str, figures: str, begin: float, end: float) -> None:
+def draw(path: Path, scene: Scene, title: str, figures: Sequence[tuple[str, str]], begin: float, end: float) -> None:
     """Writes the part from `begin` to `end` (seconds).
 
     Raises:
@@ -30,7 +32,7 @@ def draw(path: Path, scene: Scene, title: str, figures: str, begin: float, end: 
         raise CommandFailed(f"cannot write the picture: {error}") from error
 
 
-def figure_of(scene: Scene, title: str, figures: str, begin: float, end: float) -> "Figure":
+def figure_of(scene: Scene, title: str, figures: Sequence[tuple[str, str]], begin: float, end: float) -> "Figure":
     """The same, not yet written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -90,25 +92,25 @@ def _paint(patch: "Patch", style: list[str]) -> "Patch":
     return patch
 
 
-def _finish(axes: "Axes", scene: Scene, title: str, figures: str) -> None:
+def _finish(axes: "Axes", scene: Scene, title: str, figures: Sequence[tuple[str, str]]) -> None:
     from matplotlib.patches import Patch
+
+    lines = [figures[begin : begin + FIGURES_A_LINE] for begin in range(0, len(figures), FIGURES_A_LINE)]
+    words = ["     ".join(f"{name}: {value}" for name, value in line) for line in lines]
 
     axes.set_yticks([(lane.top + lane.bottom) / 2 for lane in scene.lanes], [lane.name for lane in scene.lanes])
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_xlabel("ms since the session began")
-    axes.set_title(f"{title}\n{figures}", fontsize=10, loc="left")
+    axes.set_title("\n".join([title, *words]), fontsize=10, loc="left")
     used = {one for shape in scene.shapes for one in shape.style.split()}
     handles = [
         _paint(Patch(label=text), style.split())
         for style, text in LEGEND
         if style.split()[-1] in used and style not in MARK_COLOURS
     ]
-    signs = [
-        Patch(facecolor="none", edgecolor="none", label=text)
-        for style, text in LEGEND
-        if style in used and style in MARK_COLOURS
-    ]
+    said = [text for style, text in LEGEND if style in used and style in MARK_COLOURS]
+    signs = [Patch(facecolor="none", edgecolor="none", label=text) for text in (*said, NUMBERS)]
     axes.legend(
         handles=[*handles, *signs],
         loc="upper left",

@@ -11,7 +11,7 @@ from crossdraft.text.letters import to_bytes
 from crossdraft.verification.walk import Kind
 
 EPOCH_STYLES = 6  # colours, used in turn
-EPOCHS, SERVICE, WIRE, SESSION, OUTPUT = 18.0, 38.0, 36.0, 30.0, 66.0  # heights of lanes, pixels
+EPOCHS, SERVICE, WIRE, SESSION, OUTPUT = 18.0, 38.0, 36.0, 30.0, 66.0  # heights of lanes, pixels; of OUTPUT at most
 GAP = 4.0  # between lanes, pixels
 STACKED = 10.0  # height of a token, pixels; less where many come at once
 TOKEN_WIDTH = 11.0  # pixels
@@ -98,7 +98,9 @@ class _Stage:
         self._session = self._lane("verification", SESSION)
         self._below = self._lane("wire", WIRE)
         self._services(Role.TARGET)
-        self._output = self._lane("tokens out", OUTPUT)
+        most = max((len(handled.tokens) for handled in timeline.handled), default=0)
+        self._token = min(STACKED, OUTPUT / max(1, most))  # height
+        self._output = self._lane("tokens out", max(2, most) * self._token)
 
     def scene(self) -> Scene:
         shapes = (
@@ -163,16 +165,11 @@ class _Stage:
         return Box(handled.begin, handled.end, lane.top + inset, lane.height - 2 * inset, "session", title)
 
     def _tokens(self, handled: Handled) -> Iterator[Shape]:
-        height = min(STACKED, self._output.height / self._most)
         for place, token in enumerate(handled.tokens):
             text = to_bytes(token.letters).decode("utf-8", "replace")
-            top = self._output.top + place * height
+            top = self._output.top + place * self._token
             title = f"{text!r}, {token.kind.value}, at {_ms(handled.end)}"
-            yield Stamp(handled.end, top, TOKEN_WIDTH, height - 1.5, token.kind.value, title)
-
-    @property
-    def _most(self) -> int:
-        return max((len(handled.tokens) for handled in self._timeline.handled), default=1) or 1
+            yield Stamp(handled.end, top, TOKEN_WIDTH, self._token - 1.5, token.kind.value, title)
 
     def _mark(self, mark: Mark) -> Iterator[Shape]:
         sign = MARKS[mark.what]
@@ -214,6 +211,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if abs(seconds) < 1 else f"{seconds * 1000:,.0f} ms"
 
 
+NUMBERS = "number in a draft: its proposals; +n in a pass: tokens that came of it"
 LEGEND = (
     ("epoch0", "work for an epoch (colours in turn)"),
     ("late", "drafted for an epoch that was over: dropped"),

@@ -6,7 +6,7 @@ from importlib.resources import files
 from string import Template
 
 from crossdraft.cli.timeline_page.palette import FILLS, MARK_COLOURS
-from crossdraft.cli.timeline_page.scene import LEGEND, Box, Line, Scene, Shape, Stamp
+from crossdraft.cli.timeline_page.scene import LEGEND, NUMBERS, Box, Line, Scene, Shape, Stamp
 
 AXIS = 26.0  # pixels below the lanes
 LETTER = 7.0  # pixels of a letter of a label
@@ -140,3 +140,4 @@ def _legend(scene: Scene) -> Iterator[str]:
         if style.split()[-1] in used:
             swatch = "" if style in MARK_COLOURS else f'<span class="swatch {style}"></span>'
             yield f"<li>{swatch}{escape(text)}</li>"
+    yield f"<li>{NUMBERS}</li>"
