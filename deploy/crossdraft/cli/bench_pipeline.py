@@ -22,6 +22,9 @@ PaceTarget = Annotated[
     str | None, typer.Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
 ]
 PaceDrafter = Annotated[str | None, typer.Option(metavar="A,B", help="Likewise a step of the drafter.")]
+LogitNoises = Annotated[
+    list[float], typer.Option("--logit-noise", metavar="SIGMA", help="On the drafter's logits; repeatable.")
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")]
 MarkdownFile = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table there.")]
 
@@ -34,9 +37,7 @@ def overlap(
     drafter: Annotated[str, typer.Option(help="The same.")] = f"bundled:{DEFAULT_DRAFTER}",
     pace_target: PaceTarget = None,
     pace_drafter: PaceDrafter = None,
-    logit_noise: Annotated[list[float], typer.Option(metavar="SIGMA", help="On the drafter's logits; repeatable.")] = [
-        0.0
-    ],  # noqa: B006 - typer copies it
+    logit_noise: LogitNoises = [0.0],  # noqa: B006 - typer copies it
     delay_ms: Annotated[
         str, typer.Option(metavar="MS,MS", help="To the drafter, one way, on an emulated network; each in turn.")
     ] = "0",
@@ -69,3 +70,26 @@ def overlap(
         tuple(assisted or ()),
     )
     command.measure(plan, json_file, markdown_file)
+
+
+@app.command("never-slower")
+def never_slower(
+    prompts: Prompts = PROMPTS,
+    limit: Limit = 8,
+    target: Target = "bundled:target",
+    drafter: Annotated[str, typer.Option(help="What the bad ones are made of.")] = f"bundled:{DEFAULT_DRAFTER}",
+    pace_target: PaceTarget = None,
+    pace_drafter: PaceDrafter = None,
+    temperatures: Temperatures = [0.0, 1.0],  # noqa: B006
+    method: Method = None,
+    tokens: Annotated[int, typer.Option(min=8, help="Length of each output.")] = 512,
+    json_file: JsonFile = None,
+) -> None:
+    """Speed with drafters that are useless, slow, dead or dying, beside none."""
+    from crossdraft.cli import never_slower as command
+    from crossdraft.cli.benching import prompts_of
+    from crossdraft.cli.overlap_stage import Served
+
+    served, drafting = Served(target, pace_target), Served(drafter, pace_drafter)
+    plan = command.Plan(served, drafting, tuple(temperatures), method, prompts_of(prompts, limit), tokens)
+    command.measure(plan, json_file)
