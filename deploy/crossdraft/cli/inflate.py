@@ -15,7 +15,7 @@ from crossdraft.models.passtime import pass_times
 MILLISECONDS = 1000.0
 TOKENS = (1, 2, 5, 9, 17)  # of a pass: one that was committed, and 0, 1, 4, 8, 16 nodes
 TURNS = 15
-COLUMNS = ("model", "parameters", *(f"{count} tokens" for count in TOKENS))
+COLUMNS = ("model", "parameters", *(f"{count} token{'s'[: count - 1]}" for count in TOKENS))
 
 
 def make(name: str, size: Size, folder: Path) -> None:

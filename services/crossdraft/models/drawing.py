@@ -87,10 +87,10 @@ def samples(logits: Tensor, laws: Tensor, draws: Draws, offsets: Sequence[int]) 
         offsets: of each node, in letters since the start of the output.
     """
     normalizers = logits.logsumexp(-1)
-    drawn = []
-    for probabilities, offset in zip(laws, offsets, strict=True):
-        ids = probabilities.nonzero()[:, 0]
-        drawn.append(draws.draw(ids.cpu().numpy(), probabilities[ids].cpu().numpy(), offset))
+    drawn: list[int] = []
+    every = np.arange(laws.shape[-1])
+    for probabilities, offset in zip(laws.cpu().numpy(), offsets, strict=True):
+        drawn.append(draws.draw(every, probabilities, offset))
     places = torch.tensor(drawn, dtype=torch.int64, device=logits.device)[:, None]
     log_probabilities = (logits.gather(-1, places)[:, 0] - normalizers).tolist()
     return tuple(Sample(token, value) for token, value in zip(drawn, log_probabilities, strict=True))
