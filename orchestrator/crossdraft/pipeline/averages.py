@@ -5,6 +5,7 @@ from statistics import median
 
 MEMORY = 200.0  # judged proposals after which an observation weighs 1/e
 KEPT = 15  # times of one kind that are kept
+ENOUGH = 3  # times whose median can be relied on
 NODE_COST = 0.02  # of a node in a pass, as a share of a plain one, until it is known
 
 
@@ -77,6 +78,7 @@ class PassTimes:
             (len(latest), sum(tokens for tokens, _ in latest) / len(latest) - 1, median(time for _, time in latest))
             for latest in self._latest.values()
         ]
+        points = [point for point in points if point[0] >= ENOUGH] or points
         total = sum(count for count, _, _ in points)
         nodes = sum(count * x for count, x, _ in points) / total
         seconds = sum(count * y for count, _, y in points) / total

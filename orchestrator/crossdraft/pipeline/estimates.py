@@ -176,12 +176,16 @@ class Learner:
     def estimates(self) -> Estimates:
         """What is believed now."""
         before = self._before
-        common = self._all.mean(sum(before.acceptance) / len(PLACES), 4)
+        before_common = sum(before.acceptance) / len(PLACES)
+        common = self._all.mean(before_common, 4)
         match = common if self._samples else 0.75 * common
         whole, node = self._passes.line()
         trip = min(self._target_trips.median(), 0.9 * whole)
         return Estimates(
-            tuple(share.mean(common, 12) for share in self._places),
+            tuple(
+                share.mean(min(1.0, max(0.0, common + was - before_common)), 12)
+                for share, was in zip(self._places, before.acceptance, strict=True)
+            ),
             self._match.mean(match, 20 if self._samples else 5),
             max(self._forwards.median(), self._gaps.low()) or self._firsts.low(),
             self._with_branches.median() if len(self._with_branches) > 2 else before.slope,

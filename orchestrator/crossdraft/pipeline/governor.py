@@ -27,6 +27,8 @@ FIRST_INTERVAL = 0.25  # seconds between two trials of a drafter that was put as
 LAST_INTERVAL = 8.0
 TRIAL_PASSES = 32  # ... and never fewer than so many passes
 HOPE = 1.05  # a drafter put aside is tried soon again if the best way with it has become so much faster
+TRIAL_PATIENCE = 2.0  # passes that a round waits for a drafter that is not known to answer
+FIRST_PATIENCE = 0.05  # seconds; the same before the first pass
 STALL_SHARE = 0.02  # of the time, that the target may stand idle in vain
 
 
@@ -116,6 +118,8 @@ class Adaptive:
         if self._learner.seen >= self._look:
             self._think()
         decision = self._decision
+        if self.limits.rounds_only and now < self._calm_until:
+            return PLAIN
         if decision is None:
             return self._trial("getting to know the drafter")
         if not decision.choice.drafts:
@@ -159,7 +163,8 @@ class Adaptive:
 
     def _trial(self, reason: str) -> Choice:
         if self.limits.rounds_only:
-            return Choice(1, wait=1, overlap=False, patience=1.0, reason=reason)
+            patience = TRIAL_PATIENCE * self._learner.estimates.pass_base or FIRST_PATIENCE
+            return Choice(1, wait=1, overlap=False, patience=patience, reason=reason)
         return Choice(min(2, self.limits.window), patience=0.0, reason=reason)
 
     def explain(self) -> Sequence[str]:

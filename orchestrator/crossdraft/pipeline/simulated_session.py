@@ -221,7 +221,7 @@ class SimulatedSession:
     def _pass(self) -> None:
         """Begins a pass if a target is free and it is time."""
         frontier, proposals = self._judged + self._ahead, max(0, self._known - self._judged)
-        if frontier in self._rows or not self.targets.free:
+        if frontier in self._rows or not self.targets.free or self.tokens >= self._goal:
             return
         coming = self.targets.coming
         if coming is None:

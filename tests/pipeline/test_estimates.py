@@ -1,0 +1,172 @@
+"""What a learner makes of observations."""
+
+from dataclasses import asdict, replace
+from math import isfinite
+
+import numpy as np
+import pytest
+
+from crossdraft.pipeline.averages import PassTimes, Times
+from crossdraft.pipeline.estimates import Estimates, Learner
+from crossdraft.pipeline.governing import BranchSeen, Choice, DraftSeen, Fixed, Judged, Observation, PassSeen
+from crossdraft.pipeline.simulator import simulate
+from crossdraft.pipeline.workload import Workload
+
+GIVEN = Workload(
+    acceptance=(0.5, 0.7, 0.8),
+    match=0.4,
+    token=0.002,
+    pass_base=0.018,
+    pass_node=0.0005,
+    slope=0.2,
+    drafter_trip=0.005,
+    target_trip=0.001,
+    branch_hit=0.6,
+    tokens_per_proposal=0.8,
+    nodes_per_proposal=1.5,
+)
+
+
+class Watched:
+    """Runs every epoch like `Fixed`, and learns."""
+
+    waits_for_drafter = False
+
+    def __init__(self, choices: list[Choice], samples: bool = False) -> None:
+        self.learner = Learner(Estimates(), samples)
+        self._choices = choices
+        self._epochs = 0
+
+    def observe(self, seen: Observation, now: float) -> None:
+        self.learner.observe(seen)
+
+    def choose(self, now: float) -> Choice:
+        self._epochs += 1
+        choice = Fixed(self._choices[self._epochs % len(self._choices)]).choose(now)
+        self.learner.begin(choice)
+        return choice
+
+
+def learnt(given: Workload, *choices: Choice, tokens: int = 3000) -> Estimates:
+    watched = Watched(list(choices))
+    simulate(given, watched, tokens, np.random.default_rng(3), jitter=0.1)
+    return watched.learner.estimates
+
+
+def test_a_generation_teaches_all_numbers() -> None:
+    found = learnt(GIVEN, Choice(8, wait=2, patience=0.1), Choice(8, patience=0.0, branch_depth=3))
+    assert found.token == pytest.approx(GIVEN.token, rel=0.15)
+    assert found.drafter_trip == pytest.approx(GIVEN.drafter_trip, rel=0.3)
+    assert found.pass_base + found.target_trip == pytest.approx(0.019, rel=0.07)
+    assert found.target_trip == pytest.approx(GIVEN.target_trip, rel=0.1)
+    assert found.pass_node * found.nodes_per_proposal == pytest.approx(0.00075, rel=0.35)
+    assert found.nodes_per_proposal == pytest.approx(1.5, rel=0.1)
+    assert found.tokens_per_proposal == pytest.approx(0.8, rel=0.15)
+    assert found.acceptance[0] == pytest.approx(0.5, abs=0.12)
+    assert found.acceptance[2] == pytest.approx(0.8, abs=0.12)
+    assert found.match == pytest.approx(0.4, abs=0.15)
+    assert found.branch_hit == pytest.approx(0.6, abs=0.15)
+    assert found.slope == pytest.approx(0.2, abs=0.1)
+
+
+def test_a_lock_step_generation_teaches_what_it_can() -> None:
+    found = learnt(GIVEN, Choice(4, wait=4, overlap=False))
+    assert found.token == pytest.approx(GIVEN.token, rel=0.1)
+    assert found.drafter_trip == pytest.approx(GIVEN.drafter_trip, rel=0.2)
+    assert found.acceptance[0] == pytest.approx(0.5, abs=0.12)
+
+
+def test_one_stall_changes_nothing() -> None:
+    watched = Watched([Choice(8, wait=2, patience=0.1)])
+    simulate(GIVEN, watched, 500, np.random.default_rng(3))
+    before = watched.learner.estimates
+    watched.learner.observe(DraftSeen(1, 3, None, 4.0, 3.0, 0))
+    watched.learner.observe(DraftSeen(1, 0, 5.0, None, 0.002, 0))
+    watched.learner.observe(PassSeen(3, 6.0, 6.0, 0.0, 2))
+    after = watched.learner.estimates
+    assert after.token == pytest.approx(before.token, rel=0.05)
+    assert after.drafter_trip == pytest.approx(before.drafter_trip, rel=0.05)
+    assert after.pass_base == pytest.approx(before.pass_base, rel=0.02)
+
+
+def test_a_lasting_change_is_learnt() -> None:
+    learner = Learner(Estimates())
+    for seconds in (0.001,) * 40 + (0.010,) * 9:
+        learner.observe(DraftSeen(1, 1, None, seconds, seconds, 0))
+    assert learner.estimates.token == pytest.approx(0.010)
+
+
+def test_tokens_of_the_targets_own_are_compared_and_not_judged() -> None:
+    learner = Learner(Estimates())
+    learner.begin(Choice(4))
+    before = learner.estimates
+    learner.observe(Judged(0, 0, refused=False, tokens=1, settled=1, caught_up=True))
+    learner.observe(Judged(0, 0, refused=True, tokens=0, settled=0, caught_up=True))
+    after = learner.estimates
+    assert (after.compared, after.judged) == (1, 0)
+    assert after.match < before.match
+    assert after.acceptance == before.acceptance
+
+
+def test_what_was_accepted_before_the_target_went_on_by_itself_is_judged() -> None:
+    learner = Learner(Estimates())
+    learner.begin(Choice(4))
+    learner.observe(Judged(0, 3, refused=False, tokens=4, settled=1, caught_up=True))
+    assert (learner.estimates.judged, learner.estimates.compared) == (pytest.approx(3, abs=0.05), 0)
+    learner.observe(Judged(3, 2, refused=False, tokens=1, settled=0))
+    assert learner.estimates.compared == 1
+    assert learner.estimates.judged == pytest.approx(4, abs=0.1)
+
+
+def test_forgetting_follows_a_text_that_becomes_hard() -> None:
+    learner = Learner(Estimates())
+    for _ in range(100):
+        learner.observe(Judged(0, 4, refused=False, tokens=4, settled=0))
+    easy = learner.estimates.acceptance[0]
+    for _ in range(400):
+        learner.observe(Judged(0, 0, refused=True, tokens=1, settled=0))
+    assert easy > 0.9
+    assert learner.estimates.acceptance[0] < 0.2
+
+
+def test_what_has_not_been_seen_is_the_prior() -> None:
+    found = Learner(Estimates()).estimates
+    assert found.acceptance == pytest.approx(Estimates().acceptance)
+    assert not found.known
+    assert found.slope == Estimates().slope
+
+
+def test_estimates_seed_the_next_learner() -> None:
+    found = learnt(GIVEN, Choice(8, wait=2, patience=0.1))
+    again = Learner(found).estimates
+    assert again.known
+    for name, value in asdict(replace(found, judged=0, compared=0, tried=0)).items():
+        assert getattr(replace(again, judged=0, compared=0, tried=0), name) == pytest.approx(value, rel=0.15), name
+
+
+def test_estimates_are_plain_numbers() -> None:
+    for value in asdict(learnt(GIVEN, Choice(8, wait=2, patience=0.1), tokens=200)).values():
+        assert all(isfinite(one) for one in (value if isinstance(value, tuple) else (value,)))
+    hits = Learner(Estimates())
+    hits.begin(Choice(4, branch_depth=2, branch_width=2))
+    for _ in range(20):
+        hits.observe(BranchSeen(False))
+    assert 0 <= hits.estimates.branch_hit < 0.2
+
+
+def test_pass_times_are_a_line() -> None:
+    times = PassTimes(0.0, 0.0)
+    for _ in range(10):
+        for tokens in (1, 3, 9, 17):
+            times.add(tokens, 0.020 + 0.001 * (tokens - 1))
+    times.add(1, 5.0)
+    base, node = times.line()
+    assert base == pytest.approx(0.020, rel=0.02)
+    assert node == pytest.approx(0.001, rel=0.05)
+
+
+def test_times_without_waits_are_low_ones() -> None:
+    times = Times(0.0)
+    for seconds in (1, 9, 1, 9, 9, 1, 9, 9):
+        times.add(seconds)
+    assert (times.low(), times.median()) == (1, 9)

@@ -1,0 +1,201 @@
+"""The governor by simulation: never slower than plain decoding, near the best fixed way, and quick to learn."""
+
+from dataclasses import asdict, replace
+from itertools import product
+from math import inf
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from crossdraft.pipeline.estimates import Estimates
+from crossdraft.pipeline.governing import PLAIN, Choice, DrafterSeen, Governor, Observation, StallSeen, lock_step
+from crossdraft.pipeline.governor import Adaptive, changed, choose
+from crossdraft.pipeline.search import Limits, rank
+from crossdraft.pipeline.simulator import Run, simulate
+from crossdraft.pipeline.workload import Workload
+
+PASS = 0.02
+GOOD = Workload((0.8,), 0.6, PASS / 20, PASS, 0.02 * PASS, slope=0.17, drafter_trip=PASS / 2, branch_hit=0.5)
+CHAINS = Limits(branch_depth=0)
+NEVER_SLOWER = 0.97
+
+
+def workload(acceptance: float, token: float, trip: float, node: float) -> Workload:
+    """Costs in passes."""
+    return Workload((acceptance,), 0.7 * acceptance, token * PASS, PASS, node * PASS, drafter_trip=trip * PASS)
+
+
+def run(given: Workload, how: Choice | Governor, tokens: int, seed: int = 0, **more: object) -> Run:
+    return simulate(given, how, tokens, np.random.default_rng(seed), 0.1, **more)  # type: ignore[arg-type]
+
+
+def relative(given: Workload, tokens: int, seeds: range, limits: Limits = CHAINS) -> float:
+    """Speed of governed runs, relative to plain decoding; median."""
+    return float(np.median([PASS * run(given, Adaptive(limits=limits), tokens, seed).speed for seed in seeds]))
+
+
+CORNERS = list(product((0.0, 0.6, 0.95), (1 / 20, 1 / 2), (0, 0.5, 2), (0.01, 0.2)))
+
+
+@pytest.mark.parametrize("cell", CORNERS[::2], ids=str)
+def test_never_slower_than_plain_decoding(cell: tuple[float, float, float, float]) -> None:
+    assert relative(workload(*cell), 512, range(3)) >= NEVER_SLOWER
+
+
+@pytest.mark.parametrize("cell", [(0.6, 0.05, 0.5, 0.05), (0.8, 0.2, 0, 0.05), (0.95, 0.05, 2, 0.01)], ids=str)
+def test_a_long_run_is_near_the_best_fixed_way(cell: tuple[float, float, float, float]) -> None:
+    given = workload(*cell)
+    ways = [PLAIN, *(lock_step(k).choice for k in (2, 4, 8))]
+    ways += [Choice(window, wait=wait, patience=patience)
+             for window in (8, 24) for wait, patience in ((0, 0.0), (2, 1.0), (6, 1.0))]  # fmt: skip
+    best = max(run(given, way, 3000, 1).speed for way in ways)
+    assert run(given, Adaptive(limits=CHAINS), 6000, 2).speed >= 0.93 * best  # the runs are good to some 3 %
+
+
+DEAD, SLOW = replace(GOOD, token=inf), replace(GOOD, token=0.5)
+USELESS = replace(GOOD, acceptance=(0.0,), match=0.0)
+
+
+@pytest.mark.parametrize("given", [DEAD, SLOW, USELESS], ids=["dead", "slow", "useless"])
+def test_a_drafter_that_is_no_good_costs_next_to_nothing(given: Workload) -> None:
+    assert relative(given, 512, range(3), Limits()) >= 0.985
+
+
+@pytest.mark.parametrize("later", [DEAD, SLOW, USELESS], ids=["dies", "slows", "useless"])
+def test_a_drafter_that_is_no_good_any_more_costs_little(later: Workload) -> None:
+    governed = run(GOOD, Adaptive(), 700, changes=[(2.0, later)])
+    before = run(GOOD, Adaptive(), 700).speed * 2.0  # tokens until then
+    afterwards = (700 - before) / (governed.seconds - 2.0)
+    assert afterwards * PASS >= NEVER_SLOWER - 0.1 * before / 700  # `before` is good to some 10 %
+
+
+@pytest.mark.parametrize("first", [DEAD, SLOW, USELESS], ids=["dead", "slow", "useless"])
+def test_a_drafter_that_recovers_is_used_again(first: Workload) -> None:
+    governor = Adaptive()
+    governed = run(first, governor, 1500, changes=[(3.0, GOOD)])
+    assert governor.choose(governed.seconds).drafts
+    assert governed.speed * PASS > 1.6
+
+
+def test_a_drafter_put_aside_is_tried_later_and_later() -> None:
+    governor = Adaptive()
+    trials = []
+
+    class Counting:
+        waits_for_drafter = False
+
+        def observe(self, seen: Observation, now: float) -> None:
+            governor.observe(seen, now)
+
+        def choose(self, now: float) -> Choice:
+            choice = governor.choose(now)
+            if "aside" in choice.reason:
+                trials.append(now)
+            return choice
+
+    run(USELESS, Counting(), 3000)
+    gaps = np.diff(trials)
+    assert len(trials) >= 5
+    assert gaps[0] < 2
+    assert 7 < gaps[-1] < 9
+
+
+def test_it_never_waits_before_the_drafter_has_shown_that_it_answers() -> None:
+    governor = Adaptive()
+    choice = governor.choose(0.0)
+    assert choice.drafts
+    assert choice.overlap
+    assert choice.patience == 0
+    assert choice.branch_depth == 0
+
+
+def test_without_a_drafter_it_decodes_plainly() -> None:
+    governor = Adaptive()
+    governor.observe(DrafterSeen(False), 0.0)
+    assert not governor.choose(0.0).drafts
+    governor.observe(DrafterSeen(True), 1.0)
+    assert governor.choose(1.0).drafts
+
+
+def estimates(given: Workload = GOOD) -> Estimates:
+    """What a generation with these services teaches."""
+    governor = Adaptive()
+    run(given, governor, 600)
+    return governor.estimates
+
+
+def test_estimates_seed_the_next_generation() -> None:
+    known = estimates()
+    assert Adaptive(known).choose(0.0).window > 2
+    cold = np.median([run(GOOD, Adaptive(), 64, seed).speed for seed in range(12)])
+    warm = np.median([run(GOOD, Adaptive(known), 64, seed).speed for seed in range(12)])
+    assert warm > 1.05 * cold
+
+
+def test_choosing_is_a_pure_function() -> None:
+    known = estimates()
+    assert choose(known, CHAINS) == choose(known, CHAINS)
+
+
+def test_noise_does_not_make_it_waver() -> None:
+    known = estimates()
+    decision = choose(known, CHAINS)
+    near = replace(known, token=1.02 * known.token, acceptance=tuple(share - 0.01 for share in known.acceptance))
+    assert not changed(known, near)
+    assert replace(choose(near, CHAINS, decision.choice).choice, reason="") == replace(decision.choice, reason="")
+
+
+def test_a_stall_makes_the_target_wait_for_nothing_for_a_while() -> None:
+    governor = Adaptive(estimates(replace(GOOD, drafter_trip=0.0)), Limits(wait=2, branch_depth=0))
+    assert governor.choose(0.0).patience > 0
+    governor.observe(StallSeen(0.1), 1.0)
+    assert governor.choose(1.0).patience == 0
+    assert governor.choose(1.0 + 0.1 * 60).patience > 0
+
+
+def test_limits_are_kept() -> None:
+    known = estimates()
+    for limits in (Limits(window=3), Limits(rounds_only=True), Limits(branch_depth=0), Limits(wait=2, window=5)):
+        for rated in vars(rank(known.workload(), limits)).values():
+            choice = rated.choice
+            assert choice.window <= limits.window
+            assert not (limits.rounds_only and choice.drafts and choice.overlap)
+            assert not (limits.branch_depth == 0 and choice.branch_depth)
+    assert rank(known.workload(), Limits(branch_depth=3)).best.choice.branch_depth in (0, 3)
+    with pytest.raises(ValueError, match="window"):
+        Limits(window=0)
+
+
+def test_rounds_only_is_never_slower_either() -> None:
+    for given in (GOOD, USELESS, SLOW):
+        assert relative(given, 512, range(3), Limits(rounds_only=True)) >= 0.95
+
+
+def test_a_second_target_is_used_where_it_pays() -> None:
+    given = Workload((0.97,), 0.9, PASS / 20, PASS, 0.05 * PASS, targets=2)
+    assert rank(given, Limits(targets=2, branch_depth=0)).best.speed >= rank(given, CHAINS).best.speed
+    poor = replace(given, acceptance=(0.3,), match=0.2)
+    assert not rank(poor, Limits(targets=2, branch_depth=0)).best.choice.speculate
+
+
+def test_it_explains_itself() -> None:
+    governor = Adaptive()
+    assert any("nothing decided yet" in line for line in governor.explain())
+    run(GOOD, governor, 300)
+    text = "\n".join(governor.explain())
+    for word in ("acceptance", "round trip", "ms a pass", "plain decoding", "lock-step", "decided: overlapped"):
+        assert word in text
+    assert asdict(governor.estimates)["judged"] > 0
+
+
+def test_a_choice_costs_little() -> None:
+    governor = Adaptive(estimates())
+    governor.choose(0.0)
+    times = []
+    for i in range(2000):
+        began = perf_counter()
+        governor.choose(0.001 * i)
+        times.append(perf_counter() - began)
+    assert np.median(times) < 50e-6
+    assert governor.choose(3.0).drafts

@@ -1,0 +1,145 @@
+"""The simulator against closed forms and the first version's table, and the forecast against the simulator."""
+
+from dataclasses import replace
+from itertools import product
+from math import inf
+
+import numpy as np
+import pytest
+
+from crossdraft.pipeline.forecast import forecast
+from crossdraft.pipeline.governing import PLAIN, Choice, lock_step
+from crossdraft.pipeline.simulator import simulate
+from crossdraft.pipeline.workload import Workload
+
+PASS = 1.0
+
+
+def workload(acceptance: float, trip: float, token: float = 1 / 20, node: float = 0.03, **more: float) -> Workload:
+    """Agreement after the target's own tokens as everywhere, as the first version of the simulation had it."""
+    return Workload((acceptance,), acceptance, token, PASS, node, drafter_trip=trip, **more)
+
+
+def speed(given: Workload, choice: Choice, tokens: int = 4000, jitter: float = 0.0) -> float:
+    return simulate(given, choice, tokens, np.random.default_rng(1), jitter).speed
+
+
+def test_plain_decoding_is_one_token_a_pass() -> None:
+    run = simulate(workload(0.8, 0.5), PLAIN, 100, np.random.default_rng(0))
+    assert (run.passes, run.seconds) == (100, pytest.approx(100 * PASS))
+    assert run.idle == pytest.approx(0)
+    assert run.drafter_busy == 0
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "trip", "expected"), [(0.5, 0, 1.51), (0.7, 0.5, 1.55), (0.8, 2, 1.20), (0.9, 0, 3.82)]
+)
+def test_lock_step_at_its_best_k_is_as_in_the_first_simulation(acceptance: float, trip: float, expected: float) -> None:
+    given = workload(acceptance, trip)
+    assert max(speed(given, lock_step(k).choice) for k in (2, 3, 4, 6, 8, 12)) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "trip", "expected"), [(0.5, 0.5, 1.23), (0.7, 0.5, 1.73), (0.9, 2, 2.51), (0.95, 2, 4.00)]
+)
+def test_overlapped_is_as_in_the_first_simulation(acceptance: float, trip: float, expected: float) -> None:
+    given = workload(acceptance, trip)
+    ways = [Choice(window, wait=wait, patience=trip + 1) for window in (8, 64) for wait in (0, 2)]
+    ways.append(Choice(64, patience=0.0))
+    assert max(speed(given, way, 5000) for way in ways) == pytest.approx(expected, rel=0.07)
+
+
+def test_lock_step_is_its_closed_form() -> None:
+    given = workload(0.7, 0.5)
+    round_ = 0.5 + 4 / 20 + PASS + 4 * 0.03
+    tokens = 1 + 0.7 + 0.7**2 + 0.7**3 + 0.7**4
+    assert forecast(given, lock_step(4).choice).speed == pytest.approx(tokens / round_)
+    assert speed(given, lock_step(4).choice, 20_000) == pytest.approx(tokens / round_, rel=0.02)
+
+
+CHOICES = (
+    Choice(4),
+    Choice(16, patience=0.0),
+    Choice(8, wait=2),
+    Choice(8, wait=3, patience=0.4),
+    Choice(8, wait=1, branch_depth=3),
+    Choice(4, branch_depth=2, branch_width=2),
+    lock_step(4).choice,
+)
+GRID = list(product((0.0, 0.3, 0.6, 0.95), (1 / 20, 1 / 5), (0, 0.5, 2), (0.01, 0.2), (False, True)))
+
+
+def test_forecasts_agree_with_simulations() -> None:
+    errors = []
+    for i, (acceptance, token, trip, node, samples) in enumerate(GRID):
+        given = replace(
+            workload(acceptance, trip, token, node, branch_hit=0.5, slope=0.05),
+            match=acceptance if samples else 0.6 * acceptance,
+            samples=samples,
+        )
+        choice = CHOICES[i % len(CHOICES)]
+        errors.append(abs(speed(given, choice, 1500, jitter=0.1) / forecast(given, choice).speed - 1))
+    assert np.median(errors) < 0.025  # of which a simulation of 1,500 tokens has about 0.02
+    assert np.quantile(errors, 0.9) < 0.09
+    assert max(errors) < 0.2
+
+
+def test_idle_share_and_passes_agree_as_well() -> None:
+    given = workload(0.8, 0.5)
+    for choice in (lock_step(4).choice, Choice(8, wait=3), Choice(16, patience=0.0)):
+        run = simulate(given, choice, 10_000, np.random.default_rng(2), 0.1)
+        expected = forecast(given, choice)
+        assert run.idle == pytest.approx(expected.idle, abs=0.03)
+        assert run.passes_per_token == pytest.approx(expected.passes_per_token, rel=0.06)
+
+
+def test_a_drafter_that_never_answers_costs_one_wait() -> None:
+    given = workload(0.8, 0.5, token=inf)
+    run = simulate(given, Choice(8, wait=4, patience=2.0), 100, np.random.default_rng(0))
+    assert run.seconds == pytest.approx(100 * PASS + 2.0)
+
+
+def test_branches_pay_at_a_distance_and_what_they_cost_is_charged() -> None:
+    near = workload(0.6, 0.5, branch_hit=0.5, samples=True)
+    dear = replace(near, slope=1.0)
+    without, with_branches = Choice(8, wait=2), Choice(8, wait=2, branch_depth=4)
+    run = simulate(near, with_branches, 10_000, np.random.default_rng(0))
+    assert run.hits / run.tried == pytest.approx(0.5, abs=0.03)
+    assert run.speed > 1.1 * speed(near, without)
+    assert speed(dear, with_branches) < speed(dear, without)
+
+
+def test_rows_of_adopted_proposals_take_a_round_trip() -> None:
+    given = workload(0.6, 2, branch_hit=0.8)
+    choice = Choice(8, wait=2, branch_depth=4)
+    assert speed(replace(given, samples=True), choice) > 1.1 * speed(given, choice)
+
+
+def test_matching_less_after_plain_passes_makes_a_far_drafter_worth_less() -> None:
+    given = workload(0.6, 2)
+    choice = Choice(8, patience=0.0)
+    assert speed(replace(given, match=0.2), choice) < 0.95 * speed(given, choice)
+
+
+def test_proposals_are_worth_tokens() -> None:
+    given = workload(0.8, 0.5)
+    longer = replace(given, tokens_per_proposal=1.5)
+    choice = lock_step(4).choice
+    accepted = 0.8 + 0.8**2 + 0.8**3 + 0.8**4
+    assert forecast(longer, choice).speed / forecast(given, choice).speed == pytest.approx(
+        (1 + 1.5 * accepted) / (1 + accepted)
+    )
+    assert speed(longer, choice, 10_000) == pytest.approx(forecast(longer, choice).speed, rel=0.03)
+
+
+def test_a_second_target_hides_passes() -> None:
+    given = workload(0.95, 0, targets=2, token=0.2)
+    alone, both = Choice(16, wait=3), Choice(16, wait=3, speculate=True)
+    assert speed(given, both) > 1.03 * speed(given, alone)
+
+
+def test_numbers_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        workload(1.2, 0)
+    with pytest.raises(ValueError, match="0 or more"):
+        workload(0.5, -1)
