@@ -7,7 +7,7 @@ import pytest
 
 from crossdraft.drafter.servicer import DrafterService
 from crossdraft.models.running import RunningModel
-from crossdraft.pipeline import Kind, Pipeline, Reason, RequestError, SamplingOptions, connect
+from crossdraft.pipeline import Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
@@ -33,12 +33,22 @@ async def ids_of(pipeline: Pipeline, **settings: object) -> list[int]:
     return generation.ids
 
 
-@pytest.mark.parametrize("method", ["slem", "tli", "seeded", "slrs", "tokentiming", None])
-async def test_greedy_text_is_that_of_no_drafter(pipeline: Pipeline, target: TargetClient, method: str | None) -> None:
+WHOLE = ("slrs", "tokentiming")  # methods that judge a whole draft
+
+
+@pytest.mark.parametrize("overlap", Overlap)
+@pytest.mark.parametrize("method", ["slem", "tli", "coupled", "seeded", *WHOLE, None])
+async def test_greedy_text_is_that_of_no_drafter(
+    pipeline: Pipeline, target: TargetClient, method: str | None, overlap: Overlap
+) -> None:
     async with connect(target.address) as plain:
         wanted = await ids_of(plain, options=GREEDY)
+    if method in WHOLE and overlap is Overlap.ON:
+        with pytest.raises(RequestError, match="judges a whole draft"):
+            pipeline.generate(PROMPT, method=method, overlap=overlap, allow_inexact=True)
+        return
     for k in (1, 4):
-        settings = {"method": method, "k": k, "allow_inexact": method == "tokentiming"}
+        settings = {"method": method, "k": k, "allow_inexact": method == "tokentiming", "overlap": overlap}
         assert await ids_of(pipeline, options=GREEDY, **settings) == wanted
 
 
@@ -47,7 +57,10 @@ async def test_a_seed_gives_the_same_text_with_and_without_drafter(pipeline: Pip
         wanted = await ids_of(plain, seed=7)
         assert await ids_of(plain, seed=8) != wanted
     for k in (1, 3, 8):
-        assert await ids_of(pipeline, seed=7, k=k) == wanted
+        for overlap in Overlap:
+            assert await ids_of(pipeline, seed=7, k=k, overlap=overlap) == wanted
+    ahead = {"overlap": "on", "window": 6, "wait": 1, "branches": 2, "branch_width": 2, "paths": 4}
+    assert await ids_of(pipeline, seed=7, **ahead) == wanted
 
 
 async def test_the_target_as_its_own_drafter(target: TargetClient, target_model: RunningModel) -> None:
@@ -60,7 +73,7 @@ async def test_the_target_as_its_own_drafter(target: TargetClient, target_model:
         Server(DRAFTER, service, Listening(grace_seconds=0)) as server,
         connect(target.address, server.address) as own,
     ):
-        generation = own.generate(PROMPT, max_tokens=24, method="standard", row_width=4096)
+        generation = own.generate(PROMPT, max_tokens=24, method="standard", row_width=4096, overlap="off")
         kinds = [token.kind async for token in generation]
     assert kinds.count(Kind.ACCEPTED) > 2 * kinds.count(Kind.CORRECTED)
     assert generation.statistics is not None
@@ -68,7 +81,7 @@ async def test_the_target_as_its_own_drafter(target: TargetClient, target_model:
 
 
 async def test_sampling_ends_and_counts(pipeline: Pipeline) -> None:
-    generation = pipeline.generate(PROMPT, method="tli", max_tokens=16)
+    generation = pipeline.generate(PROMPT, method="tli", max_tokens=16, overlap="on")
     tokens = [token async for token in generation]
     assert generation.reason in (Reason.LENGTH, Reason.STOP)
     assert generation.statistics is not None
@@ -80,7 +93,7 @@ async def test_sampling_ends_and_counts(pipeline: Pipeline) -> None:
 
 
 async def test_scores_come_from_the_drafters_model(pipeline: Pipeline) -> None:
-    generation = pipeline.generate(PROMPT, method="slrs", k=3, max_tokens=16, row_width=4096)
+    generation = pipeline.generate(PROMPT, method="slrs", k=3, max_tokens=16, row_width=4096, overlap="off")
     kinds = [token.kind async for token in generation]
     assert len(kinds) == 16
     assert generation.statistics is not None
@@ -156,7 +169,7 @@ async def test_a_tokenizer_that_cannot_be_used_is_a_fault_of_its_service(
 
 async def test_a_drafter_with_a_shorter_context_goes_on(pipeline: Pipeline) -> None:
     """The drafter holds 64 tokens; prompt and output are longer."""
-    generation = pipeline.generate(PROMPT * 8, max_tokens=40, options=GREEDY)
+    generation = pipeline.generate(PROMPT * 8, max_tokens=40, options=GREEDY, overlap="on")
     async for _ in generation:
         pass
     assert generation.statistics is not None

@@ -47,10 +47,18 @@ class Acquaintance:
     """
 
     def __init__(self, client: Client, welcome: Welcome[Client]) -> None:
-        self.error: ServiceError | None = None  # the latest
+        self.error: ServiceError | None = None  # the latest, while it is not known
+        self._warned = False
+        self._client = client
         self.strange: Strange | None = None
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # once it was, in vain or not
         self._task = asyncio.create_task(self._meet(client, welcome))
+
+    def warn(self) -> None:
+        """Says so if it is not known yet."""
+        self._warned = self.error is not None or not self.tried.done()
+        if self._warned:
+            log.warning("%s; it is tried again", self.error or f"{self._client.service} has not answered yet")
 
     async def close(self) -> None:
         """Asks no more."""
@@ -70,14 +78,13 @@ class Acquaintance:
         """Whether there is nothing more to ask."""
         try:
             await welcome(client, await client.describe())
-            if self.error is not None:
+            self.error = None
+            if self._warned:
                 log.warning("%s is there now", client.service)
         except Strange as error:
             self.strange = error
             log.warning("%s is not used: %s", client.service, error)
         except ServiceError as error:
-            if self.error is None:
-                log.warning("%s, and is tried again in the background", error)
             self.error = error
             self._tried()
             return False

@@ -99,6 +99,10 @@ class Pipeline:
         self._generations.add(generation)
         return generation
 
+    async def drafter_known(self) -> None:
+        """Returns once a drafter has said what it is; generations that begin from then on can use it."""
+        await self._connected.drafter_known.wait()
+
     @property
     def models(self) -> Models:
         """The vocabularies of the pair, once connected; with a drafter once one has answered."""

@@ -36,6 +36,7 @@ class Team:
         self._clients: list[TargetClient | DrafterClient] = []
         self._targets: list[Acquaintance] = []
         self._drafters: list[Acquaintance] = []
+        self.drafter_known = asyncio.Event()  # one has described itself
         self._known = asyncio.Event()  # the target is
         self._learning = (asyncio.Lock(), asyncio.Lock())  # one target, one drafter at a time
 
@@ -64,6 +65,8 @@ class Team:
                 raise RequestError(str(one.strange))
         if needs_drafter and not len(self.services.drafters):
             raise next((one.error for one in self._drafters if one.error), TimedOut("no drafter describes itself"))
+        for one in (*self._targets, *self._drafters):
+            one.warn()
         return self.models or models
 
     async def close(self) -> None:
@@ -108,6 +111,7 @@ class Team:
                     "affinity matrix; all drafters must serve the same vocabulary"
                 )
             self.services.drafters.add(client.address, client)
+            self.drafter_known.set()
 
 
 def _served(about: Description) -> tuple[str, str, bool]:

@@ -1,0 +1,172 @@
+"""Several services behind one pipeline: which are used, which are waited for, which come later."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from crossdraft.drafter.servicer import DrafterService
+from crossdraft.models.running import RunningModel
+from crossdraft.pipeline import RequestError, connect
+from crossdraft.pipeline.acquaintance import Acquaintance, Strange
+from crossdraft.pipeline.connection import addresses_of
+from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.errors import ServiceError, Unreachable
+from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.verification.exchange import Description
+from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.text.kinds import kind
+
+PROMPT = "def main(argument):"
+SETTINGS = {"seed": 3, "max_tokens": 12, "overlap": "off"}
+
+
+@pytest.fixture
+def taken() -> Iterator[socket.socket]:
+    """A port that is bound, and where nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound
+
+
+@pytest.fixture
+def nowhere(taken: socket.socket) -> str:
+    """Its address."""
+    return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crossdraft.pipeline.acquaintance.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("crossdraft.pipeline.acquaintance.LONGEST_PAUSE", 0.01)
+
+
+def another_model() -> Server:
+    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
+    return Server(TARGET, ToyTargetService(described), Listening(grace_seconds=0))
+
+
+def test_addresses_are_separated_by_commas_and_counted_once() -> None:
+    assert addresses_of("a:1, b:2,a:1,") == addresses_of(["a:1", "b:2"]) == ("a:1", "b:2")
+    with pytest.raises(ValueError, match="at least one address of a target"):
+        connect("")
+
+
+async def test_one_target_is_enough(target: TargetClient, nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with connect(f"{nowhere},{target.address}") as pipeline:
+        generation = pipeline.generate(PROMPT, **SETTINGS)
+        assert len([token async for token in generation]) == 12
+    assert f"target at {nowhere}" in caplog.text
+    assert "it is tried again" in caplog.text
+
+
+async def test_without_any_target_the_first_ones_error_is_raised(nowhere: str) -> None:
+    with pytest.raises(Unreachable, match=f"target at {nowhere}"):
+        async with connect([nowhere, "127.0.0.1:1"]):
+            pass
+
+
+async def test_targets_must_serve_the_same_model(target: TargetClient) -> None:
+    async with another_model() as other:
+        with pytest.raises(RequestError, match="all targets must serve the same model"):
+            async with connect([target.address, other.address]):
+                pass
+
+
+async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
+    target: TargetClient, drafter_model: RunningModel, taken: socket.socket, nowhere: str
+) -> None:
+    async with connect(target.address, nowhere) as pipeline:
+        assert pipeline.models.drafter is None
+        plain = pipeline.generate(PROMPT, **SETTINGS)
+        assert len([token async for token in plain]) == 12
+        assert plain.statistics is not None
+        assert (plain.statistics.proposals, plain.statistics.drafters_lost) == (0, 0)
+        service = DrafterService(drafter_model)
+        port = taken.getsockname()[1]
+        taken.close()
+        async with asyncio.timeout(60), Server(DRAFTER, service, Listening(port=port, grace_seconds=0)):
+            await pipeline.drafter_known()
+            drafted = pipeline.generate(PROMPT, **SETTINGS)
+            assert len([token async for token in drafted]) == 12
+        assert drafted.ids == plain.ids
+        assert drafted.statistics is not None
+        assert drafted.statistics.proposals > 0
+
+
+async def test_connecting_fails_without_a_drafter_where_one_is_needed(target: TargetClient, nowhere: str) -> None:
+    with pytest.raises(Unreachable, match=f"drafter at {nowhere}"):
+        async with connect(target.address, nowhere, needs_drafter=True):
+            pass
+
+
+async def test_a_service_that_does_not_answer_delays_connecting_for_a_bounded_time(target: TargetClient) -> None:
+    """A socket that listens, and that nobody accepts from."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        async with asyncio.timeout(30), connect(target.address, address, Patience(describe_seconds=0.5)) as pipeline:
+            assert pipeline.models.drafter is None
+
+
+async def test_drafters_of_another_vocabulary_are_left_out(
+    target: TargetClient, drafter: DrafterClient, target_model: RunningModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        Server(DRAFTER, DrafterService(target_model), Listening(grace_seconds=0)) as other,
+        connect(target.address, [drafter.address, other.address]) as pipeline,
+    ):
+        assert len(pipeline._connected.services.drafters) == 1
+    assert "all drafters must serve the same vocabulary" in caplog.text
+
+
+class Reluctant:
+    """A client whose service fails a few times."""
+
+    address = "here:1"
+    service = "drafter at here:1"
+
+    def __init__(self, failures: int) -> None:
+        self.asked = 0
+        self._failures = failures
+
+    async def describe(self) -> Description:
+        self.asked += 1
+        if self.asked <= self._failures:
+            raise Unreachable("not yet")
+        return DESCRIPTION
+
+
+async def test_it_asks_until_it_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    client, known = Reluctant(3), asyncio.Event()
+
+    async def welcome(_: Reluctant, about: Description) -> None:
+        assert about is DESCRIPTION
+        known.set()
+
+    acquaintance = Acquaintance(client, welcome)
+    await acquaintance.tried
+    assert isinstance(acquaintance.error, ServiceError)
+    acquaintance.warn()
+    async with asyncio.timeout(30):
+        await known.wait()
+    await acquaintance.close()
+    assert client.asked == 4
+    assert caplog.text.count("not yet; it is tried again") == 1
+    assert "drafter at here:1 is there now" in caplog.text
+
+
+async def test_who_is_strange_is_asked_once() -> None:
+    client = Reluctant(0)
+
+    async def welcome(_: Reluctant, about: Description) -> None:
+        raise Strange("it is another")
+
+    acquaintance = Acquaintance(client, welcome)
+    await acquaintance.tried
+    await acquaintance.close()
+    assert (client.asked, str(acquaintance.strange)) == (1, "it is another")
