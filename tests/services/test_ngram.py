@@ -161,7 +161,9 @@ async def test_output_is_that_without_it_in_fewer_passes(
     words = [token for token, text in enumerate(kind("gpt2").vocabulary().letters) if text in (" the", " dog", "ing")]
     options = SamplingOptions(temperature, logit_bias=tuple((token, 90.0) for token in words))  # nothing else comes
     method = "seeded" if temperature else "slem"
-    request = GenerationRequest("The quick dog", method=method, k=24, max_tokens=60, options=options, seed=5)
+    request = GenerationRequest(
+        "The quick dog", method=method, k=24, max_tokens=60, options=options, seed=5, overlap="off"
+    )
     outputs, passes = [], []
     for drafter in (None, ngram.address):
         async with connect(target.address, drafter) as pipeline, pipeline.run(request) as generation:
