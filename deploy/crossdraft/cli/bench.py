@@ -15,6 +15,10 @@ HEADS = [*DRAFTERS[:2], "random:qwen2.5-0.5b", "random:eagle-llama-3-8b"]
 SHARES = [0.5, 0.25, 0.125, 0.0625]
 METHODS = ["standard", "tli", "slem", "seeded"]  # what a round costs is measured with these
 VERIFIED = ["standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded"]
+ACCEPTANCES = [0.0, 0.3, 0.6, 0.8, 0.95]
+TOKEN_COSTS = [0.05, 0.2, 0.5, 1.0]  # in plain passes, like the next two
+TRIPS = [0.0, 0.1, 0.5, 2.0]
+NODE_COSTS = [0.01, 0.05, 0.2]
 
 app = typer.Typer(name="bench", help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(bench_pipeline.app)
@@ -215,3 +219,22 @@ def inflate(
     from crossdraft.models.inflating import Size
 
     command.make(model, Size(layers, hidden, intermediate), output)
+
+
+@app.command()
+def governor(
+    acceptance: Annotated[
+        list[float], typer.Option(min=0, max=1, help="Of a proposal; this and the next three are repeatable.")
+    ] = ACCEPTANCES,
+    token: Annotated[list[float], typer.Option(min=0.001, help="Of the drafter, in plain passes.")] = TOKEN_COSTS,
+    trip: Annotated[list[float], typer.Option(min=0, help="To the drafter and back, in plain passes.")] = TRIPS,
+    node: Annotated[list[float], typer.Option(min=0, help="Of a pass's tree, in plain passes.")] = NODE_COSTS,
+    tokens: Annotated[int, typer.Option(min=100, help="Of a long run.")] = 8000,
+    branches: Annotated[bool, typer.Option(help="Prepared continuations, of which half match.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Simulated: the governor beside the best fixed way, over acceptance, speeds and distance; no model runs."""
+    from crossdraft.cli import governor as command
+
+    costs = command.Costs(tuple(acceptance), tuple(token), tuple(trip), tuple(node))
+    command.measure(costs, tokens, branches, json_file)
