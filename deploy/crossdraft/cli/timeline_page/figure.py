@@ -110,7 +110,7 @@ def _finish(axes: "Axes", scene: Scene, title: str, figures: Sequence[tuple[str,
         if style.split()[-1] in used and style not in MARK_COLOURS
     ]
     said = [text for style, text in LEGEND if style in used and style in MARK_COLOURS]
-    signs = [Patch(facecolor="none", edgecolor="none", label=text) for text in (*said, NUMBERS)]
+    signs = [Patch(facecolor="none", edgecolor="none", label=text) for text in (*said, *NUMBERS)]
     axes.legend(
         handles=[*handles, *signs],
         loc="upper left",

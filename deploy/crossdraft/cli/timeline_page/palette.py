@@ -14,6 +14,6 @@ FILLS = {
     "corrected": "#d6336c",
     "bonus": "#1c7ed6",
 }
-HATCHES = {"late": "////", "miss": "....", "wait": "//"}
+HATCHES = {"late": "////", "miss": "....", "wait": "///"}
 MARK_COLOURS = {"refused": "#d6336c", "hit": "#2b8a3e", "stalled": "#e8590c", "lost": "#c92a2a", "border": "#c8c8c8"}
 INK = {"lane": "#f4f4f4", "label": "#111111", "edge": "#ffffff", "hatch": "#a0a0a0"}

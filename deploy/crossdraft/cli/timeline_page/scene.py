@@ -211,7 +211,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if abs(seconds) < 1 else f"{seconds * 1000:,.0f} ms"
 
 
-NUMBERS = "number in a draft: its proposals; +n in a pass: tokens that came of it"
+NUMBERS = ("n: proposals in a draft", "+n: tokens that came of a pass")  # on boxes
 LEGEND = (
     ("epoch0", "work for an epoch (colours in turn)"),
     ("late", "drafted for an epoch that was over: dropped"),

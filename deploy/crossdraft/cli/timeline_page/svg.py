@@ -140,4 +140,4 @@ def _legend(scene: Scene) -> Iterator[str]:
         if style.split()[-1] in used:
             swatch = "" if style in MARK_COLOURS else f'<span class="swatch {style}"></span>'
             yield f"<li>{swatch}{escape(text)}</li>"
-    yield f"<li>{NUMBERS}</li>"
+    yield from (f"<li>{text}</li>" for text in NUMBERS)

@@ -1,0 +1,205 @@
+"""Recordings of sessions over toys, without files and without waiting."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crossdraft.pipeline.events import (
+    Command,
+    Event,
+    Finished,
+    IllegalEventError,
+    Open,
+    Ready,
+    Replied,
+    Reply,
+    Request,
+    Send,
+)
+from crossdraft.pipeline.governing import Governor
+from crossdraft.pipeline.ports import Machine
+from crossdraft.pipeline.recording import Header, Recording, Step
+from crossdraft.pipeline.replay import session_of
+from crossdraft.pipeline.request import GenerationRequest, Overlap
+from crossdraft.pipeline.resolution import Secrets
+from crossdraft.pipeline.session import Session
+from crossdraft.text.letters import Letters, Side
+from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.exchange import (
+    Advance,
+    Description,
+    Draft,
+    FetchRow,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    Sample,
+    Score,
+)
+from crossdraft.verification.rows import Row
+from tests.fakes import ToyDrafter, ToyTarget
+from tests.pipeline.virtual import Run, World
+from tests.text.kinds import kind
+
+SECRETS = Secrets(noise=2**63 + 1, audit=2, chooser=2**127 + 3)
+LIKELY = set("the ")
+
+
+def described(name: str, side: Side) -> Description:
+    """A small tokenizer, as a service would describe it."""
+    made, vocabulary = kind(name), kind(name).vocabulary(side)
+    controls = ((made.id_of(made.begin), "BEGIN_OF_SEQUENCE"), (made.id_of(made.end), "END_OF_SEQUENCE"))
+    return Description(name, made.json, controls, (made.id_of(made.end),), vocabulary.size, 512, name)
+
+
+def header_of(method: str = "coupled", overlap: Overlap = Overlap.OFF, drafts: bool = True) -> Header:
+    """What a recording of a small request begins with."""
+    request = GenerationRequest("The quick", method=method, k=3, max_tokens=12, overlap=overlap, ignore_eos=True)
+    drafter = described("llama2", Side.DRAFTER) if drafts else None
+    return Header("1.2.3", 1.75e9, request, described("gpt2", Side.TARGET), drafter, SECRETS)
+
+
+class Recorded:
+    """A session that keeps its steps; each takes a millisecond."""
+
+    def __init__(self, session: Session) -> None:
+        self.steps: list[Step] = []
+        self._session = session
+
+    @property
+    def counts(self) -> object:
+        """As the session's own."""
+        return self._session.counts
+
+    def start(self, now: float) -> list[Command]:
+        """As the session's own."""
+        return self._kept(None, now, self._session.start(now))
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """As the session's own."""
+        return self._kept(event, now, self._session.handle(event, now))
+
+    def _kept(self, event: Event | None, now: float, commands: list[Command]) -> list[Command]:
+        self.steps.append(Step(now, event, tuple(commands), 0.001, self._session.counts.row_misses))
+        return commands
+
+
+def rounds_of(steps: list[Step]) -> Iterator[tuple[Step, ...]]:
+    """Each ends with a pass's return."""
+    kept: list[Step] = []
+    for step in steps:
+        kept.append(step)
+        if isinstance(step.event, Replied) and isinstance(step.event.reply, PassDone):
+            yield tuple(kept)
+            kept = []
+    if kept:
+        yield tuple(kept)
+
+
+def toy_recording(header: Header) -> Recording:
+    """A session that the header describes, over toys that answer in order, 10 ms after they were asked."""
+    session = Recorded(session_of(header))
+    services, now = Services(header), 5.0
+    waiting = deque(services.answers(session.start(now)))
+    while waiting:
+        now += 0.01
+        event = waiting.popleft()
+        try:
+            commands = session.handle(event, now)
+        except IllegalEventError:
+            continue  # a toy has answered an epoch that is over
+        if any(isinstance(command, Finished) for command in commands):
+            break
+        waiting.extend(services.answers(commands))
+    return Recording(header, tuple(rounds_of(session.steps)))
+
+
+def babble(letters: Sequence[Letters], context: str) -> NDArray[np.float64]:
+    """A law that depends on all before, and in which a few single letters are likely; shape (len(letters),)."""
+    rng = np.random.default_rng(crc32(context.encode()))
+    said = np.array([float(text in LIKELY) for text in letters])
+    weights = said * rng.random(len(letters)) + 1e-4 * np.array([float(bool(text)) for text in letters])
+    return np.asarray(weights / weights.sum())
+
+
+class Target(ToyTarget):
+    """Babbles."""
+
+    def law(self, path: tuple[int, ...]) -> NDArray[np.float64]:
+        return babble(kind("gpt2").vocabulary(Side.TARGET).letters, f"target {path}")
+
+
+class Drafter(ToyDrafter):
+    """Likewise."""
+
+    def law(self, text: Letters) -> Row:
+        law = babble(self.letters, f"drafter {text}")
+        if self.allowed is not None:
+            return Row.of(self.allowed, law[self.allowed])
+        ids = np.flatnonzero(law)
+        return Row(ids, law[ids])
+
+
+class Services:
+    """Toys with the vocabularies of a header."""
+
+    def __init__(self, header: Header) -> None:
+        chooser = RandomChooser(np.random.default_rng(4))
+        samples = header.request.method in ("slem", "seeded")
+        self._target = Target(header.target.vocabulary_size, 64, chooser if samples else None)
+        self._drafter = Drafter(kind("llama2").vocabulary(Side.DRAFTER).letters, chooser)
+
+    def answers(self, commands: list[Command]) -> Iterator[Event]:
+        """What comes of commands."""
+        for command in commands:
+            match command:
+                case Open(lane, request):
+                    if isinstance(request, OpenDrafter):
+                        self._drafter.allowed = request.allowed
+                    yield Ready(lane)
+                case Send(lane, request):
+                    yield Replied(lane, self._answer(request))
+
+    def _answer(self, request: Request) -> Reply:
+        match request:
+            case Pass():
+                done = self._target.run(request)
+                nodes = (Sample(node.token, -1.0) if isinstance(node, Sample) else node for node in done.nodes)
+                return PassDone(done.number, tuple(nodes), 0.004)
+            case FetchRow():
+                return self._target.fetch(request)
+            case Draft():
+                return self._drafter.draft(request)
+            case Advance():
+                return self._drafter.more(request)
+            case Score():
+                return self._drafter.score(request)
+
+
+class RecordedRun(Run):
+    """A session on a virtual clock, recorded."""
+
+    def __init__(self, world: World, governor: Governor) -> None:
+        super().__init__(world, governor)
+        self.recorded = Recorded(self._session)
+        self._session: Machine = self.recorded  # type: ignore[assignment]
+
+
+def virtual_recording(world: World, governor: Governor) -> Recording:
+    """A session on a virtual clock, from its first command to its last."""
+    run = RecordedRun(world, governor)
+    run.run()
+    return Recording(header_of("standard"), tuple(rounds_of(run.recorded.steps)))
+
+
+def opened(recording: Recording) -> OpenTarget:
+    """The request with which the target was opened."""
+    for step in recording.steps:
+        for command in step.commands:
+            if isinstance(command, Open) and isinstance(command.request, OpenTarget):
+                return command.request
+    raise AssertionError("no target was opened")

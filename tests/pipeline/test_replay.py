@@ -1,0 +1,145 @@
+"""A replay gives the same verdicts, and says precisely where it does not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossdraft.pipeline.events import Emitted, Replied, Send
+from crossdraft.pipeline.recorder import FileRecorder
+from crossdraft.pipeline.recording import Header, Recording, RecordingError, Step, read
+from crossdraft.pipeline.replay import Difference, Replayed, replay
+from crossdraft.pipeline.request import Overlap
+from crossdraft.verification.exchange import Pass, PassDone
+from crossdraft.verification.rows import Row
+from tests.pipeline.recordings import SECRETS, header_of, toy_recording
+
+METHODS = ("coupled", "tli", "slem", "seeded", "union")
+
+
+def through_a_file(recording: Recording, path: Path) -> Recording:
+    recorder = FileRecorder(path, recording.header)
+    for step in recording.steps:
+        recorder.record(step.now, step.event, step.commands, seconds=step.seconds, row_misses=step.row_misses)
+    recorder.close()
+    assert recorder.wait() == ""
+    return read(path)
+
+
+@pytest.mark.parametrize("overlap", [Overlap.OFF, Overlap.ON, Overlap.AUTO])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_was_recorded_is_decided_again(method: str, overlap: Overlap, tmp_path: Path) -> None:
+    recording = through_a_file(toy_recording(header_of(method, overlap)), tmp_path / "record")
+    assert recording.finished is not None
+    assert recording.finished.counts.tokens == 12
+    assert replay(recording) == Replayed(len(recording.rounds), 12, None)
+
+
+def test_plain_decoding_and_scores_too(tmp_path: Path) -> None:
+    for header in (header_of("coupled", drafts=False), header_of("slrs")):
+        recording = through_a_file(toy_recording(header), tmp_path / "record")
+        assert replay(recording).difference is None
+
+
+def test_the_beginning_of_a_recording_can_be_replayed() -> None:
+    whole = toy_recording(header_of())
+    part = replay(replace(whole, rounds=whole.rounds[:3]))
+    assert (part.rounds, part.difference) == (3, None)
+
+
+def changed(recording: Recording, place: int, change: Step) -> Recording:
+    """The recording with another step in place of a round's last one."""
+    rounds = [list(steps) for steps in recording.rounds]
+    rounds[place][-1] = change
+    return replace(recording, rounds=tuple(map(tuple, rounds)))
+
+
+def difference(recording: Recording) -> Difference:
+    found = replay(recording).difference
+    assert found is not None
+    return found
+
+
+def test_another_token_is_named_with_its_round() -> None:
+    recording = toy_recording(header_of())
+    place, step = next(
+        (place, steps[-1])
+        for place, steps in enumerate(recording.rounds)
+        if place > 1 and any(isinstance(command, Emitted) for command in steps[-1].commands)
+    )
+    at = next(at for at, command in enumerate(step.commands) if isinstance(command, Emitted))
+    first = step.commands[at]
+    assert isinstance(first, Emitted)
+    commands = (*step.commands[:at], replace(first, token=first.token + 1), *step.commands[at + 1 :])
+    found = difference(changed(recording, place, replace(step, commands=commands)))
+    assert found.round == place + 1
+    assert found.place == f"command {at + 1}, Emitted.token"
+    assert (found.recorded, found.replayed) == (str(first.token + 1), str(first.token))
+    assert "round" in str(found)
+    assert "rows of pass" in str(found)
+
+
+def test_another_row_changes_the_verdicts() -> None:
+    recording = toy_recording(header_of())
+    step = recording.rounds[1][-1]
+    assert isinstance(step.event, Replied)
+    assert isinstance(step.event.reply, PassDone)
+    size = recording.header.target.vocabulary_size
+    only = Row(np.arange(size), np.eye(size)[size - 10])
+    done = replace(step.event.reply, nodes=(only,) * len(step.event.reply.nodes))
+    found = difference(changed(recording, 1, replace(step, event=replace(step.event, reply=done))))
+    assert found.round == 2
+
+
+def test_other_chance_is_another_session() -> None:
+    recording = toy_recording(header_of("coupled"))
+    other = replace(recording, header=replace(recording.header, secrets=replace(SECRETS, chooser=1)))
+    assert replay(other).difference is not None
+
+
+def test_a_command_that_is_missing_or_new_is_said() -> None:
+    recording = toy_recording(header_of())
+    step = recording.rounds[0][0]
+    fewer = changed_first(recording, replace(step, commands=step.commands[:-1]))
+    more = changed_first(recording, replace(step, commands=(*step.commands, step.commands[0])))
+    assert difference(fewer).recorded == "missing"
+    assert difference(more).replayed == "missing"
+
+
+def changed_first(recording: Recording, step: Step) -> Recording:
+    return replace(recording, rounds=((step, *recording.rounds[0][1:]), *recording.rounds[1:]))
+
+
+def test_an_event_that_the_session_refuses_is_a_difference_unless_it_did_so_then() -> None:
+    recording = toy_recording(header_of())
+    step = recording.rounds[0][-1]
+    assert isinstance(step.event, Replied)
+    assert isinstance(step.event.reply, PassDone)
+    wrong = replace(step, event=replace(step.event, reply=replace(step.event.reply, number=77)))
+    assert "refused" in difference(changed(recording, 0, wrong)).replayed
+    first = (*recording.rounds[0][:-1], replace(wrong, commands=()), step)
+    assert replay(replace(recording, rounds=(first, *recording.rounds[1:]))).difference is None
+
+
+def test_a_header_that_cannot_be_resolved_is_refused() -> None:
+    header: Header = header_of("standard")  # needs one vocabulary, and there are two
+    with pytest.raises(RecordingError, match="vocabulary"):
+        replay(Recording(header, ()))
+
+
+def test_passes_differ_by_what_is_in_their_arrays() -> None:
+    recording = toy_recording(header_of("coupled", Overlap.OFF))
+    for place, steps in enumerate(recording.rounds):
+        for at, step in enumerate(steps):
+            for number, command in enumerate(step.commands):
+                if isinstance(command, Send) and isinstance(command.request, Pass) and command.request.listed:
+                    listed = tuple(ids + 1 for ids in command.request.listed)
+                    sent = replace(command, request=replace(command.request, listed=listed))
+                    commands = (*step.commands[:number], sent, *step.commands[number + 1 :])
+                    rounds = list(recording.rounds)
+                    rounds[place] = (*steps[:at], replace(step, commands=commands), *steps[at + 1 :])
+                    found = difference(replace(recording, rounds=tuple(rounds)))
+                    assert found.place.startswith(f"command {number + 1}, Send.request.listed")
+                    return
+    raise AssertionError("no pass listed ids")
