@@ -59,10 +59,11 @@ def test_an_ngram_drafter_needs_no_model_and_is_ready_at_once() -> None:
                 return (await session.draft(Draft(1, 0, Letters(""), 4))).reason
 
     command = [*COMMAND, "serve", "ngram", "--min-ngram", "5", "--max-ngram", "6", "--grace-seconds", "0"]
+    command += ["--pace", "1,0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
-        assert (ready["role"], ready["model"]) == ("drafter", "ngram")
+        assert (ready["role"], ready["model"], ready["paced"]) == ("drafter", "ngram", "1,0")
         assert asyncio.run(drafted(ready["address"])) == ""
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
@@ -73,6 +74,7 @@ def test_an_ngram_drafter_needs_no_model_and_is_ready_at_once() -> None:
     [
         (["ngram", "--min-ngram", "0"], "must be at least 1 and at most the longest, got 0 and 24"),
         (["ngram", "--max-ngram", "3"], "must be at least 1 and at most the longest, got 4 and 3"),
+        (["ngram", "--pace", "a"], "a pace is A,B"),
         (["ngram", "--port", "-1"], "port must be between 0"),
         (["ngram", "--model", "x"], "No such option: --model"),
         (["target", "--model", "x", "--affinity", "y"], "No such option: --affinity"),

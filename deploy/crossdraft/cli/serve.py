@@ -62,14 +62,14 @@ def serve_a_drafter(model: "ModelOptions", affinity: Path | None, where: Where) 
     _run(serve_drafter(ServeDrafter(model, where.listening, affinity)), where)
 
 
-def serve_an_ngram_drafter(longest: int, shortest: int, where: Where) -> None:
+def serve_an_ngram_drafter(longest: int, shortest: int, pace: "Pace | None", where: Where) -> None:
     """The same for a drafter that copies; match lengths are in letters."""
     from crossdraft.drafter.lookup import Lengths
     from crossdraft.drafter.ngram import ServeNgram, serve_ngram
 
     with checked_options():
         lengths = Lengths(longest, shortest)
-    _run(serve_ngram(ServeNgram(lengths, where.listening)), where)
+    _run(serve_ngram(ServeNgram(lengths, where.listening, pace)), where)
 
 
 def _run(service: Coroutine[Any, Any, None], where: Where) -> None:

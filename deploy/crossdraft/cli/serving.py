@@ -99,6 +99,7 @@ def ngram(
     port: Port = 0,
     max_message_mib: MaxMessageMib = 32,
     grace_seconds: GraceSeconds = 10.0,
+    pace: Paced = None,
     until_stdin_ends: UntilStdinEnds = False,
 ) -> None:
     """Serve a drafter without a model: it copies what followed when the last bytes of the text were seen before.
@@ -108,4 +109,4 @@ def ngram(
     from crossdraft.cli import serve as command
 
     where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
-    command.serve_an_ngram_drafter(max_ngram, min_ngram, where)
+    command.serve_an_ngram_drafter(max_ngram, min_ngram, command.pace_of(pace), where)

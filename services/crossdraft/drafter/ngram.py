@@ -3,6 +3,7 @@
 Its proposals are a function of the text alone, so each row is certain, and noise changes nothing.
 """
 
+import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from crossdraft.drafter.conversation import Conversation, Reply, Request, Send
 from crossdraft.drafter.epochs import Epoch
 from crossdraft.drafter.lookup import Lengths, continuation
 from crossdraft.drafter.packing import Packing
+from crossdraft.models.pacing import Pace
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Listening, Server, serve
@@ -34,12 +36,14 @@ class ServeNgram:
 
     lengths: Lengths = field(default_factory=Lengths)
     listening: Listening = field(default_factory=Listening)
+    pace: Pace | None = None  # of each draft, all of whose bytes are one step; None: as fast as it is
 
 
 class NgramSession:
     """One output that is guessed from its own text and its prompt's."""
 
-    def __init__(self, lengths: Lengths, opening: OpenDrafter) -> None:
+    def __init__(self, lengths: Lengths, opening: OpenDrafter, pace: Pace | None = None) -> None:
+        self._pace = pace
         self._lengths = lengths
         self._opening = opening
         self._text = opening.prompt
@@ -67,6 +71,8 @@ class NgramSession:
             self._epoch, self._packing = epoch, Packing(epoch)
         self._packing.resume()
         missing = epoch.count - self._packing.made
+        if self._pace is not None:
+            await asyncio.sleep(self._pace.seconds(missing))
         ids = [byte_ids()[letter] for letter in continuation(self._text, missing, self._lengths)]
         if self._allowed is not None:
             ids = list(takewhile(self._allowed.__contains__, ids))
@@ -98,6 +104,7 @@ class NgramService:
     """Sessions that share nothing."""
 
     lengths: Lengths = field(default_factory=Lengths)
+    pace: Pace | None = None
 
     @property
     def description(self) -> Description:
@@ -121,7 +128,7 @@ class NgramService:
                 "an n-gram drafter has no affinity matrix: serve a drafter with a model and a file of "
                 "`crossdraft affinity`, or use another method"
             )
-        return NgramSession(self.lengths, request)
+        return NgramSession(self.lengths, request, self.pace)
 
     async def close(self) -> None:
         """Nothing runs."""
@@ -151,7 +158,8 @@ def byte_ids() -> dict[str, int]:
 
 def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Request, Reply]:
     """The server, which does not listen yet. Must be called in a running event loop."""
-    return Server(DRAFTER, NgramService(options.lengths), options.listening)
+    marks = {} if options.pace is None else {"paced": str(options.pace)}
+    return Server(DRAFTER, NgramService(options.lengths, options.pace), options.listening, marks)
 
 
 async def serve_ngram(options: ServeNgram, output: TextIO = sys.stdout) -> None:
