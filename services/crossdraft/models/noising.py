@@ -23,6 +23,9 @@ class Noisy:
     laws truthfully. Each node takes its own window of one long vector that was drawn beforehand, a copy in place of V
     draws.
 
+    The bundled target as its own drafter accepts, by `standard` at temperature 1 with rows of 64 ids (of all ids), 0.91
+    (1.00) at sigma 0, 0.82 (0.86) at 0.5, 0.70 (0.73) at 1, 0.59 (0.61) at 1.5, 0.49 (0.51) at 2, 0.32 (0.33) at 3.
+
     Args:
         sigma: standard deviation, of logits at temperature 1.
         columns: of the logits.
