@@ -97,7 +97,8 @@ class Tracer:
         self._free: dict[Role, list[Row]] = defaultdict(list)  # rows whose lane is over
         self._flying: dict[tuple[Lane, int], Asked] = {}  # passes
         self._latest: dict[Lane, Asked] = {}  # Draft or Score
-        self._waiting: float | None = None
+        self._waiting: float | None = None  # since when the target stands idle for proposals
+        self._stall = 0  # number of the latest timer of that
 
     def read(self, step: Step) -> None:
         """One call of the session."""
@@ -115,7 +116,7 @@ class Tracer:
                 self._lost(lane, str(error), begin)
             case Replied(lane, reply):
                 self._replied(lane, reply, begin)
-            case Expired(Timer.STALL):
+            case Expired(Timer.STALL, number) if self._waiting is not None and number == self._stall:
                 self._mark(Happening.STALLED, Happening.STALLED.value, None, begin)
         self._commands(step, misses)
         tokens = tuple(Token(one.letters, one.kind) for one in step.commands if isinstance(one, Emitted))
@@ -130,8 +131,9 @@ class Tracer:
                     self._lost(lane, command.blame or "it is not needed any more", self.now)
                 case Send(lane, request):
                     self._send(lane, request, misses > 0)
-                case SetTimer(Timer.STALL) if self._waiting is None:
-                    self._waiting = self.now
+                case SetTimer(Timer.STALL, number):
+                    self._stall = number
+                    self._waiting = self.now if self._waiting is None else self._waiting
                 case Emitted():
                     self._emitted(command)
 

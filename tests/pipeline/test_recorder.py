@@ -1,0 +1,139 @@
+"""A recording is a file that grows by whole rounds, and is readable to wherever it ends."""
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crossdraft.pipeline.events import Cancelled, Lost, Ready
+from crossdraft.pipeline.recorder import FileRecorder
+from crossdraft.pipeline.recording import FRAME, MAGIC, VERSION, Recording, RecordingError, Step, read
+from crossdraft.pipeline.replay import PACKER
+from tests.pipeline.recordings import header_of, toy_recording
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return toy_recording(header_of())
+
+
+def written(recording: Recording, path: Path) -> FileRecorder:
+    recorder = FileRecorder(path, recording.header)
+    for step in recording.steps:
+        recorder.record(
+            step.now,
+            step.event,
+            list(step.commands),
+            seconds=step.seconds,
+            row_misses=step.row_misses,
+            sent=7,
+            received=9,
+        )
+    recorder.close()
+    return recorder
+
+
+def packed(steps: tuple[Step, ...]) -> bytes:
+    return PACKER.pack(steps)
+
+
+def test_what_is_read_is_what_was_recorded(recording: Recording, tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    assert written(recording, path).wait() == ""
+    found = read(path)
+    assert found.fault == ""
+    assert PACKER.pack(found.header) == PACKER.pack(recording.header)
+    expected = tuple(tuple(replace(step, sent=7, received=9) for step in steps) for steps in recording.rounds)
+    assert [packed(steps) for steps in found.rounds] == [packed(steps) for steps in expected]
+    assert found.finished is not None
+
+
+def test_a_record_is_a_round(recording: Recording, tmp_path: Path) -> None:
+    written(recording, tmp_path / "record").wait()
+    data, records = (tmp_path / "record").read_bytes(), 0
+    place = len(MAGIC) + VERSION.size
+    while place < len(data):
+        length, check = FRAME.unpack_from(data, place)
+        assert zlib.crc32(data[place + FRAME.size : place + FRAME.size + length]) == check
+        place += FRAME.size + length
+        records += 1
+    assert records == 2 + len(recording.rounds)  # the types, the header
+
+
+def test_wherever_a_file_ends_its_whole_rounds_are_read(recording: Recording, tmp_path: Path) -> None:
+    written(recording, tmp_path / "record").wait()
+    data = (tmp_path / "record").read_bytes()
+    whole = read(tmp_path / "record")
+    sizes = [FRAME.size + len(packed(steps)) for steps in whole.rounds]
+    begin = len(data) - sum(sizes)
+    cut = tmp_path / "cut"
+    for end in range(begin, len(data), 97):
+        cut.write_bytes(data[:end])
+        found = read(cut)
+        count = sum(sum(sizes[: place + 1]) <= end - begin for place in range(len(sizes)))
+        assert len(found.rounds) == count
+        assert bool(found.fault) == (end - begin != sum(sizes[:count]))
+
+
+def test_damage_ends_what_is_read(recording: Recording, tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    written(recording, path).wait()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    found = read(path)
+    assert len(found.rounds) == len(recording.rounds) - 1
+    assert "damaged" in found.fault
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"", "no recording"),
+        (b"PK\x03\x04 something else altogether", "no recording"),
+        (MAGIC, "no recording"),
+        (MAGIC + VERSION.pack(99), "format 99"),
+        (MAGIC + VERSION.pack(1), "cannot be read"),
+        (MAGIC + VERSION.pack(1) + FRAME.pack(50, 0) + b"short", "middle of a record"),
+    ],
+)
+def test_other_files_are_refused(data: bytes, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(RecordingError, match=complaint):
+        read(tmp_path / "file")
+
+
+def test_a_file_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        FileRecorder(tmp_path / "nowhere" / "record", header_of())
+
+
+def test_what_cannot_be_written_is_said_and_disturbs_nobody(tmp_path: Path) -> None:
+    recorder = FileRecorder(tmp_path / "record", header_of())
+    recorder.record(1.0, Ready(1), [])
+    recorder.record(2.0, Ready({1}), [])  # type: ignore[arg-type]
+    recorder.close()
+    recorder.record(3.0, Cancelled(), [])
+    recorder.close()
+    assert "set" in recorder.wait()
+    assert read(tmp_path / "record").rounds == ()
+
+
+def test_what_has_no_pass_yet_is_written_at_the_end(tmp_path: Path) -> None:
+    recorder = FileRecorder(tmp_path / "record", header_of())
+    recorder.record(1.0, None, [])
+    recorder.record(2.0, Lost(1, OSError("gone")), [])
+    recorder.close()
+    assert recorder.wait() == ""
+    (steps,) = read(tmp_path / "record").rounds
+    assert [step.now for step in steps] == [1.0, 2.0]
+    assert read(tmp_path / "record").finished is None
+
+
+def test_the_tokenizers_are_compressed(tmp_path: Path) -> None:
+    header = header_of()
+    written(Recording(header, ()), tmp_path / "record").wait()
+    assert header.drafter is not None
+    texts = len(header.target.tokenizer_json) + len(header.drafter.tokenizer_json)
+    assert (tmp_path / "record").stat().st_size < len(PACKER.table) + texts / 2
