@@ -56,8 +56,9 @@ class RandomDraws:
         """As in `Draws`; the offset is not used."""
         cumulative = np.cumsum(probabilities)
         place = np.searchsorted(cumulative, self.generator.random() * cumulative[-1], side="right")
-        # Rounding may reach the end: the last id that is possible at all is meant.
-        return int(ids[min(place, np.flatnonzero(probabilities)[-1])])
+        if place == len(ids):  # by rounding: the last id that is possible at all is meant
+            place = np.flatnonzero(probabilities)[-1]
+        return int(ids[place])
 
     def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
         """As in `Draws`: the most probable ones."""

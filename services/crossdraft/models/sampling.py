@@ -120,14 +120,14 @@ def drafting_laws(
     if allowed is not None and not len(allowed.numbers):
         raise ValueError("no id is allowed: the two vocabularies share no token")
     scores = logits if allowed is None else logits[:, allowed.places]
-    bare = SamplingOptions(options.temperature, options.top_k, options.top_p, options.min_p)
-    laws = law(scores, bare)
-    if row_width == 0:  # nothing is cut, and to order a whole vocabulary is slow
-        found = [(np.flatnonzero(w > 0), w[w > 0]) for w in laws.cpu().numpy()]
+    if options.temperature == 0:
+        found = [(place, np.ones(1)) for place in scores.argmax(-1, keepdim=True).cpu().numpy()]
+    elif row_width == 0:  # nothing is cut, and to order a whole vocabulary is slow
+        found = [(np.flatnonzero(w > 0), w[w > 0]) for w in _bare(scores, options).cpu().numpy()]
     else:
-        top, order = laws.topk(min(row_width, scores.shape[-1]))
-        weights = _on_grid(top.cpu().numpy())
-        found = [(places[w > 0], w[w > 0]) for places, w in zip(order.cpu().numpy(), weights, strict=True)]
+        top, order = _largest(scores, options, min(row_width, scores.shape[-1]))
+        weights = _on_grid(top)
+        found = [(places[w > 0], w[w > 0]) for places, w in zip(order, weights, strict=True)]
     return found if allowed is None else [(allowed.numbers[places], w) for places, w in found]
 
 
@@ -152,6 +152,21 @@ def narrowed(ids: Ids, probabilities: Probabilities, row_width: int) -> tuple[Id
     if row_width:
         weights = _on_grid(weights[None])[0]
     return ids[order][weights > 0], weights[weights > 0]
+
+
+def _bare(scores: Tensor, options: SamplingOptions) -> Tensor:
+    """Laws without penalties and biases."""
+    return law(scores, SamplingOptions(options.temperature, options.top_k, options.top_p, options.min_p))
+
+
+def _largest(scores: Tensor, options: SamplingOptions, count: int) -> tuple[Probabilities, Ids]:
+    """The largest probabilities up to a factor, and their places, each (n, count) with the largest first."""
+    if options.top_k or options.top_p < 1 or options.min_p:
+        top, order = _bare(scores, options).topk(count)
+        return top.cpu().numpy(), order.cpu().numpy()
+    best_scores, order = scores.topk(count)  # what is left out needs no probabilities
+    values: Probabilities = best_scores.double().cpu().numpy()
+    return np.exp((values - values[:, :1]) / options.temperature), order.cpu().numpy()
 
 
 def _biased(scores: Tensor, options: SamplingOptions) -> Tensor:
