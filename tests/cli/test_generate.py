@@ -15,12 +15,13 @@ from crossdraft.pipeline.statistics import Statistics
 from tests.cli.conftest import COMMAND, Cli
 
 PROMPT = "The quick brown"
+ROUNDS = ("--overlap", "off")
 SHORT = ("--max-tokens", "12", "--ignore-eos", PROMPT)
 Pair = tuple[str, ...]
 
 
 def test_json_has_every_token_and_the_whole(cli: Cli, pair: Pair) -> None:
-    ended = cli("generate", *pair, "--json", "--method", "seeded", "--seed", "5", "-k", "3", *SHORT)
+    ended = cli("generate", *pair, "--json", "--method", "seeded", "--seed", "5", "-k", "3", *ROUNDS, *SHORT)
     assert (ended.code, ended.err) == (0, "")
     *tokens, whole = ended.records
     assert [token["id"] for token in tokens] == whole["ids"]
@@ -33,13 +34,14 @@ def test_json_has_every_token_and_the_whole(cli: Cli, pair: Pair) -> None:
         assert figures[kind] == [token["kind"] for token in tokens].count(kind)
     assert figures["tokens_per_pass"] == figures["tokens"] / figures["passes"]
     ratios = {"tokens_per_pass", "acceptance", "acceptance_at", "accepted_length", "tokens_per_second"}
+    ratios |= {"idle_share", "branch_hits", "round_milliseconds", "bytes_per_token"}
     assert set(figures) == {*Statistics.__dataclass_fields__} | ratios
     assert sum(figures["proposed_at"]) == figures["proposals"]
     assert figures["judged_at"] == sorted(figures["judged_at"], reverse=True)
     assert all(figures["accepted_at"][place] >= figures["judged_at"][place + 1] for place in (0, 1))
 
 
-@pytest.mark.parametrize("options", [("--temperature", "0"), ("--temperature", "0.8", "--seed", "3")])
+@pytest.mark.parametrize("options", [("--temperature", "0"), ("--temperature", "0.8", "--seed", "3", *ROUNDS)])
 def test_the_drafter_does_not_change_the_output(cli: Cli, pair: Pair, options: tuple[str, ...]) -> None:
     drafted = cli("generate", *pair, "--json", *options, *SHORT).records[-1]
     plain = cli("generate", *pair[:2], "--drafter", "none", "--json", *options, *SHORT).records[-1]
@@ -49,11 +51,20 @@ def test_the_drafter_does_not_change_the_output(cli: Cli, pair: Pair, options: t
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None:
-    options = ("--seed", "5", *SHORT)
+    options = ("--seed", "5", *ROUNDS, *SHORT)
     shown = cli("generate", *pair, *options)
     assert shown.out == cli("generate", *pair, "--json", *options).records[-1]["text"] + "\n"
     assert shown.err.startswith("seeded, k = 5")
-    for name in ("tokens per pass", "acceptance", "tokens/s", "in the drafter", "on the wire", "verification", "bytes"):
+    for name in (
+        "tokens per pass",
+        "acceptance",
+        "tokens/s",
+        "in the drafter",
+        "on the wire",
+        "verification",
+        "target idle",
+        "bytes per token",
+    ):
         assert name in shown.err
 
 
@@ -103,6 +114,10 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
         (("--logit-bias", "9999:1"), "logit_bias names id 9999"),
         (("--drafter", "localhost"), "--drafter must be HOST:PORT"),
         (("--target", "localhost:0"), "--target must be HOST:PORT"),
+        (("--target", "localhost:1,none"), "--target must be HOST:PORT"),
+        (("--window", "0"), "window must be between 1 and 64"),
+        (("--overlap", "off", "--branches", "2"), "branches means nothing with overlap off"),
+        (("--record", "/nowhere/at/all"), "name a file that can be written (--record)"),
     ],
 )
 def test_what_cannot_be_asked_for(cli: Cli, pair: Pair, options: tuple[str, ...], complaint: str) -> None:
@@ -117,7 +132,8 @@ def test_what_no_pair_can_do_is_refused_before_anything_is_started(cli: Cli, opt
 
 
 def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
-    figures = cli("generate", *pair, "--json", "--audit", "--method", "tli", *SHORT).records[-1]["statistics"]
+    audit = ("--audit", "--method", "tli", *ROUNDS)
+    figures = cli("generate", *pair, "--json", *audit, *SHORT).records[-1]["statistics"]
     assert figures["audited"] == figures["proposals"] > 0
     shown = cli("generate", *pair, "--audit", "--method", "tokentiming", "--allow-inexact", *SHORT)
     assert shown.code == 0
@@ -152,20 +168,39 @@ def test_services_that_cannot_be_reached(cli: Cli, target: str) -> None:
     with socket.socket() as taken:  # bound, and nobody listens: a connection is refused
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        for name, options in (
-            ("target", ("--target", address, "--drafter", "none")),
-            ("drafter", ("--target", target, "--drafter", address)),
-        ):
-            ended = cli("generate", *options, PROMPT)
-            assert (ended.code, ended.out) == (1, "")
-            assert ended.err.startswith(f"crossdraft: {name} at {address}: ")
-            assert "check that the service runs there" in ended.err
+        ended = cli("generate", "--target", address, "--drafter", "none", PROMPT)
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.startswith(f"crossdraft: target at {address}: ")
+        assert "check that the service runs there" in ended.err
+        assert ended.err.count("\n") == 1
+        ended = cli("generate", "--target", f"{address},{target}", "--drafter", address, *SHORT)
+        assert ended.code == 0
+        for name in ("target", "drafter"):
+            assert f"crossdraft: {name} at {address}: " in ended.err
+        assert "no drafter" in ended.err
 
 
 def test_a_target_is_no_drafter(cli: Cli, target: str) -> None:
-    ended = cli("generate", "--target", target, "--drafter", target, PROMPT)
-    assert ended.code == 1
+    ended = cli("generate", "--target", target, "--drafter", target, *SHORT)
+    assert ended.code == 0
     assert ended.err.startswith(f"crossdraft: drafter at {target}: ")
+    assert "check the address" in ended.err
+
+
+def test_an_explained_generation_says_what_was_decided(cli: Cli, pair: Pair) -> None:
+    whole = cli("generate", *pair, "--explain", "--json", "--seed", "5", *SHORT).records[-1]
+    assert all(decision["choice"]["reason"] for decision in whole["decisions"])
+    assert sum(decision["epochs"] for decision in whole["decisions"]) >= 1
+    assert any("acceptance" in line for line in whole["estimates"])
+    shown = cli("generate", *pair, "--explain", "--seed", "5", *SHORT).err
+    assert "what the governor believes" in shown
+    assert whole["decisions"][0]["choice"]["reason"] in shown
+
+
+def test_a_flight_record_is_written(cli: Cli, pair: Pair, tmp_path: Path) -> None:
+    file = tmp_path / "flight"
+    assert cli("generate", *pair, "--record", str(file), *SHORT).code == 0
+    assert "same verdicts" in cli("replay", str(file)).out
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

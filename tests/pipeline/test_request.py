@@ -2,11 +2,18 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from crossdraft.pipeline.connection import tokenization_of
-from crossdraft.pipeline.request import GenerationRequest, RequestError
-from crossdraft.pipeline.resolution import Models, fault_of_pair, resolve
+from crossdraft.pipeline.estimates import Estimates
+from crossdraft.pipeline.experience import KINDS, Experience
+from crossdraft.pipeline.explanation import Explained
+from crossdraft.pipeline.governing import Choice, lock_step
+from crossdraft.pipeline.governor import Adaptive
+from crossdraft.pipeline.request import GenerationRequest, Overlap, RequestError
+from crossdraft.pipeline.resolution import Models, Secrets, fault_of_pair, resolve
+from crossdraft.pipeline.search import Limits
 from crossdraft.text.letters import Side
 from crossdraft.text.pairing import Pair
 from crossdraft.verification.exchange import Description, SamplingOptions
@@ -130,3 +137,112 @@ def test_an_audit_needs_a_drafter() -> None:
     assert resolve(GenerationRequest("x"), alone).audit is None
     with pytest.raises(RequestError, match="no drafter whose draws could be audited"):
         resolve(GenerationRequest("x", audit=True), alone)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"overlap": "often"}, "overlap must be auto, on or off, got 'often'"),
+        ({"window": 0}, "window must be between 1 and 64, got 0"),
+        ({"window": 65}, "window must be between 1 and 64, got 65"),
+        ({"window": 3, "wait": 4}, "wait must be at most window, which is 3, got 4"),
+        ({"wait": -1}, "wait must be between 0 and 64"),
+        ({"branches": -1}, "branches must be between 0 and 64"),
+        ({"branch_width": 0}, "branch_width must be between 1 and 64"),
+        ({"paths": 0}, "paths must be between 1 and 16"),
+        ({"overlap": "off", "window": 4}, "window means nothing with overlap off"),
+        ({"overlap": "off", "branches": 0}, "branches means nothing with overlap off"),
+        ({"overlap": "on", "method": "slrs"}, "method 'slrs' judges a whole draft at once"),
+    ],
+)
+def test_overlap_that_cannot_be(settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        GenerationRequest("x", **settings)  # type: ignore[arg-type]
+
+
+def test_overlap_may_be_its_plain_text() -> None:
+    assert GenerationRequest("x", overlap="on").overlap is Overlap.ON  # type: ignore[arg-type]
+
+
+def chosen(**settings: object) -> Choice:
+    request = GenerationRequest("x", "coupled", **settings)  # type: ignore[arg-type]
+    return resolve(request, models()).governor.choose(0.0)
+
+
+def test_rounds_in_lock_step_have_k_proposals() -> None:
+    choice = chosen(overlap="off", k=3)
+    assert (choice.window, choice.wait, choice.overlap) == (3, 3, False)
+
+
+def test_overlap_by_itself_waits_for_k_and_drafts_as_many_ahead() -> None:
+    choice = chosen(overlap="on", k=3)
+    assert (choice.window, choice.wait, choice.overlap, choice.branch_depth) == (6, 3, True, 0)
+    assert chosen(overlap="on", k=64).window == 64
+    assert chosen(overlap="on", window=2).wait == 2
+    assert chosen(overlap="on", wait=40).window == 40
+    given = chosen(overlap="on", window=9, wait=1, branches=4, branch_width=2)
+    assert (given.window, given.wait, given.branch_depth, given.branch_width) == (9, 1, 4, 2)
+
+
+def test_the_governor_decides_by_itself_within_what_is_allowed() -> None:
+    request = GenerationRequest("x", "coupled", window=7, wait=2, branches=3, branch_width=1, speculation=True)
+    governor = resolve(request, models(), targets=2).governor
+    assert isinstance(governor, Adaptive)
+    assert governor.limits == Limits(window=7, wait=2, branch_depth=3, branch_width=1, targets=2)
+    whole = resolve(GenerationRequest("x", "slrs"), models()).governor
+    assert isinstance(whole, Adaptive)
+    assert whole.limits.rounds_only
+
+
+def test_what_was_learnt_before_is_where_the_governor_begins() -> None:
+    learnt = Estimates(judged=10.0, compared=10.0, token=0.25)
+    governor = resolve(GenerationRequest("x"), models(), before=learnt).governor
+    assert isinstance(governor, Adaptive)
+    assert governor.estimates.token == 0.25
+
+
+def test_two_targets_are_held_only_for_speculation() -> None:
+    for speculation, addresses, lanes in ((False, 2, 1), (True, 1, 1), (True, 2, 2), (True, 5, 2)):
+        request = GenerationRequest("x", speculation=speculation)
+        assert resolve(request, models(), targets=addresses).targets == lanes
+
+
+def test_without_a_drafter_nothing_is_drafted() -> None:
+    alone = Models(models().target, models().tokenization)
+    for overlap in Overlap:
+        assert resolve(GenerationRequest("x", overlap=overlap), alone).governor.choose(0.0).window == 0
+
+
+def test_explained_choices_are_kept() -> None:
+    governor = resolve(GenerationRequest("x", overlap=Overlap.OFF, explain=True), models()).governor
+    assert isinstance(governor, Explained)
+    choices = [governor.choose(now) for now in (5.0, 6.0)]
+    (decision,) = governor.decisions
+    assert (decision.seconds, decision.epochs, decision.choice) == (0.0, 2, choices[0])
+    assert governor.estimates == ()
+
+
+def test_the_same_secrets_give_the_same_session() -> None:
+    request, drawn = GenerationRequest("x", "coupled", audit=True), Secrets.drawn()
+    one, other = (resolve(request, models(), drawn) for _ in range(2))
+    assert one.open_target == other.open_target
+    assert one.audit is not None
+    assert other.audit is not None
+    assert one.audit.key == other.audit.key
+    weights = np.full(1000, 1e-3)
+    assert one.chooser.categorical(weights) == other.chooser.categorical(weights)
+    assert Secrets.drawn() != drawn
+
+
+def test_experience_is_kept_by_method_and_temperature() -> None:
+    experience, request = Experience(), GenerationRequest("x", "coupled")
+    assert experience.of(request) is None
+    learnt = Adaptive(Estimates(judged=10.0, compared=10.0, token=0.25))
+    experience.keep(request, Explained(learnt))
+    experience.keep(replace(request, method="tli"), lock_step(3))
+    assert experience.of(replace(request, prompt="y")) == learnt.estimates
+    assert experience.of(replace(request, method="tli")) is None
+    assert experience.of(replace(request, options=GREEDY)) is None
+    for number in range(2, 2 + KINDS):
+        experience.keep(replace(request, options=SamplingOptions(temperature=number)), learnt)
+    assert experience.of(request) is None

@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.pipeline import Generation, Kind, Statistics, Token
+from crossdraft.pipeline import Choice, Generation, Kind, Statistics, Token
 
 STYLES = {
     Kind.ACCEPTED: Style(color="green"),
@@ -72,8 +72,8 @@ class TextScreen:
             self._notes.print(legend())
         if generation.statistics is not None:
             self._notes.print(figures(generation.statistics, self._audit))
-        if generation.decisions:
-            self._notes.print(decisions_of(generation))
+        for line in explanation_of(generation) if generation.decisions else ():
+            self._notes.print(Text(line), soft_wrap=True)
 
     def _write(self, text: str, style: Style) -> None:
         # As a segment: a rich Text would widen tabs and drop carriage returns.
@@ -144,7 +144,8 @@ def legend() -> Text:
 
 def figures(statistics: Statistics, audit: bool = False) -> Table:
     """The summary of one generation; of an audit also if there was nothing to recompute."""
-    table = Table(title=f"{statistics.method}, k = {statistics.k}", show_header=False, title_justify="left")
+    title = f"{statistics.method}, k = {statistics.k}" if statistics.k else statistics.method
+    table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows_of(statistics) + events_of(statistics):
         table.add_row(name, value)
     if audit:
@@ -192,25 +193,23 @@ def events_of(statistics: Statistics) -> list[tuple[str, str]]:
     return [(name, value) for count, name, value in rows if count]
 
 
-def decisions_of(generation: Generation) -> Table:
-    """What the governor decided, when, and why; then what it believed at the end."""
-    columns = ("after", "epochs", "window", "wait", "overlap", "branches", "why")
-    table = Table(*columns, title="the governor", title_justify="left")
+def explanation_of(generation: Generation) -> list[str]:
+    """What the governor decided, when, and why; then what it believed at the end. One line each."""
+    lines = ["how epochs were run:"]
     for decision in generation.decisions:
         choice = decision.choice
-        branches = f"{choice.branch_width} × {choice.branch_depth}" if choice.branch_depth else "none"
-        figures = (
-            str(decision.epochs),
-            str(choice.window),
-            str(choice.wait),
-            "yes" if choice.overlap else "no",
-            branches,
-        )
-        table.add_row(f"{decision.seconds:.3f} s", *figures, Text(choice.reason))
+        count = "1 epoch" if decision.epochs == 1 else f"{decision.epochs} epochs"
+        lines.append(f"  after {decision.seconds:.3f} s, {count}: {_settings(choice)} ({choice.reason})")
     if generation.estimates:
-        table.caption = Text("\n".join(generation.estimates))
-        table.caption_justify = "left"
-    return table
+        lines += ["what the governor believes at the end:", *(f"  {line}" for line in generation.estimates)]
+    return lines
+
+
+def _settings(choice: Choice) -> str:
+    if not choice.drafts:
+        return "no drafter"
+    branches = f", {choice.branch_width} x {choice.branch_depth} prepared" if choice.branch_depth else ""
+    return f"{'overlap' if choice.overlap else 'lock-step'}, window {choice.window}, wait {choice.wait}{branches}"
 
 
 def places(statistics: Statistics) -> str:

@@ -20,7 +20,7 @@ from crossdraft.pipeline.experience import Experience
 from crossdraft.pipeline.generation import Generation
 from crossdraft.pipeline.recorder import FileRecorder
 from crossdraft.pipeline.recording import Header
-from crossdraft.pipeline.request import GenerationRequest, RequestError
+from crossdraft.pipeline.request import GenerationRequest, Overlap, RequestError
 from crossdraft.pipeline.resolution import Models, Secrets, resolve
 from crossdraft.pipeline.team import Team, tokenization_of
 from crossdraft.rpc.clients import Patience
@@ -95,7 +95,8 @@ class Pipeline:
         recorder = None
         if request.record is not None:
             recorder = partial(_recorder, request, request.record, models, drawn, targets, before)
-        generation = Generation(assignment, services, request.k, recorder)
+        k = request.k if request.overlap is Overlap.OFF else 0
+        generation = Generation(assignment, services, k, recorder)
         self._generations.add(generation)
         return generation
 

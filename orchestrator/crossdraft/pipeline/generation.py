@@ -43,7 +43,7 @@ class Generation:
     Args:
         assignment: what it works from.
         services: where it works.
-        k: proposals in a lock-step round, for the statistics.
+        k: proposals in each lock-step round, for the statistics; 0: epochs are run in other ways.
         recorder: makes what takes down the session; called when it begins.
     """
 

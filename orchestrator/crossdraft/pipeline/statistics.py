@@ -12,7 +12,7 @@ class Statistics:
     """The final figures of one generation."""
 
     method: str
-    k: int  # proposals asked for in a lock-step round
+    k: int  # proposals asked for in each lock-step round; 0: epochs were run in other ways
     prompt_tokens: int
     tokens: int  # emitted
     accepted: int
