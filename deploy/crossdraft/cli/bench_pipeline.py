@@ -10,6 +10,10 @@ from crossdraft.cli.bundled import DEFAULT_DRAFTER
 # Of a checkout: the prompts belong to the tests, and are not part of the package.
 PROMPTS = Path("tests/prompts.jsonl")
 
+KS = [1, 2, 3, 5, 8]
+WINDOWS = ["8,1", "8,4", "16,1", "16,4", "32,1", "32,8"]
+BRANCHES = ["2,1", "4,1", "4,2"]
+
 app = typer.Typer(rich_markup_mode=None)
 
 Prompts = Annotated[Path, typer.Option(help="JSON lines, each with a text.")]
@@ -45,6 +49,11 @@ def overlap(
     method: Method = None,
     max_tokens: MaxTokens = 128,
     repeat: Annotated[int, typer.Option(help="Of each prompt with each way.")] = 1,
+    ks: Annotated[list[int], typer.Option("--k", "-k", help="Of lock-step, to choose from; repeatable.")] = KS,
+    window: Annotated[list[str], typer.Option(metavar="WINDOW,WAIT", help="Of overlapped drafts, likewise.")] = WINDOWS,
+    branches: Annotated[
+        list[str], typer.Option(metavar="DEPTH,WIDTH", help="Of prepared continuations, likewise.")
+    ] = BRANCHES,
     assisted: Annotated[
         list[int] | None,
         typer.Option(metavar="THREADS", help="transformers' assisted generation too; repeatable."),
@@ -68,6 +77,7 @@ def overlap(
         max_tokens,
         repeat,
         tuple(assisted or ()),
+        command.Search(tuple(ks), command.pairs_of("--window", window), command.pairs_of("--branches", branches)),
     )
     command.measure(plan, json_file, markdown_file)
 

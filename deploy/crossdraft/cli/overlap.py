@@ -16,13 +16,15 @@ from crossdraft.cli.benching import write_json
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.outputs import check_output
 from crossdraft.cli.overlap_report import HEADINGS, Cell, Conditions, cell_of, markdown, rows_of
-from crossdraft.cli.overlap_runs import AnyWay, Bench, assisted_ways
+from crossdraft.cli.overlap_runs import AnyWay, Bench, Side, assisted_ways
 from crossdraft.cli.overlap_stage import Distant, Served, drafter_service, target_service
 from crossdraft.cli.overlap_ways import GOVERNED, PLAIN, Task, Way, branched, lock_steps, overlapped
 from crossdraft.cli.running import checked_options, run_to_end
 from crossdraft.models.assisted import AssistedGeneration
 from crossdraft.models.names import ModelLoadError
 from crossdraft.pipeline import connect
+from crossdraft.pipeline.ports import Services
+from crossdraft.rpc.clients import DrafterClient, TargetClient
 
 
 def delays_of(text: str) -> tuple[float, ...]:
@@ -33,10 +35,21 @@ def delays_of(text: str) -> tuple[float, ...]:
         raise Misused(f"--delay-ms takes numbers with commas between, such as 0,5,20, got {text!r}") from error
 
 
+def pairs_of(option: str, given: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Values A,B of a repeatable option; raises Misused."""
+    try:
+        return tuple((int(first), int(second)) for first, second in (text.split(",") for text in given))
+    except ValueError as error:
+        raise Misused(f"{option} takes two whole numbers with a comma between, such as 16,4, got {given}") from error
+
+
 @dataclass(frozen=True)
 class Search:
-    """How the best numbers of a way are found before it is compared."""
+    """Which numbers of each way are tried on a few prompts, before the best ones are compared."""
 
+    ks: tuple[int, ...]
+    windows: tuple[tuple[int, int], ...]  # and waits
+    branches: tuple[tuple[int, int], ...]  # depths and widths
     prompts: int = 2
     max_tokens: int = 48
 
@@ -55,7 +68,7 @@ class Plan:
     max_tokens: int
     repeat: int
     assisted: tuple[int, ...]  # threads of transformers' assisted generation that are tried; none: it is left out
-    search: Search = Search()
+    search: Search
 
     def task(self, temperature: float) -> Task:
         """What is generated at a temperature."""
@@ -69,9 +82,14 @@ class Plan:
             raise Misused("there are no prompts")
         if any(not 0 <= delay <= 60_000 for delay in self.delays):
             raise Misused(f"--delay-ms must be between 0 and 60000, got {self.delays}")
+        if min(self.search.ks) < 1:
+            raise Misused(f"-k must be at least 1, got {min(self.search.ks)}")
         with checked_options():
+            tried = [*lock_steps(self.search.ks), *overlapped(self.search.windows)]
+            tried += branched(tried[-1], self.search.branches)
             for temperature in self.temperatures:
-                self.task(temperature).request(PLAIN, 0)
+                for way in (PLAIN, GOVERNED, *tried):
+                    self.task(temperature).request(way, 0)
 
 
 def measure(plan: Plan, json_path: Path | None, markdown_path: Path | None) -> None:
@@ -133,24 +151,31 @@ async def _cell(
     assisted: AssistedGeneration | None,
     advance: Callable[[], None],
 ) -> Cell:
-    async with connect(target) as plain, connect(target, drafter.address, needs_drafter=True) as drafted:
-        bench = Bench(plan.task(conditions.temperature), plain, drafted, assisted, advance)
+    async with (
+        connect(target) as plain,
+        connect(target, drafter.address, needs_drafter=True) as drafted,
+        TargetClient(target) as verify,
+        DrafterClient(drafter.address) as draft,
+    ):
+        sides = Side(plain.models, Services.of(verify)), Side(drafted.models, Services.of(verify, draft))
+        bench = Bench(plan.task(conditions.temperature), *sides, assisted, advance)
         ways = await _ways(bench, plan)
         found = await bench.compare(ways, len(plan.prompts), plan.repeat)
-    return cell_of(conditions, found, {})
+        return cell_of(conditions, found, bench.predictions(ways), bench.estimates)
 
 
 async def _ways(bench: Bench, plan: Plan) -> list[AnyWay]:
     """Plain decoding, the best of each kind, and what the governor does."""
+    search = plan.search
 
     async def best(ways: Sequence[AnyWay]) -> AnyWay:
-        return await bench.best(ways, min(plan.search.prompts, len(plan.prompts)), plan.search.max_tokens)
+        return await bench.best(ways, min(search.prompts, len(plan.prompts)), search.max_tokens)
 
-    await bench.warm_up([PLAIN, *lock_steps((1,)), GOVERNED])
-    locked = await best(lock_steps())
-    drafted_on = await best(overlapped())
+    await bench.warm_up([PLAIN, *lock_steps(search.ks[:1]), GOVERNED])
+    locked = await best(lock_steps(search.ks))
+    drafted_on = await best(overlapped(search.windows))
     assert isinstance(drafted_on, Way)
-    ways: list[AnyWay] = [PLAIN, locked, drafted_on, await best(branched(drafted_on)), GOVERNED]
+    ways: list[AnyWay] = [PLAIN, locked, drafted_on, await best(branched(drafted_on, search.branches)), GOVERNED]
     if bench.assisted is not None:
         tried = assisted_ways(plan.assisted)
         await bench.warm_up(tried)

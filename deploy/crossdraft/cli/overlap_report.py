@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from crossdraft.cli.overlap_runs import AnyWay, Outcome
 from crossdraft.cli.paired import Ratio, speed_of, speed_ratio
+from crossdraft.pipeline.estimates import Estimates
 
 PLAIN, LOCK_STEP = "plain", "lock-step"  # names of ways
 
@@ -53,9 +54,15 @@ class Cell:
 
     conditions: Conditions
     ways: tuple[Measured, ...]
+    estimates: Estimates | None  # what the predictions start from
 
 
-def cell_of(conditions: Conditions, found: Mapping[AnyWay, Sequence[Outcome]], predicted: Mapping[str, float]) -> Cell:
+def cell_of(
+    conditions: Conditions,
+    found: Mapping[AnyWay, Sequence[Outcome]],
+    predicted: Mapping[str, float],
+    estimates: Estimates | None = None,
+) -> Cell:
     """Sums up; `predicted` has ratios to plain decoding by a way's name. Plain decoding must be among the ways."""
     by_name = {way.name: runs for way, runs in found.items()}
     plain, locked = by_name[PLAIN], by_name.get(LOCK_STEP)
@@ -66,6 +73,7 @@ def cell_of(conditions: Conditions, found: Mapping[AnyWay, Sequence[Outcome]], p
             _measured(way, runs, speed_ratio(runs, plain), locked, better, predicted.get(way.name))
             for way, runs in found.items()
         ),
+        estimates,
     )
 
 

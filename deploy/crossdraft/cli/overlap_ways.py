@@ -10,10 +10,6 @@ from crossdraft.pipeline.governing import Choice, lock_step
 from crossdraft.pipeline.request import Overlap
 from crossdraft.verification.methods import method_named
 
-LOCK_STEP = (1, 2, 3, 5, 8)  # numbers of proposals that are tried
-OVERLAPPED = ((8, 1), (8, 4), (16, 1), (16, 4), (32, 1), (32, 8))  # windows and waits that are tried
-BRANCHED = ((2, 1), (4, 1), (4, 2))  # depths and widths of prepared continuations that are tried
-
 
 @dataclass(frozen=True)
 class Way:
@@ -43,17 +39,17 @@ PLAIN = Way("plain", PLAIN_CHOICE)
 GOVERNED = Way("governed", None)
 
 
-def lock_steps(ks: Sequence[int] = LOCK_STEP) -> tuple[Way, ...]:
+def lock_steps(ks: Sequence[int]) -> tuple[Way, ...]:
     """The classic round with each number of proposals."""
     return tuple(Way("lock-step", lock_step(k).choice) for k in ks)
 
 
-def overlapped(windows: Sequence[tuple[int, int]] = OVERLAPPED) -> tuple[Way, ...]:
+def overlapped(windows: Sequence[tuple[int, int]]) -> tuple[Way, ...]:
     """The drafter drafts on, within each window and with each wait."""
     return tuple(Way("overlapped", Choice(window, wait)) for window, wait in windows)
 
 
-def branched(way: Way, shapes: Sequence[tuple[int, int]] = BRANCHED) -> tuple[Way, ...]:
+def branched(way: Way, shapes: Sequence[tuple[int, int]]) -> tuple[Way, ...]:
     """The same way with prepared continuations of each depth and width."""
     assert way.choice is not None
     window, wait = way.choice.window, way.choice.wait

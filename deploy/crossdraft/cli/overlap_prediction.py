@@ -1,0 +1,74 @@
+"""What the simulator expects of each way, from what was measured in the run itself."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean as mean
+
+import numpy as np
+
+from crossdraft.pipeline.estimates import Estimates, Learner
+from crossdraft.pipeline.governing import PLAIN, Choice, Governor, Observation
+from crossdraft.pipeline.simulator import simulate
+
+TOKENS = 4_000  # of a simulation
+SEED = 0
+
+
+class Watched:
+    """A governor whose observations are learnt from besides, which changes nothing that it does."""
+
+    def __init__(self, governor: Governor, learner: Learner) -> None:
+        self._governor, self._learner = governor, learner
+
+    @property
+    def waits_for_drafter(self) -> bool:
+        """As the governor has it."""
+        return self._governor.waits_for_drafter
+
+    def observe(self, seen: Observation, now: float) -> None:
+        """As the governor does, and learnt from."""
+        self._learner.observe(seen)
+        self._governor.observe(seen, now)
+
+    def choose(self, now: float) -> Choice:
+        """As the governor does."""
+        choice = self._governor.choose(now)
+        self._learner.begin(choice)
+        return choice
+
+
+def mean_of(all_estimates: Sequence[Estimates]) -> Estimates:
+    """What was believed on average. An estimate forgets what is long ago; the mean of many does not.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not all_estimates:
+        raise ValueError("a mean needs at least one of the estimates")
+    return replace(
+        all_estimates[-1],
+        acceptance=tuple(map(mean, zip(*(one.acceptance for one in all_estimates), strict=True))),
+        match=mean(one.match for one in all_estimates),
+        token=mean(one.token for one in all_estimates),
+        slope=mean(one.slope for one in all_estimates),
+        drafter_trip=mean(one.drafter_trip for one in all_estimates),
+        pass_base=mean(one.pass_base for one in all_estimates),
+        pass_node=mean(one.pass_node for one in all_estimates),
+        target_trip=mean(one.target_trip for one in all_estimates),
+        branch_hit=mean(one.branch_hit for one in all_estimates),
+        tokens_per_proposal=mean(one.tokens_per_proposal for one in all_estimates),
+        nodes_per_proposal=mean(one.nodes_per_proposal for one in all_estimates),
+    )
+
+
+def predicted_ratio(estimates: Estimates, way: Choice | Governor, samples: bool) -> float:
+    """The simulated speed of a way, as a multiple of plain decoding's.
+
+    Args:
+        estimates: of the services, both seen at work.
+        way: the choice for all epochs, or who decides it.
+        samples: the target draws by itself (`slem`, `seeded`).
+    """
+    workload = estimates.workload(samples)
+    run, plain = (simulate(workload, how, TOKENS, np.random.default_rng(SEED)) for how in (way, PLAIN))
+    return run.speed / plain.speed
