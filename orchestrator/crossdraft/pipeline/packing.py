@@ -160,7 +160,7 @@ class Unpacker:
         except PackingError:
             raise
         # What a dataclass's own checks raise is among these.
-        except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, msgpack.UnpackException) as error:
             raise PackingError(f"the bytes are damaged: {error or type(error).__name__}") from error
 
     def _extension(self, code: int, packed: bytes) -> object:

@@ -1,0 +1,179 @@
+"""`crossdraft timeline`: pages that need nothing else, and pictures."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from crossdraft.cli.timeline import window_of
+from crossdraft.cli.timeline_page import svg
+from crossdraft.cli.timeline_page.palette import FILLS, MARK_COLOURS
+from crossdraft.cli.timeline_page.scene import LEGEND, Box, Scene, Stamp, scene_of
+from crossdraft.cli.timeline_page.svg import ticks_of
+from crossdraft.pipeline.governing import Choice, Fixed, lock_step
+from crossdraft.pipeline.recording import Recording
+from crossdraft.pipeline.spans import Timeline
+from crossdraft.pipeline.timeline import spans_of
+from tests.cli.conftest import Cli
+from tests.cli.recordings import save
+from tests.pipeline.recordings import virtual_recording
+from tests.pipeline.virtual import World
+
+WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
+LONE = {"meta", "rect", "line", "circle"}  # may be without an end
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return virtual_recording(WORLD, Fixed(Choice(12, wait=1, patience=0.3, branch_depth=2)))
+
+
+@pytest.fixture(scope="module")
+def timeline(recording: Recording) -> Timeline:
+    return spans_of(recording)
+
+
+@pytest.fixture(scope="module")
+def scene(timeline: Timeline) -> Scene:
+    return scene_of(timeline)
+
+
+class Page(HTMLParser):
+    """Checks that what opens is closed, and keeps what the page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.classes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self.loads += [str(named[name]) for name in ("src", "href", "data") if name in named]
+        self.classes |= set((named.get("class") or "").split())
+        if tag not in LONE:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in LONE:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in LONE:
+            assert self.open.pop() == tag
+
+
+def test_a_page_is_whole_and_loads_nothing(cli: Cli, recording: Recording, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    outcome = cli("timeline", save(recording, tmp_path / "record"), "-o", path)
+    assert (outcome.code, outcome.err) == (0, "")
+    text = path.read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.loads == []
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
+    for name in ("drafter", "wire", "verification", "target", "tokens out", "tokens per pass", "refused"):
+        assert name in text
+    assert {"accepted", "corrected", "refused", "hit", "session"} <= page.classes
+
+
+def test_names_are_escaped(cli: Cli, recording: Recording, tmp_path: Path) -> None:
+    header = recording.header
+    named = replace(header, target=replace(header.target, model="</title><script>alert(1)</script>"))
+    path = tmp_path / "page.html"
+    assert cli("timeline", save(replace(recording, header=named), tmp_path / "record"), "-o", path).code == 0
+    assert "<script>alert" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_the_script_can_be_parsed(tmp_path: Path) -> None:
+    script = tmp_path / "page.js"
+    script.write_text(Path(svg.__file__).with_name("page.js").read_text(encoding="utf-8"), encoding="utf-8")
+    subprocess.run(["node", "--check", script], check=True)
+
+
+@pytest.mark.parametrize("governor", [lock_step(4), Fixed(Choice(0))])
+def test_a_picture_is_drawn(cli: Cli, tmp_path: Path, governor: Fixed) -> None:
+    path = tmp_path / "picture.png"
+    record = save(virtual_recording(WORLD, governor), tmp_path / "record")
+    assert cli("timeline", record, "-o", path, "--first", 3, "--rounds", 6).code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "complaint"),
+    [
+        (("-o", "page.txt"), 2, "--output writes"),
+        (("-o", "nowhere/page.html"), 2, "no such folder"),
+        (("-o", "page.html", "--first", 999), 1, "has no round 999"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(
+    cli: Cli,
+    recording: Recording,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[object, ...],
+    code: int,
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = cli("timeline", save(recording, tmp_path / "record"), *options)
+    assert outcome.code == code
+    assert complaint in outcome.err
+
+
+def test_what_is_seen_first_is_so_many_rounds(timeline: Timeline) -> None:
+    begin, end = window_of(timeline, 4, 5)
+    assert sum(begin <= at < end for at in timeline.passes) == 5
+    assert begin < timeline.passes[3]
+    begin, end = window_of(timeline, 1, 10_000)
+    assert (begin, end) == (0.0, timeline.end)
+
+
+def test_every_shape_lies_in_the_scene_and_has_a_colour(scene: Scene) -> None:
+    known = {*FILLS, *MARK_COLOURS, "message", "small", "miss"}
+    for shape in scene.shapes:
+        assert set(shape.style.split()) <= known
+        if isinstance(shape, Box):
+            assert 0 <= shape.begin <= shape.end <= scene.end
+            assert 0 <= shape.top < shape.top + shape.height <= scene.height
+    assert {style.split()[-1] for style, _ in LEGEND} <= known
+
+
+def test_there_is_a_token_on_the_picture_for_each_emitted(scene: Scene, recording: Recording) -> None:
+    tokens = [shape for shape in scene.shapes if isinstance(shape, Stamp) and not shape.sign]
+    assert recording.finished is not None
+    assert len(tokens) == recording.finished.counts.tokens
+    lane = scene.lanes[-1]
+    assert all(lane.top <= token.top < token.top + token.height <= lane.bottom for token in tokens)
+
+
+def test_lanes_do_not_overlap(scene: Scene) -> None:
+    assert [lane.name for lane in scene.lanes] == [
+        "epoch",
+        "drafter",
+        "wire",
+        "verification",
+        "wire",
+        "target",
+        "tokens out",
+    ]
+    assert all(above.bottom <= below.top for above, below in pairwise(scene.lanes))
+
+
+@pytest.mark.parametrize(("end", "scale"), [(1.0, 1000.0), (0.01, 50_000.0), (100.0, 20.0)])
+def test_ticks_are_round_and_not_crowded(end: float, scale: float) -> None:
+    ticks = ticks_of(end, scale)
+    gaps = {round(later - earlier, 9) for earlier, later in pairwise(ticks)}
+    assert len(gaps) == 1
+    assert svg.TICK_EVERY <= gaps.pop() * scale < 3 * svg.TICK_EVERY
+    assert ticks[0] == 0.0
+    assert ticks[-1] <= end
