@@ -1,0 +1,139 @@
+"""The rules of epochs and of their replies, without services and threads."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossdraft.drafter.branching import Shape, keys
+from crossdraft.drafter.epochs import Epoch, Epochs
+from crossdraft.drafter.growth import Growth, Tip
+from crossdraft.drafter.packing import Packing
+from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import Advance, Branch, Draft, Drafted, Score
+from crossdraft.verification.rows import Proposal
+from crossdraft.verification.trees import ROOT
+from tests.fakes import toy_vocabulary
+
+NOTHING = Letters("")
+
+
+def draft(epoch: int = 1, count: int = 5, chunk: int = 2) -> Draft:
+    return Draft(epoch, 3, Letters("ab"), count, chunk)
+
+
+def branch(number: int) -> Branch:
+    return Branch(number, 0, Letters("x"), (1,))
+
+
+@pytest.mark.parametrize(
+    ("act", "complaint"),
+    [
+        (lambda epochs: epochs.begin(draft(4)), "epoch 4 is over; the latest is 5"),
+        (lambda epochs: epochs.begin(draft(5)), "epoch 5 has begun already"),
+        (lambda epochs: epochs.advance(Advance(6, 9)), "epoch 6 has not begun"),
+        (lambda epochs: epochs.advance(Advance(5, 4)), "may advance from 5 proposals to at most 69, not to 4"),
+        (lambda epochs: epochs.advance(Advance(5, 70)), "may advance from 5 proposals to at most 69, not to 70"),
+        (lambda epochs: epochs.scored(Score(4, 5, (), 5)), "epoch 4 cannot be scored; the latest is 5"),
+        (lambda epochs: epochs.scored(Score(5, 3, (), 5)), "no draft of epoch 5 began at letter 3"),
+        (lambda epochs: epochs.scored(Score(5, 5, (), 6)), "a score of 6 proposals was asked for"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(act, complaint: str) -> None:
+    epochs = Epochs()
+    epoch = epochs.begin(draft(5))
+    with pytest.raises(ProtocolBroken, match=complaint):
+        act(epochs)
+    assert (epochs.number, epoch.count, epoch.over) == (5, 5, False)
+
+
+def test_a_newer_epoch_ends_the_one_before() -> None:
+    epochs = Epochs()
+    older, newer = epochs.begin(draft(1)), epochs.begin(draft(4))
+    assert (older.over, newer.over) == (True, False)
+    assert epochs.advance(Advance(1, 50)) is None
+    assert epochs.advance(Advance(4, 6)) is newer
+    assert newer.count == 6
+    assert not older.wanted
+
+
+@given(
+    chunk=st.integers(1, 6),
+    made=st.lists(st.sampled_from(["proposal", "branch", "advance"]), max_size=40),
+)
+def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(chunk: int, made: list[str]) -> None:
+    epoch = Epoch(draft(count=3, chunk=chunk))
+    packing = Packing(epoch)
+    replies: list[Drafted] = []
+    branches = 0
+    for event in made:
+        if event == "advance":
+            epoch.count += 2
+        elif event == "branch":
+            branches += 1
+            packing.prepare(branch(branches))
+        elif packing.made < epoch.count:
+            packing.propose(Proposal(packing.made))
+        replies += packing.due()
+        held = packing.made - epoch.sent
+        assert held < chunk
+        assert held == 0 or packing.made < epoch.count  # whatever is wanted and complete is sent
+    made_in_all = packing.made
+    replies.append(packing.last("enough"))
+    tokens = [proposal.token for reply in replies for proposal in reply.proposals]
+    assert tokens == list(range(made_in_all))
+    assert [number.number for reply in replies for number in reply.branches] == list(range(1, branches + 1))
+    assert all(len(reply.proposals) <= chunk for reply in replies)
+    assert [reply.first for reply in replies] == np.cumsum([0, *(len(reply.proposals) for reply in replies)])[
+        :-1
+    ].tolist()
+    assert epoch.aside
+    assert not epoch.wanted
+
+
+def test_what_was_adopted_is_sent_as_far_as_it_is_wanted() -> None:
+    epoch = Epoch(draft(count=3, chunk=2))
+    packing = Packing(epoch)
+    for token in range(5):
+        packing.propose(Proposal(token))
+    assert [len(reply.proposals) for reply in packing.due()] == [2, 1]
+    assert not epoch.wanted
+    epoch.count = 6
+    assert [len(reply.proposals) for reply in packing.due()] == [2]
+    assert packing.made == 5
+
+
+def test_keys_are_text_that_was_not_drawn_each_once() -> None:
+    vocabulary = toy_vocabulary(("a", "b", "\ue000", "a", "c", "b"))
+    assert list(keys([3, 2, 5, 1, 4, 0], 0, vocabulary)) == [5, 4]
+
+
+@given(st.data())
+def test_a_tree_that_is_planted_anew_has_the_same_paths(data: st.DataObject) -> None:
+    growth, tips = Growth("session", (7, 8)), [Tip()]
+    for token in range(data.draw(st.integers(1, 30))):
+        grown = data.draw(st.sampled_from(tips))
+        growth.work([Tip(grown.node, token)])
+        tips.append(Tip(growth.nodes - 1))
+    chosen = data.draw(st.sampled_from(tips))
+    before = growth.work([chosen])
+    paths = [before.context + path for path in before.tree.paths()]
+    root = growth.ancestor(chosen.node, data.draw(st.integers(0, 5)))
+    moved = growth.replant(root)
+    after = growth.work([Tip(moved[chosen.node])])
+    assert after.context == paths[root + 1]
+    now = [after.context + path for path in after.tree.paths()]
+    for old, new in moved.items():
+        assert now[new + 1] == paths[old + 1]
+    assert len(moved) == sum(path[: len(after.context)] == after.context for path in paths)
+    assert moved[root] == ROOT
+
+
+def test_a_trees_kept_part_holds_all_unfinished_branches() -> None:
+    for depth in range(1, 12):
+        for width in range(1, 8):
+            shape = Shape(depth, width)
+            assert shape.kept >= shape.least > depth
+            assert shape.room <= shape.kept * shape.cluster
+    assert Shape(0, 1).room == Shape(0, 1).candidates == 0
