@@ -57,7 +57,6 @@ def mean_of(all_estimates: Sequence[Estimates]) -> Estimates:
         target_trip=mean(one.target_trip for one in all_estimates),
         branch_hit=mean(one.branch_hit for one in all_estimates),
         tokens_per_proposal=mean(one.tokens_per_proposal for one in all_estimates),
-        nodes_per_proposal=mean(one.nodes_per_proposal for one in all_estimates),
     )
 
 

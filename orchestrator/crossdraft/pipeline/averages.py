@@ -5,6 +5,7 @@ from statistics import median
 
 MEMORY = 200.0  # judged proposals after which an observation weighs 1/e
 KEPT = 15  # times of one kind that are kept
+PASSES_KEPT = 31  # ... of passes of about one size
 ENOUGH = 3  # times whose median can be relied on
 NODE_COST = 0.02  # of a node in a pass, as a share of a plain one, until it is known
 
@@ -68,7 +69,7 @@ class PassTimes:
 
     def add(self, tokens: int, seconds: float) -> None:
         size = max(begin for begin in self.SIZES if begin <= max(1, tokens))
-        self._latest.setdefault(size, deque(maxlen=KEPT)).append((tokens, seconds))
+        self._latest.setdefault(size, deque(maxlen=PASSES_KEPT)).append((tokens, seconds))
 
     def line(self) -> tuple[float, float]:
         """Seconds of a pass of one token, and of each further one; the prior of the latter weighs as some spread."""

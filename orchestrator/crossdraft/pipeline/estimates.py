@@ -26,11 +26,10 @@ class Estimates:
     slope: float = BRANCH_COST
     drafter_trip: float = 0.0  # seconds
     pass_base: float = 0.0  # seconds in the target
-    pass_node: float = 0.0
+    pass_node: float = 0.0  # ... more for each proposal that it covers, whatever the tree looks like
     target_trip: float = 0.0  # seconds
     branch_hit: float = 0.5
     tokens_per_proposal: float = 1.0
-    nodes_per_proposal: float = 1.0
     judged: float = 0.0  # proposals, with forgetting
     compared: float = 0.0  # ... with tokens that the target had drawn by itself
     replies: int = 0  # of the drafter
@@ -59,9 +58,8 @@ class Estimates:
             self.target_trip,
             self.branch_hit,
             self.tokens_per_proposal,
-            self.nodes_per_proposal,
-            samples,
-            targets,
+            samples=samples,
+            targets=targets,
         )
 
 
@@ -82,7 +80,6 @@ class Learner:
         self._match = Share(min(before.compared, CARRIED), before.match)
         self._hit = Share(min(before.tried, CARRIED), before.branch_hit)
         self._worth = Share(min(before.judged, CARRIED), before.tokens_per_proposal)
-        self._nodes = Share(min(float(before.passes), CARRIED), before.nodes_per_proposal)
         self._forwards = Times(before.token)
         self._gaps = Times(before.token)
         self._firsts = Times(0.0)
@@ -131,7 +128,9 @@ class Learner:
                 self._firsts.add(each)
                 return  # it has read what was committed as well
         if extra:
-            if self._forwards.median():
+            if not self._forwards.median():
+                self._firsts.add(each / (1 + self._before.slope * extra))
+            else:
                 self._with_branches.add((each / self._forwards.median() - 1) / extra)
             return
         self._forwards.add(each)
@@ -141,14 +140,14 @@ class Learner:
     def _passed(self, seen: PassSeen) -> None:
         self.seen += 1
         self._pass_count += 1
-        self._passes.add(seen.tokens, seen.waited)
+        self._passes.add(1 + (seen.tokens - 1 if seen.proposals is None else seen.proposals), seen.waited)
         self._target_trips.add(seen.waited - seen.seconds)
-        if seen.proposals:
-            self._nodes.add(max(0, seen.tokens - 1), seen.proposals)
 
     def _judged(self, seen: Judged) -> None:
         """The first proposals may only be compared with what the target has drawn before; the others were judged."""
         self.seen += 1
+        if not (seen.tokens or self._behind or seen.refused):
+            return  # nothing can be accepted now without a token: it has been told before
         compared, place = 0, seen.first
         worth = max(0.2, self._worth.mean(1.0, 4))
         while self._behind > 0 and compared < seen.accepted:
@@ -195,7 +194,6 @@ class Learner:
             trip,
             min(1.0, max(0.0, self._hit.mean(before.branch_hit, 5))),
             max(0.05, self._worth.mean(before.tokens_per_proposal, 4)),
-            self._nodes.mean(before.nodes_per_proposal, 4),
             self._all.seen,
             self._match.seen,
             self._replies,

@@ -175,7 +175,7 @@ class Adaptive:
             f"({known.judged:.0f} proposals judged), after the target's own tokens {known.match:.2f}",
             f"drafter: {1e3 * known.token:.2f} ms a proposal, round trip {1e3 * known.drafter_trip:.2f} ms "
             f"({known.replies} replies), {known.tokens_per_proposal:.2f} tokens a proposal",
-            f"target: {1e3 * known.pass_base:.2f} ms a pass and {1e3 * known.pass_node:.3f} ms a node, round trip "
+            f"target: {1e3 * known.pass_base:.2f} ms a pass and {1e3 * known.pass_node:.3f} ms a proposal, round trip "
             f"{1e3 * known.target_trip:.2f} ms ({known.passes} passes)",
             f"prepared continuations: {known.branch_hit:.2f} hit ({known.tried:.0f} tried), a further token costs "
             f"{known.slope:.2f} of a forward",
@@ -211,7 +211,6 @@ def changed(before: Estimates, after: Estimates) -> bool:
         (before.token, after.token),
         (before.pass_base, after.pass_base),
         (before.tokens_per_proposal, after.tokens_per_proposal),
-        (before.nodes_per_proposal, after.nodes_per_proposal),
         (1 + before.slope, 1 + after.slope),
     ]
     pass_seconds = after.pass_base + after.target_trip
