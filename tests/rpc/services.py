@@ -29,7 +29,7 @@ SIZE = 100
 DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
 FULL = 13  # a committed id that the toy target takes for a full context
 FAULTY = 14  # one that makes it fail
-HALF = 16  # one that makes it answer with half a distribution
+FOREIGN = 16  # one that makes it answer with an id that it does not have
 SLOW = 15  # one that makes it wait until the test lets it go on
 
 
@@ -73,8 +73,8 @@ class ToyTargetSession:
             raise ZeroDivisionError("a fault of the service")
         if SLOW in request.committed:
             await self.service.go_on.wait()
-        if HALF in request.committed:
-            row = Row(np.array([1]), np.array([0.5]))
+        if FOREIGN in request.committed:
+            row = Row.certain(SIZE)
         return PassDone(request.number, (row,) * len(request.answered), 0.001)
 
     async def close(self) -> None:

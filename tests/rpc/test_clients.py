@@ -24,7 +24,7 @@ from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import Draft, FetchRow, OpenDrafter, OpenTarget, Pass, SamplingOptions
 from crossdraft.verification.trees import ROOT, TokenTree
-from tests.rpc.services import DESCRIPTION, FAULTY, FULL, HALF, SLOW, ToyDrafterService, ToyTargetService
+from tests.rpc.services import DESCRIPTION, FAULTY, FOREIGN, FULL, SLOW, ToyDrafterService, ToyTargetService
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 AT_ONCE = Listening(grace_seconds=0)
@@ -114,7 +114,7 @@ async def test_traffic_counts_serialized_bytes(client):
         await session.run(Pass(2, tuple(range(20, 60)), TokenTree()))
         large = session.traffic.bytes_sent - before[0] - small
     assert (session.traffic.messages_sent, session.traffic.messages_received) == (3, 3)
-    assert small == 2 + 2 + 2 + 3 + 3  # envelope; number; tree's envelope; one token; one parent
+    assert small == 2 + 2 + 2 + 3  # envelope; number; tree's envelope; one token; a chain's parents go without saying
     assert large == 2 + 2 + 2 + 2 + 40  # envelope; number; empty tree; packed field's head; forty ids of one byte
     assert session.traffic.bytes_received > before[1]
     assert session.traffic.seconds_waited > 0
@@ -181,8 +181,8 @@ async def test_a_fault_of_the_service_is_internal_and_it_lives_on(client, servic
 
 async def test_a_reply_that_means_nothing_is_the_services_fault(client, service):
     async with client.session(OPEN) as session:
-        with pytest.raises(Internal, match=r"sent a reply that means nothing: nodes\[0\].row sums to 0.5"):
-            await session.run(one_pass(1, HALF))
+        with pytest.raises(Internal, match=r"sent a reply that means nothing: rows.ids has the id 100"):
+            await session.run(one_pass(1, FOREIGN))
         await service.wait_closed(1)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from crossdraft.rpc.codec import Opened
+from crossdraft.rpc.rows_codec import GRID
 from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.verification.exchange import (
     MOST_PROPOSALS,
@@ -34,7 +35,7 @@ counts = st.integers(1, MOST_PROPOSALS)
 ids = st.integers(0, SIZE - 1)
 id_tuples = st.lists(ids, max_size=6).map(tuple)
 id_arrays = st.lists(ids, max_size=6).map(lambda listed: np.array(listed, dtype=np.int64))
-seconds = st.floats(0, 1e6)
+seconds = st.floats(0, 1e6, width=32)
 letters = st.lists(
     st.one_of(
         st.integers(0, 0xFF).map(chr),
@@ -57,14 +58,23 @@ options = st.builds(
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> Row:
-    """Rows as they are sent: probabilities that float32 holds, a tail that completes them."""
-    listed = draw(st.lists(ids, min_size=1, max_size=8, unique=True))
-    weights = np.array(draw(st.lists(st.floats(0.01, 1), min_size=len(listed), max_size=len(listed))))
-    tail_weight = draw(st.just(0.0) | st.floats(0.01, 1))
-    values = (weights / (weights.sum() + tail_weight)).astype(np.float32).astype(np.float64)
-    tail = 0.0 if tail_weight == 0 else 1 - float(values.sum())
-    return Row(np.array(listed, dtype=np.int64), values, tail)
+def rows(draw: st.DrawFn, whole: bool = False) -> Row:
+    """Rows as they are sent: probabilities are steps of 2^-24, the tail completes them."""
+    count = draw(st.integers(1, 20))
+    listed = draw(st.lists(ids, min_size=count, max_size=count, unique=True))
+    weights = np.array(draw(st.lists(st.floats(0, 1), min_size=count, max_size=count))) + 1e-3
+    tail = 0.0 if whole else draw(st.just(0.0) | st.floats(0.01, 1))
+    steps = np.rint(weights / (weights.sum() + tail) * (GRID - count)).astype(np.int64)
+    steps[0] += 0 if tail else GRID - steps.sum()
+    return Row(np.array(listed, dtype=np.int64), steps / GRID, (GRID - int(steps.sum())) / GRID)
+
+
+@st.composite
+def whole_rows(draw: st.DrawFn) -> Row:
+    """Whole rows as they are sent: probabilities that float32 holds."""
+    listed = draw(st.lists(ids, min_size=1, max_size=20, unique=True))
+    weights = np.array(draw(st.lists(st.floats(1e-30, 1), min_size=len(listed), max_size=len(listed))))
+    return Row(np.array(listed, dtype=np.int64), (weights / weights.sum()).astype(np.float32).astype(np.float64))
 
 
 @st.composite
@@ -83,13 +93,18 @@ def passes(draw: st.DrawFn) -> Pass:
 
 
 @st.composite
-def proposals(draw: st.DrawFn) -> Proposal:
+def drafts_made(draw: st.DrawFn) -> tuple[Proposal, ...]:
+    """The proposals of one reply."""
     whose = draw(st.sampled_from(Whose))
-    row = draw(st.none() | rows())
-    return Proposal(draw(ids if row is None else st.sampled_from(row.ids.tolist())), row, whose)
+    if draw(st.booleans()):
+        return tuple(Proposal(token, None, whose) for token in draw(id_tuples))
+    made = draw(st.lists(rows(whole=True), max_size=4))
+    return tuple(Proposal(draw(st.sampled_from(row.ids[row.probabilities > 0].tolist())), row, whose) for row in made)
 
 
-nodes = rows() | st.builds(Sample, ids, st.floats(-1e4, 0))
+nodes = st.lists(rows(), min_size=1, max_size=4) | st.lists(
+    st.builds(Sample, ids, st.floats(-1e4, 0, width=32)), min_size=1, max_size=4
+)
 
 target_requests = st.one_of(
     st.builds(OpenTarget, st.lists(ids, min_size=1, max_size=6).map(tuple), options, noise, st.integers(0, 1000)),
@@ -98,8 +113,8 @@ target_requests = st.one_of(
 )
 target_replies = st.one_of(
     st.builds(Opened, st.text(max_size=8)),
-    st.builds(PassDone, numbers, st.lists(nodes, min_size=1, max_size=4).map(tuple), seconds),
-    st.builds(RowFetched, numbers, st.integers(0, 100), rows()),
+    st.builds(PassDone, numbers, nodes.map(tuple), seconds),
+    st.builds(RowFetched, numbers, st.integers(0, 100), whole_rows() | rows().filter(lambda row: not row.whole)),
 )
 
 
@@ -146,7 +161,7 @@ drafter_replies = st.one_of(
     st.builds(
         Drafted,
         epoch=numbers,
-        proposals=st.lists(proposals(), max_size=4).map(tuple),
+        proposals=drafts_made(),
         seconds=seconds,
         reason=st.text(max_size=8),
         first=st.integers(0, 2**32 - 1),

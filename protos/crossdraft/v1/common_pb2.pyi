@@ -80,18 +80,38 @@ class NoiseKey(_message.Message):
     choice: int
     def __init__(self, seed: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
 
-class Row(_message.Message):
-    __slots__ = ("ids", "probabilities", "tail")
+class Numbers(_message.Message):
+    __slots__ = ("count", "bits", "data")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    bits: int
+    data: bytes
+    def __init__(self, count: _Optional[int] = ..., bits: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class IdLists(_message.Message):
+    __slots__ = ("counts", "ids")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    ids: Numbers
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., ids: _Optional[_Union[Numbers, _Mapping]] = ...) -> None: ...
+
+class Rows(_message.Message):
+    __slots__ = ("ids", "large", "small")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LARGE_FIELD_NUMBER: _ClassVar[int]
+    SMALL_FIELD_NUMBER: _ClassVar[int]
+    ids: IdLists
+    large: Numbers
+    small: Numbers
+    def __init__(self, ids: _Optional[_Union[IdLists, _Mapping]] = ..., large: _Optional[_Union[Numbers, _Mapping]] = ..., small: _Optional[_Union[Numbers, _Mapping]] = ...) -> None: ...
+
+class WholeRow(_message.Message):
+    __slots__ = ("ids", "probabilities")
     IDS_FIELD_NUMBER: _ClassVar[int]
     PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
-    TAIL_FIELD_NUMBER: _ClassVar[int]
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    probabilities: _containers.RepeatedScalarFieldContainer[float]
-    tail: float
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., probabilities: _Optional[_Iterable[float]] = ..., tail: _Optional[float] = ...) -> None: ...
-
-class IdList(_message.Message):
-    __slots__ = ("ids",)
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    ids: Numbers
+    probabilities: bytes
+    def __init__(self, ids: _Optional[_Union[Numbers, _Mapping]] = ..., probabilities: _Optional[bytes] = ...) -> None: ...

@@ -25,35 +25,31 @@ _sym_db = _symbol_database.Default()
 from crossdraft.v1 import common_pb2 as crossdraft_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63rossdraft/v1/drafter.proto\x12\rcrossdraft.v1\x1a\x1a\x63rossdraft/v1/common.proto\"\xbe\x01\n\x0c\x44raftRequest\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.crossdraft.v1.OpenDrafterH\x00\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x14.crossdraft.v1.DraftH\x00\x12%\n\x05score\x18\x03 \x01(\x0b\x32\x14.crossdraft.v1.ScoreH\x00\x12)\n\x07\x61\x64vance\x18\x04 \x01(\x0b\x32\x16.crossdraft.v1.AdvanceH\x00\x42\t\n\x07message\"\x94\x01\n\nDraftReply\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.crossdraft.v1.OpenedH\x00\x12)\n\x07\x64rafted\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.DraftedH\x00\x12\'\n\x06scored\x18\x03 \x01(\x0b\x32\x15.crossdraft.v1.ScoredH\x00\x42\t\n\x07message\"\xd8\x01\n\x0bOpenDrafter\x12\x0e\n\x06prompt\x18\x01 \x01(\x0c\x12/\n\x07options\x18\x02 \x01(\x0b\x32\x1e.crossdraft.v1.SamplingOptions\x12&\n\x05noise\x18\x03 \x01(\x0b\x32\x17.crossdraft.v1.NoiseKey\x12\x11\n\trow_width\x18\x04 \x01(\r\x12&\n\x07\x61llowed\x18\x05 \x01(\x0b\x32\x15.crossdraft.v1.IdList\x12\x14\n\x0credistribute\x18\x06 \x01(\t\x12\x0f\n\x07\x61udited\x18\x07 \x01(\x08\"\xb5\x01\n\x05\x44raft\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07letters\x18\x03 \x01(\x0c\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x12\n\x05\x63hunk\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x62ranch_depth\x18\x06 \x01(\r\x12\x19\n\x0c\x62ranch_width\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05\x61\x64opt\x18\x08 \x01(\rB\x08\n\x06_chunkB\x0f\n\r_branch_width\"\'\n\x07\x41\x64vance\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\x9d\x01\n\x07\x44rafted\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12*\n\tproposals\x18\x02 \x03(\x0b\x32\x17.crossdraft.v1.Proposal\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x66irst\x18\x05 \x01(\r\x12\'\n\x08\x62ranches\x18\x06 \x03(\x0b\x32\x15.crossdraft.v1.Branch\"I\n\x06\x42ranch\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07letters\x18\x03 \x01(\x0c\x12\x0e\n\x06tokens\x18\x04 \x03(\r\"G\n\x05Score\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07strings\x18\x03 \x03(\x0c\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"?\n\x06Scored\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x01\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"_\n\x08Proposal\x12\r\n\x05token\x18\x01 \x01(\r\x12#\n\x05whose\x18\x02 \x01(\x0e\x32\x14.crossdraft.v1.Whose\x12\x1f\n\x03row\x18\x03 \x01(\x0b\x32\x12.crossdraft.v1.Row*C\n\x05Whose\x12\x15\n\x11WHOSE_UNSPECIFIED\x10\x00\x12\x11\n\rWHOSE_DRAFTER\x10\x01\x12\x10\n\x0cWHOSE_TARGET\x10\x02\x32\x96\x01\n\x07\x44rafter\x12\x46\n\x08\x44\x65scribe\x12\x1e.crossdraft.v1.DescribeRequest\x1a\x1a.crossdraft.v1.Description\x12\x43\n\x05\x44raft\x12\x1b.crossdraft.v1.DraftRequest\x1a\x19.crossdraft.v1.DraftReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63rossdraft/v1/drafter.proto\x12\rcrossdraft.v1\x1a\x1a\x63rossdraft/v1/common.proto\"\xbe\x01\n\x0c\x44raftRequest\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.crossdraft.v1.OpenDrafterH\x00\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x14.crossdraft.v1.DraftH\x00\x12%\n\x05score\x18\x03 \x01(\x0b\x32\x14.crossdraft.v1.ScoreH\x00\x12)\n\x07\x61\x64vance\x18\x04 \x01(\x0b\x32\x16.crossdraft.v1.AdvanceH\x00\x42\t\n\x07message\"\x94\x01\n\nDraftReply\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.crossdraft.v1.OpenedH\x00\x12)\n\x07\x64rafted\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.DraftedH\x00\x12\'\n\x06scored\x18\x03 \x01(\x0b\x32\x15.crossdraft.v1.ScoredH\x00\x42\t\n\x07message\"\xd9\x01\n\x0bOpenDrafter\x12\x0e\n\x06prompt\x18\x01 \x01(\x0c\x12/\n\x07options\x18\x02 \x01(\x0b\x32\x1e.crossdraft.v1.SamplingOptions\x12&\n\x05noise\x18\x03 \x01(\x0b\x32\x17.crossdraft.v1.NoiseKey\x12\x11\n\trow_width\x18\x04 \x01(\r\x12\'\n\x07\x61llowed\x18\x05 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x14\n\x0credistribute\x18\x06 \x01(\t\x12\x0f\n\x07\x61udited\x18\x07 \x01(\x08\"\xb5\x01\n\x05\x44raft\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07letters\x18\x03 \x01(\x0c\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x12\n\x05\x63hunk\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x62ranch_depth\x18\x06 \x01(\r\x12\x19\n\x0c\x62ranch_width\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05\x61\x64opt\x18\x08 \x01(\rB\x08\n\x06_chunkB\x0f\n\r_branch_width\"\'\n\x07\x41\x64vance\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xb8\x01\n\x07\x44rafted\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x12\n\ntarget_ids\x18\x03 \x01(\x08\x12!\n\x04rows\x18\x04 \x01(\x0b\x32\x13.crossdraft.v1.Rows\x12\x0f\n\x07seconds\x18\x05 \x01(\x02\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\r\n\x05\x66irst\x18\x07 \x01(\r\x12\'\n\x08\x62ranches\x18\x08 \x03(\x0b\x32\x15.crossdraft.v1.Branch\"I\n\x06\x42ranch\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07letters\x18\x03 \x01(\x0c\x12\x0e\n\x06tokens\x18\x04 \x03(\r\"G\n\x05Score\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07strings\x18\x03 \x03(\x0c\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"?\n\x06Scored\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x01\x12\x0f\n\x07seconds\x18\x03 \x01(\x02\x32\x96\x01\n\x07\x44rafter\x12\x46\n\x08\x44\x65scribe\x12\x1e.crossdraft.v1.DescribeRequest\x1a\x1a.crossdraft.v1.Description\x12\x43\n\x05\x44raft\x12\x1b.crossdraft.v1.DraftRequest\x1a\x19.crossdraft.v1.DraftReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crossdraft.v1.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WHOSE']._serialized_start=1332
-  _globals['_WHOSE']._serialized_end=1399
   _globals['_DRAFTREQUEST']._serialized_start=75
   _globals['_DRAFTREQUEST']._serialized_end=265
   _globals['_DRAFTREPLY']._serialized_start=268
   _globals['_DRAFTREPLY']._serialized_end=416
   _globals['_OPENDRAFTER']._serialized_start=419
-  _globals['_OPENDRAFTER']._serialized_end=635
-  _globals['_DRAFT']._serialized_start=638
-  _globals['_DRAFT']._serialized_end=819
-  _globals['_ADVANCE']._serialized_start=821
-  _globals['_ADVANCE']._serialized_end=860
-  _globals['_DRAFTED']._serialized_start=863
-  _globals['_DRAFTED']._serialized_end=1020
-  _globals['_BRANCH']._serialized_start=1022
-  _globals['_BRANCH']._serialized_end=1095
-  _globals['_SCORE']._serialized_start=1097
-  _globals['_SCORE']._serialized_end=1168
-  _globals['_SCORED']._serialized_start=1170
-  _globals['_SCORED']._serialized_end=1233
-  _globals['_PROPOSAL']._serialized_start=1235
-  _globals['_PROPOSAL']._serialized_end=1330
-  _globals['_DRAFTER']._serialized_start=1402
-  _globals['_DRAFTER']._serialized_end=1552
+  _globals['_OPENDRAFTER']._serialized_end=636
+  _globals['_DRAFT']._serialized_start=639
+  _globals['_DRAFT']._serialized_end=820
+  _globals['_ADVANCE']._serialized_start=822
+  _globals['_ADVANCE']._serialized_end=861
+  _globals['_DRAFTED']._serialized_start=864
+  _globals['_DRAFTED']._serialized_end=1048
+  _globals['_BRANCH']._serialized_start=1050
+  _globals['_BRANCH']._serialized_end=1123
+  _globals['_SCORE']._serialized_start=1125
+  _globals['_SCORE']._serialized_end=1196
+  _globals['_SCORED']._serialized_start=1198
+  _globals['_SCORED']._serialized_end=1261
+  _globals['_DRAFTER']._serialized_start=1264
+  _globals['_DRAFTER']._serialized_end=1414
 # @@protoc_insertion_point(module_scope)

@@ -1,21 +1,11 @@
 from crossdraft.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class Whose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    WHOSE_UNSPECIFIED: _ClassVar[Whose]
-    WHOSE_DRAFTER: _ClassVar[Whose]
-    WHOSE_TARGET: _ClassVar[Whose]
-WHOSE_UNSPECIFIED: Whose
-WHOSE_DRAFTER: Whose
-WHOSE_TARGET: Whose
 
 class DraftRequest(_message.Message):
     __slots__ = ("open", "draft", "score", "advance")
@@ -52,10 +42,10 @@ class OpenDrafter(_message.Message):
     options: _common_pb2.SamplingOptions
     noise: _common_pb2.NoiseKey
     row_width: int
-    allowed: _common_pb2.IdList
+    allowed: _common_pb2.Numbers
     redistribute: str
     audited: bool
-    def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.IdList, _Mapping]] = ..., redistribute: _Optional[str] = ..., audited: _Optional[bool] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.Numbers, _Mapping]] = ..., redistribute: _Optional[str] = ..., audited: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("epoch", "offset", "letters", "count", "chunk", "branch_depth", "branch_width", "adopt")
@@ -86,20 +76,24 @@ class Advance(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Drafted(_message.Message):
-    __slots__ = ("epoch", "proposals", "seconds", "reason", "first", "branches")
+    __slots__ = ("epoch", "tokens", "target_ids", "rows", "seconds", "reason", "first", "branches")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    target_ids: bool
+    rows: _common_pb2.Rows
     seconds: float
     reason: str
     first: int
     branches: _containers.RepeatedCompositeFieldContainer[Branch]
-    def __init__(self, epoch: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., seconds: _Optional[float] = ..., reason: _Optional[str] = ..., first: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., target_ids: _Optional[bool] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., seconds: _Optional[float] = ..., reason: _Optional[str] = ..., first: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
 
 class Branch(_message.Message):
     __slots__ = ("number", "offset", "letters", "tokens")
@@ -134,13 +128,3 @@ class Scored(_message.Message):
     probabilities: _containers.RepeatedScalarFieldContainer[float]
     seconds: float
     def __init__(self, epoch: _Optional[int] = ..., probabilities: _Optional[_Iterable[float]] = ..., seconds: _Optional[float] = ...) -> None: ...
-
-class Proposal(_message.Message):
-    __slots__ = ("token", "whose", "row")
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    WHOSE_FIELD_NUMBER: _ClassVar[int]
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    token: int
-    whose: Whose
-    row: _common_pb2.Row
-    def __init__(self, token: _Optional[int] = ..., whose: _Optional[_Union[Whose, str]] = ..., row: _Optional[_Union[_common_pb2.Row, _Mapping]] = ...) -> None: ...

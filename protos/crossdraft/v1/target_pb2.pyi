@@ -49,9 +49,9 @@ class Pass(_message.Message):
     number: int
     committed: _containers.RepeatedScalarFieldContainer[int]
     tree: TokenTree
-    listed: _containers.RepeatedCompositeFieldContainer[_common_pb2.IdList]
+    listed: _common_pb2.IdLists
     wanted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[_Iterable[_Union[_common_pb2.IdList, _Mapping]]] = ..., wanted: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[_Union[_common_pb2.IdLists, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenTree(_message.Message):
     __slots__ = ("tokens", "parents")
@@ -62,30 +62,24 @@ class TokenTree(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PassDone(_message.Message):
-    __slots__ = ("number", "nodes", "seconds")
+    __slots__ = ("number", "rows", "samples", "seconds")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    NODES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     number: int
-    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    rows: _common_pb2.Rows
+    samples: Samples
     seconds: float
-    def __init__(self, number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
-class Node(_message.Message):
-    __slots__ = ("row", "sample")
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_FIELD_NUMBER: _ClassVar[int]
-    row: _common_pb2.Row
-    sample: Sample
-    def __init__(self, row: _Optional[_Union[_common_pb2.Row, _Mapping]] = ..., sample: _Optional[_Union[Sample, _Mapping]] = ...) -> None: ...
-
-class Sample(_message.Message):
-    __slots__ = ("token", "log_probability")
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
-    token: int
-    log_probability: float
-    def __init__(self, token: _Optional[int] = ..., log_probability: _Optional[float] = ...) -> None: ...
+class Samples(_message.Message):
+    __slots__ = ("tokens", "log_probabilities")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FetchRow(_message.Message):
     __slots__ = ("number", "node", "listed")
@@ -94,15 +88,17 @@ class FetchRow(_message.Message):
     LISTED_FIELD_NUMBER: _ClassVar[int]
     number: int
     node: int
-    listed: _common_pb2.IdList
-    def __init__(self, number: _Optional[int] = ..., node: _Optional[int] = ..., listed: _Optional[_Union[_common_pb2.IdList, _Mapping]] = ...) -> None: ...
+    listed: _common_pb2.Numbers
+    def __init__(self, number: _Optional[int] = ..., node: _Optional[int] = ..., listed: _Optional[_Union[_common_pb2.Numbers, _Mapping]] = ...) -> None: ...
 
 class RowFetched(_message.Message):
-    __slots__ = ("number", "node", "row")
+    __slots__ = ("number", "node", "head", "whole")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
-    ROW_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     number: int
     node: int
-    row: _common_pb2.Row
-    def __init__(self, number: _Optional[int] = ..., node: _Optional[int] = ..., row: _Optional[_Union[_common_pb2.Row, _Mapping]] = ...) -> None: ...
+    head: _common_pb2.Rows
+    whole: _common_pb2.WholeRow
+    def __init__(self, number: _Optional[int] = ..., node: _Optional[int] = ..., head: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., whole: _Optional[_Union[_common_pb2.WholeRow, _Mapping]] = ...) -> None: ...

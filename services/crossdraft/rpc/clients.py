@@ -181,7 +181,8 @@ class DrafterClient(_Client):
     async def open(self, request: OpenDrafter) -> DrafterSession:
         """An open session; raises ServiceError. Close it, or use `session`."""
         description = await self.described()
-        size = description.vocabulary_size
+        # With `redistribute` it speaks in the target's ids, which this client does not know.
+        size = None if request.redistribute else description.vocabulary_size
         wire = Wire(
             "/crossdraft.v1.Drafter/Draft",
             self.limit,

@@ -4,18 +4,14 @@ Decoding checks everything that a value must fulfil, and raises `BadMessage` wit
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.verification.exchange import Description, NoiseKey, SamplingOptions
-from crossdraft.verification.rows import Ids, Row
 
-SUM_TOLERANCE = 1e-4  # of a row's sum; float32 rounding of any row stays below it
 FIRST_OF_SIDES = min(side.value for side in Side)
 ROLES = frozenset(role.value for role in Role)
 
@@ -49,48 +45,12 @@ def decode_letters(raw: bytes, name: str) -> Letters:
     return Letters(text)
 
 
-def decode_ids(field: Sequence[int], name: str, vocabulary_size: int | None) -> Ids:
-    """Token ids, shape (n,), int64; raises BadMessage if one is outside the vocabulary (where its size is known)."""
-    ids = np.fromiter(field, dtype=np.int64, count=len(field))
-    if vocabulary_size is not None and ids.size and int(ids.max()) >= vocabulary_size:
-        raise BadMessage(f"{name} has the id {int(ids.max())}, but the vocabulary has {vocabulary_size} ids")
-    return ids
-
-
 def decode_id_tuple(field: Sequence[int], name: str, vocabulary_size: int | None) -> tuple[int, ...]:
-    """The same as a tuple."""
-    return tuple(decode_ids(field, name, vocabulary_size).tolist())
-
-
-def encode_row(row: Row) -> pb.Row:
-    """A row; probabilities are rounded to float32."""
-    return pb.Row(ids=row.ids.tolist(), probabilities=row.probabilities.tolist(), tail=row.tail)
-
-
-def decode_row(message: pb.Row, name: str, vocabulary_size: int | None) -> Row:
-    """A row with exactly the float32 probabilities that were sent.
-
-    Raises:
-        BadMessage: lengths differ, ids repeat, or it is no distribution.
-    """
-    ids = decode_ids(message.ids, f"{name}.ids", vocabulary_size)
-    count = len(message.probabilities)
-    probabilities = np.fromiter(message.probabilities, dtype=np.float64, count=count)
-    if len(ids) != count:
-        raise BadMessage(f"{name} has {len(ids)} ids but {count} probabilities")
-    if len(np.unique(ids)) != len(ids):
-        raise BadMessage(f"{name}.ids are not distinct")
-    check_distribution(np.append(probabilities, message.tail), name)
-    return Row(ids, probabilities, message.tail)
-
-
-def check_distribution(masses: np.ndarray[tuple[int], np.dtype[np.float64]], name: str) -> None:
-    """Raises BadMessage unless all masses are in [0, 1] and sum to one within SUM_TOLERANCE."""
-    if not bool(np.all((masses >= 0) & (masses <= 1))):  # false for NaN as well
-        raise BadMessage(f"{name} has a probability that is not between 0 and 1")
-    total = float(masses.sum())
-    if abs(total - 1) > SUM_TOLERANCE:
-        raise BadMessage(f"{name} sums to {total:.6g} with its tail; it must be 1 within {SUM_TOLERANCE}")
+    """A few token ids; raises BadMessage if one is outside the vocabulary (where its size is known)."""
+    ids = tuple(field)
+    if vocabulary_size is not None and ids and max(ids) >= vocabulary_size:
+        raise BadMessage(f"{name} has the id {max(ids)}, but the vocabulary has {vocabulary_size} ids")
+    return ids
 
 
 def check_seconds(seconds: float) -> float:
@@ -115,7 +75,7 @@ def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
 
 def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> SamplingOptions:
     """Sampling options; raises BadMessage when one is out of its range."""
-    decode_ids([bias.id for bias in message.logit_bias], "options.logit_bias", vocabulary_size)
+    decode_id_tuple([bias.id for bias in message.logit_bias], "options.logit_bias", vocabulary_size)
     try:
         return SamplingOptions(
             temperature=message.temperature if message.HasField("temperature") else 1.0,
@@ -138,16 +98,6 @@ def encode_noise(noise: NoiseKey | None) -> pb.NoiseKey | None:
 def decode_noise(message: pb.NoiseKey) -> NoiseKey:
     """A noise key that is set."""
     return NoiseKey(message.seed, message.choice)
-
-
-def encode_id_list(ids: Ids | None) -> pb.IdList | None:
-    """A list of ids, which may be empty, or nothing."""
-    return None if ids is None else pb.IdList(ids=ids.tolist())
-
-
-def encode_id_lists(lists: Iterable[Ids]) -> list[pb.IdList]:
-    """One list of ids a node."""
-    return [pb.IdList(ids=ids.tolist()) for ids in lists]
 
 
 def encode_description(description: Description) -> pb.Description:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from crossdraft.rpc import codec
+from crossdraft.rpc import codec, packing, rows_codec
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.letters import NOTHING
@@ -22,9 +22,6 @@ from crossdraft.verification.rows import Proposal, Whose
 
 Request = OpenDrafter | Draft | Advance | Score
 Reply = Opened | Drafted | Scored
-
-_WIRE_OF = {Whose.DRAFTER: pb.WHOSE_DRAFTER, Whose.TARGET: pb.WHOSE_TARGET}
-_WHOSE_OF = {wire: whose for whose, wire in _WIRE_OF.items()}
 
 
 def encode_request(request: Request) -> pb.DraftRequest:
@@ -86,7 +83,7 @@ def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
         options=codec.encode_options(request.options),
         noise=codec.encode_noise(request.noise),
         row_width=request.row_width,
-        allowed=codec.encode_id_list(request.allowed),
+        allowed=packing.encode_ids(request.allowed),
         redistribute=request.redistribute,
         audited=request.audited,
     )
@@ -95,7 +92,7 @@ def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
 def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDrafter:
     allowed = None
     if message.HasField("allowed"):
-        allowed = codec.decode_ids(message.allowed.ids, "allowed", vocabulary_size)
+        allowed = packing.decode_ids(message.allowed, "allowed", vocabulary_size)
     if message.audited and not message.HasField("noise"):
         raise BadMessage("audited needs noise: without it no draw can be recomputed")
     return OpenDrafter(
@@ -180,9 +177,16 @@ def _decode_scored(message: pb.Scored) -> Scored:
 
 
 def _encode_drafted(reply: Drafted) -> pb.Drafted:
+    """The proposals of a reply use the same ids, and all have rows or none has; raises ValueError if not."""
+    rows = [proposal.row for proposal in reply.proposals if proposal.row is not None]
+    kinds = {proposal.whose for proposal in reply.proposals}
+    if len(rows) not in (0, len(reply.proposals)) or len(kinds) > 1:
+        raise ValueError("the proposals of a reply must all have rows or none, and use the same ids")
     return pb.Drafted(
         epoch=reply.epoch,
-        proposals=[_encode_proposal(proposal) for proposal in reply.proposals],
+        tokens=[proposal.token for proposal in reply.proposals],
+        target_ids=Whose.TARGET in kinds,
+        rows=rows_codec.encode_rows(rows) if rows else None,
         seconds=reply.seconds,
         reason=reply.reason,
         first=reply.first,
@@ -191,23 +195,34 @@ def _encode_drafted(reply: Drafted) -> pb.Drafted:
 
 
 def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted:
-    if len(message.proposals) > MOST_PROPOSALS:
-        raise BadMessage(f"proposals has {len(message.proposals)}; one reply has at most {MOST_PROPOSALS}")
-    proposals = tuple(
-        _decode_proposal(proposal, f"proposals[{place}]", vocabulary_size)
-        for place, proposal in enumerate(message.proposals)
-    )
+    # The vocabulary that is known is the drafter's own; ids of the target's are checked by who knows them.
+    size = None if message.target_ids else vocabulary_size
     return Drafted(
         epoch=message.epoch,
-        proposals=proposals,
+        proposals=_decode_proposals(message, size),
         seconds=codec.check_seconds(message.seconds),
         reason=message.reason,
         first=message.first,
         branches=tuple(
-            _decode_branch(branch, f"branches[{place}]", vocabulary_size)
-            for place, branch in enumerate(message.branches)
+            _decode_branch(branch, f"branches[{place}]", size) for place, branch in enumerate(message.branches)
         ),
     )
+
+
+def _decode_proposals(message: pb.Drafted, size: int | None) -> tuple[Proposal, ...]:
+    tokens = codec.decode_id_tuple(message.tokens, "tokens", size)
+    if len(tokens) > MOST_PROPOSALS:
+        raise BadMessage(f"tokens has {len(tokens)}; one reply has at most {MOST_PROPOSALS}")
+    whose = Whose.TARGET if message.target_ids else Whose.DRAFTER
+    if not message.HasField("rows"):
+        return tuple(Proposal(token, None, whose) for token in tokens)
+    rows = rows_codec.decode_rows(message.rows, "rows", size)
+    if len(rows) != len(tokens):
+        raise BadMessage(f"rows has {len(rows)} for {len(tokens)} tokens")
+    for token, row in zip(tokens, rows, strict=True):
+        if (row.whole and not row.probability(token)) or not row.lists((token,)):
+            raise BadMessage(f"tokens has {token}, which its own row cannot give")
+    return tuple(Proposal(token, row, whose) for token, row in zip(tokens, rows, strict=True))
 
 
 def _encode_branch(branch: Branch) -> pb.Branch:
@@ -228,23 +243,3 @@ def _decode_branch(message: pb.Branch, name: str, vocabulary_size: int | None) -
     _check_proposals(len(message.tokens), f"{name}.tokens", "how many tokens it has")
     tokens = codec.decode_id_tuple(message.tokens, f"{name}.tokens", vocabulary_size)
     return Branch(message.number, message.offset, letters, tokens)
-
-
-def _encode_proposal(proposal: Proposal) -> pb.Proposal:
-    row = None if proposal.row is None else codec.encode_row(proposal.row)
-    return pb.Proposal(token=proposal.token, whose=_WIRE_OF[proposal.whose], row=row)
-
-
-def _decode_proposal(message: pb.Proposal, name: str, vocabulary_size: int | None) -> Proposal:
-    whose = _WHOSE_OF.get(message.whose)
-    if whose is None:
-        raise BadMessage(f"{name}.whose must be WHOSE_DRAFTER or WHOSE_TARGET")
-    # The vocabulary that is known is the drafter's own; ids of the target's are checked by who knows them.
-    size = vocabulary_size if whose is Whose.DRAFTER else None
-    (token,) = codec.decode_id_tuple([message.token], f"{name}.token", size)
-    if not message.HasField("row"):
-        return Proposal(token, None, whose)
-    row = codec.decode_row(message.row, f"{name}.row", size)
-    if token not in row.ids or row.probability(token) == 0:
-        raise BadMessage(f"{name} has the token {token}, which its own row cannot give")
-    return Proposal(token, row, whose)

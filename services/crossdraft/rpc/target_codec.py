@@ -1,13 +1,13 @@
 """Protobuf to domain values and back: what is said to a target and by it."""
 
-from crossdraft.rpc import codec
+from crossdraft.rpc import codec, packing, rows_codec
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import target_pb2 as pb
 from crossdraft.verification.exchange import FetchRow, OpenTarget, Pass, PassDone, RowFetched, Sample
 from crossdraft.verification.rows import Row
-from crossdraft.verification.trees import TokenTree
+from crossdraft.verification.trees import ROOT, TokenTree
 
 Request = OpenTarget | Pass | FetchRow
 Reply = Opened | PassDone | RowFetched
@@ -46,11 +46,9 @@ def encode_reply(reply: Reply) -> pb.VerifyReply:
         case Opened():
             return pb.VerifyReply(opened=common_pb2.Opened(fingerprint=reply.fingerprint))
         case PassDone():
-            nodes = [_encode_node(node) for node in reply.nodes]
-            return pb.VerifyReply(done=pb.PassDone(number=reply.number, nodes=nodes, seconds=reply.seconds))
+            return pb.VerifyReply(done=_encode_done(reply))
         case RowFetched():
-            row = codec.encode_row(reply.row)
-            return pb.VerifyReply(fetched=pb.RowFetched(number=reply.number, node=reply.node, row=row))
+            return pb.VerifyReply(fetched=_encode_fetched(reply))
 
 
 def decode_reply(message: pb.VerifyReply, vocabulary_size: int | None) -> Reply:
@@ -61,9 +59,7 @@ def decode_reply(message: pb.VerifyReply, vocabulary_size: int | None) -> Reply:
         case "done":
             return _decode_done(message.done, vocabulary_size)
         case "fetched":
-            fetched = message.fetched
-            row = codec.decode_row(fetched.row, "row", vocabulary_size)
-            return RowFetched(fetched.number, fetched.node, row)
+            return _decode_fetched(message.fetched, vocabulary_size)
         case _:
             raise BadMessage("a VerifyReply must be one of opened, done and fetched")
 
@@ -95,8 +91,8 @@ def _encode_pass(request: Pass) -> pb.Pass:
     return pb.Pass(
         number=request.number,
         committed=request.committed,
-        tree=pb.TokenTree(tokens=tree.tokens, parents=[parent + 1 for parent in tree.parents]),
-        listed=codec.encode_id_lists(request.listed),
+        tree=pb.TokenTree(tokens=tree.tokens, parents=None if _is_chain(tree) else [at + 1 for at in tree.parents]),
+        listed=packing.encode_lists(packing.joined(request.listed)) if request.listed else None,
         wanted=request.wanted,
     )
 
@@ -107,57 +103,97 @@ def _decode_pass(message: pb.Pass, vocabulary_size: int | None) -> Pass:
     if wanted is not None and (max(wanted) > len(tree) or list(wanted) != sorted(set(wanted))):
         raise BadMessage(f"wanted must be ascending, from 0 (the root) to {len(tree)} (the last node), got {wanted}")
     answered = 1 + len(tree) if wanted is None else len(wanted)
-    if len(message.listed) not in (0, answered):
-        raise BadMessage(f"listed has {len(message.listed)} lists; it needs none or {answered}, one a row answered")
+    listed = packing.decode_lists(message.listed, "listed", vocabulary_size).split()
+    if len(listed) not in (0, answered):
+        raise BadMessage(f"listed has {len(listed)} lists; it needs none or {answered}, one a row answered")
     return Pass(
         number=message.number,
         committed=codec.decode_id_tuple(message.committed, "committed", vocabulary_size),
         tree=tree,
-        listed=tuple(codec.decode_ids(ids.ids, "listed", vocabulary_size) for ids in message.listed),
+        listed=tuple(listed),
         wanted=wanted,
     )
 
 
 def _decode_tree(message: pb.TokenTree, vocabulary_size: int | None) -> TokenTree:
     tokens = codec.decode_id_tuple(message.tokens, "tree.tokens", vocabulary_size)
+    parents = tuple(parent - 1 for parent in message.parents) or tuple(range(ROOT, ROOT + len(tokens)))
     try:
-        return TokenTree(tokens, tuple(parent - 1 for parent in message.parents))
+        return TokenTree(tokens, parents)
     except ValueError as error:
         raise BadMessage(f"tree: {error}") from error
 
 
+def _is_chain(tree: TokenTree) -> bool:
+    return tree.parents == tuple(range(ROOT, ROOT + len(tree)))
+
+
 def _encode_fetch(request: FetchRow) -> pb.FetchRow:
-    return pb.FetchRow(number=request.number, node=request.node, listed=codec.encode_id_list(request.listed))
+    return pb.FetchRow(number=request.number, node=request.node, listed=packing.encode_ids(request.listed))
 
 
 def _decode_fetch(message: pb.FetchRow, vocabulary_size: int | None) -> FetchRow:
     listed = None
     if message.HasField("listed"):
-        listed = codec.decode_ids(message.listed.ids, "listed", vocabulary_size)
+        listed = packing.decode_ids(message.listed, "listed", vocabulary_size)
     return FetchRow(message.number, message.node, listed)
 
 
-def _encode_node(node: Row | Sample) -> pb.Node:
-    if isinstance(node, Row):
-        return pb.Node(row=codec.encode_row(node))
-    return pb.Node(sample=pb.Sample(token=node.token, log_probability=node.log_probability))
-
-
-def _decode_node(message: pb.Node, name: str, vocabulary_size: int | None) -> Row | Sample:
-    match message.WhichOneof("answer"):
-        case "row":
-            return codec.decode_row(message.row, f"{name}.row", vocabulary_size)
-        case "sample":
-            (token,) = codec.decode_id_tuple([message.sample.token], f"{name}.sample", vocabulary_size)
-            if not message.sample.log_probability <= LOG_TOLERANCE:  # false for NaN as well
-                raise BadMessage(f"{name}.sample has the log-probability {message.sample.log_probability}; at most 0")
-            return Sample(token, message.sample.log_probability)
-        case _:
-            raise BadMessage(f"{name} must be a row or a sample")
+def _encode_done(reply: PassDone) -> pb.PassDone:
+    """A pass's answers are all rows or all samples; raises ValueError if they are not."""
+    message = pb.PassDone(number=reply.number, seconds=reply.seconds)
+    rows = [node for node in reply.nodes if isinstance(node, Row)]
+    samples = [node for node in reply.nodes if isinstance(node, Sample)]
+    if bool(rows) == bool(samples):
+        raise ValueError(f"a pass needs rows or samples as its answers, not {len(rows)} and {len(samples)}")
+    if rows:
+        message.rows.CopyFrom(rows_codec.encode_rows(rows))
+    else:
+        message.samples.tokens.extend(sample.token for sample in samples)
+        message.samples.log_probabilities.extend(sample.log_probability for sample in samples)
+    return message
 
 
 def _decode_done(message: pb.PassDone, vocabulary_size: int | None) -> PassDone:
-    if not message.nodes:
-        raise BadMessage("done has no nodes; it needs the root at least")
-    nodes = tuple(_decode_node(node, f"nodes[{place}]", vocabulary_size) for place, node in enumerate(message.nodes))
+    nodes: tuple[Row | Sample, ...]
+    match message.WhichOneof("answers"):
+        case "rows":
+            nodes = tuple(rows_codec.decode_rows(message.rows, "rows", vocabulary_size))
+        case "samples":
+            nodes = _decode_samples(message.samples, vocabulary_size)
+        case _:
+            nodes = ()
+    if not nodes:
+        raise BadMessage("done has no rows and no samples; it needs one answer at least")
     return PassDone(message.number, nodes, codec.check_seconds(message.seconds))
+
+
+def _decode_samples(message: pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
+    tokens = codec.decode_id_tuple(message.tokens, "samples.tokens", vocabulary_size)
+    log_probabilities = tuple(message.log_probabilities)
+    if len(tokens) != len(log_probabilities):
+        raise BadMessage(f"samples has {len(tokens)} tokens but {len(log_probabilities)} log-probabilities")
+    for value in log_probabilities:
+        if not value <= LOG_TOLERANCE:  # false for NaN as well
+            raise BadMessage(f"samples has the log-probability {value}; at most 0 is possible")
+    return tuple(map(Sample, tokens, log_probabilities))
+
+
+def _encode_fetched(reply: RowFetched) -> pb.RowFetched:
+    if reply.row.whole:
+        return pb.RowFetched(number=reply.number, node=reply.node, whole=rows_codec.encode_whole(reply.row))
+    return pb.RowFetched(number=reply.number, node=reply.node, head=rows_codec.encode_rows([reply.row]))
+
+
+def _decode_fetched(message: pb.RowFetched, vocabulary_size: int | None) -> RowFetched:
+    match message.WhichOneof("row"):
+        case "whole":
+            row = rows_codec.decode_whole(message.whole, "whole", vocabulary_size)
+        case "head":
+            rows = rows_codec.decode_rows(message.head, "head", vocabulary_size)
+            if len(rows) != 1:
+                raise BadMessage(f"head has {len(rows)} rows; it needs one")
+            (row,) = rows
+        case _:
+            raise BadMessage("fetched needs a head or a whole row")
+    return RowFetched(message.number, message.node, row)
