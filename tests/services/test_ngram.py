@@ -16,8 +16,9 @@ from crossdraft.pipeline import GenerationRequest, SamplingOptions, connect
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Role, from_bytes
-from crossdraft.verification.exchange import Draft, Drafted, NoiseKey, OpenDrafter, Score
+from crossdraft.verification.exchange import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
 from tests.services.conftest import AT_ONCE
+from tests.services.streaming import Epoch
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"one two three, one two ")
@@ -128,6 +129,29 @@ async def test_the_text_is_rewound_and_goes_on(ngram: DrafterClient) -> None:
         assert text_of(await session.draft(Draft(4, 0, Letters("one two "), 5))) == "one t"
 
 
+async def test_copies_are_streamed_and_go_on_when_the_window_does(ngram: DrafterClient) -> None:
+    async with ngram.session(OPEN) as session:
+        await session.send(Draft(1, 0, NOTHING, 5, 2, branch_depth=3))  # it prepares none
+        epoch = await Epoch(1).complete(session, 5)
+        await session.send(Advance(1, 12))
+        await epoch.complete(session, 12)
+        assert [len(reply.proposals) for reply in epoch.replies] == [2, 2, 1, 2, 2, 2, 1]
+        assert byte_vocabulary().letters_of(epoch.tokens) == "three, one t"
+
+
+async def test_it_stands_aside_when_the_rest_has_not_been_seen(ngram: DrafterClient) -> None:
+    text = replace(OPEN, prompt=Letters(f"abcdef{END}g abcd"))
+    async with ngram.session(text) as session:
+        await session.send(Draft(1, 0, NOTHING, 1, 1))
+        epoch = await Epoch(1).complete(session, 1)
+        await session.send(Advance(1, 8))
+        await epoch.complete(session, 2)
+        assert (await epoch.hear(session)).reason == "no earlier text goes on from here that far"
+        assert [reply.reason for reply in epoch.replies[:-1]] == ["", ""]
+        await session.send(Advance(1, 9))  # which changes nothing
+        assert text_of(await session.draft(Draft(2, 0, NOTHING, 2))) == "ef"
+
+
 async def test_scores_are_zero_or_one(ngram: DrafterClient) -> None:
     strings = tuple(map(Letters, ("t", "thr", "three, ", "three, o", "x")))
     async with ngram.session(OPEN) as session:
@@ -140,7 +164,11 @@ async def test_scores_are_zero_or_one(ngram: DrafterClient) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "complaint"),
-    [(Draft(2, 9, NOTHING, 4), "cannot rewind to letter 9"), (Draft(0, 0, NOTHING, 4), "epoch 0 is over")],
+    [
+        (Draft(2, 9, NOTHING, 4), "cannot rewind to letter 9"),
+        (Draft(0, 0, NOTHING, 4), "epoch 0 is over"),
+        (Draft(2, 0, NOTHING, 4, adopt=1), "there is no branch 1: a drafter that copies prepares none"),
+    ],
 )
 async def test_bad_drafts_end_the_session(ngram: DrafterClient, bad: Draft, complaint: str) -> None:
     async with ngram.session(OPEN) as session:

@@ -54,8 +54,8 @@ class RandomDraws:
 
     def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
         """As in `Draws`; the offset is not used."""
-        cumulative = np.cumsum(probabilities)
-        place = np.searchsorted(cumulative, self.generator.random() * cumulative[-1], side="right")
+        cumulative = probabilities.cumsum()
+        place = cumulative.searchsorted(self.generator.random() * cumulative[-1], side="right")
         if place == len(ids):  # by rounding: the last id that is possible at all is meant
             place = np.flatnonzero(probabilities)[-1]
         return int(ids[place])
