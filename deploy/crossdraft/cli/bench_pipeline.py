@@ -47,6 +47,7 @@ def overlap(
     ] = "0",
     temperatures: Temperatures = [0.0, 1.0],  # noqa: B006
     method: Method = None,
+    row_width: Annotated[int, typer.Option(help="Ids of a proposal's row; the drafter draws among them.")] = 64,
     max_tokens: MaxTokens = 128,
     repeat: Annotated[int, typer.Option(help="Of each prompt with each way.")] = 1,
     ks: Annotated[list[int], typer.Option("--k", "-k", help="Of lock-step, to choose from; repeatable.")] = KS,
@@ -74,6 +75,7 @@ def overlap(
         tuple(temperatures),
         method,
         prompts_of(prompts, limit),
+        row_width,
         max_tokens,
         repeat,
         tuple(assisted or ()),

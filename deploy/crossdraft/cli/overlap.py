@@ -65,6 +65,7 @@ class Plan:
     temperatures: tuple[float, ...]
     method: str | None
     prompts: tuple[str, ...]
+    row_width: int  # ids of a proposal's row
     max_tokens: int
     repeat: int
     assisted: tuple[int, ...]  # threads of transformers' assisted generation that are tried; none: it is left out
@@ -72,7 +73,7 @@ class Plan:
 
     def task(self, temperature: float) -> Task:
         """What is generated at a temperature."""
-        return Task(self.prompts, self.method, temperature, self.max_tokens)
+        return Task(self.prompts, self.method, temperature, self.max_tokens, self.row_width)
 
     def check(self) -> None:
         """Raises Misused if a request would be refused, before anything is started."""

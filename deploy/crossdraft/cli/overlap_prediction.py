@@ -1,8 +1,9 @@
 """What the simulator expects of each way, from what was measured in the run itself."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from statistics import fmean as mean
+from typing import Any
 
 import numpy as np
 
@@ -45,19 +46,11 @@ def mean_of(all_estimates: Sequence[Estimates]) -> Estimates:
     """
     if not all_estimates:
         raise ValueError("a mean needs at least one of the estimates")
-    return replace(
-        all_estimates[-1],
-        acceptance=tuple(map(mean, zip(*(one.acceptance for one in all_estimates), strict=True))),
-        match=mean(one.match for one in all_estimates),
-        token=mean(one.token for one in all_estimates),
-        slope=mean(one.slope for one in all_estimates),
-        drafter_trip=mean(one.drafter_trip for one in all_estimates),
-        pass_base=mean(one.pass_base for one in all_estimates),
-        pass_node=mean(one.pass_node for one in all_estimates),
-        target_trip=mean(one.target_trip for one in all_estimates),
-        branch_hit=mean(one.branch_hit for one in all_estimates),
-        tokens_per_proposal=mean(one.tokens_per_proposal for one in all_estimates),
-    )
+    latest = all_estimates[-1]
+    numbers = [field.name for field in fields(latest) if isinstance(getattr(latest, field.name), float)]
+    means: dict[str, Any] = {name: mean(getattr(one, name) for one in all_estimates) for name in numbers}
+    by_place = zip(*(one.acceptance for one in all_estimates), strict=True)
+    return replace(latest, acceptance=tuple(map(mean, by_place)), **means)
 
 
 def predicted_ratio(estimates: Estimates, way: Choice | Governor, samples: bool) -> float:

@@ -66,6 +66,7 @@ class Task:
     method: str | None  # None: the default
     temperature: float
     max_tokens: int
+    row_width: int = 64  # ids of a proposal's row
 
     def request(self, way: Way, number: int, max_tokens: int | None = None) -> GenerationRequest:
         """For the prompt of this number. Where the method takes a seed, each prompt has the same noise in every run.
@@ -80,6 +81,7 @@ class Task:
             options=SamplingOptions(self.temperature),
             seed=SEED if self.method and method_named(self.method).seedable else None,
             choice=number,
+            row_width=self.row_width,
             allow_inexact=True,
         )
         return plain if way.choice is None or not way.choice.drafts else _chosen(plain, way.choice)
