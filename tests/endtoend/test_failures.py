@@ -1,0 +1,98 @@
+"""Services that are killed while they work: the client sees a pause, and the text of an undisturbed run."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from crossdraft.cli.processes import Running, Wanted, running
+from crossdraft.pipeline import Generation, GenerationRequest, Overlap, Pipeline, Reason, Statistics, connect
+from tests.endtoend.stack import TARGET
+from tests.prompts import prompts
+
+TOKENS = 60
+BEFORE = 8  # tokens
+SECONDS = 120.0
+PACE = ("--pace", "15,0")  # of a target: what is killed is in the middle of it
+
+
+def request(overlap: Overlap) -> GenerationRequest:
+    text = prompts()[3].text
+    return GenerationRequest(text, "seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap)
+
+
+def target(*options: str) -> Wanted:
+    return Wanted("target", f"bundled:{TARGET}", 1, (*PACE, *options))
+
+
+@asynccontextmanager
+async def connected(
+    targets: int, drafters: int
+) -> AsyncIterator[tuple[Pipeline, Sequence[Running], Sequence[Running]]]:
+    """A pipeline with services in processes of their own."""
+    wanted = [target()] * targets + [Wanted("drafter", "bundled:drafter-a", 1)] * drafters
+    async with running(wanted) as services:
+        addresses = [one.address for one in services]
+        given = addresses[:targets], addresses[targets:]
+        async with connect(*given, needs_drafter=drafters > 0) as pipeline:
+            yield pipeline, services[:targets], services[targets:]
+
+
+async def undisturbed(pipeline: Pipeline) -> str:
+    generation = pipeline.run(request(Overlap.OFF))
+    async for _ in generation:
+        pass
+    return generation.text
+
+
+async def disturbed(generation: Generation, victim: Running, killed: asyncio.Event | None = None) -> Statistics:
+    """Its figures; a service is killed when some tokens are there, and the event is set."""
+    count, killed = 0, killed or asyncio.Event()
+    async with asyncio.timeout(SECONDS), generation:
+        async for _ in generation:
+            count += 1
+            if count == BEFORE:
+                with suppress(ProcessLookupError):
+                    os.kill(victim.process_id, signal.SIGKILL)
+                killed.set()
+    assert (count, generation.reason) == (TOKENS, Reason.LENGTH)
+    assert generation.statistics is not None
+    return generation.statistics
+
+
+@pytest.mark.parametrize("overlap", [Overlap.OFF, Overlap.ON])
+async def test_drafters_that_are_killed_one_after_the_other(overlap: Overlap) -> None:
+    async with connected(1, 2) as (pipeline, _, drafters):
+        wanted = await undisturbed(pipeline)
+        for drafter in drafters:
+            generation = pipeline.run(request(overlap))
+            figures = await disturbed(generation, drafter)
+            assert generation.text == wanted
+            assert figures.proposals > 0
+            assert figures.targets_lost == 0
+
+
+async def test_a_target_that_is_killed_is_replaced_by_another() -> None:
+    async with connected(2, 1) as (pipeline, targets, _):
+        wanted = await undisturbed(pipeline)
+        generations = [pipeline.run(request(Overlap.ON)) for _ in range(2)]  # one on each target
+        figures = await asyncio.gather(*(disturbed(generation, targets[0]) for generation in generations))
+        assert [generation.text for generation in generations] == [wanted, wanted]
+        assert sorted(figure.targets_lost for figure in figures) == [0, 1]
+        assert [figure.drafters_lost for figure in figures] == [0, 0]
+
+
+async def test_a_target_that_is_killed_and_started_again_goes_on() -> None:
+    async with connected(1, 0) as (pipeline, (victim,), _):
+        wanted = await undisturbed(pipeline)
+        generation = pipeline.run(request(Overlap.OFF))
+        killed = asyncio.Event()
+        task = asyncio.create_task(disturbed(generation, victim, killed))
+        await killed.wait()
+        async with running([target("--port", victim.address.rpartition(":")[2])]):
+            figures = await task
+        assert generation.text == wanted
+        assert figures.targets_lost >= 1
