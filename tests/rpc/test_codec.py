@@ -168,8 +168,6 @@ def test_bad_requests_to_a_target_are_refused(bad, complaint):
         (target_pb2.VerifyReply(), "one of opened, done and fetched"),
         (done(number=1), "no rows and no samples"),
         (done(rows={}), "no rows and no samples"),
-        (done(rows=ROWS, seconds=-1), "seconds is -1"),
-        (done(rows=ROWS, seconds=float("nan")), "seconds is nan"),
         (done(samples={"tokens": [1], "log_probabilities": [0.5]}), "log-probability 0.5"),
         (done(samples={"tokens": [1], "log_probabilities": [float("nan")]}), "log-probability nan"),
         (done(samples={"tokens": [SIZE], "log_probabilities": [-1]}), "samples.tokens has the id 300"),
@@ -227,7 +225,6 @@ def test_bad_requests_to_a_drafter_are_refused(bad, complaint):
         (drafted(branches=[branch(tokens=[SIZE])]), r"branches\[0\].tokens has the id 300"),
         (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[1.5])), "not between 0 and 1"),
         (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[float("nan")])), "not between 0 and 1"),
-        (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(seconds=-1)), "seconds is -1"),
     ],
 )
 def test_bad_replies_of_a_drafter_are_refused(bad, complaint):
@@ -256,6 +253,13 @@ def test_drafts_without_the_newer_fields_are_whole_and_have_no_branches():
     assert asked == Draft(0, 0, Letters("a"), 5, MOST_PROPOSALS, branch_depth=0, branch_width=1, adopt=0)
 
 
+def test_a_duration_longer_than_a_message_holds_is_the_longest():
+    raw = drafter_codec.encode_reply(Drafted(1, (), 1e9))
+    got = drafter_codec.decode_reply(raw, SIZE)
+    assert isinstance(got, Drafted)
+    assert got.seconds == pytest.approx(2**32 / 1e6, abs=1e-5)
+
+
 def test_a_fetch_with_no_ids_listed_is_not_one_of_the_whole_row():
     for listed in (None, np.array([], dtype=np.int64)):
         raw = target_codec.encode_request(FetchRow(1, 0, listed)).SerializeToString()
@@ -270,6 +274,8 @@ def test_a_fetch_with_no_ids_listed_is_not_one_of_the_whole_row():
         (Pass(1, (), TokenTree(), wanted=()), "must want something"),
         (PassDone(1, (), 0.0), "not 0 and 0"),
         (PassDone(1, (Sample(1, -1.0), Row.certain(1)), 0.0), "not 1 and 1"),
+        (PassDone(1, (Sample(1, -1.0),), -1.0), "seconds is -1"),
+        (Drafted(1, (), float("nan")), "seconds is nan"),
         (Drafted(1, (Proposal(1), Proposal(1, Row.certain(1))), 0.0), "all have rows or none"),
         (Drafted(1, (Proposal(1), Proposal(1, None, Whose.TARGET)), 0.0), "use the same ids"),
     ],

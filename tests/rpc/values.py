@@ -35,7 +35,7 @@ counts = st.integers(1, MOST_PROPOSALS)
 ids = st.integers(0, SIZE - 1)
 id_tuples = st.lists(ids, max_size=6).map(tuple)
 id_arrays = st.lists(ids, max_size=6).map(lambda listed: np.array(listed, dtype=np.int64))
-seconds = st.floats(0, 1e6, width=32)
+seconds = st.integers(0, 2**32 - 1).map(lambda microseconds: microseconds / 1e6)
 letters = st.lists(
     st.one_of(
         st.integers(0, 0xFF).map(chr),

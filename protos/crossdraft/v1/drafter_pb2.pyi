@@ -76,12 +76,12 @@ class Advance(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Drafted(_message.Message):
-    __slots__ = ("epoch", "tokens", "target_ids", "rows", "seconds", "reason", "first", "branches")
+    __slots__ = ("epoch", "tokens", "target_ids", "rows", "microseconds", "reason", "first", "branches")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_IDS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
@@ -89,11 +89,11 @@ class Drafted(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     target_ids: bool
     rows: _common_pb2.Rows
-    seconds: float
+    microseconds: int
     reason: str
     first: int
     branches: _containers.RepeatedCompositeFieldContainer[Branch]
-    def __init__(self, epoch: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., target_ids: _Optional[bool] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., seconds: _Optional[float] = ..., reason: _Optional[str] = ..., first: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., target_ids: _Optional[bool] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., microseconds: _Optional[int] = ..., reason: _Optional[str] = ..., first: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
 
 class Branch(_message.Message):
     __slots__ = ("number", "offset", "letters", "tokens")
@@ -120,11 +120,11 @@ class Score(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., offset: _Optional[int] = ..., strings: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Scored(_message.Message):
-    __slots__ = ("epoch", "probabilities", "seconds")
+    __slots__ = ("epoch", "probabilities", "microseconds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     probabilities: _containers.RepeatedScalarFieldContainer[float]
-    seconds: float
-    def __init__(self, epoch: _Optional[int] = ..., probabilities: _Optional[_Iterable[float]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    microseconds: int
+    def __init__(self, epoch: _Optional[int] = ..., probabilities: _Optional[_Iterable[float]] = ..., microseconds: _Optional[int] = ...) -> None: ...

@@ -12,6 +12,8 @@ from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.verification.exchange import Description, NoiseKey, SamplingOptions
 
+MICRO = 1_000_000  # microseconds in a second
+LONGEST = 2**32 - 1  # microseconds
 FIRST_OF_SIDES = min(side.value for side in Side)
 ROLES = frozenset(role.value for role in Role)
 
@@ -53,11 +55,16 @@ def decode_id_tuple(field: Sequence[int], name: str, vocabulary_size: int | None
     return ids
 
 
-def check_seconds(seconds: float) -> float:
-    """A duration; raises BadMessage unless it is finite and not negative."""
+def encode_seconds(seconds: float) -> int:
+    """A duration in microseconds, at most the 71 minutes that a field holds; raises ValueError if it is none."""
     if not (math.isfinite(seconds) and seconds >= 0):
-        raise BadMessage(f"seconds is {seconds}; it must be 0 or more")
-    return seconds
+        raise ValueError(f"seconds is {seconds}; it must be 0 or more")
+    return min(round(seconds * MICRO), LONGEST)
+
+
+def decode_seconds(microseconds: int) -> float:
+    """A duration in seconds."""
+    return microseconds / MICRO
 
 
 def encode_options(options: SamplingOptions) -> pb.SamplingOptions:

@@ -60,7 +60,11 @@ def encode_reply(reply: Reply) -> pb.DraftReply:
         case Drafted():
             return pb.DraftReply(drafted=_encode_drafted(reply))
         case Scored():
-            scored = pb.Scored(epoch=reply.epoch, probabilities=reply.probabilities.tolist(), seconds=reply.seconds)
+            scored = pb.Scored(
+                epoch=reply.epoch,
+                probabilities=reply.probabilities.tolist(),
+                microseconds=codec.encode_seconds(reply.seconds),
+            )
             return pb.DraftReply(scored=scored)
 
 
@@ -173,7 +177,7 @@ def _decode_scored(message: pb.Scored) -> Scored:
     probabilities = np.array(message.probabilities, dtype=np.float64)
     if not bool(np.all((probabilities >= 0) & (probabilities <= 1))):  # false for NaN as well
         raise BadMessage("probabilities has one that is not between 0 and 1")
-    return Scored(message.epoch, probabilities, codec.check_seconds(message.seconds))
+    return Scored(message.epoch, probabilities, codec.decode_seconds(message.microseconds))
 
 
 def _encode_drafted(reply: Drafted) -> pb.Drafted:
@@ -187,7 +191,7 @@ def _encode_drafted(reply: Drafted) -> pb.Drafted:
         tokens=[proposal.token for proposal in reply.proposals],
         target_ids=Whose.TARGET in kinds,
         rows=rows_codec.encode_rows(rows) if rows else None,
-        seconds=reply.seconds,
+        microseconds=codec.encode_seconds(reply.seconds),
         reason=reply.reason,
         first=reply.first,
         branches=[_encode_branch(branch) for branch in reply.branches],
@@ -200,7 +204,7 @@ def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted
     return Drafted(
         epoch=message.epoch,
         proposals=_decode_proposals(message, size),
-        seconds=codec.check_seconds(message.seconds),
+        seconds=codec.decode_seconds(message.microseconds),
         reason=message.reason,
         first=message.first,
         branches=tuple(

@@ -141,7 +141,7 @@ def _decode_fetch(message: pb.FetchRow, vocabulary_size: int | None) -> FetchRow
 
 def _encode_done(reply: PassDone) -> pb.PassDone:
     """A pass's answers are all rows or all samples; raises ValueError if they are not."""
-    message = pb.PassDone(number=reply.number, seconds=reply.seconds)
+    message = pb.PassDone(number=reply.number, microseconds=codec.encode_seconds(reply.seconds))
     rows = [node for node in reply.nodes if isinstance(node, Row)]
     samples = [node for node in reply.nodes if isinstance(node, Sample)]
     if bool(rows) == bool(samples):
@@ -165,7 +165,7 @@ def _decode_done(message: pb.PassDone, vocabulary_size: int | None) -> PassDone:
             nodes = ()
     if not nodes:
         raise BadMessage("done has no rows and no samples; it needs one answer at least")
-    return PassDone(message.number, nodes, codec.check_seconds(message.seconds))
+    return PassDone(message.number, nodes, codec.decode_seconds(message.microseconds))
 
 
 def _decode_samples(message: pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
