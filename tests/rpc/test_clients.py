@@ -13,7 +13,6 @@ from crossdraft.rpc.errors import (
     ContextTooLong,
     Internal,
     NotServed,
-    ProtocolBroken,
     TimedOut,
     TooLarge,
     Unreachable,
@@ -204,8 +203,9 @@ async def test_a_message_over_the_services_limit_is_too_large_and_it_lives_on(se
 async def test_a_service_that_came_back_with_another_model_is_noticed(client, service):
     await client.describe()
     service.description = replace(DESCRIPTION, fingerprint="f2")
-    with pytest.raises(ProtocolBroken, match="serves another model than it described"):
+    with pytest.raises(NotServed, match="serves another model than it described") as raised:
         await client.open(OPEN)
+    assert raised.value.lost
     assert (await client.describe()).fingerprint == "f2"
     async with client.session(OPEN) as session:
         assert (await session.run(one_pass(1))).number == 1

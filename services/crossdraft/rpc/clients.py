@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.dues import DrafterDues, TargetDues
-from crossdraft.rpc.errors import BadMessage, Internal, ProtocolBroken, from_status
+from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
 from crossdraft.rpc.stream import Stream, Wire
 from crossdraft.rpc.transport import CLIENT_OPTIONS, MessageLimit
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
@@ -210,7 +210,7 @@ async def _opened(session: Stream[Request, Reply], request: Request, fingerprint
     try:
         opened = _expected(await session.ask(request), Opened, session.service)
         if opened.fingerprint != fingerprint:
-            raise ProtocolBroken(f"{session.service} serves another model than it described; describe it again")
+            raise NotServed(f"{session.service} serves another model than it described; describe it again")
     except BaseException:
         await session.close()
         raise

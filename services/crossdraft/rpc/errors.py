@@ -37,7 +37,7 @@ class TooLarge(ServiceError):
 
 
 class NotServed(ServiceError):
-    """Something listens there, but it is no such service (or of another version)."""
+    """Something listens there, but it is no such service, or of another version, or of another model."""
 
     lost = True
 

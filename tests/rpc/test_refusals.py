@@ -1,0 +1,187 @@
+"""What means nothing is refused with a text that names the field, and is not sent."""
+
+import numpy as np
+import pytest
+
+from crossdraft.rpc import drafter_codec, packing, rows_codec, target_codec
+from crossdraft.rpc.errors import BadMessage
+from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
+from crossdraft.verification.exchange import (
+    Drafted,
+    Pass,
+    PassDone,
+    Sample,
+)
+from crossdraft.verification.rows import Proposal, Row, Whose
+from crossdraft.verification.trees import TokenTree
+from tests.rpc.values import SIZE
+
+
+def numbers(*values: int) -> common_pb2.Numbers:
+    return packing.encode_numbers(np.array(values, dtype=np.int64))
+
+
+def lists(*counts: int, ids: tuple[int, ...]) -> common_pb2.IdLists:
+    return common_pb2.IdLists(counts=counts, ids=numbers(*ids))
+
+
+ROWS = rows_codec.encode_rows([Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)])
+
+
+def opening(**changes: object) -> target_pb2.VerifyRequest:
+    return target_pb2.VerifyRequest(open=target_pb2.OpenTarget(**{"prompt": [1]} | changes))
+
+
+def passing(**changes: object) -> target_pb2.VerifyRequest:
+    return target_pb2.VerifyRequest(next_pass=target_pb2.Pass(**{"number": 1} | changes))
+
+
+def fetching(**changes: object) -> target_pb2.VerifyRequest:
+    return target_pb2.VerifyRequest(fetch=target_pb2.FetchRow(**changes))
+
+
+def done(**changes: object) -> target_pb2.VerifyReply:
+    return target_pb2.VerifyReply(done=target_pb2.PassDone(**changes))
+
+
+def fetched(**changes: object) -> target_pb2.VerifyReply:
+    return target_pb2.VerifyReply(fetched=target_pb2.RowFetched(**changes))
+
+
+def drafting(**changes: object) -> drafter_pb2.DraftRequest:
+    return drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(**{"letters": b"a", "count": 1} | changes))
+
+
+def drafted(**changes: object) -> drafter_pb2.DraftReply:
+    return drafter_pb2.DraftReply(drafted=drafter_pb2.Drafted(**changes))
+
+
+def branch(**changes: object) -> drafter_pb2.Branch:
+    return drafter_pb2.Branch(**{"number": 1, "letters": b"a", "tokens": [1]} | changes)
+
+
+def tree(tokens: list[int], parents: list[int]) -> target_pb2.TokenTree:
+    return target_pb2.TokenTree(tokens=tokens, parents=parents)
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (target_pb2.VerifyRequest(), "one of open, next_pass and fetch"),
+        (opening(prompt=[]), "prompt is empty"),
+        (opening(prompt=[SIZE]), "prompt has the id 300"),
+        (opening(options=common_pb2.SamplingOptions(temperature=-1)), "temperature must be 0 or more"),
+        (opening(options=common_pb2.SamplingOptions(top_p=0)), "top_p must be above 0"),
+        (opening(options=common_pb2.SamplingOptions(logit_bias=[common_pb2.LogitBias(id=SIZE)])), "logit_bias has"),
+        (passing(committed=[SIZE]), "committed has the id 300"),
+        (passing(tree=tree([SIZE], [0])), "tree.tokens has the id 300"),
+        (passing(tree=tree([1, 2], [0])), "2 tokens but 1 parents"),
+        (passing(tree=tree([1], [1])), "parents must come first"),
+        (passing(tree=tree([1], [0]), listed=lists(1, ids=(7,))), "listed has 1 lists; it needs none or 2"),
+        (passing(wanted=[0], listed=lists(1, 0, ids=(7,))), "listed has 2 lists; it needs none or 1"),
+        (passing(listed=lists(1, ids=(SIZE,))), "listed has the id 300"),
+        (passing(listed=lists(2, ids=(7,))), "listed has 1 ids for lists of 2"),
+        (passing(tree=tree([1], [0]), wanted=[1, 0]), "wanted must be ascending"),
+        (passing(tree=tree([1], [0]), wanted=[1, 1]), "wanted must be ascending"),
+        (passing(tree=tree([1], [0]), wanted=[2]), r"from 0 \(the root\) to 1 \(the last node\), got \(2,\)"),
+        (fetching(listed=numbers(SIZE)), "listed has the id 300"),
+        (fetching(listed={"count": 3, "bits": 9, "data": b"abc"}), "3 bytes, which are not 3 numbers of 9 bits"),
+        (fetching(listed={"count": 1, "bits": 33, "data": b"abcde"}), "not 1 numbers of 33 bits"),
+        (fetching(listed={"count": 2**32 - 1, "bits": 0}), "numbers of 0 bits"),
+    ],
+)
+def test_bad_requests_to_a_target_are_refused(bad, complaint):
+    with pytest.raises(BadMessage, match=complaint):
+        target_codec.decode_request(bad, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (target_pb2.VerifyReply(), "one of opened, done and fetched"),
+        (done(number=1), "no rows and no samples"),
+        (done(rows={}), "no rows and no samples"),
+        (done(samples={"tokens": [1], "log_probabilities": [0.5]}), "log-probability 0.5"),
+        (done(samples={"tokens": [1], "log_probabilities": [float("nan")]}), "log-probability nan"),
+        (done(samples={"tokens": [SIZE], "log_probabilities": [-1]}), "samples.tokens has the id 300"),
+        (done(samples={"tokens": [1, 2], "log_probabilities": [-1]}), "2 tokens but 1 log-probabilities"),
+        (fetched(number=1), "a head or a whole row"),
+        (fetched(head={}), "head has 0 rows"),
+    ],
+)
+def test_bad_replies_of_a_target_are_refused(bad, complaint):
+    with pytest.raises(BadMessage, match=complaint):
+        target_codec.decode_reply(bad, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (drafter_pb2.DraftRequest(), "one of open, draft, advance and score"),
+        (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(audited=True)), "audited needs noise"),
+        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a"])), "tokens must be between 1 and 64"),
+        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a"], tokens=65)), "between 1 and 64, got 65"),
+        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a", b""], tokens=1)), r"strings\[1\] is empty"),
+        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"\xff"], tokens=1)), r"strings\[0\] is not"),
+        (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(prompt=b"\xff")), "prompt is not the UTF-8"),
+        (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(prompt="中".encode())), r"U\+4E2D, which is no letter"),
+        (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(allowed=numbers(SIZE))), "allowed has the id"),
+        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"\xed\xa0\x80", count=1)), "letters is not"),
+        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a")), "count must be between 1 and 64"),
+        (drafting(count=2**32 - 1), "count must be between"),
+        (drafting(chunk=0), "chunk must be between 1 and 64, got 0"),
+        (drafting(chunk=65), "chunk must be between 1 and 64, got 65"),
+        (drafting(branch_depth=65), "branch_depth must be at most 64, got 65"),
+        (drafting(branch_width=0), "branch_width must be between 1 and 64, got 0"),
+        (drafting(branch_width=65), "branch_width must be between"),
+        (drafter_pb2.DraftRequest(advance=drafter_pb2.Advance(epoch=1)), "count must be at least 1"),
+    ],
+)
+def test_bad_requests_to_a_drafter_are_refused(bad, complaint):
+    with pytest.raises(BadMessage, match=complaint):
+        drafter_codec.decode_request(bad, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (drafter_pb2.DraftReply(), "one of opened, drafted and scored"),
+        (drafted(tokens=[SIZE]), "tokens has the id 300"),
+        (drafted(tokens=[0] * 65), "tokens has 65; one reply has at most 64"),
+        (drafted(tokens=[1, 2], rows=ROWS), "rows has 1 for 2 tokens"),
+        (drafted(tokens=[3], rows=ROWS), "tokens has 3, which its own row cannot give"),
+        (drafted(branches=[branch(number=0)]), r"branches\[0\].number must be at least 1"),
+        (drafted(branches=[branch(letters=b"")]), r"branches\[0\].letters is empty"),
+        (drafted(branches=[branch(letters=b"\xff")]), r"branches\[0\].letters is not the UTF-8"),
+        (drafted(branches=[branch(), branch(tokens=[])]), r"branches\[1\].tokens must be between 1 and 64"),
+        (drafted(branches=[branch(tokens=[0] * 65)]), r"branches\[0\].tokens must be between 1 and 64"),
+        (drafted(branches=[branch(tokens=[SIZE])]), r"branches\[0\].tokens has the id 300"),
+        (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[1.5])), "not between 0 and 1"),
+        (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[float("nan")])), "not between 0 and 1"),
+    ],
+)
+def test_bad_replies_of_a_drafter_are_refused(bad, complaint):
+    with pytest.raises(BadMessage, match=complaint):
+        drafter_codec.decode_reply(bad, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (Pass(1, (), TokenTree(), wanted=()), "must want something"),
+        (PassDone(1, (), 0.0), "not 0 and 0"),
+        (PassDone(1, (Sample(1, -1.0), Row.certain(1)), 0.0), "not 1 and 1"),
+        (PassDone(1, (Sample(1, -1.0),), -1.0), "seconds is -1"),
+        (Drafted(1, (), float("nan")), "seconds is nan"),
+        (Drafted(1, (Proposal(1), Proposal(1, Row.certain(1))), 0.0), "all have rows or none"),
+        (Drafted(1, (Proposal(1), Proposal(1, None, Whose.TARGET)), 0.0), "use the same ids"),
+    ],
+)
+def test_what_the_messages_cannot_say_is_refused_before_it_is_sent(value, complaint):
+    encode = {
+        Pass: target_codec.encode_request,
+        PassDone: target_codec.encode_reply,
+        Drafted: drafter_codec.encode_reply,
+    }
+    with pytest.raises(ValueError, match=complaint):
+        encode[type(value)](value)
