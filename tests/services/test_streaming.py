@@ -1,9 +1,12 @@
 """Drafts as they are made: chunks, windows that move on, and epochs that are dropped between two forwards."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
+from crossdraft.drafter.proposing import Equipment
+from crossdraft.drafter.session import DrafterSession
 from crossdraft.models.running import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
@@ -70,6 +73,23 @@ async def test_epochs_that_are_dropped_at_once_leave_the_last_one_right(drafter:
                 pass
         epoch = Epoch(20, [reply])
         assert (await epoch.complete(session, 5)).tokens == expected
+
+
+async def test_the_text_of_an_epoch_that_was_never_drafted_counts(
+    drafter: DrafterClient, drafter_model: RunningModel
+) -> None:
+    words = [Letters(f" word{number % 3}") for number in range(12)]
+
+    async def asked() -> AsyncIterator[Draft]:
+        for number, word in enumerate(words):  # nothing waits between them: only the last one is drafted
+            yield Draft(number, number * len(word), word, 4)
+
+    session = DrafterSession(Equipment(drafter_model), OPEN)
+    (reply,) = [reply async for reply in session.converse(asked())]
+    await session.close()
+    async with drafter.session(OPEN) as fresh:
+        await fresh.send(Draft(1, 0, Letters("".join(words)), 4))
+        assert (await Epoch(1).complete(fresh, 4)).tokens == [proposal.token for proposal in reply.proposals]
 
 
 async def test_a_window_moves_on_and_drafting_with_it(drafter: DrafterClient, drafter_model: RunningModel) -> None:

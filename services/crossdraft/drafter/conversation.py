@@ -15,11 +15,19 @@ Send = Callable[[Drafted], None]  # may be called from any thread; returns at on
 class Drafter(Protocol):
     """What drafts in one session."""
 
+    def begin(self, epoch: Epoch) -> None:
+        """A new epoch says what the text is; called once for each, in order, also for one that is soon over.
+
+        Raises:
+            ServiceError: this epoch cannot be.
+        """
+        ...
+
     async def draft(self, epoch: Epoch, send: Send) -> None:
         """Sends proposals until no more are wanted; called again when more are.
 
-        Cancelled when a newer epoch begins, which may then be drafted at once: what is under way ends before the
-        text is touched for it.
+        Cancelled when a newer epoch begins, perhaps before it has done anything; that one may be drafted at once: what
+        is under way ends before the text is touched for it.
 
         Raises:
             ServiceError: this epoch cannot be.
@@ -65,6 +73,7 @@ class Conversation:
             match request:
                 case Draft():
                     epoch = self._epochs.begin(request)
+                    self._drafter.begin(epoch)
                     if self._drafting is not None:
                         self._drafting.cancel()
                     self._draft(epoch)

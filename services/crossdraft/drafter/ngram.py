@@ -24,7 +24,7 @@ from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.letters import Letters, Side
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
-from crossdraft.verification.exchange import Description, Draft, OpenDrafter, Score, Scored
+from crossdraft.verification.exchange import Description, OpenDrafter, Score, Scored
 from crossdraft.verification.rows import Proposal, Row
 
 UNLIMITED = 2**31 - 1  # bytes of context: nothing but memory limits it
@@ -49,7 +49,6 @@ class NgramSession:
         self._text = opening.prompt
         self._origin = len(opening.prompt)  # letters
         self._allowed = None if opening.allowed is None else frozenset(opening.allowed.tolist())
-        self._epoch: Epoch | None = None
         self._packing: Packing
 
     def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
@@ -64,11 +63,18 @@ class NgramSession:
     async def close(self) -> None:
         """Nothing is held but the text."""
 
+    def begin(self, epoch: Epoch) -> None:
+        """As in `conversation.Drafter`."""
+        request, written = epoch.request, len(self._text) - self._origin
+        if request.offset > written:
+            raise ProtocolBroken(f"cannot rewind to letter {request.offset}: the output has {written}")
+        if request.adopt:
+            raise ProtocolBroken(f"there is no branch {request.adopt}: a drafter that copies prepares none")
+        self._text = Letters(self._text[: self._origin + request.offset] + request.letters)
+        self._packing = Packing(epoch)
+
     async def draft(self, epoch: Epoch, send: Send) -> None:
         """As in `conversation.Drafter`. Copying takes no time: all that is wanted is there at once."""
-        if self._epoch is not epoch:
-            self._rewind(epoch.request)
-            self._epoch, self._packing = epoch, Packing(epoch)
         self._packing.resume()
         missing = epoch.count - self._packing.made
         if self._pace is not None:
@@ -89,14 +95,6 @@ class NgramSession:
         drafted = self._text[self._origin + epoch.start :][: request.tokens]
         certain = [float(drafted.startswith(string)) for string in request.strings]
         return Scored(request.epoch, np.array(certain, dtype=np.float64), 0.0)
-
-    def _rewind(self, request: Draft) -> None:
-        written = len(self._text) - self._origin
-        if request.offset > written:
-            raise ProtocolBroken(f"cannot rewind to letter {request.offset}: the output has {written}")
-        if request.adopt:
-            raise ProtocolBroken(f"there is no branch {request.adopt}: a drafter that copies prepares none")
-        self._text = Letters(self._text[: self._origin + request.offset] + request.letters)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A drafter session: a text that is rewound, and proposals that go on with it, streamed while they are made."""
 
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 
@@ -42,6 +43,7 @@ class DrafterSession:
             prepared=Prepared(),
         )
         self._random = RandomDraws(np.random.default_rng())  # seeded by the operating system
+        self._told: deque[Epoch] = deque()  # whose text is not the context's yet
         self._latest: tuple[Epoch, Drafting, Scoring] | None = None
 
     def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
@@ -57,6 +59,10 @@ class DrafterSession:
         """Frees the place in the cache."""
         with suppress(ModelThreadClosedError):  # the cache is gone with it
             await self._thread.close_session(self)
+
+    def begin(self, epoch: Epoch) -> None:
+        """As in `conversation.Drafter`."""
+        self._told.append(epoch)
 
     async def draft(self, epoch: Epoch, send: Send) -> None:
         """As in `conversation.Drafter`.
@@ -76,15 +82,17 @@ class DrafterSession:
 
     def _job(self, epoch: Epoch, send: Send) -> Job[None]:
         """Runs in the model thread."""
-        if self._latest is None or self._latest[0] is not epoch:
+        # Each epoch's text is said as a change of the one before, also of one that was over before its job came.
+        while self._told and self._told[0].number <= epoch.number:
+            told = self._told.popleft()
+            self._latest = None
             try:
-                self._latest = epoch, *self._begun(epoch)
+                self._latest = told, *self._begun(told)
             except (NotExpressible, NoRoomError) as reason:
-                self._latest = None
-                epoch.aside = True
-                send(Drafted(epoch.number, (), 0.0, str(reason)))
-                return
-        yield from self._latest[1].run(send)
+                told.aside = True
+                send(Drafted(told.number, (), 0.0, str(reason)))
+        if self._latest is not None and self._latest[0] is epoch:
+            yield from self._latest[1].run(send)
 
     def _begun(self, epoch: Epoch) -> tuple[Drafting, Scoring]:
         """What is drafted in a new epoch. Raises NoRoomError, NotExpressible and ProtocolBroken."""
