@@ -38,7 +38,8 @@ class Stack:
 
     def connect(self, drafter: str | None) -> Pipeline:
         """A pipeline with the drafter of this name, or without one."""
-        return connect(self.target, None if drafter is None else self.drafters[drafter])
+        address = None if drafter is None else self.drafters[drafter]
+        return connect(self.target, address, needs_drafter=drafter is not None)
 
     async def run(self, drafter: str | None, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """The requests' generations, finished, in their order."""

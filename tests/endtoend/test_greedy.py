@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from crossdraft.models.names import BUNDLED
-from crossdraft.pipeline import Generation, GenerationRequest
+from crossdraft.pipeline import Generation, GenerationRequest, Overlap
 from crossdraft.verification.methods import METHODS
 from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
 from tests.endtoend.stack import DRAFTERS, NGRAM, TARGET, Stack, statistics
@@ -25,6 +25,7 @@ MOST_TIES = 2  # in one test; more would not be chance
 ACROSS = tuple(name for name, method in METHODS.items() if not method.same_vocabulary)
 COPYING = tuple(name for name in ACROSS if not METHODS[name].shared_only)
 PAIRS = tuple((method, DRAFTERS[place % len(DRAFTERS)]) for place, method in enumerate(ACROSS))
+OVERLAPPING = tuple((method, drafter) for method, drafter in PAIRS if not METHODS[method].whole_draft)
 BIASES = (("\n", -4.0), (" self", 3.0), ("(", -100.0), (" =", 1.5))  # tokens by their text
 OPTIONS = {
     "repetition penalty": replace(GREEDY, repetition_penalty=1.3),
@@ -38,11 +39,23 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def compared(
-    stack: Stack, reference: Reference, method: str, drafter: str, cases: Sequence[Case]
+    stack: Stack,
+    reference: Reference,
+    method: str,
+    drafter: str,
+    cases: Sequence[Case],
+    overlap: Overlap = Overlap.OFF,
 ) -> list[Generation]:
     """Generates for each case with proposals from the drafter, and compares."""
     requests = [
-        GenerationRequest(case.prompt, method, max_tokens=case.tokens, options=case.options, allow_inexact=True)
+        GenerationRequest(
+            case.prompt,
+            method,
+            max_tokens=case.tokens,
+            options=case.options,
+            allow_inexact=True,
+            overlap=overlap,
+        )
         for case in cases
     ]
     generations = await stack.run(drafter, requests)
@@ -66,6 +79,15 @@ async def test_with_a_drafter_of_another_vocabulary(
     assert all(figure.proposals for figure in figures)
     assert sum(figure.accepted for figure in figures)
     assert sum(figure.tokens for figure in figures) > sum(figure.passes - figure.row_misses for figure in figures)
+
+
+@pytest.mark.parametrize(("method", "drafter"), OVERLAPPING)
+async def test_with_a_drafter_that_drafts_on(stack: Stack, reference: Reference, method: str, drafter: str) -> None:
+    generations = await compared(stack, reference, method, drafter, plain_cases(), Overlap.ON)
+    figures = [statistics(generation) for generation in generations]
+    assert all(figure.proposals for figure in figures)
+    assert sum(figure.accepted for figure in figures)
+    assert sum(figure.rewinds for figure in figures)
 
 
 @pytest.mark.parametrize("method", COPYING)

@@ -1,6 +1,7 @@
 """Sampled output through gRPC has the target's own law, whatever drafts."""
 
 import os
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,9 @@ from tests.endtoend.stack import TARGET, Stack, statistics
 PROMPT = "for i in range("
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 PAIRS = [("coupled", "drafter-b"), *([("slrs", "drafter-c")] if FULL else [])]  # `crossdraft bench law` has all
+ROUNDS = {"overlap": "off"}
+AHEAD = {"overlap": "on", "window": 4, "wait": 1, "branches": 2, "branch_width": 2, "paths": 4}
+CASES = [(*pair, ROUNDS) for pair in PAIRS] + [("coupled", "drafter-b", AHEAD)]
 COUNT = 20_000 if FULL else 2_000
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -21,9 +25,11 @@ def trial() -> Trial:
     return Trial(f"bundled:{TARGET}", PROMPT)
 
 
-@pytest.mark.parametrize(("method", "drafter"), PAIRS)
-async def test_the_first_two_tokens(stack: Stack, trial: Trial, method: str, drafter: str) -> None:
-    request = GenerationRequest(PROMPT, method, k=2, max_tokens=TOKENS, ignore_eos=True)
+@pytest.mark.parametrize(("method", "drafter", "settings"), CASES)
+async def test_the_first_two_tokens(
+    stack: Stack, trial: Trial, method: str, drafter: str, settings: dict[str, Any]
+) -> None:
+    request = GenerationRequest(PROMPT, method, k=2, max_tokens=TOKENS, ignore_eos=True, **settings)
     generations = await stack.run(drafter, COUNT * [request])
     figures = [statistics(generation) for generation in generations]
     assert sum(figure.accepted for figure in figures)

@@ -1,6 +1,7 @@
 """Seeded output at temperature 1 through gRPC: whatever drafts, or nothing does, the text is a function of the seed."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -32,8 +33,8 @@ async def noise(stack: Stack) -> Noise:
         return Noise(pipeline.models.tokenization.vocabulary, NoiseKey(SEED))
 
 
-def requests(seed: int, k: int = 5) -> list[GenerationRequest]:
-    return [GenerationRequest(text, method="seeded", seed=seed, k=k, max_tokens=NEW_TOKENS) for text in TEXTS]
+def requests(seed: int, **settings: Any) -> list[GenerationRequest]:
+    return [GenerationRequest(text, method="seeded", seed=seed, max_tokens=NEW_TOKENS, **settings) for text in TEXTS]
 
 
 def check(reference: Reference, noise: Noise, generations: Sequence[Generation]) -> list[bool]:
@@ -49,13 +50,19 @@ async def test_the_target_alone_draws_with_the_seeds_noise(
     assert len({generation.text for generation in plain}) == PROMPTS
 
 
+ROUNDS = [{"overlap": "off", "k": k} for k in (1, 3, 8)]
+AHEAD = {"overlap": "on", "window": 8, "wait": 2, "branches": 3, "branch_width": 2, "paths": 4}
+
+
 @pytest.mark.parametrize(
-    ("drafter", "k"), [*((drafter, 5) for drafter in (*DRAFTERS, NGRAM)), *(("drafter-b", k) for k in (1, 3, 8))]
+    ("drafter", "settings"),
+    [*((drafter, ahead) for drafter in (*DRAFTERS, NGRAM) for ahead in ({"overlap": "off"}, AHEAD))]
+    + [("drafter-b", settings) for settings in (*ROUNDS, {"overlap": "on", "k": 1})],
 )
 async def test_no_drafter_changes_the_text(
-    stack: Stack, plain: list[Generation], reference: Reference, noise: Noise, drafter: str, k: int
+    stack: Stack, plain: list[Generation], reference: Reference, noise: Noise, drafter: str, settings: dict[str, Any]
 ) -> None:
-    generations = await stack.run(drafter, requests(SEED, k))
+    generations = await stack.run(drafter, requests(SEED, **settings))
     untied = zip(check(reference, noise, plain), check(reference, noise, generations), strict=True)
     assert sum(statistics(generation).proposals for generation in generations)
     for alone, drafted, both in zip(plain, generations, untied, strict=True):
