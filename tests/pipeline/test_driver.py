@@ -2,94 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from crossdraft.pipeline.driver import Driver
-from crossdraft.pipeline.events import (
-    Close,
-    Command,
-    Counts,
-    Event,
-    Expired,
-    Finished,
-    IllegalEventError,
-    Lost,
-    Open,
-    Ready,
-    Reason,
-    Replied,
-    Send,
-    SetTimer,
-    Timer,
-)
+from crossdraft.pipeline.events import Close, Command, Expired, Lost, Ready, Replied, Send, SetTimer, Timer
 from crossdraft.pipeline.ports import Services
-from crossdraft.pipeline.roster import Roster
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
-from crossdraft.text.letters import NOTHING
-from crossdraft.verification.exchange import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone
-from crossdraft.verification.trees import TokenTree
-from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment
-
-GIVEN = assignment()
-OPEN_TARGET, OPEN_DRAFTER = GIVEN.open_target, GIVEN.open_drafter
-PASS = Pass(1, (), TokenTree((), ()))
-DRAFT = Draft(1, 0, NOTHING, 3)
-DONE = Finished(Reason.LENGTH, Counts())
-Step = tuple[object, list[Command]]  # an event, as far as it is compared, and what follows
-
-
-class Scripted:
-    """Expects events in order, and answers each with the commands that are written beside it."""
-
-    def __init__(self, begin: list[Command], *steps: Step, illegal: type | None = None) -> None:
-        self.counts = Counts()
-        self.seen: list[tuple[Event, float]] = []
-        self._begin = begin
-        self._steps = list(steps)
-        self._illegal = illegal  # replies of this type
-
-    def start(self, now: float) -> list[Command]:
-        return self._begin
-
-    def handle(self, event: Event, now: float) -> list[Command]:
-        if isinstance(event, Replied) and isinstance(event.reply, self._illegal or ()):
-            raise IllegalEventError("not asked for")
-        self.seen.append((event, now))
-        for place, (expected, commands) in enumerate(self._steps):
-            if expected in (event, type(event), (type(event), getattr(event, "lane", None))):
-                del self._steps[place]
-                return commands
-        return []
-
-    @property
-    def events(self) -> list[Event]:
-        return [event for event, _ in self.seen]
-
-
-async def run(session: Scripted, services: Services) -> Finished:
-    async with asyncio.timeout(30):
-        return await Driver(session, services).run(lambda _: None)
-
-
-def target_open(lane: int = 1, after: float = 0.0) -> Open:
-    assert isinstance(OPEN_TARGET, OpenTarget)
-    return Open(lane, OPEN_TARGET, after)
-
-
-def drafter_open(lane: int = 2) -> Open:
-    assert isinstance(OPEN_DRAFTER, OpenDrafter)
-    return Open(lane, OPEN_DRAFTER)
-
-
-def several(**targets: MemoryTarget) -> Services:
-    """Services with targets at several addresses."""
-    services = Services(Roster("target"), Roster("drafter"))
-    for address, target in targets.items():
-        services.targets.add(address, target)
-    return services
+from crossdraft.verification.exchange import Drafted, OpenTarget, PassDone
+from tests.pipeline.memory import MemoryDrafter, MemoryTarget
+from tests.pipeline.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, run, several, target_open
 
 
 async def test_events_carry_the_time_of_their_arrival() -> None:
@@ -224,48 +146,6 @@ async def test_cancelling_closes_everything_at_once(state: str) -> None:
         await task
     assert target.closed == len(target.opened)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_a_recorder_is_told_of_every_event_and_what_it_led_to() -> None:
-    class Kept:
-        def __init__(self) -> None:
-            self.steps: list[tuple[Event | None, list[Command]]] = []
-            self.closed = 0
-
-        def record(self, now: float, event: Event | None, commands: Sequence[Command], **measured: float) -> None:
-            self.steps.append((event, list(commands)))
-            assert measured["sent"] >= 0
-
-        def close(self) -> None:
-            self.closed += 1
-
-    kept, begin = Kept(), [target_open()]
-    session = Scripted([*begin], (Ready, [Send(1, PASS)]), (Replied, [DONE]))
-    await Driver(session, Services.of(MemoryTarget()), kept).run(lambda _: None)
-    assert [commands for _, commands in kept.steps] == [begin, [Send(1, PASS)], [DONE]]
-    assert [event for event, _ in kept.steps] == [None, *session.events]
-    assert kept.closed == 1
-
-
-async def test_what_was_measured() -> None:
-    target, drafter = MemoryTarget(), MemoryDrafter()
-    begin: list[Command] = [target_open(1), drafter_open(2)]
-    session = Scripted(
-        begin,
-        ((Ready, 2), [Send(2, DRAFT)]),
-        ((Replied, 2), [Send(1, PASS), Send(1, replace(PASS, number=2))]),
-        ((Replied, 1), []),
-        ((Replied, 1), [DONE]),
-    )
-    driver = Driver(session, Services.of(target, drafter))
-    await driver.run(lambda _: None)
-    times = driver.times()
-    assert times.events == 1 + len(session.seen) == 6
-    assert times.seconds >= times.verification_seconds > 0
-    assert (times.bytes_sent, times.bytes_received) == (3, 3)
-    assert (times.target_bytes, times.drafter_bytes) == (4, 2)
-    assert 0 < times.idle_seconds < times.target_lane_seconds <= times.seconds
-    assert times.wire_seconds > 0
 
 
 async def test_proposals_of_a_drafter_arrive_as_they_come() -> None:
