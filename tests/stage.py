@@ -79,7 +79,9 @@ class DrafterLane:
             case Draft():
                 self._begin(request)
             case Advance(epoch, count):
-                assert self.draft is not None and epoch == self.draft.epoch and count > self.wanted
+                assert self.draft is not None
+                assert epoch == self.draft.epoch
+                assert count > self.wanted
                 self.wanted = count
             case Score():
                 self.scores.append(request)

@@ -1,0 +1,165 @@
+"""Whole sessions whose messages come when a schedule says so.
+
+A schedule knows how many steps have been made, nothing else: neither what was drawn nor what was revealed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+
+from crossdraft.pipeline.assignment import Assignment
+from crossdraft.pipeline.events import Timer
+from crossdraft.pipeline.governing import Choice, Governor, Observation
+from crossdraft.pipeline.session import Session
+from crossdraft.text.letters import NOTHING
+from crossdraft.verification.chooser import Chooser
+from crossdraft.verification.exchange import NoiseKey, OpenTarget, SamplingOptions
+from crossdraft.verification.methods import Method
+from tests.fakes import ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of
+from tests.stage import Stage
+from tests.verification.toys import Toy, drafter_of
+
+MOST_STEPS = 300
+
+
+class Act(Enum):
+    """What can happen in a step."""
+
+    DRAFT = "D"  # the drafter's next reply
+    TARGET = "T"  # the next reply of the target that has owed one for longest
+    OTHER = "O"  # ... of the one after it
+    STALL = "S"  # the wait for proposals has lasted long enough
+    LOSE_DRAFTER = "d"
+    LOSE_TARGET = "t"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One act a step, again and again; what cannot happen gives way to what can."""
+
+    pattern: str  # of acts
+    opens: int = 0  # the step from which on drafters can be reached
+    losses: tuple[tuple[int, str], ...] = ()  # steps with a loss instead
+
+    def play(self, stage: Stage) -> None:
+        """From the first command to the last."""
+        stage.start()
+        for step in count():
+            if stage.finished is not None:
+                return
+            assert step < MOST_STEPS, "the session does not end"
+            for lane, target in list(stage.opening.items()):
+                if target or step >= self.opens:
+                    stage.open(lane)
+            self.step(stage, Act(dict(self.losses).get(step, self.pattern[step % len(self.pattern)])))
+
+    def step(self, stage: Stage, act: Act) -> None:
+        """The act, or the first one that is possible."""
+        for one in (act, Act.TARGET, Act.DRAFT, Act.STALL):
+            if self.possible(stage, one):
+                return
+        assert stage.opening, "nothing will ever happen again"
+
+    def possible(self, stage: Stage, act: Act) -> bool:
+        """Do it, if it is."""
+        targets = [lane for lane in stage.owing if lane in stage.targets]
+        match act:
+            case Act.DRAFT:
+                return any(stage.reply(lane) is not None for lane in stage.owing if lane in stage.drafters)
+            case Act.TARGET | Act.OTHER:
+                place = int(act is Act.OTHER)
+                return any(stage.reply(lane) is not None for lane in targets[place : place + 1])
+            case Act.STALL if Timer.STALL in stage.timers:
+                stage.expire(Timer.STALL)
+                return True
+            case Act.LOSE_DRAFTER if stage.drafters:
+                stage.lose(next(iter(stage.drafters)))
+                return True
+            case Act.LOSE_TARGET if stage.targets:
+                stage.lose(next(iter(stage.targets)))
+                return True
+        return False
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Choices one after the other, whatever is observed."""
+
+    choices: tuple[Choice, ...]
+    waits_for_drafter: bool = False
+
+    def fresh(self) -> Governor:
+        """A governor that begins with the first."""
+        return _InTurn(self)
+
+
+class _InTurn:
+    def __init__(self, given: InTurn) -> None:
+        self._given = given
+        self._chosen = 0
+        self.seen: list[Observation] = []
+
+    @property
+    def waits_for_drafter(self) -> bool:
+        return self._given.waits_for_drafter
+
+    def observe(self, seen: Observation, now: float) -> None:
+        self.seen.append(seen)
+
+    def choose(self, now: float) -> Choice:
+        self._chosen += 1
+        return self._given.choices[(self._chosen - 1) % len(self._given.choices)]
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """How a session over toys is run."""
+
+    toy: Toy
+    method: Method
+    choices: tuple[Choice, ...]
+    schedule: Schedule
+    length: int = 2  # tokens
+    head: int = 99  # ids of a row that are sent unasked
+    targets: int = 1
+    tree_budget: int = 16
+    paths: int = 2
+    play: Callable[[Schedule, Stage], None] = Schedule.play
+
+    def run(self, chooser: Chooser) -> tuple[int, ...]:
+        """The output of one session, all of whose random choices are the chooser's."""
+        stage = self.stage(chooser)
+        self.play(self.schedule, stage)
+        return tuple(one.token for one in stage.emitted)
+
+    def stage(self, chooser: Chooser) -> Stage:
+        """The session and its services, before anything has happened."""
+        pair = pair_of(self.toy.target, self.toy.drafter, self.toy.stops)
+        allowed = pair.shared_drafter_ids if self.method.shared_only else None
+        drafts = allowed is None or len(allowed) > 0
+        assignment = Assignment(
+            pair=pair,
+            method=self.method,
+            chooser=chooser,
+            encode=greedy_tokens(pair.target),
+            open_target=OpenTarget(
+                (0,), SamplingOptions(), NoiseKey(0) if self.method.samples else None, min(self.head, 64)
+            ),
+            open_drafter=open_drafter(NOTHING, allowed) if drafts else None,
+            governor=InTurn(self.choices).fresh(),
+            max_tokens=self.length,
+            context=100,
+            targets=self.targets,
+            tree_budget=self.tree_budget,
+            paths=self.paths,
+        )
+
+        def drafter() -> ToyDrafter:
+            return drafter_of(self.method, pair, chooser)
+
+        return Stage(Session(assignment), self.target(chooser), drafter, self.method.drafter_rows)
+
+    def target(self, chooser: Chooser | None) -> ToyTarget:
+        """The target; with a chooser it draws by itself where the method asks for that."""
+        return ToyTarget(len(self.toy.target), self.head, chooser if self.method.samples else None)

@@ -1,0 +1,239 @@
+"""The output law of overlapped sessions, by enumeration, under schedules that delay and batch messages at will.
+
+A schedule sees only how many steps were made, and the law is the target's own. The same comparison fails when a
+schedule peeks at what is drawn and hidden, and when a session is broken on purpose.
+"""
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from crossdraft.pipeline.branches import Branches
+from crossdraft.pipeline.decoding import Decoding
+from crossdraft.pipeline.epoch import Epoch
+from crossdraft.pipeline.events import Replied, Reply, Timer
+from crossdraft.pipeline.governing import PLAIN, Choice
+from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import Branch, Drafted
+from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Method
+from crossdraft.verification.walk import NeedRow
+from tests.fakes import autoregressive_law
+from tests.stage import Stage
+from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
+from tests.verification.scheduling import Act, Overlapped, Schedule
+from tests.verification.toys import TOYS, Toy
+
+FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # every pattern and more toys: many minutes
+EXACT = 1e-12
+BIASED = 0.01  # total variation
+
+METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
+SAME, NESTED, TWO = (
+    next(toy for toy in TOYS if toy.name == name) for name in ("same", "nested prefixes", "prefixes of one another")
+)
+ENDING = next(toy for toy in TOYS if toy.name == "end symbol")
+LETTERS = Toy("two letters", ("a", "b"), ("a", "b"))
+LETTER_BY_LETTER = Toy("one letter each, two of the target's", ("a", "b", "ab"), ("a", "b"))
+
+OVERLAPPED = (
+    Choice(1, patience=0),
+    Choice(2, 1),
+    Choice(3, 2),
+    Choice(4, 0, patience=0),
+    Choice(4, 1),
+)
+PATTERNS = tuple(map("".join, itertools.product("DTS", repeat=3))) if FULL else ("DT", "TTD", "DDT", "TDS")
+
+
+def toys_of(method: Method, window: int) -> tuple[Toy, ...]:
+    """Two letters a side where many proposals are under way at once; else three."""
+    toys = (TWO,) if window > 2 else (NESTED, LETTER_BY_LETTER) if method is COUPLED else (NESTED,)
+    toys = (NESTED, TWO, LETTER_BY_LETTER) if FULL else toys
+    return tuple(map(with_itself, toys)) if method.same_vocabulary else toys
+
+
+def with_itself(toy: Toy) -> Toy:
+    """The target's vocabulary on both sides."""
+    return Toy(toy.name, toy.target, toy.target)
+
+
+def error(given: Overlapped) -> float:
+    return distance(law_of(given.run), wanted(given))
+
+
+def bias(given: Overlapped) -> float:
+    return total_variation(law_of(given.run), wanted(given))
+
+
+def wanted(given: Overlapped) -> dict[tuple[int, ...], float]:
+    return autoregressive_law(given.target(None), given.toy.stops, given.length)
+
+
+def check(method: Method, choices: tuple[Choice, ...], schedule: Schedule, **changes: int) -> None:
+    """Every toy of the method, and rows of one or two ids besides what is asked for."""
+    for toy in toys_of(method, max(choice.window for choice in choices)):
+        length = 3 if len(toy.target) == 2 else 2
+        for head in range(1, 2 if method.samples else len(toy.target)):
+            given = replace(Overlapped(toy, method, choices, schedule, length, head), **changes)
+            assert error(given) < EXACT, given
+
+
+named = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+
+
+@named
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_proposals_that_come_when_they_like(method: Method, pattern: str) -> None:
+    for choice in OVERLAPPED if pattern != "DDT" else OVERLAPPED[:3]:
+        check(method, (choice,), Schedule(pattern))
+
+
+@named
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_choices_that_change_from_epoch_to_epoch(method: Method, pattern: str) -> None:
+    choices = (Choice(1, 1), PLAIN, Choice(2, 2, overlap=False), Choice(3, 0, patience=0))
+    check(method, choices, Schedule(pattern))
+
+
+@named
+@pytest.mark.parametrize("opens", range(1, 9 if FULL else 5))
+def test_a_drafter_that_opens_late(method: Method, opens: int) -> None:
+    for pattern in ("T", "TD"):
+        check(method, (Choice(2, 1),), Schedule(pattern, opens=opens))
+
+
+@named
+@pytest.mark.parametrize("lost", range(1, 12 if FULL else 5))
+def test_a_drafter_that_is_lost_and_comes_back(method: Method, lost: int) -> None:
+    for pattern, opens in (("DT", 0), ("TD", lost + 2)):
+        check(method, (Choice(2, 1),), Schedule(pattern, opens, ((lost, "d"),)))
+
+
+@named
+@pytest.mark.parametrize("lost", range(1, 12 if FULL else 5))
+def test_a_target_that_is_lost_and_another_that_goes_on(method: Method, lost: int) -> None:
+    for pattern in ("DT", "TDD"):
+        check(method, (Choice(2, 1),), Schedule(pattern, 0, ((lost, "t"), (lost + 2, "t"))))
+
+
+@named
+@pytest.mark.parametrize("pattern", ["DTO", "DDOT", "ODTDT", "DDDTO"])
+def test_two_targets_with_speculation(method: Method, pattern: str) -> None:
+    for losses in ((), ((4, "t"),)):
+        check(method, (Choice(3, 1, speculate=True),), Schedule(pattern, 0, losses), targets=2)
+
+
+@named
+@pytest.mark.parametrize("budget", [0, 1])
+def test_row_misses(method: Method, budget: int) -> None:
+    for pattern in ("DT", "DDT", "TTDS"):
+        check(method, (Choice(3, 1),), Schedule(pattern), tree_budget=budget)
+
+
+@named
+@pytest.mark.parametrize("pattern", ["DT", "DDT", "TDS"] if FULL else ["DDT"])
+@pytest.mark.parametrize(("window", "depth", "width"), [(1, 1, 1), (1, 2, 1), (2, 1, 1)])
+def test_prepared_continuations(method: Method, pattern: str, window: int, depth: int, width: int) -> None:
+    choice = Choice(window, 1, branch_depth=depth, branch_width=width)
+    for toy in (LETTERS, with_itself(NESTED) if method.same_vocabulary else NESTED) if FULL else (LETTERS,):
+        given = Overlapped(toy, method, (choice,), Schedule(pattern), 3, 1)
+        for paths in (2, 4) if window + depth == 2 else (4,):
+            assert error(replace(given, paths=paths)) < EXACT, given
+
+
+@pytest.mark.parametrize("method", [TLI, COUPLED, SLEM], ids=lambda method: method.name)
+def test_prepared_continuations_are_adopted(method: Method) -> None:
+    """Else the test above would say nothing."""
+    given = Overlapped(LETTERS, method, (Choice(1, 1, branch_depth=1),), Schedule("DT"), 3, 1)
+
+    def hits(chooser: EnumeratingChooser) -> int:
+        stage = given.stage(chooser)
+        given.schedule.play(stage)
+        return stage.session.counts.branches_hit
+
+    assert sum(chance for adopted, chance in law_of(hits).items() if adopted) > 0.05
+
+
+@named
+def test_an_end_symbol(method: Method) -> None:
+    toy = with_itself(ENDING) if method.same_vocabulary else ENDING
+    for choice, pattern in itertools.product(OVERLAPPED[:3], ("DT", "TDS")):
+        assert error(Overlapped(toy, method, (choice,), Schedule(pattern), 2, 1)) < EXACT
+
+
+# What the test must not pass.
+
+
+@dataclass(frozen=True)
+class Peeking(Schedule):
+    """Holds a proposal back, until patience has ended, because of its letters."""
+
+    held: list[Reply] = field(default_factory=list)
+
+    def possible(self, stage: Stage, act: Act) -> bool:
+        for lane, drafter in stage.drafters.items():
+            if act is Act.DRAFT and (self.held or drafter.owes):
+                reply = self.held.pop() if self.held else drafter.reply()
+                if isinstance(reply, Drafted) and reply.proposals[0].token != 0 and Timer.STALL in stage.timers:
+                    self.held.append(reply)
+                    stage.expire(Timer.STALL)
+                else:
+                    stage.tell(Replied(lane, reply))
+                return True
+        return act is not Act.DRAFT and super().possible(stage, act)
+
+    def play(self, stage: Stage) -> None:
+        self.held.clear()
+        super().play(stage)
+
+
+@pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED, COUPLED_SHARED, RDK], ids=lambda method: method.name)
+def test_a_schedule_that_peeks_is_seen(method: Method) -> None:
+    given = Overlapped(SAME, method, (Choice(1, 0, patience=1.0),), Schedule("TD"), 2)
+    assert error(given) < EXACT
+    assert bias(replace(given, schedule=Peeking("TD"))) > BIASED
+
+
+def test_peeking_does_not_matter_where_the_target_draws() -> None:
+    """The output of `slem` does not depend on the draft, whoever looks at it."""
+    assert error(Overlapped(SAME, SLEM, (Choice(1, 0, patience=1.0),), Peeking("TD"), 2)) < EXACT
+
+
+def over_at_a_judged_need(self: Decoding, need: NeedRow) -> bool:
+    moved = len(self.output.text) > self.epoch.began
+    return self.epoch.exhausted and not self._drafting.due and moved and self.fetched.held is None
+
+
+def test_an_epoch_that_ends_where_a_judged_row_is_missing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Overlapped(NESTED, COUPLED, (Choice(2, 2),), Schedule("DDT"), 3, paths=1)
+    assert error(given) < EXACT
+    monkeypatch.setattr(Decoding, "_over", over_at_a_judged_need)
+    assert bias(given) > BIASED
+
+
+def test_a_drafter_that_opens_and_ends_a_judged_need_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [Overlapped(NESTED, TLI, (Choice(2, 1),), Schedule("T", opens=opens), 2, 1) for opens in range(1, 6)]
+    assert max(map(error, given)) < EXACT
+    monkeypatch.setattr(Decoding, "interruptible", property(lambda self: not self.epoch.choice.drafts))
+    assert max(map(bias, given)) > BIASED
+
+
+def only_first(match: Callable[..., Branch | None]) -> Callable[..., Branch | None]:
+    """Adopts a branch only if it begins with the first id."""
+
+    def peeking(self: Branches, epoch: Epoch, text: Letters, letters_decide: bool) -> Branch | None:
+        found = match(self, epoch, text, letters_decide)
+        return found if found is not None and found.tokens[0] == 0 else None
+
+    return peeking
+
+
+@pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED], ids=lambda method: method.name)
+def test_a_branch_that_is_adopted_for_what_it_hides_is_seen(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Overlapped(LETTERS, method, (Choice(1, 1, branch_depth=1),), Schedule("DT"), 3)
+    assert error(given) < EXACT
+    monkeypatch.setattr(Branches, "match", only_first(Branches.match))
+    assert bias(given) > BIASED
