@@ -1,7 +1,7 @@
 """The flight recorder: what went into a session and what came out, in a file that only grows.
 
-One record a round: up to and including the return of the next pass. Recording costs the event loop an append;
-a thread packs and writes.
+One record a round: up to and including the return of the next pass, or the loss of a service. Recording costs the
+event loop an append; a thread packs and writes.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import BinaryIO, Protocol
 
-from crossdraft.pipeline.events import Command, Event, Replied
+from crossdraft.pipeline.events import Command, Event, Lost, Replied
 from crossdraft.pipeline.packing import PackingError
 from crossdraft.pipeline.recording import Header, Step, Writer
 from crossdraft.verification.exchange import PassDone
@@ -76,7 +76,7 @@ class FileRecorder:
     ) -> None:
         """As Recorder says."""
         self._round.append(Step(now, event, tuple(commands), seconds, row_misses, sent, received))
-        if isinstance(event, Replied) and isinstance(event.reply, PassDone):
+        if isinstance(event, Lost) or (isinstance(event, Replied) and isinstance(event.reply, PassDone)):
             self._end_round()
 
     def close(self) -> None:
