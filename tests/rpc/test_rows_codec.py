@@ -50,9 +50,10 @@ def test_other_rows_are_rounded_and_stay_whole_or_keep_a_tail(weights, rest, who
     assert got.whole == row.whole
     assert got.probabilities.sum() + got.tail == 1  # exactly
     moved = np.abs(got.probabilities - row.probabilities)
-    largest = int(row.probabilities.argmax())
-    assert np.delete(moved, largest).max(initial=0) <= STEP / 2
-    assert moved[largest] <= STEP * (2 + len(weights) / 2)
+    more = np.flatnonzero(moved > STEP / 2)
+    assert len(more) <= 1  # it takes what rounding leaves, and is as large as any
+    assert (row.probabilities[more] >= row.probabilities.max() - STEP).all()
+    assert (moved[more] <= STEP * (2 + len(weights) / 2)).all()
 
 
 def test_a_probability_does_not_depend_on_what_else_is_listed():
