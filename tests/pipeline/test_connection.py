@@ -1,13 +1,17 @@
 """The Python API over real gRPC, with tiny random models whose tokenizers differ."""
 
+import asyncio
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from crossdraft.drafter.servicer import DrafterService
 from crossdraft.models.running import RunningModel
 from crossdraft.pipeline import Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
+from crossdraft.pipeline.recording import read
+from crossdraft.pipeline.replay import replay
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
@@ -175,3 +179,20 @@ async def test_a_drafter_with_a_shorter_context_goes_on(pipeline: Pipeline) -> N
     assert generation.statistics is not None
     assert generation.statistics.drafter_lost == ""
     assert generation.statistics.proposals > 0
+
+
+async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline, tmp_path: Path) -> None:
+    for tokens in (0, 1, 5):
+        file = tmp_path / str(tokens)
+        async with pipeline.generate(PROMPT, max_tokens=24, record=file, overlap="on") as generation:
+            first = asyncio.create_task(anext(generation))
+            if not tokens:
+                await asyncio.sleep(0)  # it has begun, and its session has not
+            for _ in range(tokens):
+                await first
+                first = asyncio.create_task(anext(generation))
+            first.cancel()
+        recording = read(file)
+        assert recording.fault == ""
+        assert (recording.finished is not None) == (tokens > 0)
+        assert replay(recording).difference is None

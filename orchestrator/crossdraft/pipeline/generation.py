@@ -121,6 +121,7 @@ class Generation:
     async def _written(self) -> None:
         """The record is on the disk, or why it is not is said."""
         if self._recorder is not None:
+            self._recorder.close()  # a session that was cancelled before its first step has not
             fault = await asyncio.to_thread(self._recorder.wait)
             if fault:
                 log.warning("the flight record is not whole: %s", fault)
