@@ -3,14 +3,13 @@
 from dataclasses import asdict, replace
 from itertools import product
 from math import inf
-from time import perf_counter
 
 import numpy as np
 import pytest
 
 from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.governing import PLAIN, Choice, DrafterSeen, Governor, Observation, StallSeen, lock_step
-from crossdraft.pipeline.governor import Adaptive, changed, choose
+from crossdraft.pipeline.governor import Adaptive, Decision, changed, choose
 from crossdraft.pipeline.search import Limits, rank
 from crossdraft.pipeline.simulator import Run, simulate
 from crossdraft.pipeline.workload import Workload
@@ -38,7 +37,7 @@ def relative(given: Workload, tokens: int, seeds: range, limits: Limits = CHAINS
 CORNERS = list(product((0.0, 0.6, 0.95), (1 / 20, 1 / 2), (0, 0.5, 2), (0.01, 0.2)))
 
 
-@pytest.mark.parametrize("cell", CORNERS[::2], ids=str)
+@pytest.mark.parametrize("cell", CORNERS[::3], ids=str)
 def test_never_slower_than_plain_decoding(cell: tuple[float, float, float, float]) -> None:
     assert relative(workload(*cell), 512, range(3)) >= NEVER_SLOWER
 
@@ -49,8 +48,8 @@ def test_a_long_run_is_near_the_best_fixed_way(cell: tuple[float, float, float, 
     ways = [PLAIN, *(lock_step(k).choice for k in (2, 4, 8))]
     ways += [Choice(window, wait=wait, patience=patience)
              for window in (8, 24) for wait, patience in ((0, 0.0), (2, 1.0), (6, 1.0))]  # fmt: skip
-    best = max(run(given, way, 3000, 1).speed for way in ways)
-    assert run(given, Adaptive(limits=CHAINS), 6000, 2).speed >= 0.93 * best  # the runs are good to some 3 %
+    best = max(run(given, way, 2000, 1).speed for way in ways)
+    assert run(given, Adaptive(limits=CHAINS), 4000, 2).speed >= 0.91 * best  # the runs are good to some 4 %
 
 
 DEAD, SLOW = replace(GOOD, token=inf), replace(GOOD, token=0.5)
@@ -189,13 +188,27 @@ def test_it_explains_itself() -> None:
     assert asdict(governor.estimates)["judged"] > 0
 
 
-def test_a_choice_costs_little() -> None:
+def test_nothing_is_computed_again_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+
+    def counted(*given: object) -> Decision:
+        searches.append(1)
+        return choose(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("crossdraft.pipeline.governor.choose", counted)
     governor = Adaptive(estimates())
-    governor.choose(0.0)
-    times = []
-    for i in range(2000):
-        began = perf_counter()
-        governor.choose(0.001 * i)
-        times.append(perf_counter() - began)
-    assert np.median(times) < 50e-6
-    assert governor.choose(3.0).drafts
+    searches.clear()
+    run(GOOD, governor, 2000)
+    assert 1 <= len(searches) < 80
+    searches.clear()
+    for i in range(1000):
+        governor.choose(1000.0 + i)
+    assert len(searches) <= 1
+
+
+def test_a_drafter_that_an_earlier_generation_put_aside_is_tried_at_once() -> None:
+    earlier = Adaptive()
+    run(USELESS, earlier, 300)
+    governor = Adaptive(earlier.estimates)
+    assert "trying" in governor.choose(0.0).reason
+    assert not governor.choose(0.02).drafts

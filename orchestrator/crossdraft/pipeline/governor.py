@@ -151,7 +151,9 @@ class Adaptive:
         least = TRIAL_PASSES / decision.ranking.plain.speed
         if self._trial_at is None:
             self._interval = FIRST_INTERVAL
-            self._trial_at = now + max(self._interval, least)
+            # Put aside by an earlier generation: short ones would never try it again.
+            inherited = self._learner.seen == 0 and not self.limits.rounds_only
+            self._trial_at = now if inherited else now + max(self._interval, least)
         if now < self._trial_at:
             return decision.choice
         self._interval = min(2 * self._interval, LAST_INTERVAL)
