@@ -1,5 +1,6 @@
 """The session's state machine: every transition, with toys instead of services."""
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -7,44 +8,61 @@ import pytest
 
 from crossdraft.pipeline.events import (
     Cancelled,
-    DrafterLost,
-    DrafterOpened,
+    Close,
     Emitted,
     Event,
     Expired,
     Finished,
+    Lost,
+    Open,
+    Ready,
     Reason,
+    Replied,
+    Send,
     SetTimer,
-    TargetLost,
-    TargetOpened,
+    Timer,
 )
 from crossdraft.pipeline.rules import IllegalEventError, State
 from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.verification.exchange import (
-    Draft,
-    Drafted,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RowFetched,
-    Scored,
-)
+from crossdraft.verification.exchange import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched, Scored
 from crossdraft.verification.methods import SLEM, TLI, Method
 from crossdraft.verification.rows import Proposal, Row
 from crossdraft.verification.walk import Kind
-from tests.pipeline.sessions import assignment, drafting, emitted, end, fetching, passing, scoring, started, toys
+from tests.pipeline.sessions import (
+    DRAFTER,
+    TARGET,
+    assignment,
+    drafting,
+    emitted,
+    end,
+    fetching,
+    opened,
+    passing,
+    requests,
+    scoring,
+    started,
+    toys,
+)
 from tests.running import run_session
+from tests.stage import GONE, Stage
+
+WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
 
 def test_it_opens_both_sessions_and_then_drafts() -> None:
     session = Session(assignment())
-    assert [type(command) for command in session.start()] == [OpenTarget, OpenDrafter]
-    assert session.handle(DrafterOpened()) == []
-    draft, timer = session.handle(TargetOpened())
-    assert draft == Draft(1, 0, NOTHING, 3)
-    assert timer == SetTimer(1, 30.0)
+    target, drafter, timer = session.start(0.0)
+    assert isinstance(target, Open)
+    assert isinstance(target.request, OpenTarget)
+    assert isinstance(drafter, Open)
+    assert isinstance(drafter.request, OpenDrafter)
+    assert timer == SetTimer(Timer.TARGET, 1, 30.0)
+    assert session.handle(Ready(drafter.lane), 0.0) == []
+    draft, deadline, stall = session.handle(Ready(target.lane), 0.0)
+    assert draft == Send(drafter.lane, Draft(1, 0, NOTHING, 3, chunk=3))
+    assert deadline == SetTimer(Timer.DRAFTER, 1, 30.0)
+    assert stall == SetTimer(Timer.STALL, 1, 30.0)
 
 
 @pytest.mark.parametrize("method", [SLEM, TLI], ids=lambda method: method.name)
@@ -82,117 +100,215 @@ def test_the_drafter_always_goes_on_from_the_committed_text() -> None:
     assert sorted(texts, key=len) == texts
 
 
-WAITING: list[tuple[State, Callable[[], Session], tuple[type, ...]]] = [
-    (State.NEW, lambda: Session(assignment()), ()),
-    (State.OPENING, started, (TargetOpened, DrafterOpened, DrafterLost, TargetLost, Cancelled)),
-    (State.DRAFTING, lambda: drafting()[0], (Drafted, Expired, DrafterLost, TargetLost, Cancelled)),
-    (State.PASSING, lambda: passing()[0], (PassDone, DrafterLost, TargetLost, Cancelled)),
-    (State.FETCHING, fetching, (RowFetched, DrafterLost, TargetLost, Cancelled)),
-    (State.SCORING, lambda: scoring()[0], (Scored, Expired, DrafterLost, TargetLost, Cancelled)),
-]
+WAITING: dict[str, tuple[Callable[[], Session], set[str]]] = {
+    "new": (lambda: Session(assignment()), set()),
+    "opening": (started, {"target ready", "drafter ready"}),
+    "drafting": (lambda: drafting()[0], {"proposals"}),
+    "passing": (lambda: passing()[0], {"pass", "proposals"}),
+    "fetching": (fetching, {"row", "proposals"}),
+    "scoring": (lambda: scoring()[0], {"scores"}),
+}
+
+ALWAYS: dict[str, Event] = {  # once it has begun
+    "a lost target": Lost(TARGET, GONE),
+    "a lost drafter": Lost(DRAFTER, GONE),
+    "a stall": Expired(Timer.STALL, 1),
+    "a late drafter": Expired(Timer.DRAFTER, 1),
+    "no target": Expired(Timer.TARGET, 1),
+    "a timer of the past": Expired(Timer.STALL, 0),
+    "cancelled": Cancelled(),
+    "a lane that is unknown": Ready(99),
+    "proposals of an older epoch": Replied(DRAFTER, Drafted(0, (), 0.0)),
+}
 
 
-def events() -> list[Event]:
-    whole = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
-    return [
-        TargetOpened(),
-        DrafterOpened(),
-        Drafted(1, (Proposal(0, Row.certain(0)),), 0.0),
-        PassDone(1, (), 0.0),
-        RowFetched(1, 0, whole),
-        Scored(1, np.array([0.5]), 0.0),
-        Expired(1),
-        DrafterLost("gone"),
-        TargetLost(OSError("gone")),
-        Cancelled(),
-    ]
+def events() -> dict[str, Event]:
+    """Those that are legal in one state or the other, and those that never are."""
+    three = tuple(Proposal(0, Row.certain(0)) for _ in range(3))
+    nodes = toys()[0].run(passing()[1]).nodes
+    return {
+        "target ready": Ready(TARGET),
+        "drafter ready": Ready(DRAFTER),
+        "proposals": Replied(DRAFTER, Drafted(1, three, 0.0)),
+        "pass": Replied(TARGET, PassDone(1, nodes, 0.0)),
+        "row": Replied(TARGET, RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3])))),
+        "scores": Replied(DRAFTER, Scored(1, np.array([0.5]), 0.0)),
+        "a pass that was not asked for": Replied(TARGET, PassDone(2, nodes, 0.0)),
+        "a pass without its nodes": Replied(TARGET, PassDone(1, (), 0.0)),
+        "rows where samples were asked for": Replied(TARGET, PassDone(1, (WHOLE,) * len(nodes), 0.0)),
+        "a row of a later pass": Replied(TARGET, RowFetched(2, 0, WHOLE)),
+        "a row of another node": Replied(TARGET, RowFetched(1, 5, WHOLE)),
+        "proposals out of order": Replied(DRAFTER, Drafted(1, three, 0.0, first=7)),
+        "proposals of a later epoch": Replied(DRAFTER, Drafted(9, three, 0.0)),
+        "scores of a later epoch": Replied(DRAFTER, Scored(9, np.array([0.5]), 0.0)),
+        "a target that proposes": Replied(TARGET, Drafted(1, three, 0.0)),
+        "a drafter that passes": Replied(DRAFTER, PassDone(1, nodes, 0.0)),
+    }
 
 
-@pytest.mark.parametrize(("state", "made", "legal"), WAITING, ids=lambda value: getattr(value, "name", ""))
-def test_illegal_events_raise_and_change_nothing(
-    state: State, made: Callable[[], Session], legal: tuple[type, ...]
-) -> None:
-    for event in events():
-        session = made()
-        assert session.state is state
-        before = (session.state, session.counts.passes, session.counts.tokens, session.counts.epochs)
-        outdated = isinstance(event, Expired) and state in (State.PASSING, State.FETCHING, State.SCORING)
-        if isinstance(event, PassDone) or (not isinstance(event, legal) and not outdated):
-            with pytest.raises(IllegalEventError):
-                session.handle(event)
-            assert before == (session.state, session.counts.passes, session.counts.tokens, session.counts.epochs)
-        else:
-            session.handle(event)
+@pytest.mark.parametrize("name", events())
+@pytest.mark.parametrize("state", WAITING)
+def test_what_was_not_asked_for_is_illegal_and_changes_nothing(state: str, name: str) -> None:
+    make, legal = WAITING[state]
+    session, twin = make(), make()
+    event = events()[name]
+    if name in legal:
+        session.handle(event, 1.0)
+        return
+    before = snapshot(session)
+    with pytest.raises(IllegalEventError):
+        session.handle(event, 1.0)
+    assert snapshot(session) == before == snapshot(twin)
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+@pytest.mark.parametrize("state", WAITING)
+def test_losses_timers_and_what_is_outdated_are_always_legal(state: str, name: str) -> None:
+    make, _ = WAITING[state]
+    session = make()
+    if state == "new":
+        with pytest.raises(IllegalEventError):
+            session.handle(ALWAYS[name], 1.0)
+    elif state != "opening" or not name.startswith("proposals"):
+        session.handle(ALWAYS[name], 1.0)
+
+
+def snapshot(session: Session) -> str:
+    """All that a session knows, as a text."""
+    return repr(spelled(session, 0))
+
+
+def spelled(value: object, depth: int) -> object:
+    if depth > 6 or isinstance(value, np.random.Generator):
+        return ""
+    if isinstance(value, list | tuple | set):
+        return [spelled(one, depth + 1) for one in value]
+    if isinstance(value, dict):
+        return [(repr(key), spelled(one, depth + 1)) for key, one in value.items()]
+    if type(value).__module__.startswith("crossdraft.pipeline"):
+        return {name: spelled(one, depth + 1) for name, one in vars(value).items() if name != "_given"}
+    return repr(value) if isinstance(value, str | int | float | bool | np.ndarray | None) else type(value).__name__
+
+
+def test_a_row_that_is_not_that_of_its_head_is_illegal_and_changes_nothing() -> None:
+    session = fetching()
+    before = snapshot(session)
+    with pytest.raises(IllegalEventError, match="not that of the head"):
+        session.handle(Replied(TARGET, RowFetched(1, 0, WHOLE.of([0, 1, 2], [0.9, 0.05, 0.05]))), 1.0)
+    assert snapshot(session) == before
 
 
 def test_starting_twice_is_illegal() -> None:
     with pytest.raises(IllegalEventError):
-        started().start()
+        started().start(0.0)
 
 
 def test_after_the_end_everything_is_ignored() -> None:
     session, _ = passing()
-    assert isinstance(session.handle(Cancelled())[0], Finished)
-    assert [session.handle(event) for event in events()] == [[]] * len(events())
+    assert isinstance(session.handle(Cancelled(), 1.0)[0], Finished)
+    assert session.state is State.DONE
+    late = [*events().values(), *ALWAYS.values()]
+    assert [session.handle(event, 1.0) for event in late] == [[]] * len(late)
 
 
-def test_answers_of_older_epochs_and_old_timers_are_dropped() -> None:
+def test_answers_of_older_epochs_and_old_timers_change_nothing() -> None:
     session, draft = drafting()
-    assert session.handle(Drafted(draft.epoch - 1, (), 0.0)) == []
-    assert session.handle(Expired(draft.epoch - 1)) == []
-    assert session.state is State.DRAFTING
+    before = snapshot(session)
+    assert session.handle(Replied(DRAFTER, Drafted(draft.epoch - 1, (), 0.0)), 1.0) == []
+    assert snapshot(session) == before
+    assert session.handle(Expired(Timer.STALL, 0), 1.0) == []
+    assert session.handle(Expired(Timer.DRAFTER, 0), 1.0) == []
     with pytest.raises(IllegalEventError):
-        session.handle(Drafted(draft.epoch + 1, (), 0.0))
+        session.handle(Replied(DRAFTER, Drafted(draft.epoch + 1, (), 0.0)), 1.0)
 
 
 def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:
     session = fetching()
-    out = session.handle(RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.0, 0.5, 0.5]))))
-    assert session.counts.rows_fetched == 1
+    out = session.handle(Replied(TARGET, RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.0, 0.5, 0.5])))), 1.0)
+    assert session.counts.rows_completed == 1
     assert isinstance(out[0], Emitted)
     assert out[0].kind is Kind.CORRECTED
 
 
-@pytest.mark.parametrize("lost", [DrafterLost("gone"), Expired(1)])
+@pytest.mark.parametrize("lost", [Lost(DRAFTER, GONE), Expired(Timer.DRAFTER, 1)], ids=["lost", "late"])
 def test_without_its_drafter_the_session_decodes_plainly(lost: Event) -> None:
     session, _ = drafting()
-    (sent,) = session.handle(lost)
+    out = session.handle(lost, 31.0)
+    (sent,) = requests(out)
     assert isinstance(sent, Pass)
     assert len(sent.tree) == 0
     assert session.counts.drafter_lost
+    assert session.counts.drafters_lost == 1
+    assert isinstance(lost, Lost) or out[0] == Close(DRAFTER, "no answer within 30 s")
+    assert [command.lane for command in out if isinstance(command, Open)] == [DRAFTER + 1]  # it is tried again
     target, _ = toys()
-    waiting: list[object] = [sent]
-    out: list[object] = []
-    while waiting:
-        command = waiting.pop(0)
-        if isinstance(command, Pass):
-            waiting += session.handle(target.run(command))
-        else:
-            out.append(command)
-    assert len(emitted(out)) == 12
-    assert session.handle(Drafted(1, (), 0.0)) == []
+    tokens: list[Emitted] = []
+    while session.state is not State.DONE:
+        assert isinstance(sent, Pass)
+        out = session.handle(Replied(TARGET, target.run(sent)), 32.0)
+        tokens += emitted(out)
+        (sent,) = requests(out) or [sent]
+    assert len(tokens) == 12
+    assert session.handle(Replied(DRAFTER, Drafted(1, (), 0.0)), 33.0) == []
 
 
 def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
     session = started()
-    session.handle(TargetOpened())
-    assert isinstance(session.handle(DrafterLost("gone"))[0], Pass)
+    session.handle(Ready(TARGET), 0.0)
+    assert isinstance(requests(session.handle(Lost(DRAFTER, GONE), 1.0))[0], Pass)
 
 
 def test_a_drafter_with_impossible_proposals_is_given_up() -> None:
     session, draft = drafting()
-    (sent,) = session.handle(Drafted(draft.epoch, (Proposal(99),), 0.0))
+    out = session.handle(Replied(DRAFTER, Drafted(draft.epoch, (Proposal(99),), 0.0)), 1.0)
+    (sent,) = requests(out)
     assert isinstance(sent, Pass)
     assert len(sent.tree) == 0
     assert "99" in session.counts.drafter_lost
+    assert isinstance(out[0], Close)
+    assert "99" in out[0].blame
 
 
-def test_a_lost_target_ends_the_session_with_its_error() -> None:
-    error = OSError("gone")
+def test_a_target_that_refuses_the_request_ends_the_session_with_its_error() -> None:
     session, _ = passing()
-    finish = end(session.handle(TargetLost(error)))  # type: ignore[arg-type]
+    finish = end(session.handle(Lost(TARGET, GONE, elsewhere=False), 1.0))
     assert finish.reason is Reason.FAILED
-    assert finish.error is error
+    assert finish.error is GONE
+
+
+def test_another_target_gets_all_that_was_committed() -> None:
+    session, sent = passing()
+    target, _ = toys()
+    out = session.handle(Replied(TARGET, target.run(sent)), 1.0)
+    tokens = tuple(command.token for command in emitted(out))
+    assert tokens
+    reopened, timer = session.handle(Lost(TARGET, GONE), 2.0)
+    assert isinstance(reopened, Open)
+    assert reopened.request == assignment().open_target
+    assert timer == SetTimer(Timer.TARGET, 2, 30.0)
+    again = session.handle(Ready(reopened.lane), 3.0)
+    again += session.handle(Lost(DRAFTER, GONE), 3.0)
+    (first,) = requests(again)
+    assert isinstance(first, Pass)
+    assert (first.number, first.committed) == (1, tokens)
+    assert session.counts.targets_lost == 1
+
+
+def test_without_any_target_for_too_long_the_session_fails() -> None:
+    session, _ = passing()
+    (opened_again, timer) = session.handle(Lost(TARGET, GONE), 2.0)
+    assert isinstance(timer, SetTimer)
+    assert isinstance(opened_again, Open)
+    assert session.handle(Expired(Timer.TARGET, timer.number - 1), 3.0) == []  # of the opening, long ago
+    finish = end(session.handle(Expired(Timer.TARGET, timer.number), 32.0))
+    assert finish.reason is Reason.FAILED
+    assert finish.error is GONE
+
+
+def test_the_first_target_has_a_deadline_too() -> None:
+    finish = end(started().handle(Expired(Timer.TARGET, 1), 30.0))
+    assert finish.reason is Reason.FAILED
+    assert isinstance(finish.error, TimeoutError)
 
 
 def test_stop_strings_end_the_output_where_they_begin() -> None:
@@ -229,18 +345,28 @@ def test_the_context_bounds_output_and_trees() -> None:
 
 def test_a_drafter_that_stood_aside_is_told_the_text_from_where_it_is() -> None:
     """Nothing that it drafted before counts any more, even if the output grows to be the same."""
-    session, draft = drafting()
+    session = Session(assignment())
     target, drafter = toys()
-    lengths = []
-    waiting: list[object] = session.handle(drafter.draft(draft))
-    while waiting:
-        command = waiting.pop(0)
-        if isinstance(command, Pass):
-            waiting += session.handle(target.run(command))
-        elif isinstance(command, Draft):
-            assert command.offset <= len(drafter.text)
-            drafter.text = Letters(drafter.text[: command.offset] + command.letters)
-            lengths.append(len(drafter.text))
-            waiting += session.handle(Drafted(command.epoch, (), 0.0, "it stands aside"))
-    assert len(lengths) > 2
-    assert session.counts.stood_aside == len(lengths)
+    stage = Stage(session, target, lambda: copy.copy(drafter), rows=False)
+    stage.start()
+    while stage.opening:
+        stage.open(next(iter(stage.opening)))
+    drafts = 0
+    while stage.finished is None:
+        lane = stage.owing[0]
+        if lane in stage.drafters:
+            draft = stage.drafters[lane].draft
+            assert draft is not None
+            stage.drafters[lane].wanted = 0
+            drafts += 1
+            stage.tell(Replied(lane, Drafted(draft.epoch, (), 0.0, "it stands aside")))
+        else:
+            stage.reply(lane)
+    assert drafts > 2
+    assert session.counts.stood_aside == drafts
+    assert len(stage.emitted) == 12
+
+
+def test_a_session_is_opened_in_any_order() -> None:
+    session = Session(assignment())
+    assert isinstance(requests(opened(session))[0], Draft)

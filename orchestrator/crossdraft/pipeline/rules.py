@@ -25,8 +25,8 @@ class State(Enum):
 
 def outdated(event: Event, state: State, targets: Targets, drafting: Drafting) -> bool:
     """Whether it belongs to a session, a lane or an epoch that is over."""
-    if state is State.DONE:
-        return True
+    if state in (State.NEW, State.DONE):
+        return state is State.DONE
     match event:
         case Ready(lane) | Lost(lane) | Replied(lane):
             if lane not in targets.lanes and lane != drafting.lane:
