@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.pipeline.epoch import Epoch
+from crossdraft.pipeline.epoch import Epoch, Verdict
 from crossdraft.pipeline.events import Counts
+from crossdraft.pipeline.governing import PLAIN
 from crossdraft.pipeline.statistics import Statistics, Times, statistics_of
 from crossdraft.text.letters import Letters
 from crossdraft.verification.chooser import RandomChooser
@@ -64,8 +65,10 @@ def epoch(step: Refused | Emit, start: int = 2) -> Epoch:
     def walk(ground: Ground) -> Walk:
         yield step
 
-    ground = Ground(PAIR, RandomChooser(np.random.default_rng(0)), start)
-    return Epoch(1, ground, walk(ground), (Proposal(0), Proposal(2), Proposal(0)))
+    made = Epoch(1, PLAIN, PAIR, start, start)
+    made.extend((Proposal(0), Proposal(2), Proposal(0)))
+    made.begin(walk(Ground(PAIR, RandomChooser(np.random.default_rng(0)), start)))
+    return made
 
 
 GOING_ON = Emit(0, Kind.ACCEPTED)
@@ -88,4 +91,4 @@ GOING_ON = Emit(0, Kind.ACCEPTED)
 def test_proposals_are_compared_with_the_output_as_letters(
     step: Refused | Emit, text: str, verdict: tuple[int, bool]
 ) -> None:
-    assert epoch(step).verdict(Letters(text)) == verdict
+    assert epoch(step).verdict(Letters(text)) == Verdict(*verdict)

@@ -3,31 +3,27 @@
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import (
-    DrafterLost,
-    Emitted,
-    Event,
-    Expired,
-    Finished,
-    SetTimer,
-)
-from crossdraft.pipeline.rules import IllegalEventError, State
+from crossdraft.pipeline.events import Event, Expired, Finished, Lost, Ready, Replied, SetTimer, Timer
+from crossdraft.pipeline.rules import IllegalEventError
 from crossdraft.pipeline.session import Session
 from crossdraft.verification.exchange import Draft, Pass, PassDone, Score, Scored
 from crossdraft.verification.methods import SLRS
 from crossdraft.verification.walk import Kind
 from tests.fakes import ToyTarget
-from tests.pipeline.sessions import assignment, emitted, end, scoring, toys
+from tests.pipeline.sessions import DRAFTER, TARGET, assignment, emitted, end, requests, scoring, toys
 from tests.running import run_session
+from tests.stage import GONE
+
+
+def scored(epoch: int, *probabilities: float) -> Replied:
+    return Replied(DRAFTER, Scored(epoch, np.array(probabilities), 0.5))
 
 
 def test_it_asks_for_the_draft_that_the_walk_is_at() -> None:
     session, score = scoring()
-    assert session.state is State.SCORING
     assert score == Score(epoch=1, offset=0, strings=("b",), tokens=2)
-    out = session.handle(Scored(1, np.array([0.25]), 0.5))
-    assert isinstance(out[0], Emitted)
-    assert (out[0].token, out[0].kind) == (1, Kind.ACCEPTED)  # p = 0.5 is above ψ
+    first = emitted(session.handle(scored(1, 0.25), 1.0))[0]
+    assert (first.token, first.kind) == (1, Kind.ACCEPTED)  # p = 0.5 is above ψ
     assert session.counts.drafter_seconds == 0.5
     assert session.counts.scores == 1
 
@@ -54,27 +50,26 @@ def test_it_emits_what_was_asked_for() -> None:
 
 
 def after_scoring(session: Session, first: Event) -> tuple[list[object], Finished]:
-    """Plays on without a drafter after an event in SCORING."""
+    """Plays on without a drafter after an event that came instead of scores."""
     target = ToyTarget(3, 99)
-    waiting: list[object] = list(session.handle(first))
-    out: list[object] = []
+    out = session.handle(first, 31.0)
+    waiting = list(requests(out))
     while waiting:
-        command = waiting.pop(0)
-        assert not isinstance(command, Draft | Score | SetTimer)
-        if isinstance(command, Pass):
-            waiting += session.handle(target.run(command))
-        else:
-            out.append(command)
-    return out, end(out)
+        request = waiting.pop(0)
+        assert isinstance(request, Pass)
+        more = session.handle(Replied(TARGET, target.run(request)), 32.0)
+        waiting += requests(more)
+        out += more
+    return list(out), end(out)
 
 
 FAULTS: list[tuple[Event, str]] = [
-    (DrafterLost("gone"), "gone"),
-    (Expired(2), "no answer within 30.0 s"),
-    (Scored(1, np.array([0.5, 0.5]), 0.0), "scored 2 prefixes, asked for 1"),
-    (Scored(1, np.array([1.1]), 0.0), "not between 0 and 1"),
-    (Scored(1, np.array([-0.1]), 0.0), "not between 0 and 1"),
-    (Scored(1, np.array([np.nan]), 0.0), "not between 0 and 1"),
+    (Lost(DRAFTER, GONE), "gone"),
+    (Expired(Timer.DRAFTER, 1), "no answer within 30 s"),
+    (scored(1, 0.5, 0.5), "scored 2 prefixes, asked for 1"),
+    (scored(1, 1.1), "not between 0 and 1"),
+    (scored(1, -0.1), "not between 0 and 1"),
+    (scored(1, np.nan), "not between 0 and 1"),
 ]
 
 
@@ -90,7 +85,7 @@ def test_without_its_drafter_the_epoch_ends_and_it_decodes_plainly(event: Event,
 
 def test_a_score_a_little_above_one_is_rounding() -> None:
     session, _ = scoring()
-    session.handle(Scored(1, np.array([1 + 1e-7]), 0.0))
+    session.handle(scored(1, 1 + 1e-7), 1.0)
     assert session.counts.drafter_lost == ""
 
 
@@ -101,7 +96,7 @@ def test_a_drafter_lost_before_it_was_asked_is_not_asked() -> None:
 
     def losing(sent: Pass) -> PassDone:
         if sent.number == 1:
-            assert session.handle(DrafterLost("gone")) == []
+            assert requests(session.handle(Lost(DRAFTER, GONE), 1.0)) == []
         return original(sent)
 
     def never(wanted: Score) -> Scored:
@@ -109,7 +104,17 @@ def test_a_drafter_lost_before_it_was_asked_is_not_asked() -> None:
 
     target.run = losing  # type: ignore[method-assign]
     drafter.score = never  # type: ignore[method-assign]
-    out = run_session(session, target, drafter)
+    session.start(0.0)
+    session.handle(Ready(TARGET), 0.0)
+    (draft,) = requests(session.handle(Ready(DRAFTER), 0.0))
+    assert isinstance(draft, Draft)
+    out = session.handle(Replied(DRAFTER, drafter.draft(draft)), 0.0)
+    waiting = requests(out)
+    while waiting:
+        request = waiting.pop(0)
+        assert isinstance(request, Pass)
+        more = session.handle(Replied(TARGET, target.run(request)), 1.0)
+        waiting, out = waiting + requests(more), out + more
     assert len(emitted(out)) == 12
     assert {command.kind for command in emitted(out)} == {Kind.BONUS}
 
@@ -117,24 +122,23 @@ def test_a_drafter_lost_before_it_was_asked_is_not_asked() -> None:
 def test_scores_of_another_epoch() -> None:
     """Of an older one they are dropped, of a newer one illegal; both change nothing."""
     session, score = scoring()
-    assert session.handle(Scored(score.epoch - 1, np.array([0.5]), 0.0)) == []
+    assert session.handle(scored(score.epoch - 1, 0.5), 1.0) == []
     with pytest.raises(IllegalEventError):
-        session.handle(Scored(score.epoch + 1, np.array([0.5]), 0.0))
-    assert session.state is State.SCORING
+        session.handle(scored(score.epoch + 1, 0.5), 1.0)
     assert session.counts.scores == 0
-    assert session.handle(Scored(score.epoch, np.array([0.5]), 0.0))
+    assert emitted(session.handle(scored(score.epoch, 0.5), 1.0))
 
 
-def test_the_timer_of_the_draft_does_not_end_the_wait_for_scores() -> None:
-    session, _ = scoring()
-    assert session.handle(Expired(1)) == []
-    assert session.state is State.SCORING
-    with pytest.raises(IllegalEventError):
-        session.handle(Expired(3))
+def test_an_older_timer_does_not_end_the_wait_for_scores() -> None:
+    """The deadline is looked at when the timer expires: what came since counts."""
+    session, score = scoring()
+    assert session.handle(Expired(Timer.DRAFTER, 0), 31.0) == []
+    (timer,) = session.handle(Expired(Timer.DRAFTER, 1), 29.0)
+    assert timer == SetTimer(Timer.DRAFTER, 2, 1.0)
+    assert emitted(session.handle(scored(score.epoch, 0.5), 29.5))
 
 
 def test_late_scores_of_a_drafter_that_was_given_up_are_dropped() -> None:
     session, score = scoring()
-    session.handle(Expired(2))
-    assert session.handle(Scored(score.epoch, np.array([0.5]), 0.0)) == []
-    assert session.state is State.PASSING
+    session.handle(Expired(Timer.DRAFTER, 1), 31.0)
+    assert session.handle(scored(score.epoch, 0.5), 32.0) == []
