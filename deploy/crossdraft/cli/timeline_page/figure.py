@@ -62,7 +62,7 @@ def _draw(axes: "Axes", shape: Box | Line | Stamp, pixel: float) -> None:
     match shape:
         case Box(begin, end, top, height):
             _box(axes, (begin * 1000, top, max(1.5 * pixel, (end - begin) * 1000), height), style)
-            if shape.label and (end - begin) * 1000 > (len(shape.label) + 1) * LETTER * pixel:
+            if shape.label and (end - begin) * 1000 > (len(shape.label) + 0.5) * LETTER * pixel:
                 middle = (begin + end) * 500, top + height / 2
                 axes.text(*middle, shape.label, ha="center", va="center", fontsize=8, color=INK["label"], clip_on=True)
         case Line(begin, top, end, bottom):
