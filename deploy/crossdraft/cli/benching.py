@@ -178,3 +178,11 @@ def write_json(path: Path, record: dict[str, object]) -> None:
         path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise CommandFailed(f"cannot write the results: {error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a report; raises CommandFailed."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"cannot write the report: {error}") from error

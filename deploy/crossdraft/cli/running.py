@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,16 @@ from crossdraft.rpc.errors import ServiceError
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_to_end(work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`; a signal cancels it, so that it cleans up.
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+# uvloop makes processes by fork, and gRPC's handlers of that crash the child now and then where channels are open.
+# asyncio makes them by vfork, which runs no handlers.
+STARTS_PROCESSES: Run = asyncio.run
+
+
+def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
+    """Runs `work`; a signal cancels it, so that it cleans up. What starts processes beside open channels is run by
+    STARTS_PROCESSES.
 
     Raises:
         Misused: the request cannot be served by this pair of models.
@@ -27,7 +35,7 @@ def run_to_end(work: Coroutine[Any, Any, None]) -> None:
     """
     try:
         with _warnings_shown():
-            uvloop.run(_cancelled_by_signals(work))
+            run(_cancelled_by_signals(work))
     except RequestError as error:
         raise Misused(str(error)) from error
     except ServiceError as error:

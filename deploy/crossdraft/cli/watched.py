@@ -1,0 +1,79 @@
+"""Services seen by a benchmark: which generations have sessions with them now."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from crossdraft.cli.recording import Opening, Port, Reply, Request
+from crossdraft.pipeline.ports import Services, StreamPort
+from crossdraft.pipeline.roster import Roster
+from crossdraft.pipeline.stopwatches import TrafficCount
+from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.verification.exchange import OpenDrafter, OpenTarget
+
+
+@dataclass(frozen=True, eq=False)
+class Watched(Generic[Opening, Request, Reply]):
+    """A port that knows for which outputs sessions are open; only for methods whose draws are keyed."""
+
+    port: Port[Opening, Request, Reply]
+    live: list[int] = field(default_factory=list)  # `NoiseKey.choice` of each open session
+
+    async def open(self, request: Opening) -> "WatchedStream[Request, Reply]":
+        """Begin a session."""
+        stream = await self.port.open(request)
+        assert isinstance(request, OpenTarget | OpenDrafter)
+        assert request.noise is not None
+        choice = request.noise.choice
+        self.live.append(choice)
+        return WatchedStream(stream, lambda: self.live.remove(choice))
+
+
+@dataclass(frozen=True, eq=False)
+class WatchedStream(Generic[Request, Reply]):
+    """An open session of a watched port."""
+
+    stream: StreamPort[Request, Reply]
+    ended: Callable[[], None]
+
+    @property
+    def traffic(self) -> TrafficCount:
+        """What was sent and received so far."""
+        return self.stream.traffic
+
+    async def send(self, request: Request, /) -> None:
+        """As the stream's own."""
+        await self.stream.send(request)
+
+    async def receive(self) -> Reply:
+        """As the stream's own."""
+        return await self.stream.receive()
+
+    async def close(self) -> None:
+        """As the stream's own."""
+        self.ended()
+        await self.stream.close()
+
+
+AnyWatched = Watched[Any, Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Watch:
+    """All services of a benchmark."""
+
+    services: Services
+    ports: dict[str, AnyWatched]  # by address
+
+    @staticmethod
+    async def of(targets: Sequence[str], drafters: Sequence[str], stack: AsyncExitStack) -> "Watch":
+        """Clients of these addresses, which are closed with the stack."""
+        services, ports = Services(Roster("target"), Roster("drafter")), dict[str, AnyWatched]()
+        for address in targets:
+            ports[address] = Watched(await stack.enter_async_context(TargetClient(address)))
+            services.targets.add(address, ports[address])
+        for address in drafters:
+            ports[address] = Watched(await stack.enter_async_context(DrafterClient(address)))
+            services.drafters.add(address, ports[address])
+        return Watch(services, ports)
