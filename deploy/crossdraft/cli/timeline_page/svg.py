@@ -43,10 +43,10 @@ def _part(name: str) -> str:
 
 def _palette() -> Iterator[str]:
     for style, colour in FILLS.items():
-        yield f".{style} {{ fill: {colour}; stroke: {colour}; background: {colour}; }}"
+        yield f".{style} {{ fill: {colour}; background: {colour}; }} line.{style} {{ stroke: {colour}; }}"
     for style, colour in MARK_COLOURS.items():
         if style != "border":
-            yield f".{style} {{ fill: {colour}; stroke: {colour}; }}"
+            yield f".{style} {{ fill: {colour}; }} line.{style} {{ stroke: {colour}; }}"
 
 
 def _lanes(scene: Scene) -> str:
