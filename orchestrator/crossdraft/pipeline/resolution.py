@@ -6,20 +6,19 @@ from functools import cached_property
 
 import numpy as np
 
+from crossdraft.pipeline.appointing import governor_of, most_proposals
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.auditing import Audit
 from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.explanation import Explained
-from crossdraft.pipeline.governing import PLAIN, Choice, Fixed, Governor, lock_step
-from crossdraft.pipeline.governor import Adaptive
-from crossdraft.pipeline.request import GenerationRequest, Overlap, RequestError
-from crossdraft.pipeline.search import Limits
+from crossdraft.pipeline.governing import PLAIN, Fixed
+from crossdraft.pipeline.request import GenerationRequest, RequestError
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import MOST_PROPOSALS, Description, NoiseKey, OpenDrafter, OpenTarget
+from crossdraft.verification.exchange import Description, NoiseKey, OpenDrafter, OpenTarget
 from crossdraft.verification.methods import Method, default_method, method_named
 from crossdraft.verification.noise import KeyedNoise
 
@@ -118,48 +117,8 @@ def resolve(
         stop=tuple(from_bytes(text.encode()) for text in request.stop),
         targets=targets,
         paths=request.paths,
-        tree_budget=request.paths * _most_proposals(request) + NODES_BESIDE_THE_DRAFT,
+        tree_budget=request.paths * most_proposals(request) + NODES_BESIDE_THE_DRAFT,
         audit=audit,
-    )
-
-
-def governor_of(request: GenerationRequest, method: Method, targets: int, before: Estimates | None) -> Governor:
-    """Who decides how each epoch is run."""
-    match request.overlap:
-        case Overlap.OFF:
-            return lock_step(request.k)
-        case Overlap.ON:
-            return Fixed(_always_overlapped(request))
-    limits = Limits(
-        rounds_only=method.whole_draft,
-        samples=method.samples,
-        window=_most_proposals(request),
-        wait=request.wait,
-        branch_depth=request.branches,
-        branch_width=request.branch_width,
-        targets=targets,
-    )
-    return Adaptive(before, limits)
-
-
-def _most_proposals(request: GenerationRequest) -> int:
-    """Beyond those revealed."""
-    if request.window is not None:
-        return request.window
-    usual = {Overlap.OFF: request.k, Overlap.ON: 2 * request.k, Overlap.AUTO: Limits().window}[request.overlap]
-    return min(MOST_PROPOSALS, max(usual, request.wait or 0))
-
-
-def _always_overlapped(request: GenerationRequest) -> Choice:
-    """A pass is sent with k proposals if they come in time, and as many again are drafted meanwhile."""
-    window = _most_proposals(request)
-    return Choice(
-        window=window,
-        wait=min(request.k, window) if request.wait is None else request.wait,
-        branch_depth=request.branches or 0,
-        branch_width=request.branch_width or 1,
-        speculate=request.speculation,
-        reason="overlapped, as asked for",
     )
 
 

@@ -1,0 +1,49 @@
+"""Who decides how the epochs of a request are run."""
+
+from crossdraft.pipeline.estimates import Estimates
+from crossdraft.pipeline.governing import Choice, Fixed, Governor, lock_step
+from crossdraft.pipeline.governor import Adaptive
+from crossdraft.pipeline.request import GenerationRequest, Overlap
+from crossdraft.pipeline.search import Limits
+from crossdraft.verification.exchange import MOST_PROPOSALS
+from crossdraft.verification.methods import Method
+
+
+def governor_of(request: GenerationRequest, method: Method, targets: int, before: Estimates | None) -> Governor:
+    """Who decides how each epoch is run."""
+    match request.overlap:
+        case Overlap.OFF:
+            return lock_step(request.k)
+        case Overlap.ON:
+            return Fixed(_always_overlapped(request))
+    limits = Limits(
+        rounds_only=method.whole_draft,
+        samples=method.samples,
+        window=most_proposals(request),
+        wait=request.wait,
+        branch_depth=request.branches,
+        branch_width=request.branch_width,
+        targets=targets,
+    )
+    return Adaptive(before, limits)
+
+
+def most_proposals(request: GenerationRequest) -> int:
+    """Beyond those revealed."""
+    if request.window is not None:
+        return request.window
+    usual = {Overlap.OFF: request.k, Overlap.ON: 2 * request.k, Overlap.AUTO: Limits().window}[request.overlap]
+    return min(MOST_PROPOSALS, max(usual, request.wait or 0))
+
+
+def _always_overlapped(request: GenerationRequest) -> Choice:
+    """A pass is sent with k proposals if they come in time, and as many again are drafted meanwhile."""
+    window = most_proposals(request)
+    return Choice(
+        window=window,
+        wait=min(request.k, window) if request.wait is None else request.wait,
+        branch_depth=request.branches or 0,
+        branch_width=request.branch_width or 1,
+        speculate=request.speculation,
+        reason="overlapped, as asked for",
+    )
