@@ -37,10 +37,12 @@ class TargetLane:
 
     toy: ToyTarget
     asked: list[Pass | FetchRow] = field(default_factory=list)
+    told: tuple[int, ...] = ()  # ids of output
 
     def take(self, request: Request) -> None:
         assert isinstance(request, Pass | FetchRow), request
         self.asked.append(request)
+        self.told += request.committed if isinstance(request, Pass) else ()
 
     @property
     def owes(self) -> bool:
@@ -194,6 +196,8 @@ class Stage:
                     (self.targets.get(lane) or self.drafters[lane]).take(request)
                     if isinstance(request, Draft):
                         assert self.text.startswith(self.drafters[lane].begin), "it is told of another output"
+                    if isinstance(request, Pass):
+                        assert self.targets[lane].told == tuple(one.token for one in self.emitted)
                 case Close(lane):
                     self.opening.pop(lane, None)
                     del self.drafters[lane]

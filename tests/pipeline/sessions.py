@@ -87,3 +87,20 @@ def emitted(out: Iterable[object]) -> list[Emitted]:
 def end(out: list[Command]) -> Finished:
     assert isinstance(out[-1], Finished)
     return out[-1]
+
+
+def snapshot(session: Session) -> str:
+    """All that a session knows, as a text."""
+    return repr(spelled(session, 0))
+
+
+def spelled(value: object, depth: int) -> object:
+    if depth > 6 or isinstance(value, np.random.Generator):
+        return ""
+    if isinstance(value, list | tuple | set):
+        return [spelled(one, depth + 1) for one in value]
+    if isinstance(value, dict):
+        return [(repr(key), spelled(one, depth + 1)) for key, one in value.items()]
+    if type(value).__module__.startswith("crossdraft.pipeline"):
+        return {name: spelled(one, depth + 1) for name, one in vars(value).items() if name != "_given"}
+    return repr(value) if isinstance(value, str | int | float | bool | np.ndarray | None) else type(value).__name__

@@ -41,6 +41,7 @@ from tests.pipeline.sessions import (
     passing,
     requests,
     scoring,
+    snapshot,
     started,
     toys,
 )
@@ -171,23 +172,6 @@ def test_losses_timers_and_what_is_outdated_are_always_legal(state: str, name: s
             session.handle(ALWAYS[name], 1.0)
     elif state != "opening" or not name.startswith("proposals"):
         session.handle(ALWAYS[name], 1.0)
-
-
-def snapshot(session: Session) -> str:
-    """All that a session knows, as a text."""
-    return repr(spelled(session, 0))
-
-
-def spelled(value: object, depth: int) -> object:
-    if depth > 6 or isinstance(value, np.random.Generator):
-        return ""
-    if isinstance(value, list | tuple | set):
-        return [spelled(one, depth + 1) for one in value]
-    if isinstance(value, dict):
-        return [(repr(key), spelled(one, depth + 1)) for key, one in value.items()]
-    if type(value).__module__.startswith("crossdraft.pipeline"):
-        return {name: spelled(one, depth + 1) for name, one in vars(value).items() if name != "_given"}
-    return repr(value) if isinstance(value, str | int | float | bool | np.ndarray | None) else type(value).__name__
 
 
 def test_a_row_that_is_not_that_of_its_head_is_illegal_and_changes_nothing() -> None:

@@ -125,6 +125,7 @@ class Overlapped:
     targets: int = 1
     tree_budget: int = 16
     paths: int = 2
+    salt: str = "target"  # of the target's laws
     play: Callable[[Schedule, Stage], None] = Schedule.play
 
     def run(self, chooser: Chooser) -> tuple[int, ...]:
@@ -162,4 +163,4 @@ class Overlapped:
 
     def target(self, chooser: Chooser | None) -> ToyTarget:
         """The target; with a chooser it draws by itself where the method asks for that."""
-        return ToyTarget(len(self.toy.target), self.head, chooser if self.method.samples else None)
+        return ToyTarget(len(self.toy.target), self.head, chooser if self.method.samples else None, salt=self.salt)
