@@ -54,7 +54,7 @@ class Drafting:
         if self._given.open_drafter is None:
             return []
         self.lane = next(self._lanes)
-        wait = 0.0 if not self._failures else min(LONGEST_BACKOFF, 0.125 * 2.0**self._failures)
+        wait = 0.0 if not self._failures else min(LONGEST_BACKOFF, 0.125 * 2.0 ** min(self._failures, 10))
         return [Open(self.lane, self._given.open_drafter, wait)]
 
     def opened(self) -> None:

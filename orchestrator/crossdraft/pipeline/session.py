@@ -154,7 +154,8 @@ class Session:
             return self._drafter_lost(str(error), self._drafting.lost(again=elsewhere), now)
         self.counts.targets_lost += 1
         self._error = error
-        return self._targets.lost(lane) if elsewhere else [self._decoding.end(Reason.FAILED, error)]
+        commands = self._targets.lost(lane, now) if elsewhere else self._targets.drop(lane)
+        return [self._decoding.end(Reason.FAILED, error)] if commands is None else commands
 
     def _drafter_lost(self, reason: str, commands: list[Command], now: float) -> list[Command]:
         """The session goes on without it: what it proposed so far counts, what it owes does not."""

@@ -20,6 +20,7 @@ class TargetLane:
 
     number: Lane
     ready: bool = False
+    answered: bool = False  # it has brought a pass
     told: int = 0  # tokens of output that it knows
     passes: int = 0
     flight: Flight | None = None  # the pass under way
@@ -35,18 +36,24 @@ class Targets:
         self.lanes: dict[Lane, TargetLane] = {}
         self._given = assignment
         self._lanes = lanes
-        self._failures = 0  # since a pass returned
+        self._wanted = assignment.targets  # lanes
+        self._failures = 0  # lanes lost since one brought its first pass
+        self._failing_since = 0.0  # seconds: when the first of them was lost
         self._timer = 0  # number of the latest
 
     def open(self) -> list[Command]:
         """As many lanes as are wanted."""
         commands: list[Command] = []
-        while len(self.lanes) < self._given.targets:
+        while len(self.lanes) < self._wanted:
             lane = TargetLane(next(self._lanes))
             self.lanes[lane.number] = lane
-            wait = 0.0 if self._failures <= 1 else min(LONGEST_BACKOFF, 0.025 * 2.0**self._failures)
-            commands.append(Open(lane.number, self._given.open_target, wait))
+            commands.append(Open(lane.number, self._given.open_target, self._backoff()))
         return commands
+
+    def _backoff(self) -> float:
+        """Seconds before a lane is opened: the first one is replaced at once."""
+        doublings = min(self._failures, 10)
+        return 0.0 if doublings <= 1 else min(LONGEST_BACKOFF, 0.025 * 2.0**doublings)
 
     def opened(self, lane: Lane, now: float) -> None:
         """It has the prompt."""
@@ -58,13 +65,28 @@ class Targets:
         """Whether any lane can take a pass or has one."""
         return any(lane.ready for lane in self.lanes.values())
 
-    def lost(self, lane: Lane) -> list[Command]:
-        """What was in flight there will not come; another lane is opened."""
-        without = not any(other.ready for number, other in self.lanes.items() if number != lane)
+    def lost(self, lane: Lane, now: float) -> list[Command] | None:
+        """What was in flight there will not come; another lane is opened.
+
+        None: for too long no lane has brought anything, though some may have opened.
+        """
         was_ready = self.lanes.pop(lane).ready
+        if not self._failures:
+            self._failing_since = now
         self._failures += 1
+        if now - self._failing_since >= self._given.target_seconds and not any(
+            other.answered for other in self.lanes.values()
+        ):
+            return None
+        without = was_ready and not self.ready
         commands = self.open()
-        return [*commands, *self.set_timer()] if without and was_ready else commands
+        return [*commands, *self.set_timer()] if without else commands
+
+    def drop(self, lane: Lane) -> list[Command] | None:
+        """The lane is not opened again. None: no other is left."""
+        del self.lanes[lane]
+        self._wanted -= 1
+        return [] if self.ready else None
 
     def set_timer(self) -> list[Command]:
         """From now on there is no target."""
@@ -131,7 +153,8 @@ class Targets:
         flight, known.flight = known.flight, None
         assert flight is not None
         known.free_since = now
-        self._failures = 0
+        if not known.answered:
+            known.answered, self._failures = True, 0
         return flight
 
     def fetch(self, lane: Lane, number: int, node: int, listed: Ids | None) -> list[Command] | None:
