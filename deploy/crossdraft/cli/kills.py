@@ -20,7 +20,7 @@ from crossdraft.cli.overlap_stage import Served
 from crossdraft.cli.processes import Running, Wanted, running
 from crossdraft.cli.progress import counted
 from crossdraft.cli.running import STARTS_PROCESSES, run_to_end
-from crossdraft.cli.streams import Stream, Streams, Verdict, gaps, verdict_of
+from crossdraft.cli.streams import Stream, Streams, Verdict, checked, verdict_of
 from crossdraft.cli.watched import Watch
 from crossdraft.pipeline import connect
 
@@ -114,7 +114,7 @@ def measure(plan: Plan, json_path: Path | None, markdown_path: Path | None) -> N
 async def _measure(plan: Plan, json_path: Path | None, markdown_path: Path | None) -> None:
     async with _services(plan) as (mortals, streams, watch):
         undisturbed = await streams.undisturbed()
-        pause = _checked(undisturbed)
+        pause = checked(undisturbed)
         outcomes = []
         with counted(2 * plan.times, "kills") as advance:
             for role in ("drafter", "target"):
@@ -146,14 +146,6 @@ async def _services(plan: Plan) -> AsyncIterator[tuple[dict[str, list[Mortal]], 
             models = pipeline.models
         watch = await Watch.of(addresses["target"], addresses["drafter"], stack)
         yield mortals, Streams(plan.prompts, plan.tokens, models, watch.services), watch
-
-
-def _checked(undisturbed: Sequence[Stream]) -> float:
-    """The median gap between tokens; raises CommandFailed if a stream broke though nothing happened."""
-    for one in undisturbed:
-        if one.error:
-            raise CommandFailed(f"a stream broke before anything was killed: {one.error}")
-    return median(gaps(undisturbed))
 
 
 @dataclass(eq=False)

@@ -6,8 +6,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 
 from crossdraft.cli.benching import SEED
+from crossdraft.cli.failures import CommandFailed
 from crossdraft.pipeline import Generation, GenerationRequest, Statistics
 from crossdraft.pipeline.ports import Services
 from crossdraft.pipeline.resolution import Models, resolve
@@ -85,9 +87,12 @@ class Streams:
         )
 
 
-def gaps(streams: Sequence[Stream]) -> list[float]:
-    """Seconds between tokens."""
-    return [end - begin for one in streams for begin, end in pairwise(one.moments)]
+def checked(undisturbed: Sequence[Stream]) -> float:
+    """Seconds between tokens, the median; raises CommandFailed if a stream broke though nothing happened."""
+    for one in undisturbed:
+        if one.error:
+            raise CommandFailed(f"a stream broke before anything was done to the services: {one.error}")
+    return median(end - begin for one in undisturbed for begin, end in pairwise(one.moments))
 
 
 @dataclass(frozen=True)
