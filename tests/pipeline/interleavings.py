@@ -63,7 +63,6 @@ class Interleaving:
         self._numbers = numbers
         self._size = size  # of the drafter's vocabulary
         self._said: list[Event] = []  # replies so far
-        self._dropped: set[Lane] = set()
 
     def run(self, mute: bool) -> None:
         """Through all numbers, then fairly to the end; `mute`: but no drafter says a word any more."""
@@ -100,13 +99,9 @@ class Interleaving:
 
     def _step(self, number: int) -> None:
         acts: tuple[Callable[[], None], ...] = (
-            self._say,
-            self._say,
-            self._say,
-            self._say,
-            self._say,
-            self._open,
-            self._open,
+            *[self._say] * 12,
+            *[self._open] * 4,
+            self._expire,
             self._expire,
             self._old_timer,
             self._repeat,
@@ -140,8 +135,11 @@ class Interleaving:
 
     def _expire(self) -> None:
         timers = list(self.stage.timers)
-        if timers:
-            self.stage.expire(timers[self._next() % len(timers)])
+        if not timers:
+            return
+        timer = timers[self._next() % len(timers)]
+        if timer is not Timer.TARGET or self._next() % 32 == 31:  # that may end the session
+            self.stage.expire(timer)
 
     def _old_timer(self) -> None:
         for timer in Timer:
@@ -194,7 +192,7 @@ class Interleaving:
             self.stage.lose(lane)
 
     def _cancel(self) -> None:
-        if self._next() % 8 == 7:
+        if self._next() % 16 == 15:
             self.stage.tell(Cancelled())
 
     def _perhaps(self, event: Event) -> None:

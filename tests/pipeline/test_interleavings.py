@@ -1,6 +1,7 @@
 """Random lives of sessions: whatever services do, what was emitted stays, and the end comes."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from tests.verification.scheduling import InTurn
 from tests.verification.toys import drafter_of
 
 EXAMPLES = 10_000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 300
-LENGTH = 10
+LENGTH = 16  # tokens
 
 PAIR = pair_of(LETTERS, ("a", "b", "ba"))
 
@@ -63,6 +64,7 @@ def life(
         max_tokens=LENGTH,
         targets=targets,
     )
+    plan = replace(plan, open_target=replace(plan.open_target, head=1))
     target = ToyTarget(len(LETTERS), 1, chooser if method.samples else None, temperature)
 
     def drafter() -> ToyDrafter:

@@ -10,7 +10,7 @@ from itertools import count
 
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.events import Timer
-from crossdraft.pipeline.governing import Choice, Governor, Observation
+from crossdraft.pipeline.governing import Choice, Observation
 from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING
 from crossdraft.verification.chooser import Chooser
@@ -89,12 +89,14 @@ class InTurn:
     choices: tuple[Choice, ...]
     waits_for_drafter: bool = False
 
-    def fresh(self) -> Governor:
+    def fresh(self) -> "Turns":
         """A governor that begins with the first."""
-        return _InTurn(self)
+        return Turns(self)
 
 
-class _InTurn:
+class Turns:
+    """A governor that keeps what it was told."""
+
     def __init__(self, given: InTurn) -> None:
         self._given = given
         self._chosen = 0
