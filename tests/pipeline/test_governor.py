@@ -52,6 +52,11 @@ def test_a_long_run_is_near_the_best_fixed_way(cell: tuple[float, float, float, 
     assert run(given, Adaptive(limits=CHAINS), 4000, 2).speed >= 0.91 * best  # the runs are good to some 4 %
 
 
+def test_a_good_drafter_far_away_is_found_out_by_what_is_compared() -> None:
+    far = Workload((0.95,), 0.665, 0.5 * PASS, PASS, 0.05 * PASS, drafter_trip=2 * PASS)
+    assert run(far, Adaptive(limits=CHAINS), 2000).speed * PASS > 1.25  # the best fixed way gives 1.5
+
+
 DEAD, SLOW = replace(GOOD, token=inf), replace(GOOD, token=0.5)
 USELESS = replace(GOOD, acceptance=(0.0,), match=0.0)
 
