@@ -1,43 +1,126 @@
-"""Targets that come and go."""
+"""Targets: lanes, passes, rows that are asked for while a pass is under way."""
 
-from dataclasses import replace
+import numpy as np
+import pytest
 
-from crossdraft.pipeline.events import Command, Finished, Lost, Open, Ready, Reason, Send
+from crossdraft.pipeline.events import Command, Lost, Open, Ready, Replied
+from crossdraft.pipeline.fetched import Fetched, Flight
+from crossdraft.pipeline.governing import Choice
 from crossdraft.pipeline.session import Session
-from crossdraft.verification.exchange import Pass
-from tests.pipeline.sessions import assignment
+from crossdraft.verification.exchange import Drafted, FetchRow, Pass, PassDone, RowFetched
+from crossdraft.verification.methods import TLI
+from crossdraft.verification.rows import Proposal, Row
+from crossdraft.verification.trees import TokenTree
+from crossdraft.verification.walk import NeedRow
+from tests.pipeline.sessions import DRAFTER, TARGET, assignment, emitted, requests
+from tests.stage import GONE
+from tests.verification.scheduling import InTurn, Turns
 
-ERROR = ConnectionError("gone")
-
-
-def of_kind(commands: list[Command], kind: type) -> list[Command]:
-    return [command for command in commands if isinstance(command, kind)]
-
-
-def test_a_target_that_opens_and_never_brings_a_pass_is_given_up() -> None:
-    session = Session(replace(assignment(drafts=False), target_seconds=10.0))
-    now, commands = 0.0, session.start(0.0)
-    for _ in range(100):
-        (opening,) = of_kind(commands, Open)
-        assert isinstance(opening, Open)
-        now += opening.after + 0.1
-        (sent,) = of_kind(session.handle(Ready(opening.lane), now), Send)
-        assert isinstance(sent, Send)
-        assert isinstance(sent.request, Pass)
-        commands = session.handle(Lost(opening.lane, ERROR), now)
-        if of_kind(commands, Finished):
-            break
-    (end,) = of_kind(commands, Finished)
-    assert end == Finished(Reason.FAILED, session.counts, ERROR)
-    assert 10.0 <= now < 13.0
+ONES = Row.certain(1)
 
 
-def test_a_lane_that_no_service_can_have_is_dropped_while_another_lives() -> None:
-    session = Session(replace(assignment(drafts=False), targets=2))
-    first, second = of_kind(session.start(0.0), Open)
-    assert isinstance(first, Open)
-    assert isinstance(second, Open)
-    session.handle(Ready(first.lane), 0.0)
-    assert session.handle(Lost(second.lane, ERROR, elsewhere=False), 0.1) == []
-    (end,) = session.handle(Lost(first.lane, ERROR, elsewhere=False), 0.2)
-    assert end == Finished(Reason.FAILED, session.counts, ERROR)
+def passing(choice: Choice, targets: int = 1) -> tuple[Session, Turns, Pass]:
+    """A pass left when one proposal, id 1, was known; the drafter goes on."""
+    governor = InTurn((choice,), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, governor=governor, targets=targets, max_tokens=9))
+    lanes = [command.lane for command in session.start(0.0) if isinstance(command, Open)]
+    for lane in lanes:
+        session.handle(Ready(lane), 1.0)
+    out = session.handle(Replied(lanes[-1], drafted(0)), 2.0)
+    (sent,) = (request for request in requests(out) if isinstance(request, Pass))
+    return session, governor, sent
+
+
+def drafted(first: int, epoch: int = 1) -> Drafted:
+    return Drafted(epoch, (Proposal(1, ONES),), 0.5, first=first)
+
+
+def test_a_proposal_that_comes_late_is_listed_late() -> None:
+    """Its probabilities are asked for while the pass is under way, for the node where it begins."""
+    session, _, sent = passing(Choice(3, 1))
+    assert sent.tree.tokens == (1,)
+    (fetch,) = (one for one in requests(session.handle(Replied(DRAFTER, drafted(1)), 3.0)) if isinstance(one, FetchRow))
+    assert (fetch.number, fetch.node) == (sent.number, 1)
+    assert fetch.listed is not None
+    assert fetch.listed.tolist() == [1]
+    assert session.counts.rows_completed == 1
+    head = Row(np.array([0]), np.array([0.25]), 0.75)
+    assert emitted(session.handle(Replied(TARGET, PassDone(1, (ONES, head), 0.0)), 4.0))[0].token == 1
+    more = Row(np.array([0, 1]), np.array([0.25, 0.7]), 0.05)
+    out = session.handle(Replied(TARGET, RowFetched(1, 1, more)), 5.0)
+    assert [one.token for one in emitted(out)][:1] == [1] or session.counts.epochs > 1
+
+
+def test_a_target_that_is_free_looks_ahead_of_the_one_that_is_not() -> None:
+    session, _, _ = passing(Choice(4, 1, speculate=True), targets=2)
+    (ahead,) = (one for one in requests(session.handle(Replied(3, drafted(1)), 3.0)) if isinstance(one, Pass))
+    assert ahead.tree.tokens == (1, 1)
+    assert ahead.wanted == (2,)  # the first pass brings the others
+    assert session.counts.speculated == 1
+    (late,) = requests(session.handle(Replied(3, drafted(2)), 4.0))  # both are busy
+    assert isinstance(late, FetchRow)
+    assert late.node == 2
+    first = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
+    assert len(emitted(first)) == 2  # the row of the third is on its way
+    second = session.handle(Replied(2, PassDone(1, (ONES,), 0.5)), 6.0)
+    assert len(emitted(second)) == 1
+
+
+def test_a_lost_target_takes_its_pass_along() -> None:
+    """What it owed is asked of the other, once."""
+    session, _, sent = passing(Choice(2, 1), targets=2)
+    out: list[Command] = session.handle(Lost(TARGET, GONE), 3.0)
+    again = [one for one in requests(out) if isinstance(one, Pass)]
+    assert len(again) == 1
+    assert again[0].tree == sent.tree
+    assert [one.after for one in out if isinstance(one, Open)] == [0.0]
+    assert session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.0)), 4.0) == []
+
+
+def test_who_is_lost_again_and_again_waits_longer() -> None:
+    session, _, _ = passing(Choice(2, 1))
+    lane, waits = TARGET, []
+    for _ in range(8):
+        (opened,) = (one for one in session.handle(Lost(lane, GONE), 3.0) if isinstance(one, Open))
+        lane, waits = opened.lane, [*waits, opened.after]
+    assert waits == sorted(waits)
+    assert waits[0] == 0.0
+    assert waits[-1] == 1.0
+
+
+def held(row: Row, listed: list[int] | None, head: int) -> Fetched:
+    fetched = Fetched([], head)
+    asked = () if listed is None else (np.array(listed, dtype=np.int64),)
+    fetched.add(Flight(1, Pass(1, (), TokenTree(), asked), 0, ((),), 0, 0.0, 0.0), (row,))
+    return fetched
+
+
+@pytest.mark.parametrize(
+    ("listed", "need", "ids"),
+    [
+        ([], [], [4, 2]),  # the head
+        ([7], [7], [4, 2, 7]),
+        ([7], [], [4, 2]),  # what was listed is not to be used
+        ([7], [9], None),  # not at hand
+    ],
+)
+def test_of_a_row_only_the_head_and_what_is_needed_is_used(
+    listed: list[int], need: list[int], ids: list[int] | None
+) -> None:
+    chances = {4: 0.4, 2: 0.2, 7: 0.2}
+    known = [4, 2, *listed]
+    row = Row(np.array(known), np.array([chances[one] for one in known]), 1 - sum(chances[one] for one in known))
+    answer = held(row, listed, 2).answer(NeedRow(False, np.array(need, dtype=np.int64)))
+    assert (answer.ids.tolist() if isinstance(answer, Row) else None) == ids
+    if isinstance(answer, Row):
+        assert answer.tail + answer.probabilities.sum() == pytest.approx(1)
+
+
+def test_a_whole_row_is_cut_to_what_is_needed() -> None:
+    row = Row(np.arange(4), np.array([0.1, 0.4, 0.3, 0.2]))
+    answer = held(row, None, 1).answer(NeedRow(False, np.array([0])))
+    assert isinstance(answer, Row)
+    assert answer.ids.tolist() == [0, 1]
+    assert answer.tail == pytest.approx(0.5)
+    whole = held(row, None, 1).answer(NeedRow(whole=True))
+    assert whole is row

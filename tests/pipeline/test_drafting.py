@@ -1,0 +1,88 @@
+"""The drafter's window, its deadlines, and what a governor is told of it all."""
+
+from crossdraft.pipeline.events import Expired, Lost, Replied, SetTimer, Timer
+from crossdraft.pipeline.governing import Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
+from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import Advance, Draft, Drafted, Pass, PassDone
+from crossdraft.verification.rows import Proposal, Row
+from tests.pipeline.sessions import DRAFTER, TARGET, emitted, requests, timers
+from tests.pipeline.test_targets import ONES, drafted, passing
+from tests.stage import GONE
+
+ZEROS = Row.certain(0)
+
+
+def test_what_a_governor_is_told() -> None:
+    session, governor, _ = passing(Choice(2, 1))
+    session.handle(Replied(DRAFTER, drafted(1)), 3.0)
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
+    assert next(request for request in requests(out) if isinstance(request, Draft)).epoch == 2  # the window is used up
+    session.handle(Replied(DRAFTER, drafted(0, 2)), 6.0)
+    session.handle(Replied(TARGET, PassDone(2, (ZEROS, ZEROS), 0.25)), 8.0)
+    session.handle(Expired(Timer.STALL, 3), 38.0)
+    session.handle(Lost(DRAFTER, GONE), 39.0)
+    assert governor.seen == [
+        DrafterSeen(True),
+        DraftSeen(1, 0, 1.0, None, 0.5, 0),
+        DraftSeen(1, 1, None, 1.0, 0.5, 0),
+        Judged(0, 2, False, 2, 0),  # of the first pass nothing is told: it reads the prompt as well
+        DraftSeen(1, 0, 1.0, None, 0.5, 0),
+        PassSeen(3, 2.0, 0.25, 1.0, 1),
+        Judged(0, 0, True, 1, 0),
+        StallSeen(30.0),
+        DrafterSeen(False),
+    ]
+
+
+def test_settled_tokens_are_told_apart_and_what_is_compared_with_them_too() -> None:
+    session, governor, _ = passing(Choice(3, 1, patience=3.0))
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)  # accepted, and a row to go on with
+    (stall,) = (command for command in out if isinstance(command, SetTimer) and command.timer is Timer.STALL)
+    session.handle(Expired(Timer.STALL, stall.number), 8.0)  # the target's own
+    session.handle(Replied(DRAFTER, drafted(1)), 9.0)  # the same
+    judged = [seen for seen in governor.seen if isinstance(seen, Judged)]
+    assert judged == [Judged(0, 1, False, 1, 0), Judged(1, 0, False, 1, 1, True), Judged(1, 1, False, 0, 0, True)]
+
+
+def test_the_window_moves_with_the_frontier() -> None:
+    session, _, _ = passing(Choice(3, 1))
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
+    assert len(emitted(out)) == 1
+    assert Advance(1, 4) in requests(out)
+
+
+def test_a_window_that_moves_has_a_deadline() -> None:
+    """The drafter owed nothing when its timer ran out, and owes something again."""
+    session, _, _ = passing(Choice(2, 1))
+    assert session.handle(Expired(Timer.DRAFTER, 1), 31.0) == [SetTimer(Timer.DRAFTER, 2, 1.0)]
+    session.handle(Replied(DRAFTER, drafted(1)), 31.5)
+    assert session.handle(Expired(Timer.DRAFTER, 2), 32.0) == []
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, Row.of([0], [0.5], 1.0)), 0.5)), 33.0)
+    assert Advance(1, 3) in requests(out)
+    assert Timer.DRAFTER in timers(out)
+    gone = session.handle(Expired(Timer.DRAFTER, 3), 63.0)
+    assert session.counts.drafters_lost == 1
+    assert len(gone) >= 2
+
+
+def test_a_drafter_that_is_told_again_knows_what_it_drafted() -> None:
+    """Of its own letters those that were kept are not sent again."""
+    session, _, _ = passing(Choice(3, 1))
+    session.handle(Replied(DRAFTER, drafted(1)), 3.0)
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ZEROS), 0.5)), 5.0)
+    (draft,) = (request for request in requests(out) if isinstance(request, Draft))
+    assert (draft.epoch, draft.offset, draft.letters) == (2, 1, Letters("a"))
+
+
+def test_what_comes_twice_counts_once() -> None:
+    session, _, _ = passing(Choice(3, 1))
+    session.handle(Replied(DRAFTER, drafted(0)), 3.0)
+    assert session.counts.proposals == 1
+    assert session.counts.drafters_lost == 0
+
+
+def test_proposals_that_nobody_could_verify_cost_the_drafter_its_session() -> None:
+    session, _, _ = passing(Choice(3, 1))
+    out = session.handle(Replied(DRAFTER, Drafted(1, (Proposal(1, None),), 0.0, first=1)), 3.0)
+    assert "without the whole row" in session.counts.drafter_lost
+    assert not [request for request in requests(out) if isinstance(request, Pass)]
