@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from crossdraft.cli import bench_disturbances, bench_pipeline
+from crossdraft.cli import bench_disturbances, bench_passes, bench_pipeline
 from crossdraft.cli.method_names import METHODS as METHOD_NAMES
 
 # Of a checkout: the prompts belong to the tests, and are not part of the package.
@@ -23,6 +23,7 @@ NODE_COSTS = [0.01, 0.05, 0.2]
 app = typer.Typer(name="bench", help="Measure on this machine.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(bench_pipeline.app)
 app.add_typer(bench_disturbances.app)
+app.add_typer(bench_passes.app)
 
 Prompts = Annotated[Path, typer.Option(help="JSON lines, each with a text.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")]

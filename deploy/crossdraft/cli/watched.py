@@ -1,6 +1,7 @@
-"""Services seen by a benchmark: which generations have sessions with them now."""
+"""Services seen by a benchmark: which generations have sessions with them now, and how long they were at work."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Generic
@@ -10,15 +11,16 @@ from crossdraft.pipeline.ports import Services, StreamPort
 from crossdraft.pipeline.roster import Roster
 from crossdraft.pipeline.stopwatches import TrafficCount
 from crossdraft.rpc.clients import DrafterClient, TargetClient
-from crossdraft.verification.exchange import OpenDrafter, OpenTarget
+from crossdraft.verification.exchange import OpenDrafter, OpenTarget, Pass, PassDone
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Watched(Generic[Opening, Request, Reply]):
-    """A port that knows for which outputs sessions are open; only for methods whose draws are keyed."""
+    """A port that is watched; only for methods whose draws are keyed."""
 
     port: Port[Opening, Request, Reply]
     live: list[int] = field(default_factory=list)  # `NoiseKey.choice` of each open session
+    busy: float = 0.0  # seconds from passes that were sent to their return, of all sessions
 
     async def open(self, request: Opening) -> "WatchedStream[Request, Reply]":
         """Begin a session."""
@@ -27,15 +29,17 @@ class Watched(Generic[Opening, Request, Reply]):
         assert request.noise is not None
         choice = request.noise.choice
         self.live.append(choice)
-        return WatchedStream(stream, lambda: self.live.remove(choice))
+        return WatchedStream(stream, self, choice)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class WatchedStream(Generic[Request, Reply]):
     """An open session of a watched port."""
 
     stream: StreamPort[Request, Reply]
-    ended: Callable[[], None]
+    port: Watched[Any, Request, Reply]
+    choice: int
+    sent_at: float = 0.0  # when the latest pass left, in seconds
 
     @property
     def traffic(self) -> TrafficCount:
@@ -44,15 +48,20 @@ class WatchedStream(Generic[Request, Reply]):
 
     async def send(self, request: Request, /) -> None:
         """As the stream's own."""
+        if isinstance(request, Pass):
+            self.sent_at = time.monotonic()
         await self.stream.send(request)
 
     async def receive(self) -> Reply:
         """As the stream's own."""
-        return await self.stream.receive()
+        reply = await self.stream.receive()
+        if isinstance(reply, PassDone):
+            self.port.busy += time.monotonic() - self.sent_at
+        return reply
 
     async def close(self) -> None:
         """As the stream's own."""
-        self.ended()
+        self.port.live.remove(self.choice)
         await self.stream.close()
 
 
@@ -77,3 +86,10 @@ class Watch:
             ports[address] = Watched(await stack.enter_async_context(DrafterClient(address)))
             services.drafters.add(address, ports[address])
         return Watch(services, ports)
+
+    def busy(self, addresses: Sequence[str]) -> tuple[float, ...]:
+        """Seconds that each was at work since this was last asked."""
+        found = tuple(self.ports[address].busy for address in addresses)
+        for address in addresses:
+            self.ports[address].busy = 0.0
+        return found

@@ -1,0 +1,51 @@
+"""`crossdraft bench speculation`, `trees` and `overhead`: the commands that look at passes."""
+
+from typing import Annotated
+
+import typer
+
+from crossdraft.cli.bench_pipeline import (
+    PROMPTS,
+    JsonFile,
+    Limit,
+    LogitNoises,
+    MarkdownFile,
+    PaceDrafter,
+    PaceTarget,
+    Prompts,
+    Target,
+)
+
+app = typer.Typer(rich_markup_mode=None)
+
+Drafter = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")]
+
+
+@app.command()
+def speculation(
+    prompts: Prompts = PROMPTS,
+    limit: Limit = 8,
+    target: Target = "bundled:target",
+    drafter: Drafter = "bundled:target",
+    pace_target: PaceTarget = "100,0",
+    pace_drafter: PaceDrafter = None,
+    logit_noise: LogitNoises = [0.3, 1.0],  # noqa: B006 - typer copies it
+    delay_ms: Annotated[
+        str, typer.Option(metavar="MS,MS", help="To the drafter, one way, on an emulated network; each in turn.")
+    ] = "0,5,25",
+    tokens: Annotated[int, typer.Option(min=8, help="Of each output.")] = 128,
+    window: Annotated[int, typer.Option(help="Of epochs that are run in one way.")] = 32,
+    wait: Annotated[int, typer.Option(help="Likewise.")] = 4,
+    json_file: JsonFile = None,
+    markdown_file: MarkdownFile = None,
+) -> None:
+    """Two targets with and without speculation parallelism, beside one target; outputs are seeded and compared."""
+    from crossdraft.cli import speculation as command
+    from crossdraft.cli.benching import prompts_of
+    from crossdraft.cli.overlap import delays_of
+    from crossdraft.cli.overlap_stage import Served
+
+    services = Served(target, pace_target), Served(drafter, pace_drafter)
+    conditions = tuple(logit_noise), delays_of(delay_ms)
+    plan = command.Plan(*services, *conditions, prompts_of(prompts, limit), tokens, window, wait)
+    command.measure(plan, json_file, markdown_file)
