@@ -163,6 +163,10 @@ class Stage:
         self.timers: dict[Timer, SetTimer] = {}
         self._target, self._drafter, self._rows = target, drafter, rows
 
+    def replace_toys(self, target: ToyTarget, drafter: Callable[[], ToyDrafter]) -> None:
+        """Other services, before the start."""
+        self._target, self._drafter = target, drafter
+
     def start(self) -> None:
         self.carry_out(self.session.start(self.now))
 

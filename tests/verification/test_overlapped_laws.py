@@ -17,13 +17,26 @@ from crossdraft.pipeline.epoch import Epoch
 from crossdraft.pipeline.events import Replied, Reply, Timer
 from crossdraft.pipeline.governing import PLAIN, Choice
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Branch, Drafted
-from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Method
+from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.exchange import Branch, Drafted, NoiseKey
+from crossdraft.verification.methods import (
+    COUPLED,
+    COUPLED_SHARED,
+    RDK,
+    SEEDED,
+    SLEM,
+    SLRS,
+    STANDARD,
+    TLI,
+    UNION,
+    Method,
+)
 from crossdraft.verification.walk import NeedRow
 from tests.fakes import autoregressive_law
 from tests.stage import Stage
 from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
 from tests.verification.scheduling import Act, Overlapped, Schedule
+from tests.verification.test_seeded_law import LENGTH, Runs, SeededDrafter, SeededTarget
 from tests.verification.toys import TOYS, Toy
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # every pattern and more toys: many minutes
@@ -51,7 +64,7 @@ PATTERNS = tuple(map("".join, itertools.product("DTS", repeat=3))) if FULL else 
 def toys_of(method: Method, window: int) -> tuple[Toy, ...]:
     """Two letters a side where many proposals are under way at once; else three."""
     toys = (TWO,) if window > 2 else (NESTED, LETTER_BY_LETTER) if method is COUPLED else (NESTED,)
-    toys = (NESTED, TWO, LETTER_BY_LETTER) if FULL else toys
+    toys = (NESTED, TWO, LETTER_BY_LETTER) if FULL and window <= 2 else toys
     return tuple(map(with_itself, toys)) if method.same_vocabulary else toys
 
 
@@ -162,6 +175,33 @@ def test_an_end_symbol(method: Method) -> None:
     toy = with_itself(ENDING) if method.same_vocabulary else ENDING
     for choice, pattern in itertools.product(OVERLAPPED[:3], ("DT", "TDS")):
         assert error(Overlapped(toy, method, (choice,), Schedule(pattern), 2, 1)) < EXACT
+
+
+@pytest.mark.parametrize("pattern", ["DT", "TDS"])
+def test_slrs_in_rounds_with_losses(pattern: str) -> None:
+    """Its rounds are whole, whatever happens between them."""
+    for opens, losses in ((0, ()), (3, ()), (0, ((4, "t"),)), (0, ((5, "t"), (7, "t")))):
+        given = Overlapped(NESTED, SLRS, (Choice(2, 2, overlap=False),), Schedule(pattern, opens, losses), 2, 1)
+        assert error(given) < EXACT, given
+
+
+@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+def test_seeded_text_is_the_same_whatever_happens(toy: Toy) -> None:
+    runs = Runs(toy)
+    schedules = [Schedule("DT"), Schedule("TDS"), Schedule("TDD", 3, ((5, "t"), (8, "d"), (11, "t"))), Schedule("SD")]
+    choices = (Choice(3, 1), Choice(2, 0, patience=0), Choice(2, 1, branch_depth=2, branch_width=2), PLAIN)
+    for seed, schedule in itertools.product(range(5), schedules):
+        wanted = runs.output(seed, 0)
+        for choice, targets in itertools.product(choices, (1, 2)):
+            given = Overlapped(toy, SEEDED, (replace(choice, speculate=targets == 2),), schedule, LENGTH, 99, targets)
+            stage = given.stage(RandomChooser.__new__(RandomChooser))
+            key, (target, drafter) = NoiseKey(seed), runs.noises
+            stage.replace_toys(
+                SeededTarget(runs.pair.target, key, target),
+                lambda: SeededDrafter(runs.pair.drafter, key, drafter),  # noqa: B023 - used at once
+            )
+            schedule.play(stage)
+            assert tuple(one.token for one in stage.emitted) == wanted
 
 
 # What the test must not pass.
