@@ -66,6 +66,19 @@ def test_a_target_that_is_free_looks_ahead_of_the_one_that_is_not() -> None:
     assert len(emitted(second)) == 1
 
 
+def test_it_waits_for_as_many_more_proposals_as_any_pass() -> None:
+    """One that left at each proposal would be back no sooner than the pass after the first."""
+    governor = InTurn((Choice(6, 2, speculate=True),), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, governor=governor, targets=2, max_tokens=9))
+    for lane in [command.lane for command in session.start(0.0) if isinstance(command, Open)]:
+        session.handle(Ready(lane), 1.0)
+    left = []
+    for place in range(4):
+        sent = requests(session.handle(Replied(3, drafted(place)), 2.0 + place))
+        left.append([len(one.tree) for one in sent if isinstance(one, Pass)])
+    assert left == [[], [2], [], [4]]
+
+
 def test_a_lost_target_takes_its_pass_along() -> None:
     """What it owed is asked of the other, once."""
     session, _, sent = passing(Choice(2, 1), targets=2)

@@ -34,8 +34,10 @@ class Passing:
 
     def speculate(self, lane: TargetLane, epoch: Epoch, output: Output, fetched: Fetched, now: float) -> list[Command]:
         """A pass over later proposals, on a target that is free while others work on earlier ones."""
-        if not epoch.choice.speculate or not self._targets.flights or not epoch.guessed:
+        if not epoch.choice.speculate or not self._targets.flights:
             return []
+        if epoch.beyond(epoch.reach) < max(1, epoch.choice.wait):
+            return []  # a target that left with less could not take the next ones along
         plan = self._plan(epoch, output)
         wanted = tuple(
             node
