@@ -1,0 +1,102 @@
+"""The comparison of laws has teeth: it fails when a schedule peeks at what is drawn and hidden, and when a session is
+broken on purpose."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from crossdraft.pipeline.branches import Branches
+from crossdraft.pipeline.decoding import Decoding
+from crossdraft.pipeline.epoch import Epoch
+from crossdraft.pipeline.events import Replied, Reply, Timer
+from crossdraft.pipeline.governing import Choice
+from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import Branch, Drafted
+from crossdraft.verification.methods import (
+    COUPLED,
+    COUPLED_SHARED,
+    RDK,
+    SLEM,
+    STANDARD,
+    TLI,
+    Method,
+)
+from crossdraft.verification.walk import NeedRow
+from tests.stage import Stage
+from tests.verification.scheduling import Act, Overlapped, Schedule
+from tests.verification.test_overlapped_laws import EXACT, LETTERS, NESTED, SAME, bias, error
+
+BIASED = 0.01  # total variation
+
+
+@dataclass(frozen=True)
+class Peeking(Schedule):
+    """Holds a proposal back, until patience has ended, because of its letters."""
+
+    held: list[Reply] = field(default_factory=list)
+
+    def possible(self, stage: Stage, act: Act) -> bool:
+        for lane, drafter in stage.drafters.items():
+            if act is Act.DRAFT and (self.held or drafter.owes):
+                reply = self.held.pop() if self.held else drafter.reply()
+                if isinstance(reply, Drafted) and reply.proposals[0].token != 0 and Timer.STALL in stage.timers:
+                    self.held.append(reply)
+                    stage.expire(Timer.STALL)
+                else:
+                    stage.tell(Replied(lane, reply))
+                return True
+        return act is not Act.DRAFT and super().possible(stage, act)
+
+    def play(self, stage: Stage) -> None:
+        self.held.clear()
+        super().play(stage)
+
+
+@pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED, COUPLED_SHARED, RDK], ids=lambda method: method.name)
+def test_a_schedule_that_peeks_is_seen(method: Method) -> None:
+    given = Overlapped(SAME, method, (Choice(1, 0, patience=1.0),), Schedule("TD"), 2)
+    assert error(given) < EXACT
+    assert bias(replace(given, schedule=Peeking("TD"))) > BIASED
+
+
+def test_peeking_does_not_matter_where_the_target_draws() -> None:
+    """The output of `slem` does not depend on the draft, whoever looks at it."""
+    assert error(Overlapped(SAME, SLEM, (Choice(1, 0, patience=1.0),), Peeking("TD"), 2)) < EXACT
+
+
+def over_at_a_judged_need(self: Decoding, need: NeedRow) -> bool:
+    moved = len(self.output.text) > self.epoch.began
+    return self.epoch.exhausted and not self._drafting.due and moved and self.fetched.held is None
+
+
+def test_an_epoch_that_ends_where_a_judged_row_is_missing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Overlapped(NESTED, COUPLED, (Choice(2, 2),), Schedule("DDT"), 3, paths=1)
+    assert error(given) < EXACT
+    monkeypatch.setattr(Decoding, "_over", over_at_a_judged_need)
+    assert bias(given) > BIASED
+
+
+def test_a_drafter_that_opens_and_ends_a_judged_need_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [Overlapped(NESTED, TLI, (Choice(2, 1),), Schedule("T", opens=opens), 2, 1) for opens in range(1, 6)]
+    assert max(map(error, given)) < EXACT
+    monkeypatch.setattr(Decoding, "interruptible", property(lambda self: not self.epoch.choice.drafts))
+    assert max(map(bias, given)) > BIASED
+
+
+def only_first(match: Callable[..., Branch | None]) -> Callable[..., Branch | None]:
+    """Adopts a branch only if it begins with the first id."""
+
+    def peeking(self: Branches, epoch: Epoch, text: Letters, letters_decide: bool) -> Branch | None:
+        found = match(self, epoch, text, letters_decide)
+        return found if found is not None and found.tokens[0] == 0 else None
+
+    return peeking
+
+
+@pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED], ids=lambda method: method.name)
+def test_a_branch_that_is_adopted_for_what_it_hides_is_seen(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Overlapped(LETTERS, method, (Choice(1, 1, branch_depth=1),), Schedule("DT"), 3, salt="t7")
+    assert error(given) < EXACT
+    monkeypatch.setattr(Branches, "match", only_first(Branches.match))
+    assert bias(given) > BIASED
