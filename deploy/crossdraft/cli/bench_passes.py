@@ -10,11 +10,15 @@ from crossdraft.cli.bench_pipeline import (
     Limit,
     LogitNoises,
     MarkdownFile,
+    MaxTokens,
     PaceDrafter,
     PaceTarget,
     Prompts,
     Target,
+    Temperatures,
 )
+
+DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -49,3 +53,26 @@ def speculation(
     conditions = tuple(logit_noise), delays_of(delay_ms)
     plan = command.Plan(*services, *conditions, prompts_of(prompts, limit), tokens, window, wait)
     command.measure(plan, json_file, markdown_file)
+
+
+@app.command()
+def trees(
+    prompts: Prompts = PROMPTS,
+    limit: Limit = 20,
+    target: Target = "bundled:target",
+    drafter: Annotated[list[str], typer.Option(help="The same; repeatable.")] = DRAFTERS,
+    method: Annotated[list[str], typer.Option(help="Repeatable.")] = ["coupled", "tli"],  # noqa: B006
+    temperatures: Temperatures = [1.0, 0.6],  # noqa: B006
+    k: Annotated[int, typer.Option("--k", "-k", help="Proposals that a pass waits for.")] = 5,
+    max_tokens: MaxTokens = 64,
+    concurrency: Annotated[int, typer.Option(min=1, help="Generations at once.")] = 4,
+    json_file: JsonFile = None,
+    markdown_file: MarkdownFile = None,
+) -> None:
+    """Tokens per pass and row misses with chains, trees of paths, and trees that hold prepared continuations."""
+    from crossdraft.cli import trees as command
+    from crossdraft.cli.benching import Workload, prompts_of, settings_of
+
+    settings = settings_of(target, drafter, method, temperatures, [k])
+    workload = Workload(target, settings, prompts_of(prompts, limit), max_tokens)
+    command.measure(workload, concurrency, json_file, markdown_file)

@@ -1,4 +1,4 @@
-"""Services seen by a benchmark: which generations have sessions with them now, and how long they were at work."""
+"""Services seen by a benchmark: which generations have sessions with them now, and what they were given to do."""
 
 import time
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from crossdraft.verification.exchange import OpenDrafter, OpenTarget, Pass, Pass
 
 @dataclass(eq=False)
 class Watched(Generic[Opening, Request, Reply]):
-    """A port that is watched; only for methods whose draws are keyed."""
+    """A port that is watched."""
 
     port: Port[Opening, Request, Reply]
-    live: list[int] = field(default_factory=list)  # `NoiseKey.choice` of each open session
+    live: list[int] = field(default_factory=list)  # `NoiseKey.choice` of each open session; 0 without keyed noise
+    nodes: int = 0  # of the trees of all passes
     busy: float = 0.0  # seconds from passes that were sent to their return, of all sessions
 
     async def open(self, request: Opening) -> "WatchedStream[Request, Reply]":
         """Begin a session."""
         stream = await self.port.open(request)
         assert isinstance(request, OpenTarget | OpenDrafter)
-        assert request.noise is not None
-        choice = request.noise.choice
+        choice = 0 if request.noise is None else request.noise.choice
         self.live.append(choice)
         return WatchedStream(stream, self, choice)
 
@@ -50,6 +50,7 @@ class WatchedStream(Generic[Request, Reply]):
         """As the stream's own."""
         if isinstance(request, Pass):
             self.sent_at = time.monotonic()
+            self.port.nodes += len(request.tree)
         await self.stream.send(request)
 
     async def receive(self) -> Reply:
