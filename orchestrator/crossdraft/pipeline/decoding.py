@@ -42,9 +42,9 @@ class Decoding:
         if self._method.samples and self.epoch.contradicts(self.output.text):
             commands += self.next_epoch(now)  # the output does not depend on the draft: its end need not be revealed
         commands += self._walk()
-        self._reporting.progress(self.epoch, self.output.text, now)
         if self.finished is not None:
             return commands
+        self._reporting.progress(self.epoch, self.output.text, now)
         return commands + self._pass() + self._advance()
 
     @property
@@ -94,6 +94,7 @@ class Decoding:
 
     def end(self, reason: Reason, error: BaseException | None = None) -> Finished:
         """Nothing more will be emitted."""
+        self._reporting.progress(self.epoch, self.output.text, self._now)
         self._reporting.over(self.epoch, self.output.text)
         self.finished = Finished(reason, self.counts, error)
         return self.finished
