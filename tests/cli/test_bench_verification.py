@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.invented import Language
-from crossdraft.cli.verification import tokenization
+from crossdraft.cli.invented import Language, tokenization
 from crossdraft.text.letters import Letters, Side
 from crossdraft.text.pairing import Pair
 from tests.cli.conftest import Cli

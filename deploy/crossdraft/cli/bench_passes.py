@@ -1,5 +1,6 @@
 """`crossdraft bench speculation`, `trees` and `overhead`: the commands that look at passes."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -76,3 +77,23 @@ def trees(
     settings = settings_of(target, drafter, method, temperatures, [k])
     workload = Workload(target, settings, prompts_of(prompts, limit), max_tokens)
     command.measure(workload, concurrency, json_file, markdown_file)
+
+
+@app.command()
+def overhead(
+    method: Annotated[list[str], typer.Option(help="Repeatable.")] = ["coupled", "tli", "slem", "seeded"],  # noqa: B006
+    size: Annotated[int, typer.Option(min=1000, help="Ids of each vocabulary.")] = 128_000,
+    tokens: Annotated[int, typer.Option(min=8, help="Of each output.")] = 256,
+    outputs: Annotated[int, typer.Option(min=1, help="Of each method, in each way.")] = 4,
+    pass_ms: Annotated[float, typer.Option(min=0, help="That a pass takes, slept.")] = 20.0,
+    proposal_ms: Annotated[float, typer.Option(min=0, help="That a proposal takes, slept.")] = 1.0,
+    k: Annotated[int, typer.Option("--k", "-k", help="Proposals that a pass waits for.")] = 5,
+    branches: Annotated[int, typer.Option(min=1, help="Proposals of each prepared continuation.")] = 4,
+    profile: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a profile of this process there.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """CPU time of the orchestrator for a pass, and bytes for a token, with large made-up vocabularies."""
+    from crossdraft.cli import overhead as command
+
+    plan = command.Plan(size, tokens, outputs, pass_ms, proposal_ms, k, branches)
+    command.measure(method, plan, json_file, profile)

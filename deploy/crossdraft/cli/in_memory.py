@@ -1,5 +1,6 @@
 """Services that a session needs, made up and answering at once."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ from crossdraft.cli.invented import Language
 from crossdraft.pipeline.events import Command, Event, Open, Ready, Replied, Reply, Request, Send
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairing import Pair
-from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.chooser import Chooser, RandomChooser
 from crossdraft.verification.exchange import (
     Draft,
     Drafted,
@@ -36,14 +37,47 @@ class Noises:
         return Noises(KeyedNoise.of(pair.target), KeyedNoise.of(pair.drafter))
 
 
+@dataclass(frozen=True, eq=False)
+class Guesser:
+    """What draws proposals of a made-up language."""
+
+    language: Language
+    noises: Noises
+    method: Method
+    width: int  # ids of a row
+    key: NoiseKey
+    chooser: Chooser
+
+    def row(self, text: Letters) -> Row:
+        """What a proposal after a text is drawn from."""
+        method = self.method
+        return self.language.drafter_row(
+            text, self.width, shared=method.shared_only, redistributed=method.redistributed
+        )
+
+    def proposal(self, text: Letters) -> Proposal:
+        """After a text."""
+        row = self.row(text)
+        if self.method.keyed:
+            token = self.noises.drafter.draw(row.ids, row.probabilities, self.key, len(text))
+        else:
+            token = int(row.ids[self.chooser.categorical(row.probabilities)])
+        whose = Whose.TARGET if self.method.redistributed else Whose.DRAFTER
+        return Proposal(token, row if self.method.drafter_rows else None, whose)
+
+    def letters_of(self, proposal: Proposal) -> Letters:
+        """Its letters."""
+        pair = self.language.pair
+        return (pair.target if self.method.redistributed else pair.drafter).letters[proposal.token]
+
+
 class InMemory:
     """A target and a drafter of a made-up language; one object for each session."""
 
     def __init__(self, language: Language, noises: Noises, method: Method, width: int, seed: int) -> None:
         self._language, self._noises, self._method, self._width = language, noises, method, width
-        self._rng = np.random.default_rng(seed)
-        self._chooser = RandomChooser(self._rng)
         self._key = NoiseKey(seed)
+        self._guesser = Guesser(language, noises, method, width, self._key, RandomChooser(np.random.default_rng(seed)))
         self._committed = self._drafted = NOTHING
         self._nodes: list[Letters] = []
 
@@ -61,7 +95,7 @@ class InMemory:
         match request:
             case Draft():
                 self._drafted = Letters(self._drafted[: request.offset] + request.letters)
-                return Drafted(request.epoch, tuple(self._proposal() for _ in range(request.count)), 0.0)
+                return Drafted(request.epoch, tuple(self._proposals(request.count)), 0.0)
             case Pass():
                 return self._passed(request)
             case FetchRow(number, node, listed):
@@ -70,19 +104,11 @@ class InMemory:
                 return RowFetched(number, node, row)
         return None
 
-    def _proposal(self) -> Proposal:
-        method, pair = self._method, self._language.pair
-        row = self._language.drafter_row(
-            self._drafted, self._width, shared=method.shared_only, redistributed=method.redistributed
-        )
-        if method.keyed:
-            token = self._noises.drafter.draw(row.ids, row.probabilities, self._key, len(self._drafted))
-        else:
-            token = int(row.ids[self._chooser.categorical(row.probabilities)])
-        whose = Whose.TARGET if method.redistributed else Whose.DRAFTER
-        vocabulary = pair.target if method.redistributed else pair.drafter
-        self._drafted = Letters(self._drafted + vocabulary.letters[token])
-        return Proposal(token, row if method.drafter_rows else None, whose)
+    def _proposals(self, count: int) -> Iterator[Proposal]:
+        for _ in range(count):
+            proposal = self._guesser.proposal(self._drafted)
+            self._drafted = Letters(self._drafted + self._guesser.letters_of(proposal))
+            yield proposal
 
     def _passed(self, sent: Pass) -> PassDone:
         letters_of = self._language.pair.target.letters_of

@@ -14,14 +14,16 @@ from zlib import crc32
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from crossdraft.text.letters import Letters
+from crossdraft.text.letters import Letters, Side
 from crossdraft.text.pairing import Pair
+from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.verification.rows import Ids, Probabilities, Row
 
 SHARED_MERGES = 0.6  # of a vocabulary: the first merges of both are the same
 LONGEST = 14  # letters of a token
 EXPECTED = 0.8  # the probability of the tokens that the expected text begins with
+DISAGREEMENT = 1.5  # gives an acceptance of 0.5 to 0.7
 OTHERS = 1200  # other tokens that a law gives some probability
 LETTERS = " etaoinshrdlucmfwypvbgkqjxz"
 _CUMULATIVE = list(accumulate((6.0, *(1 / (place + 2) for place in range(26)))))
@@ -64,6 +66,12 @@ def _merges(size: int, seed: int) -> Iterator[tuple[str, str]]:
                 known.add(left + right)
                 yield left, right
                 yield _SPACE, left + right
+
+
+def tokenization(size: int, side: Side) -> Tokenization:
+    """A made-up tokenizer with its letters; those of the two sides have some tokens in common."""
+    text = tokenizer_json(size, seed=side.value)
+    return Tokenization(text, Vocabulary.build(text, size, (), (), side))
 
 
 @dataclass(frozen=True, eq=False)

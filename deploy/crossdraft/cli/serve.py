@@ -75,7 +75,7 @@ def serve_an_ngram_drafter(longest: int, shortest: int, pace: "Pace | None", whe
 def _run(service: Coroutine[Any, Any, None], where: Where) -> None:
     if where.until_stdin_ends:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
-        Thread(target=_end_with_stdin, daemon=True).start()
+        Thread(target=end_with_stdin, daemon=True).start()
     try:
         run(service)
     except (AffinityMismatch, RankingError, NumberOutOfRangeError) as error:
@@ -113,7 +113,8 @@ def pruning_of(keep: int | None, frequencies: Path | None) -> "Pruning | None":
     return Pruning(keep, frequencies)
 
 
-def _end_with_stdin() -> None:
+def end_with_stdin() -> None:
+    """Ends this process as SIGTERM does when its standard input ends."""
     while os.read(STDIN, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

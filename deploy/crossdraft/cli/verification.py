@@ -14,7 +14,7 @@ import numpy as np
 from crossdraft.cli.benching import print_table, write_json
 from crossdraft.cli.failures import Misused
 from crossdraft.cli.in_memory import InMemory, Noises
-from crossdraft.cli.invented import Language, tokenizer_json
+from crossdraft.cli.invented import DISAGREEMENT, Language, tokenization
 from crossdraft.cli.running import checked_options
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.events import Counts, Event, Replied, Reply, Send
@@ -45,7 +45,6 @@ WARM_UP = 20  # rounds that do not count
 REPLAYS = 5  # of each session; the fastest one counts, round by round
 TOKENS = 200  # of a session
 NOW = 0.0  # seconds: rounds in lock-step do not depend on the time
-DISAGREEMENT = 1.5  # gives an acceptance of 0.5 to 0.7
 COLUMNS = ("method", "k", "row", "median ms", "p90 ms", "acceptance", "tokens/pass", "misses/round")
 
 
@@ -93,12 +92,6 @@ def measure(names: Sequence[str], shape: Shape, json_path: Path | None) -> None:
     print_table("Verification in a round, without services", COLUMNS, [shown(cost) for cost in costs])
     if json_path is not None:
         write_json(json_path, {"size": shape.size, "costs": [asdict(cost) for cost in costs]})
-
-
-def tokenization(size: int, side: Side) -> Tokenization:
-    """A made-up tokenizer with its letters; those of the two sides have some tokens in common."""
-    text = tokenizer_json(size, seed=side.value)
-    return Tokenization(text, Vocabulary.build(text, size, (), (), side))
 
 
 def cost_of(method: Method, shape: Shape, target: Tokenization, drafter: Vocabulary) -> Cost:
