@@ -12,10 +12,11 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from crossdraft.cli.benching import SEED, print_table, write_json
+from crossdraft.cli.benching import SEED, write_json
 from crossdraft.cli.failures import Misused
 from crossdraft.cli.imagined import Imagined
 from crossdraft.cli.outputs import check_output
+from crossdraft.cli.overlap_report import markdown
 from crossdraft.cli.processes import running
 from crossdraft.cli.progress import counted
 from crossdraft.cli.running import checked_options, run_to_end
@@ -28,9 +29,9 @@ PATIENCE = Patience(describe_seconds=120.0)  # two large vocabularies are read m
 PROMPT = "of all "
 WARM_UP = 32  # tokens
 SHOWN = 25  # functions of a profile
-COLUMNS = (
-    *("method", "epochs run", "CPU, ms a pass", "state machine", "ms a token", "bytes/token", "target", "drafter"),
-    *("events a pass", "accepted", "tokens/pass", "branches hit"),
+HEADINGS = (
+    *("method", "epochs run", "CPU, ms a pass", "in the event loop", "in the session", "CPU, ms a token"),
+    *("bytes a token", "target's", "drafter's", "events a pass", "accepted", "tokens/pass", "branches hit"),
 )
 
 
@@ -82,7 +83,8 @@ class Cost:
     method: str
     way: Way
     cpu_ms: float  # of this process, for a pass
-    session_ms: float  # ... of it in the state machine
+    loop_ms: float  # ... of it in the event loop's thread; the rest is gRPC's own threads
+    session_ms: float  # ... in the state machine
     cpu_ms_token: float  # of this process, for an emitted token
     bytes_per_token: float  # serialized, both ways
     target_bytes: float  # ... of them to and from the target
@@ -94,7 +96,7 @@ class Cost:
 
 
 def measure(names: Sequence[str], plan: Plan, json_path: Path | None, profile: Path | None) -> None:
-    """Measures every method in every way; a table on stdout, JSON if a path is given, and a profile if one is.
+    """Measures every method in every way; a table on stdout, and files if paths are given.
 
     A profile is of all generations together, and makes them slower: its figures are not to be compared with others.
 
@@ -133,7 +135,7 @@ async def _measure(
             async for cost in found:
                 costs.append(cost)
                 advance()
-    print_table("What the orchestrator costs", COLUMNS, [_row(cost) for cost in costs])
+    print(markdown(HEADINGS, [_row(cost) for cost in costs]), end="")
     if json_path is not None:
         write_json(json_path, {"plan": asdict(plan), "costs": [asdict(cost) for cost in costs]})
 
@@ -168,15 +170,15 @@ async def _cost(pipeline: Pipeline, method: Method, way: Way, plan: Plan, profil
     await generated(plan.outputs, WARM_UP)
     if profiler is not None:
         profiler.enable()
-    began = time.process_time()
+    began, loop_began = time.process_time(), time.thread_time()
     found = [await generated(number) for number in range(plan.outputs)]
-    seconds = time.process_time() - began
+    seconds, loop = time.process_time() - began, time.thread_time() - loop_began
     if profiler is not None:
         profiler.disable()
-    return _cost_of(method, way, seconds, [one for one in found if one is not None])
+    return _cost_of(method, way, seconds, loop, [one for one in found if one is not None])
 
 
-def _cost_of(method: Method, way: Way, seconds: float, figures: Sequence[Statistics]) -> Cost:
+def _cost_of(method: Method, way: Way, seconds: float, loop: float, figures: Sequence[Statistics]) -> Cost:
     def total(of: Callable[[Statistics], float]) -> float:
         return sum(map(of, figures))
 
@@ -185,6 +187,7 @@ def _cost_of(method: Method, way: Way, seconds: float, figures: Sequence[Statist
         method=method.name,
         way=way,
         cpu_ms=MILLISECONDS * seconds / passes,
+        loop_ms=MILLISECONDS * loop / passes,
         session_ms=MILLISECONDS * total(lambda one: one.verification_seconds) / passes,
         cpu_ms_token=MILLISECONDS * seconds / tokens,
         bytes_per_token=total(lambda one: one.bytes_sent + one.bytes_received) / tokens,
@@ -199,7 +202,8 @@ def _cost_of(method: Method, way: Way, seconds: float, figures: Sequence[Statist
 
 def _row(cost: Cost) -> tuple[str, ...]:
     return (
-        *(cost.method, cost.way.label, f"{cost.cpu_ms:.2f}", f"{cost.session_ms:.2f}", f"{cost.cpu_ms_token:.2f}"),
+        *(cost.method, cost.way.label),
+        *(f"{ms:.2f}" for ms in (cost.cpu_ms, cost.loop_ms, cost.session_ms, cost.cpu_ms_token)),
         *(f"{cost.bytes_per_token:,.0f}", f"{cost.target_bytes:,.0f}", f"{cost.drafter_bytes:,.0f}"),
         *(f"{cost.events:.1f}", f"{cost.acceptance:.2f}", f"{cost.tokens_per_pass:.2f}"),
         f"{cost.branches_hit:.0%}" if cost.way.branches else "",
