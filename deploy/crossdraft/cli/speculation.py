@@ -4,7 +4,7 @@ The targets are paced: on a machine with few cores they sleep rather than comput
 way must write the same ones.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -147,7 +147,7 @@ async def _cells(plan: Plan, advance: Callable[[], None]) -> AsyncGenerator[list
                     await drafter.delay(delay)
                     async with _bench(plan, addresses, drafter.address, advance) as bench:
                         runs = await bench.compare()
-                    yield [_measured(noise, delay, way, runs) for way in WAYS]
+                    yield [measured(noise, delay, way, runs) for way in WAYS]
 
 
 @dataclass(eq=False)
@@ -199,7 +199,8 @@ async def _bench(plan: Plan, targets: Sequence[str], drafter: str, advance: Call
         yield Bench(plan, models, tuple(targets), watches, advance)
 
 
-def _measured(noise: float, delay: float, way: Way, runs: dict[Way, list[Run]]) -> Measured:
+def measured(noise: float, delay: float, way: Way, runs: Mapping[Way, Sequence[Run]]) -> Measured:
+    """Sums up one way; its speed and texts are compared with those of one target."""
     ours, alone = runs[way], runs[replace(way, targets=1, speculation=False)]
     figures = [run.figures for run in ours]
     judged, passes = sum(sum(one.judged_at) for one in figures), sum(one.passes for one in figures)

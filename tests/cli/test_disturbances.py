@@ -1,0 +1,107 @@
+"""`crossdraft bench kills` and `cuts`: what counts as a pause, what as a broken stream, and services that come back."""
+
+import json
+import os
+import socket
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from crossdraft.cli.failures import CommandFailed
+from crossdraft.cli.kills import Mortal
+from crossdraft.cli.processes import Wanted
+from crossdraft.cli.streams import Stream, checked, verdict_of
+from tests.cli.conftest import Cli
+
+PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
+LISTENS = """
+import json, os, signal, socket, sys
+listening = socket.create_server(("127.0.0.1", int(sys.argv[-1])))
+print(json.dumps({"address": "127.0.0.1:%d" % listening.getsockname()[1]}), flush=True)
+signal.pause()
+"""
+
+
+def test_the_next_token_after_a_moment() -> None:
+    stream = Stream(0, [1.0, 2.0, 5.0])
+    assert stream.next_token(2.0) == 3.0
+    assert stream.next_token(0.25) == 0.75
+    assert stream.next_token(5.0) is None
+
+
+def test_the_longest_pause_is_counted_from_the_moment_and_may_begin_later() -> None:
+    stream = Stream(0, [1.0, 1.5, 4.0, 9.0])
+    assert stream.pause(0.5, 0.0) == 0.5
+    assert stream.pause(0.5, 1.0) == 2.5
+    assert stream.pause(2.0, 0.0) == 2.0  # under way: from the moment on
+    assert stream.pause(0.5, 60.0) == 5.0
+    assert stream.pause(9.0, 1.0) is None
+
+
+def test_streams_that_broke_and_texts_that_differ_are_told_apart() -> None:
+    undisturbed = [Stream(0, text="abc"), Stream(1, text="xyz")]
+    ended = [Stream(0, text="abc"), Stream(1, text="xy"), Stream(0, text="axc"), Stream(1, error="no target")]
+    verdict = verdict_of(ended, undisturbed)
+    assert (verdict.streams, verdict.broken, verdict.differ) == (4, 1, 2)
+    assert verdict.faults == (
+        "stream 1: no target",
+        "stream 1: at character 2 '' instead of 'z'",
+        "stream 0: at character 1 'xc' instead of 'bc'",
+    )
+
+
+def test_nothing_is_disturbed_where_a_stream_breaks_by_itself() -> None:
+    assert checked([Stream(0, [1.0, 2.0, 5.0]), Stream(1, [1.0, 2.0])]) == 1.0
+    with pytest.raises(CommandFailed, match="no target"):
+        checked([Stream(0, [1.0, 2.0]), Stream(1, error="no target")])
+
+
+@dataclass(frozen=True)
+class Listener(Wanted):
+    """In place of a service."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", LISTENS, *self.more]
+
+
+async def test_a_service_that_is_killed_comes_back_on_its_port() -> None:
+    async with AsyncExitStack() as stack:
+        first = await Mortal.born(Listener("target", "", 1), stack)
+        first.kill()
+        second = await first.back()
+        assert second.address == first.address
+        assert second.running.process_id != first.running.process_id
+        host, port = second.address.split(":")
+        socket.create_connection((host, int(port))).close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(second.running.process_id, 0)
+
+
+def test_streams_come_through_kills(cli: Cli, tmp_path: Path, target_folder: Path, drafter_folder: Path) -> None:
+    file = tmp_path / "kills.json"
+    outcome = cli(
+        *("bench", "kills", "--prompts", PROMPTS, "--target", target_folder, "--drafter", drafter_folder),
+        *("--limit", 2, "--tokens", 24, "--times", 1, "--quiet", 0, 0.1, "--pace-target", "10,0", "--json", file),
+    )
+    assert outcome.code == 0, outcome.err
+    found = json.loads(file.read_text())["outcomes"]
+    assert [one["role"] for one in found] == ["drafter", "target"]
+    assert [(one["verdict"]["broken"], one["verdict"]["differ"]) for one in found] == [(0, 0), (0, 0)]
+    assert all(one["killed"] for one in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("kills", "--quiet", "2", "1"), "the shorter one first"),
+        (("cuts", "--seconds", "0", "1"), "above 0"),
+        (("cuts", "--delay-ms", "-1"), "up to 60000"),
+    ],
+)
+def test_what_means_nothing_is_refused(cli: Cli, options: tuple[str, ...], complaint: str) -> None:
+    outcome = cli("bench", *options, "--prompts", PROMPTS)
+    assert outcome.code == 2
+    assert complaint in outcome.err
