@@ -16,8 +16,8 @@ def test_what_a_governor_is_told() -> None:
     session, governor, _ = passing(Choice(2, 1))
     session.handle(Replied(DRAFTER, drafted(1)), 3.0)
     out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
-    assert next(request for request in requests(out) if isinstance(request, Draft)).epoch == 2  # the window is used up
-    session.handle(Replied(DRAFTER, drafted(0, 2)), 6.0)
+    assert requests(out) == [Advance(1, 4)]  # the window is used up, and moves on
+    session.handle(Replied(DRAFTER, drafted(2)), 6.0)
     session.handle(Replied(TARGET, PassDone(2, (ZEROS, ZEROS), 0.25)), 8.0)
     session.handle(Expired(Timer.STALL, 3), 38.0)
     session.handle(Lost(DRAFTER, GONE), 39.0)
@@ -26,9 +26,9 @@ def test_what_a_governor_is_told() -> None:
         DraftSeen(1, 0, 1.0, None, 0.5, 0),
         DraftSeen(1, 1, None, 1.0, 0.5, 0),
         Judged(0, 2, False, 2, 0),  # of the first pass nothing is told: it reads the prompt as well
-        DraftSeen(1, 0, 1.0, None, 0.5, 0),
+        DraftSeen(1, 2, None, 3.0, 0.5, 0),
         PassSeen(3, 2.0, 0.25, 1.0, 1),
-        Judged(0, 0, True, 1, 0),
+        Judged(2, 0, True, 1, 0),
         StallSeen(30.0),
         DrafterSeen(False),
     ]

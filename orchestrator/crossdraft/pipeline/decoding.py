@@ -45,6 +45,8 @@ class Decoding:
         if self.finished is not None:
             return commands
         self._reporting.progress(self.epoch, self.output.text, now)
+        self.epoch.release(len(self.output.text))
+        self._drafting.branches.release(len(self.output.text))
         return commands + self._pass() + self._advance()
 
     @property
@@ -108,6 +110,8 @@ class Decoding:
             epoch = self.epoch
             match epoch.step:
                 case NeedProposal():
+                    if epoch.exhausted:
+                        commands += self._advance()  # what the window allows is due, not used up
                     if not self._reveal():
                         return commands
                 case Emit(token, kind):
@@ -242,8 +246,7 @@ class Decoding:
         choice, epoch = self.epoch.choice, self.epoch
         if not (choice.drafts and choice.overlap and self._drafting.received):
             return []
-        known = len(epoch.guessed)
-        return self._drafting.advance(known - epoch.beyond(len(self.output.text)) + choice.window, self._now)
+        return self._drafting.advance(epoch.passed(len(self.output.text)) + choice.window, self._now)
 
     def _observe(self, seen: Observation, now: float) -> None:
         self._given.governor.observe(seen, now)

@@ -140,7 +140,10 @@ class Targets:
         known = self.lanes[lane]
         if isinstance(reply, RowFetched):
             same = known.flight is None and known.latest is not None and reply.number == known.latest.sent.number
-            return same and reply.node in known.owed and (reply.row.whole or known.owed[reply.node] is not None)
+            if not same or reply.node not in known.owed:
+                return False
+            listed = known.owed[reply.node]
+            return reply.row.whole if listed is None else reply.row.lists(listed)
         flight = known.flight
         if flight is None or reply.number != flight.sent.number or len(reply.nodes) != len(flight.paths):
             return False
