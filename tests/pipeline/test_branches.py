@@ -59,11 +59,23 @@ BRANCH_3 = Branch(3, 6, Letters("b"), (2,))
 
 def test_what_a_drafter_may_not_send() -> None:
     known = branches(BRANCH_2)
-    assert known.fault_of((BRANCH_3,), 1) == ""
-    assert "after branch 2" in known.fault_of((BRANCH_2,), 1)
-    assert "after branch 3" in known.fault_of((BRANCH_3, BRANCH_3), 1)
+    assert known.fault_of((BRANCH_3,), 1, 9) == ""
+    assert "after branch 2" in known.fault_of((BRANCH_2,), 1, 9)
+    assert "after branch 3" in known.fault_of((BRANCH_3, BRANCH_3), 1, 9)
     for wrong in ((Letters(""), (0,)), (Letters("a"), (3,)), (Letters("a"), (-1,)), (Letters("a"), (0, 0))):
-        assert "is not one of at most 1 ids from 0 to 2" in known.fault_of((Branch(3, 0, *wrong),), 1)
+        assert "is not one of at most 1 ids from 0 to 2" in known.fault_of((Branch(3, 0, *wrong),), 1, 9)
+    assert "2 branches in an epoch, asked for at most 1" in known.fault_of((BRANCH_3,), 1, 1)
+
+
+def test_branches_that_the_output_has_passed_are_given_back() -> None:
+    """One is kept for as long as the output could still end with its letters or, where they count, its proposals."""
+    known = branches(BRANCH_2, BRANCH_3)
+    known.release(7)  # the letters of the first end at 6, its proposal at 7
+    assert len(known) == 2
+    known.release(8)
+    assert len(known) == 1
+    known.release(10)
+    assert len(known) == 0
 
 
 def refused(paths: int = 1) -> tuple[Session, list[Command], Turns]:
@@ -104,11 +116,11 @@ def test_another_drafter_numbers_its_branches_from_one() -> None:
     session, _, _ = refused()
     (again,) = (one for one in session.handle(Lost(DRAFTER, GONE), 3.0) if isinstance(one, Open))
     session.handle(Ready(again.lane), 4.0)
-    assert session._drafting.branches.fault_of((Branch(1, 0, Letters("b"), (1,)),), 1) == ""
+    assert session._drafting.branches.fault_of((Branch(1, 0, Letters("b"), (1,)),), 1, 9) == ""
 
 
 def test_the_branches_of_an_epoch_end_with_it() -> None:
     known = branches(BRANCH_2, BRANCH_3)
     known.clear()
     assert len(known) == 0
-    assert "after branch 3" in known.fault_of((BRANCH_3,), 1)
+    assert "after branch 3" in known.fault_of((BRANCH_3,), 1, 9)

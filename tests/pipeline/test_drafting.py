@@ -1,10 +1,12 @@
 """The drafter's window, its deadlines, and what a governor is told of it all."""
 
+from crossdraft.pipeline.epoch import Epoch
 from crossdraft.pipeline.events import Expired, Lost, Replied, SetTimer, Timer
 from crossdraft.pipeline.governing import Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import Advance, Draft, Drafted, Pass, PassDone
 from crossdraft.verification.rows import Proposal, Row
+from tests.fakes import pair_of
 from tests.pipeline.sessions import DRAFTER, TARGET, emitted, requests, timers
 from tests.pipeline.test_targets import ONES, drafted, passing
 from tests.stage import GONE
@@ -72,6 +74,33 @@ def test_a_drafter_that_is_told_again_knows_what_it_drafted() -> None:
     out = session.handle(Replied(TARGET, PassDone(1, (ONES, ZEROS), 0.5)), 5.0)
     (draft,) = (request for request in requests(out) if isinstance(request, Draft))
     assert (draft.epoch, draft.offset, draft.letters) == (2, 1, Letters("a"))
+
+
+def test_an_empty_reply_puts_off_no_deadline() -> None:
+    session, governor, _ = passing(Choice(3, 1))
+    session.handle(Replied(DRAFTER, Drafted(1, (), 0.0, first=1)), 3.0)
+    assert session.counts.drafter_lost == "it sent a reply without anything in it"
+    assert governor.seen[-1] == DrafterSeen(False)
+
+
+def test_what_comes_twice_puts_off_no_deadline() -> None:
+    session, _, _ = passing(Choice(3, 1))
+    (again,) = session.handle(Expired(Timer.DRAFTER, 1), 31.0)
+    session.handle(Replied(DRAFTER, drafted(0)), 31.5)
+    session.handle(Expired(again.timer, again.number), 32.0)  # type: ignore[union-attr]
+    assert session.counts.drafters_lost == 1
+
+
+def test_an_epoch_keeps_no_rows_of_what_the_output_has_passed() -> None:
+    """And of a long one a pass is planned from the frontier on."""
+    epoch = Epoch(1, Choice(3, 1), pair_of(("a", "b"), ("a", "b")), 2, 2)
+    epoch.extend((Proposal(0, ZEROS), Proposal(1, ONES), Proposal(0, ZEROS)))
+    epoch.take()
+    epoch.release(5)  # the output is ahead of what is revealed: that will still be judged
+    assert [proposal.row for proposal in epoch.proposals] == [None, ONES, ZEROS]
+    assert epoch.passed(4) == 2
+    assert [proposal.row for proposal in epoch.guessed(2)] == [ZEROS]
+    assert (epoch.beyond(2), epoch.beyond(4)) == (3, 1)
 
 
 def test_what_comes_twice_counts_once() -> None:

@@ -140,6 +140,8 @@ class VirtualDrafter:
             self._branch_off(token, row)
             self.text += 1
             self.made += 1
+        if not proposals and not ripe:
+            return []
         return [Drafted(self.epoch, proposals, self.cost(), first=first, branches=tuple(ripe))]
 
     def _branch_off(self, token: int, row: Row) -> None:

@@ -12,13 +12,16 @@ class Branches:
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
         self._by_number: dict[int, Branch] = {}
+        self._came = 0  # in the epoch
         self._latest = 0  # number of the session's latest branch
 
     def __len__(self) -> int:
         return len(self._by_number)
 
-    def fault_of(self, branches: tuple[Branch, ...], depth: int) -> str:
-        """What is wrong with branches that were sent; empty if nothing is."""
+    def fault_of(self, branches: tuple[Branch, ...], depth: int, most: int) -> str:
+        """What is wrong with branches that were sent, of `depth` ids and `most` in the epoch; empty if nothing is."""
+        if self._came + len(branches) > most:
+            return f"it sent {self._came + len(branches)} branches in an epoch, asked for at most {most}"
         size = self._pair.drafter.size
         latest = self._latest
         for branch in branches:
@@ -35,11 +38,21 @@ class Branches:
         """They came, and have no fault."""
         for branch in branches:
             self._by_number[branch.number] = branch
+            self._came += 1
             self._latest = branch.number
 
     def clear(self) -> None:
         """Another epoch begins."""
         self._by_number.clear()
+        self._came = 0
+
+    def release(self, frontier: int) -> None:
+        """The output has `frontier` letters: a branch that says fewer than that can never go on from it."""
+        over = [
+            branch.number for branch in self._by_number.values() if branch.offset + len(self._said(branch)) < frontier
+        ]
+        for number in over:
+            del self._by_number[number]
 
     def start_over(self) -> None:
         """Another drafter: it numbers its own from 1."""

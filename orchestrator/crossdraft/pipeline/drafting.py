@@ -8,7 +8,7 @@ from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.branches import Branches
 from crossdraft.pipeline.epoch import Epoch
 from crossdraft.pipeline.events import Close, Command, Lane, Open, Send, SetTimer, Timer
-from crossdraft.pipeline.governing import DraftSeen
+from crossdraft.pipeline.governing import Choice, DraftSeen
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.verification.exchange import Advance, Branch, Draft, Drafted, Score, Scored
 from crossdraft.verification.rows import Proposal
@@ -125,11 +125,16 @@ class Drafting:
         came = reply.first + len(reply.proposals)
         return reply.epoch == self.epoch and (reply.first == self.received or came <= self.received)
 
-    def fault_of(self, drafted: Drafted, depth: int) -> str:
-        """What is wrong with proposals that were due; empty if they can be used."""
+    def fault_of(self, drafted: Drafted, choice: Choice) -> str:
+        """What is wrong with a reply that was due; empty if it can be used.
+
+        An empty one is a fault: it would put off the time when the drafter is given up.
+        """
+        if not (drafted.proposals or drafted.branches or drafted.reason):
+            return "it sent a reply without anything in it"
         start, letters = self._told
         fault = self._given.fault_of(drafted, start + len(letters), self.asked - self.received)
-        return fault or self.branches.fault_of(drafted.branches, depth)
+        return fault or self.branches.fault_of(drafted.branches, choice.branch_depth, choice.branch_width * self.asked)
 
     def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
         """Proposals that were due and have no fault join the epoch's draft."""
@@ -142,12 +147,11 @@ class Drafting:
             drafted.seconds,
             sum(len(branch.tokens) for branch in drafted.branches),
         )
-        if drafted.first == self.received:  # else it came twice
-            epoch.extend(drafted.proposals)
-            self.received += len(drafted.proposals)
-            self.branches.add(drafted.branches)
-            self._told = (epoch.start, epoch.drafted)
-            self._aside = self._aside or bool(drafted.reason)
+        epoch.extend(drafted.proposals)
+        self.received += len(drafted.proposals)
+        self.branches.add(drafted.branches)
+        self._told = (epoch.start, epoch.drafted)
+        self._aside = self._aside or bool(drafted.reason)
         self._heard(now)
         return seen
 

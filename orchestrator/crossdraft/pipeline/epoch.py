@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crossdraft.pipeline.governing import Choice
 from crossdraft.text.letters import NOTHING, Letters, common_length
@@ -40,6 +40,7 @@ class Epoch:
         self._pair = pair
         self._ends: list[int] = []  # of each proposal, in letters since `start`
         self._agreed = 0  # letters of `drafted` that are in the output
+        self._released = 0  # proposals whose rows are given back
         self._walk: Walk | None = None
         self._step: Step | None = None
 
@@ -80,15 +81,28 @@ class Epoch:
         """Whether every proposal that has arrived is revealed."""
         return self.revealed == len(self.proposals)
 
-    @property
-    def guessed(self) -> list[Proposal]:
-        """The draft as far as it is known, for planning: proposals, and what a branch promises after them."""
-        return [*self.proposals, *self.promised[len(self.proposals) :]]
+    def guessed(self, first: int) -> list[Proposal]:
+        """The draft as far as it is known from place `first` on, for planning: proposals, and what a branch promises
+        after them."""
+        return [*self.proposals[first:], *self.promised[max(first, len(self.proposals)) :]]
+
+    def passed(self, frontier: int) -> int:
+        """Proposals that end at or before the frontier (letters of output)."""
+        return bisect_right(self._ends, frontier - self.start)
 
     def beyond(self, frontier: int) -> int:
         """Proposals known that end beyond the frontier (letters of output)."""
-        more = max(0, len(self.promised) - len(self.proposals))
-        return len(self._ends) - bisect_right(self._ends, frontier - self.start) + more
+        return max(len(self.proposals), len(self.promised)) - self.passed(frontier)
+
+    def release(self, frontier: int) -> None:
+        """The output has passed these proposals: no row is fetched and nothing is judged by theirs any more.
+
+        An epoch in which all is accepted has as many proposals as the output has tokens.
+        """
+        over = min(self.revealed, self.passed(frontier))
+        for place in range(self._released, over):
+            self.proposals[place] = replace(self.proposals[place], row=None)
+        self._released = max(self._released, over)
 
     def begin_of(self, place: int) -> int:
         """Letters of the draft before a proposal, or before the next one."""

@@ -61,7 +61,7 @@ class Passing:
         for flight in self._targets.flights:
             if flight.root != len(output.ids):
                 continue
-            listed = self._planner.listed(flight.sent.tree, epoch.guessed[first:], skip)
+            listed = self._planner.listed(flight.sent.tree, epoch.guessed(first), skip)
             for node in flight.sent.answered:
                 if len(listed[node]):
                     fetch = self._targets.fetch(flight.lane, flight.sent.number, node, listed[node]) or []
@@ -72,7 +72,9 @@ class Passing:
     def _plan(self, epoch: Epoch, output: Output) -> Plan:
         frontier = len(output.text)
         others = self._branches.texts(epoch, frontier) if self._given.paths > len(self._given.method.guesses) else ()
-        return self._planner.plan(epoch.guessed, frontier - epoch.start, output.room, others)
+        first = epoch.passed(frontier)
+        skip = frontier - epoch.start - epoch.begin_of(first)
+        return self._planner.plan(epoch.guessed(first), skip, output.room, others)
 
     def _length(self, tree: TokenTree) -> int:
         """Letters of the longest path."""

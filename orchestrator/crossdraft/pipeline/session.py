@@ -132,15 +132,15 @@ class Session:
 
     def _drafted(self, drafted: Drafted, now: float) -> list[Command]:
         drafting, decoding, counts = self._drafting, self._decoding, self.counts
-        first, fresh = drafting.received, drafted.first == drafting.received
-        fault = drafting.fault_of(drafted, decoding.epoch.choice.branch_depth) if fresh else ""
+        first = drafting.received
+        if drafted.first != first:  # it came twice, which says nothing new
+            return []
+        fault = drafting.fault_of(drafted, decoding.epoch.choice)
         if fault:
             return self._drafter_lost(fault, drafting.give_up(fault), now)
         seen = drafting.take(drafted, decoding.epoch, now)
         self._given.governor.observe(seen, now)
         decoding.heard()
-        if not fresh:
-            return []
         counts.drafter_seconds += drafted.seconds
         counts.proposals += len(drafted.proposals)
         counts.audited += len(drafted.proposals) if self._given.audit else 0
