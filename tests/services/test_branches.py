@@ -269,6 +269,19 @@ async def test_a_long_epoch_is_planted_anew_and_feeds_nothing_twice(long_model: 
     assert tuple(epoch.tokens) == reference.drafted((), 160)
 
 
+async def test_branches_that_the_output_must_have_passed_are_forgotten(drafter: DrafterClient) -> None:
+    """A window has at most 64 proposals: what began more before the newest than that is behind the frontier."""
+    async with drafter.session(KEYED) as session:
+        await session.send(Draft(1, 0, NOTHING, 40, 1, 1, 1))
+        epoch = await Epoch(1).reach(session, 40)
+        for count in (80, 120):
+            await session.send(Advance(1, count))
+            await epoch.reach(session, count)
+        await session.send(corrected(epoch.branches[0], 2, 4))
+        with pytest.raises(ProtocolBroken, match="is not one of the latest epoch's"):
+            await Epoch(2).complete(session, 4)
+
+
 async def test_a_context_that_is_full_is_cut_and_branches_go_on(drafter: DrafterClient) -> None:
     async with drafter.session(KEYED) as session:
         await session.send(Draft(1, 0, NOTHING, 10, 1, 3, 1))

@@ -86,11 +86,16 @@ class Prepared:
         tokens = tuple(proposal.token for proposal in growing.proposals)
         return Branch(self._number, growing.offset, growing.letters, tokens)
 
+    def release(self, frontier: int) -> None:
+        """The output has at least so many letters: the oldest branches that say fewer can never go on from it."""
+        while self._branches and next(iter(self._branches.values())).end < frontier:
+            del self._branches[next(iter(self._branches))]
+
     def begin(self, request: Draft, context: Context) -> Growing | None:
         """A new epoch begins: the branch that it adopts, if any; all are forgotten.
 
         Raises:
-            ProtocolBroken: there is no such branch, or the text is not its.
+            ProtocolBroken: there is no such branch (any more), or the text is not its.
         """
         adopted = self._branches.get(request.adopt)
         self._branches = {}

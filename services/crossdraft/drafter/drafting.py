@@ -1,5 +1,6 @@
 """One epoch's drafting, all of it in the model thread: a job that steps, and what each step makes."""
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import islice
@@ -49,6 +50,8 @@ class Drafting:
         self._packing = Packing(epoch)
         self._growing: list[Growing] = []
         self._drafted: list[int] = []  # tokens of the draft that may be scored
+        # Where the newest proposals begin, in letters of output. As no window is wider, the first has been reached.
+        self._begins: deque[int] = deque(maxlen=1 + MOST_PROPOSALS)
         self._obstacle = ""  # why the text cannot go on
         self._plant()
 
@@ -131,6 +134,9 @@ class Drafting:
             self._scoring.drawn(tuple(self._drafted), law)
             self._drafted.append(drawn)
         if shape.depth:
+            self._begins.append(context.offset)
+            if len(self._begins) > MOST_PROPOSALS:
+                self._means.prepared.release(self._begins[0])
             if len(others) < shape.candidates:  # at temperature 0 a law has one id
                 others += self._means.proposing.likeliest(logits[0], shape.candidates + 1)
             for key in islice(keys(others, drawn, self._means.vocabulary), shape.width):
