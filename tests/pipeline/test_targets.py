@@ -79,6 +79,19 @@ def test_it_waits_for_as_many_more_proposals_as_any_pass() -> None:
     assert left == [[], [2], [], [4]]
 
 
+def test_a_lane_that_owes_a_row_begins_no_pass_early() -> None:
+    """It would answer the pass's rows only, and the walk would have to ask for its row by another pass."""
+    session, _, _ = passing(Choice(6, 1, speculate=True), targets=2)
+    session.handle(Replied(3, drafted(1)), 3.0)  # the other lane begins early
+    out = session.handle(Replied(TARGET, PassDone(1, (Row.of([0], [0.5], 1.0), ONES), 0.5)), 4.0)
+    (fetch,) = requests(out)[:1]
+    assert isinstance(fetch, FetchRow)
+    more = [*out, *session.handle(Replied(3, drafted(2)), 5.0)]
+    assert not any(isinstance(one, Pass) for one in requests(more))
+    last = session.handle(Replied(TARGET, RowFetched(1, 0, Row.of([0, 1], [0.5, 0.5]))), 6.0)
+    assert emitted(last)
+
+
 def test_a_lost_target_takes_its_pass_along() -> None:
     """What it owed is asked of the other, once."""
     session, _, sent = passing(Choice(2, 1), targets=2)

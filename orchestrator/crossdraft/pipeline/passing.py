@@ -36,6 +36,8 @@ class Passing:
         """A pass over later proposals, on a target that is free while others work on earlier ones."""
         if not epoch.choice.speculate or not self._targets.flights:
             return []
+        if lane.owed:
+            return []  # another pass would take away the row that the walk waits for
         if epoch.beyond(epoch.reach) < max(1, epoch.choice.wait):
             return []  # a target that left with less could not take the next ones along
         plan = self._plan(epoch, output)

@@ -99,8 +99,9 @@ class Targets:
 
     @property
     def free(self) -> TargetLane | None:
-        """A lane without a pass in flight."""
-        return next((lane for lane in self.lanes.values() if lane.ready and lane.flight is None), None)
+        """A lane without a pass in flight, if possible one that owes no row either."""
+        free = (lane for lane in self.lanes.values() if lane.ready and lane.flight is None)
+        return min(free, key=lambda lane: bool(lane.owed), default=None)
 
     @property
     def flights(self) -> list[Flight]:
