@@ -18,6 +18,7 @@ WIDTH = 13.0  # inches
 SCALE = 72.0  # of the scene's pixels to an inch
 FIGURES_A_LINE = 6
 LETTER = 6.0  # pixels of a letter of a label
+BELOW = 0.5  # inches from the lanes to the legend, for the axis between
 
 
 def draw(path: Path, scene: Scene, title: str, figures: Sequence[tuple[str, str]], begin: float, end: float) -> None:
@@ -114,7 +115,7 @@ def _finish(axes: "Axes", scene: Scene, title: str, figures: Sequence[tuple[str,
     axes.legend(
         handles=[*handles, *signs],
         loc="upper left",
-        bbox_to_anchor=(0.0, -0.13),
+        bbox_to_anchor=(0.0, -BELOW * SCALE / scene.height),
         ncols=4,
         frameon=False,
         fontsize=8,
