@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import Command, Lost, Open, Ready, Replied
+from crossdraft.pipeline.events import Command, Lost, Open, Ready, Replied, SetTimer, Timer
 from crossdraft.pipeline.fetched import Fetched, Flight
 from crossdraft.pipeline.governing import Choice
+from crossdraft.pipeline.rules import State
 from crossdraft.pipeline.session import Session
 from crossdraft.verification.exchange import Drafted, FetchRow, Pass, PassDone, RowFetched
 from crossdraft.verification.methods import TLI
@@ -103,6 +104,16 @@ def test_a_lost_target_takes_its_pass_along() -> None:
     assert session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.0)), 4.0) == []
 
 
+def test_a_lane_that_nobody_can_have_leaves_those_that_are_being_opened() -> None:
+    session = Session(assignment(TLI, targets=2, governor=InTurn((Choice(2, 1),)).fresh()))
+    first, second = [command.lane for command in session.start(0.0) if isinstance(command, Open)][:2]
+    (timer,) = session.handle(Lost(second, GONE, elsewhere=False), 1.0)
+    assert isinstance(timer, SetTimer)
+    assert timer.timer is Timer.TARGET  # there is a deadline for the other
+    session.handle(Ready(first), 2.0)
+    assert session.state is State.RUNNING
+
+
 def test_who_is_lost_again_and_again_waits_longer() -> None:
     session, _, _ = passing(Choice(2, 1))
     lane, waits = TARGET, []
@@ -150,3 +161,24 @@ def test_a_whole_row_is_cut_to_what_is_needed() -> None:
     assert answer.tail == pytest.approx(0.5)
     whole = held(row, None, 1).answer(NeedRow(whole=True))
     assert whole is row
+
+
+def after(number: int, root: int, *paths: tuple[int, ...]) -> Flight:
+    """A pass that left after so many tokens of output and answers these paths."""
+    sent = Pass(number, (), TokenTree((), ()), (), tuple(range(len(paths))))
+    return Flight(1, sent, root, paths, 0, 0.0, 0.0)
+
+
+def test_rows_of_a_way_that_the_output_has_not_taken_are_not_kept() -> None:
+    """Neither when a pass of before returns late, nor when the paths begin at another root."""
+    ids = [0]
+    fetched = Fetched(ids, 8)
+    fetched.add(after(1, 0, (), (0,), (0, 1), (1, 1)), (ONES, ONES, ONES, Row.certain(0)))
+    fetched.add(after(2, 1, ()), (ONES,))
+    ids.append(1)
+    assert fetched.answer(NeedRow()) is ONES  # not what follows 1, 1
+    fetched.add(after(3, 0, (0, 1), (1, 1)), (ONES, Row.certain(0)))  # the output began with 0
+    assert fetched.answer(NeedRow()) is ONES
+    ids.append(0)
+    fetched.add(after(4, 0, (1, 1, 0)), (ONES,))
+    assert fetched.answer(NeedRow()) is None

@@ -83,10 +83,12 @@ class Targets:
         return [*commands, *self.set_timer()] if without else commands
 
     def drop(self, lane: Lane) -> list[Command] | None:
-        """The lane is not opened again. None: no other is left."""
+        """The lane is not opened again. None: no other is open or being opened."""
         del self.lanes[lane]
         self._wanted -= 1
-        return [] if self.ready else None
+        if not self.lanes:
+            return None
+        return [] if self.ready else self.set_timer()
 
     def set_timer(self) -> list[Command]:
         """From now on there is no target."""
