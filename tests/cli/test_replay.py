@@ -43,7 +43,10 @@ def test_other_files_are_refused(cli: Cli, tmp_path: Path, content: bytes | None
     if content is not None:
         path.write_bytes(content)
     outcome = cli("replay", path)
-    assert outcome.code == 1
+    assert outcome.code == 2
+    assert str(path) in outcome.err
+    assert "a file of `generate --record`" in outcome.err
+    assert "Errno" not in outcome.err
     assert len(outcome.err.splitlines()) == 1
 
 

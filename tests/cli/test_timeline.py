@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.timeline import window_of
+from crossdraft.cli.timeline import title_of, window_of
 from crossdraft.cli.timeline_page import svg
 from crossdraft.cli.timeline_page.palette import FILLS, MARK_COLOURS
 from crossdraft.cli.timeline_page.scene import LEGEND, Box, Scene, Stamp, scene_of
 from crossdraft.cli.timeline_page.svg import ticks_of
 from crossdraft.pipeline.governing import Choice, Fixed, lock_step
 from crossdraft.pipeline.recording import Recording
+from crossdraft.pipeline.request import Overlap
 from crossdraft.pipeline.spans import Timeline
 from crossdraft.pipeline.timeline import spans_of
 from tests.cli.conftest import Cli
 from tests.cli.recordings import save
-from tests.pipeline.recordings import virtual_recording
+from tests.pipeline.recordings import header_of, virtual_recording
 from tests.pipeline.virtual import World
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
@@ -112,7 +113,7 @@ def test_a_picture_is_drawn(cli: Cli, tmp_path: Path, governor: Fixed) -> None:
     [
         (("-o", "page.txt"), 2, "--output writes"),
         (("-o", "nowhere/page.html"), 2, "no such folder"),
-        (("-o", "page.html", "--first", 999), 1, "has no round 999"),
+        (("-o", "page.html", "--first", 999), 2, "has no round 999"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(
@@ -128,6 +129,19 @@ def test_what_cannot_be_drawn_is_said(
     outcome = cli("timeline", save(recording, tmp_path / "record"), *options)
     assert outcome.code == code
     assert complaint in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("drafts", "overlap", "title"),
+    [
+        (True, Overlap.AUTO, "gpt2 with llama2, coupled, temperature 1, governed (the"),
+        (False, Overlap.AUTO, "gpt2 without a drafter, seeded, temperature 1 (the"),
+    ],
+)
+def test_a_title_names_the_method_that_was_chosen(drafts: bool, overlap: Overlap, title: str) -> None:
+    header = header_of("slem", overlap, drafts)
+    chosen = replace(header, request=replace(header.request, method=None))
+    assert title_of(Recording(chosen, ())).startswith(title)
 
 
 def test_what_is_seen_first_is_so_many_rounds(timeline: Timeline) -> None:

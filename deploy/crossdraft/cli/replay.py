@@ -15,7 +15,8 @@ def replay(file: Path) -> None:
     """Says whether the verdicts are the same.
 
     Raises:
-        CommandFailed: they are not, or the recording cannot be read or replayed.
+        Misused: the recording cannot be read.
+        CommandFailed: they are not, or it cannot be replayed.
     """
     recording = recording_of(file)
     try:

@@ -8,6 +8,7 @@ from crossdraft.cli.timeline_page.figure import draw
 from crossdraft.cli.timeline_page.scene import scene_of
 from crossdraft.cli.timeline_page.svg import page_of
 from crossdraft.pipeline.recording import Recording, RecordingError, read
+from crossdraft.pipeline.replay import assignment_of
 from crossdraft.pipeline.request import Overlap
 from crossdraft.pipeline.spans import Figures, Timeline
 from crossdraft.pipeline.timeline import spans_of
@@ -28,8 +29,9 @@ def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
         rounds: that are seen at once.
 
     Raises:
-        Misused: the output cannot be written, or is of no known kind.
-        CommandFailed: the recording cannot be read, or has no such rounds.
+        Misused: the output cannot be written, or is of no known kind; the recording cannot be read, or has no such
+            rounds.
+        CommandFailed: the output cannot be written after all.
     """
     if output.suffix.lower() not in (*PAGES, *PICTURES):
         raise Misused(f"--output writes {', '.join((*PAGES, *PICTURES))} files, got {output}")
@@ -49,21 +51,23 @@ def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
 
 
 def recording_of(file: Path) -> Recording:
-    """Raises CommandFailed if it cannot be read."""
+    """Raises Misused if it cannot be read."""
     try:
         return read(file)
-    except (OSError, RecordingError) as error:
-        raise CommandFailed(str(error)) from error
+    except OSError as error:
+        raise Misused(f"cannot read {file} (a file of `generate --record`): {error.strerror}") from error
+    except RecordingError as error:
+        raise Misused(f"{error} (a file of `generate --record` is)") from error
 
 
 def window_of(found: Timeline, first: int, rounds: int) -> tuple[float, float]:
     """From when to when so many rounds take place, in seconds.
 
     Raises:
-        CommandFailed: there are fewer.
+        Misused: there are fewer.
     """
     if first > len(found.passes):
-        raise CommandFailed(f"the recording has {len(found.passes)} rounds, so it has no round {first}")
+        raise Misused(f"the recording has {len(found.passes)} rounds, so it has no round {first} (--first)")
     drafts = [work.begin for work in found.works if work.begin < found.passes[first - 1]]
     begin = found.passes[first - 1] if first > 1 or not drafts else drafts[0]
     last = first - 1 + rounds
@@ -72,14 +76,19 @@ def window_of(found: Timeline, first: int, rounds: int) -> tuple[float, float]:
 
 
 def title_of(recording: Recording) -> str:
-    """What was recorded."""
+    """What was recorded. Raises CommandFailed if its request cannot be resolved."""
     header = recording.header
-    models = header.target.model + (f" with {header.drafter.model}" if header.drafter else " without a drafter")
-    request = header.request
+    request, temperature = header.request, header.request.options.temperature
     way = {Overlap.OFF: f"lock-step, k = {request.k}", Overlap.ON: "overlapped", Overlap.AUTO: "governed"}
-    part = "" if recording.finished else " (the recording ends before the session)"
-    method, temperature = request.method or "the default method", request.options.temperature
-    return f"{models}, {method}, temperature {temperature:g}, {way[request.overlap]}{part}"
+    try:
+        method = request.method or assignment_of(header).method.name
+    except RecordingError as error:
+        raise CommandFailed(str(error)) from error
+    said = [f"{header.target.model} without a drafter", method, f"temperature {temperature:g}"]
+    if header.drafter is not None:
+        said[0] = f"{header.target.model} with {header.drafter.model}"
+        said.append(way[request.overlap])
+    return ", ".join(said) + ("" if recording.finished else " (the recording ends before the session)")
 
 
 def figures_of(figures: Figures) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.events import Command, Emitted, IllegalEventError
 from crossdraft.pipeline.packing import Packer
 from crossdraft.pipeline.recording import KNOWN, Header, Recording, RecordingError, Step
@@ -69,8 +70,13 @@ def replay(recording: Recording) -> Replayed:
 
 def session_of(header: Header) -> Session:
     """A session like the recorded one, not begun. Raises RecordingError."""
+    return Session(assignment_of(header))
+
+
+def assignment_of(header: Header) -> Assignment:
+    """What the recorded session worked from. Raises RecordingError."""
     try:
-        return Session(resolve(header.request, _models(header), header.secrets, header.targets, header.before))
+        return resolve(header.request, _models(header), header.secrets, header.targets, header.before)
     except (RequestError, ValueError) as error:
         raise RecordingError(f"the recorded request cannot be resolved: {error}") from error
 
