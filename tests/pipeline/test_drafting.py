@@ -115,3 +115,15 @@ def test_proposals_that_nobody_could_verify_cost_the_drafter_its_session() -> No
     out = session.handle(Replied(DRAFTER, Drafted(1, (Proposal(1, None),), 0.0, first=1)), 3.0)
     assert "without the whole row" in session.counts.drafter_lost
     assert not [request for request in requests(out) if isinstance(request, Pass)]
+
+
+def test_a_drafter_that_is_heard_again_is_waited_for_again() -> None:
+    """After a stall nothing is waited for until the drafter speaks."""
+    session, _, _ = passing(Choice(3, 1, patience=3.0))
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
+    (stall,) = (command for command in out if isinstance(command, SetTimer) and command.timer is Timer.STALL)
+    out = session.handle(Expired(Timer.STALL, stall.number), 8.0)
+    assert Timer.STALL not in timers(out)
+    session.handle(Replied(DRAFTER, drafted(1)), 9.0)
+    out = session.handle(Replied(TARGET, PassDone(2, (ONES,), 0.5)), 10.0)
+    assert Timer.STALL in timers(out)

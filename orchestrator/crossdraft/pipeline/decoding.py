@@ -5,7 +5,7 @@ from crossdraft.pipeline.drafting import Drafting, of_branch
 from crossdraft.pipeline.epoch import Epoch
 from crossdraft.pipeline.events import Command, Counts, Emitted, Finished, Reason, SetTimer, Timer
 from crossdraft.pipeline.fetched import Fetched
-from crossdraft.pipeline.governing import PLAIN, BranchSeen, Observation, StallSeen
+from crossdraft.pipeline.governing import PLAIN, BranchSeen, StallSeen
 from crossdraft.pipeline.output import Output
 from crossdraft.pipeline.passing import Passing
 from crossdraft.pipeline.reporting import Reporting
@@ -90,7 +90,7 @@ class Decoding:
         """A stall has lasted long enough."""
         if number != self._stall or self._stalled_at is None:
             return
-        self._observe(StallSeen(now - self._stalled_at), now)
+        self._given.governor.observe(StallSeen(now - self._stalled_at), now)
         self.counts.stalls += 1
         self._impatient, self._stalled_at = True, None
 
@@ -212,7 +212,7 @@ class Decoding:
         branch = branches.match(self.epoch, self.output.text, self._method.samples)
         self.counts.branches_tried += 1
         self.counts.branches_hit += branch is not None
-        self._observe(BranchSeen(branch is not None), self._now)
+        self._given.governor.observe(BranchSeen(branch is not None), self._now)
         return branch
 
     def _pass(self) -> list[Command]:
@@ -247,6 +247,3 @@ class Decoding:
         if not (choice.drafts and choice.overlap and self._drafting.received):
             return []
         return self._drafting.advance(epoch.passed(len(self.output.text)) + choice.window, self._now)
-
-    def _observe(self, seen: Observation, now: float) -> None:
-        self._given.governor.observe(seen, now)

@@ -14,7 +14,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from crossdraft.text.pairing import Pair
-from crossdraft.text.spelling import END, codes_of
+from crossdraft.text.spelling import END
 from crossdraft.verification.identity import Identity
 from crossdraft.verification.laws import PartlyRevealed, StringLaw, surplus, without
 from crossdraft.verification.rejection import draw_residual, draw_unlisted
@@ -48,8 +48,7 @@ Move = Generator[Step, Answer, Place | None]  # None: the draft was refused
 
 def walk(ground: Ground) -> Walk:
     """One step after the other until the draft is refused."""
-    ahead = tuple(codes_of(ground.ahead).tolist())
-    place: Place | None = Place(ground.offset - len(ahead), ahead=ahead)
+    place: Place | None = Place(ground.offset)
     while place is not None:
         place = yield from _step(ground, place)
 

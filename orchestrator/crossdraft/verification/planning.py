@@ -32,9 +32,7 @@ class Planner:
     budget: int  # nodes of a tree
     most_paths: int = 2  # in a tree: 1 is a chain
 
-    def plan(
-        self, proposals: Sequence[Proposal], skip: int, room: int, alternatives: Sequence[Letters] = ()
-    ) -> Plan:
+    def plan(self, proposals: Sequence[Proposal], skip: int, room: int, alternatives: Sequence[Letters] = ()) -> Plan:
         """Paths for the draft's letters from `skip` letters after its first proposal on (where
         the frontier is), at most `room` nodes (what the target's context leaves).
 

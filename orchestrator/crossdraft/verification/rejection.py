@@ -33,7 +33,7 @@ from crossdraft.verification.walk import (
 
 def walk(ground: Ground) -> Walk:
     """Accept proposals one by one; the first refused one is replaced and ends the epoch."""
-    text = Unreached(ground.offset, ground.ahead)
+    text = Unreached(ground.offset)
     letters = ground.pair.target.letters
     while True:
         proposal = yield from next_proposal()

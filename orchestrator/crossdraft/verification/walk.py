@@ -92,7 +92,7 @@ class Ground:
     pair: Pair
     chooser: Chooser
     offset: int = 0  # of the frontier, in letters since the start of the output
-    ahead: Letters = NOTHING  # the last of them, which the draft has not reached: it begins before the frontier
+    ahead: Letters = NOTHING  # the last of them, which the draft has not reached; only where the target draws by itself
     encode: Callable[[Letters], tuple[int, ...]] = lambda letters: ()  # continuation tokenizing, the target's
     drafted: int = 0  # proposals of this epoch, for methods that need it fixed before the first is revealed
 
