@@ -79,7 +79,11 @@ def overlap(
         max_tokens,
         repeat,
         tuple(assisted or ()),
-        command.Search(tuple(ks), command.pairs_of("--window", window), command.pairs_of("--branches", branches)),
+        command.Search(
+            tuple(ks),
+            command.pairs_of("--window", "WINDOW,WAIT", window),
+            command.pairs_of("--branches", "DEPTH,WIDTH", branches),
+        ),
     )
     command.measure(plan, json_file, markdown_file)
 

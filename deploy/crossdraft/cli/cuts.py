@@ -16,7 +16,7 @@ from crossdraft.cli.benching import write_json, write_text
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.outputs import check_output
 from crossdraft.cli.overlap_report import markdown
-from crossdraft.cli.overlap_stage import Served
+from crossdraft.cli.overlap_stage import LONGEST_DELAY, Served
 from crossdraft.cli.processes import Wanted, running
 from crossdraft.cli.progress import counted
 from crossdraft.cli.running import STARTS_PROCESSES, run_to_end
@@ -86,10 +86,11 @@ def measure(plan: Plan, json_path: Path | None, markdown_path: Path | None) -> N
             check_output(path)
     if not plan.prompts:
         raise Misused("there are no prompts")
-    if not (plan.seconds[0] > 0 and plan.seconds[1] >= 0 and 0 <= plan.delay_ms <= 60_000):
-        raise Misused(
-            f"--seconds takes two times above 0, and --delay-ms one up to 60000: {plan.seconds}, {plan.delay_ms}"
-        )
+    cut, whole = plan.seconds
+    if not (cut > 0 and whole >= 0):
+        raise Misused(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
+    if not 0 <= plan.delay_ms <= LONGEST_DELAY:
+        raise Misused(f"--delay-ms must be between 0 and {LONGEST_DELAY}, got {plan.delay_ms:g}")
     run_to_end(_measure(plan, json_path, markdown_path), STARTS_PROCESSES)
 
 

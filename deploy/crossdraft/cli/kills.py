@@ -106,8 +106,9 @@ def measure(plan: Plan, json_path: Path | None, markdown_path: Path | None) -> N
             check_output(path)
     if not plan.prompts:
         raise Misused("there are no prompts")
+    quiet = " ".join(f"{seconds:g}" for seconds in plan.quiet)
     if not 0 <= plan.quiet[0] <= plan.quiet[1]:
-        raise Misused(f"--quiet takes two times of 0 or more, the shorter one first, got {plan.quiet}")
+        raise Misused(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
     run_to_end(_measure(plan, json_path, markdown_path), STARTS_PROCESSES)
 
 

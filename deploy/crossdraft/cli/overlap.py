@@ -17,7 +17,7 @@ from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.outputs import check_output
 from crossdraft.cli.overlap_report import HEADINGS, Cell, Conditions, cell_of, markdown, rows_of
 from crossdraft.cli.overlap_runs import AnyWay, Bench, Side, assisted_ways
-from crossdraft.cli.overlap_stage import Distant, Served, drafter_service, target_service
+from crossdraft.cli.overlap_stage import LONGEST_DELAY, Distant, Served, drafter_service, target_service
 from crossdraft.cli.overlap_ways import GOVERNED, PLAIN, Task, Way, branched, lock_steps, overlapped
 from crossdraft.cli.running import checked_options, run_to_end
 from crossdraft.models.assisted import AssistedGeneration
@@ -30,17 +30,25 @@ from crossdraft.rpc.clients import DrafterClient, TargetClient
 def delays_of(text: str) -> tuple[float, ...]:
     """Milliseconds with commas between; raises Misused."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        delays = tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise Misused(f"--delay-ms takes numbers with commas between, such as 0,5,20, got {text!r}") from error
+        raise Misused(f"--delay-ms takes numbers with commas between, such as 0,5,20, got {text}") from error
+    for delay in delays:
+        if not 0 <= delay <= LONGEST_DELAY:
+            raise Misused(f"--delay-ms must be between 0 and {LONGEST_DELAY}, got {delay:g}")
+    return delays
 
 
-def pairs_of(option: str, given: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Values A,B of a repeatable option; raises Misused."""
-    try:
-        return tuple((int(first), int(second)) for first, second in (text.split(",") for text in given))
-    except ValueError as error:
-        raise Misused(f"{option} takes two whole numbers with a comma between, such as 16,4, got {given}") from error
+def pairs_of(option: str, form: str, given: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Values of a repeatable option of the form A,B; raises Misused."""
+    pairs = []
+    for text in given:
+        try:
+            first, second = (int(part) for part in text.split(","))
+        except ValueError as error:
+            raise Misused(f"{option}: {form} expected, two whole numbers such as 16,4, got {text}") from error
+        pairs.append((first, second))
+    return tuple(pairs)
 
 
 @dataclass(frozen=True)
@@ -81,10 +89,10 @@ class Plan:
             raise Misused(f"--repeat must be at least 1, got {self.repeat}")
         if not self.prompts:
             raise Misused("there are no prompts")
-        if any(not 0 <= delay <= 60_000 for delay in self.delays):
-            raise Misused(f"--delay-ms must be between 0 and 60000, got {self.delays}")
         if min(self.search.ks) < 1:
             raise Misused(f"-k must be at least 1, got {min(self.search.ks)}")
+        for noise in self.noises:
+            replace(self.drafter, logit_noise=noise)
         with checked_options():
             tried = [*lock_steps(self.search.ks), *overlapped(self.search.windows)]
             tried += branched(tried[-1], self.search.branches)

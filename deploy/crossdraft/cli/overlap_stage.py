@@ -6,19 +6,34 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from crossdraft.cli.failures import Misused
 from crossdraft.cli.processes import Running, Wanted, running
+from crossdraft.cli.running import checked_options
 from crossdraft.emulation import Link, network
+from crossdraft.models.pacing import Pace
 
+LONGEST_DELAY = 60_000  # ms of a message on an emulated network
 FAR = "drafter"  # the name of the drafter's host
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model as a service, perhaps unlike itself."""
+    """A model as a service, perhaps unlike itself.
+
+    Raises:
+        Misused: it cannot be paced so, or its logits disturbed so.
+    """
 
     model: str
     pace: str | None = None  # A,B in ms, as --pace has it; None: as fast as it is
     logit_noise: float = 0.0  # of a drafter
+
+    def __post_init__(self) -> None:
+        with checked_options():
+            if self.pace is not None:
+                Pace.parsed(self.pace)
+        if not 0 <= self.logit_noise < float("inf"):
+            raise Misused(f"--logit-noise must be 0 or more, got {self.logit_noise:g}")
 
     @property
     def options(self) -> tuple[str, ...]:

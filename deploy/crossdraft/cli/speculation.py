@@ -115,6 +115,8 @@ def measure(plan: Plan, json_path: Path | None, markdown_path: Path | None) -> N
             check_output(path)
     if not plan.prompts:
         raise Misused("there are no prompts")
+    for noise in plan.noises:
+        replace(plan.drafter, logit_noise=noise)
     with checked_options():
         for way in WAYS:
             plan.request(way, 0)

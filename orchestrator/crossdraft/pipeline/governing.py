@@ -27,9 +27,13 @@ class Choice:
 
     def __post_init__(self) -> None:
         if not (0 <= self.window <= MOST_PROPOSALS and 0 <= self.wait <= self.window and self.patience >= 0):
-            raise ValueError(f"0 <= wait <= window <= {MOST_PROPOSALS} and patience >= 0 must hold, got {self}")
+            got = f"window {self.window}, wait {self.wait}, patience {self.patience:g}"
+            raise ValueError(f"0 <= wait <= window <= {MOST_PROPOSALS} and patience >= 0 must hold, got {got}")
         if not (0 <= self.branch_depth <= MOST_PROPOSALS and 1 <= self.branch_width <= MOST_PROPOSALS):
-            raise ValueError(f"branch_depth and branch_width are out of range in {self}")
+            raise ValueError(
+                f"0 <= branch_depth <= {MOST_PROPOSALS} and 1 <= branch_width <= {MOST_PROPOSALS} must hold, "
+                f"got depth {self.branch_depth}, width {self.branch_width}"
+            )
 
     @property
     def drafts(self) -> bool:

@@ -37,7 +37,7 @@ class Pace:
         try:
             base, each = map(float, parts)
         except ValueError as error:
-            raise ValueError(f"a pace is A,B, two numbers of milliseconds such as 20,0.5, got {text!r}") from error
+            raise ValueError(f"a pace is A,B, two numbers of milliseconds such as 20,0.5, got {text}") from error
         return Pace(base, each)
 
     def __str__(self) -> str:
