@@ -3,12 +3,43 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import UnionType
 
 from crossdraft.verification.exchange import MOST_PROPOSALS, SamplingOptions
 from crossdraft.verification.methods import method_named
 
 MOST_PATHS = 16
 WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a grid of 2^-24 without bias
+
+
+NUMBERS = (
+    "k",
+    "max_tokens",
+    "row_width",
+    "head",
+    "seed",
+    "choice",
+    "window",
+    "wait",
+    "branches",
+    "branch_width",
+    "paths",
+)
+SWITCHES = ("ignore_eos", "allow_inexact", "audit", "speculation", "explain")
+MAY_BE_LEFT_OUT = frozenset(
+    {"method", "drafter_temperature", "seed", "window", "wait", "branches", "branch_width", "record"}
+)
+# Fields, what they must be instances of, and how that is said.
+KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
+    *((name, int, "a whole number") for name in NUMBERS),
+    *((name, bool, "True or False") for name in SWITCHES),
+    ("prompt", str, "a text"),
+    ("method", str, "the name of a method"),
+    ("options", SamplingOptions, "SamplingOptions"),
+    ("drafter_temperature", int | float, "a number"),
+    ("stop", tuple | list, "a tuple of texts"),
+    ("record", Path, "a Path"),
+)
 
 
 class RequestError(ValueError):
@@ -54,6 +85,7 @@ class GenerationRequest:
     record: Path | None = None  # file for the flight recorder
 
     def __post_init__(self) -> None:
+        self._check_types()
         checks = (
             (bool(self.prompt), "the prompt is empty; give at least one character"),
             (1 <= self.k <= MOST_PROPOSALS, f"k must be between 1 and {MOST_PROPOSALS}, got {self.k}"),
@@ -79,6 +111,14 @@ class GenerationRequest:
     def greedy(self) -> bool:
         """Whether the target's most probable token is wanted, always."""
         return self.options.temperature == 0
+
+    def _check_types(self) -> None:
+        for name, kind, what in KINDS:
+            value = getattr(self, name)
+            # A bool is an int for Python, and none here.
+            wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
+            if wrong and not (value is None and name in MAY_BE_LEFT_OUT):
+                raise RequestError(f"{name} must be {what}, got {value!r}")
 
     def _check_overlap(self) -> None:
         if self.overlap not in [*Overlap]:
