@@ -155,7 +155,7 @@ async def test_nobody_listening_costs_a_bounded_wait_and_the_text_says_where():
 
 async def test_a_drafter_is_no_target(address):
     async with DrafterClient(address) as client:
-        with pytest.raises(NotServed, match="check the address"):
+        with pytest.raises(NotServed, match=rf"^what listens at {address} is no drafter \(is it the target\?"):
             await client.describe()
 
 

@@ -93,6 +93,8 @@ def _check_model(name: str) -> None:
 
 def check_address(option: str, address: str) -> None:
     """Raises Misused unless it is host:port."""
+    if not address:
+        raise Misused(f"{option} has an empty address: leave out the comma that is too many")
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise Misused(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")

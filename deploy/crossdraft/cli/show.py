@@ -195,7 +195,10 @@ def events_of(statistics: Statistics) -> list[tuple[str, str]]:
 
 def explanation_of(generation: Generation) -> list[str]:
     """What the governor decided, when, and why; then what it believed at the end. One line each."""
-    lines = ["how epochs were run:"]
+    chosen = sum(decision.epochs for decision in generation.decisions)
+    run = chosen if generation.statistics is None else generation.statistics.epochs
+    rest = "; without a drafter at hand, and for one last token, there was nothing to choose" if chosen < run else ""
+    lines = [f"how epochs were run, {chosen} of {run} by choice{rest}:"]
     for decision in generation.decisions:
         choice = decision.choice
         count = "1 epoch" if decision.epochs == 1 else f"{decision.epochs} epochs"

@@ -14,7 +14,7 @@ class Decision:
     """From a time on, epochs were run like this."""
 
     seconds: float  # since the first one
-    epochs: int  # that were run like this, one after another
+    epochs: int  # that the governor had run like this, one after another; those without a choice do not count
     choice: Choice
 
 

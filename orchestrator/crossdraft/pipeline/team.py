@@ -9,7 +9,7 @@ from crossdraft.pipeline.request import RequestError
 from crossdraft.pipeline.resolution import Models
 from crossdraft.pipeline.roster import Roster
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
-from crossdraft.rpc.errors import BadMessage, TimedOut
+from crossdraft.rpc.errors import BadMessage, ServiceError, TimedOut
 from crossdraft.text.letters import Side
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import Tokenization
@@ -80,7 +80,7 @@ class Team:
         waiting = {one.tried for one in self._targets}
         while self.models is None:
             if not waiting:
-                raise next(one.error for one in self._targets if one.error is not None)
+                raise _none_of([one.error for one in self._targets if one.error is not None])
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         return self.models
 
@@ -112,6 +112,13 @@ class Team:
                 )
             self.services.drafters.add(client.address, client)
             self.drafter_known.set()
+
+
+def _none_of(errors: Sequence[ServiceError]) -> ServiceError:
+    """The only target's error, or one of the first one's kind that has the texts of all."""
+    if len(errors) == 1:
+        return errors[0]
+    return type(errors[0])(f"none of {len(errors)} targets answered: {'; '.join(map(str, errors))}")
 
 
 def _served(about: Description) -> tuple[str, str, bool]:

@@ -100,6 +100,7 @@ class _Client:
     _description: Description | None = field(default=None, init=False, repr=False)
 
     role = "service"
+    other = ""  # the role that its address could be of by mistake
     describe_method = ""
 
     def __post_init__(self) -> None:
@@ -122,6 +123,9 @@ class _Client:
             raw = await method(b"", timeout=self.patience.describe_seconds)
             self._description = codec.decode_description(common_pb2.Description.FromString(raw))
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                what = f"what listens at {self.address} is no {self.role}"
+                raise NotServed(f"{what} (is it the {self.other}? check the addresses)") from error
             raise from_status(error.code(), error.details(), self.service) from error
         except (BadMessage, DecodeError) as error:
             raise Internal(f"{self.service} describes itself in a way that means nothing: {error}") from error
@@ -148,6 +152,7 @@ class TargetClient(_Client):
     """A target at an address."""
 
     role = "target"
+    other = "drafter"
     describe_method = "/crossdraft.v1.Target/Describe"
 
     async def open(self, request: OpenTarget) -> TargetSession:
@@ -176,6 +181,7 @@ class DrafterClient(_Client):
     """A drafter at an address."""
 
     role = "drafter"
+    other = "target"
     describe_method = "/crossdraft.v1.Drafter/Describe"
 
     async def open(self, request: OpenDrafter) -> DrafterSession:
