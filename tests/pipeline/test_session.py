@@ -134,6 +134,8 @@ def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
     session = started()
     session.handle(Ready(TARGET), 0.0)
     assert isinstance(requests(session.handle(Lost(DRAFTER, GONE), 1.0))[0], Pass)
+    assert session.counts.drafter_lost == f"no drafter: {GONE}"
+    assert session.counts.drafters_lost == 0
 
 
 def test_a_drafter_with_impossible_proposals_is_given_up() -> None:

@@ -151,7 +151,7 @@ def figures(statistics: Statistics, audit: bool = False) -> Table:
     if audit:
         table.add_row("audited", f"{statistics.audited} draws are those of their rows")
     if statistics.drafter_lost:
-        table.add_row("drafter lost last", Text(statistics.drafter_lost))
+        table.add_row("drafter lost last" if statistics.drafters_lost else "drafter", Text(statistics.drafter_lost))
     return table
 
 

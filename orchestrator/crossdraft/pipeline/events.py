@@ -150,8 +150,8 @@ class Counts:
     drafter_seconds: float = 0.0  # in the model
     target_seconds: float = 0.0  # in the model
     stood_aside: int = 0  # rounds in which the drafter proposed fewer than asked for
-    drafter_lost: str = ""  # why a drafter was given up the last time; empty if none was
-    drafters_lost: int = 0  # times that a drafter failed or was given up
+    drafter_lost: str = ""  # why a drafter was given up the last time, or none was there; else empty
+    drafters_lost: int = 0  # times that a drafter that was open failed or was given up
     targets_lost: int = 0  # times that a target failed
     rewinds: int = 0  # epochs that the drafter was told of
     branches: int = 0  # prepared continuations that came

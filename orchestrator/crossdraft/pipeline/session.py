@@ -151,7 +151,9 @@ class Session:
 
     def _lost(self, lane: Lane, error: BaseException, elsewhere: bool, now: float) -> list[Command]:
         if lane not in self._targets.lanes:
-            return self._drafter_lost(str(error), self._drafting.lost(again=elsewhere), now)
+            if self._drafting.ready:
+                return self._drafter_lost(str(error), self._drafting.lost(again=elsewhere), now)
+            return self._drafter_missing(str(error), self._drafting.lost(again=elsewhere), now)
         self.counts.targets_lost += 1
         self._error = error
         commands = self._targets.lost(lane, now) if elsewhere else self._targets.drop(lane)
@@ -161,6 +163,13 @@ class Session:
         """The session goes on without it: what it proposed so far counts, what it owes does not."""
         self.counts.drafter_lost = reason
         self.counts.drafters_lost += 1
+        self._given.governor.observe(DrafterSeen(False), now)
+        return commands
+
+    def _drafter_missing(self, reason: str, commands: list[Command], now: float) -> list[Command]:
+        """None could be opened: nothing was lost by that."""
+        if not self.counts.drafters_lost:
+            self.counts.drafter_lost = f"no drafter: {reason}"
         self._given.governor.observe(DrafterSeen(False), now)
         return commands
 

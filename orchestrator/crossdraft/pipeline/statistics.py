@@ -24,7 +24,7 @@ class Statistics:
     epochs: int
     proposals: int
     stood_aside: int  # rounds in which the drafter proposed fewer than asked for
-    drafter_lost: str  # why the drafter was given up; empty if it was not
+    drafter_lost: str  # why the drafter was given up, or never was there; empty otherwise
     seconds: float  # from the opening of the sessions to the last token
     first_token_seconds: float  # to the first token
     drafter_seconds: float  # in the drafter's model
@@ -39,7 +39,7 @@ class Statistics:
     judged_at: tuple[int, ...] = ()  # ... rounds in which it was accepted or refused
     accepted_at: tuple[int, ...] = ()  # ... rounds in which it was accepted: wholly in the output
     rows_completed: int = 0  # rows that were asked for more ids, because a proposal came after its pass had left
-    drafters_lost: int = 0  # times that a drafter failed or was given up
+    drafters_lost: int = 0  # times that a drafter that was open failed or was given up
     targets_lost: int = 0  # times that a target failed
     rewinds: int = 0  # epochs that the drafter was told of
     branches: int = 0  # prepared continuations that came
