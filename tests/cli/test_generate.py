@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.cli.bundled import ModelNames
 from crossdraft.cli.failures import CommandFailed
-from crossdraft.cli.generate import DEFAULT_PROMPT, generate
+from crossdraft.cli.generate import DEFAULT_PROMPT, generate, without_effect
 from crossdraft.pipeline import GenerationRequest
 from crossdraft.pipeline.statistics import Statistics
 from tests.cli.conftest import COMMAND, Cli
@@ -146,6 +146,14 @@ def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
 def test_an_audit_without_a_drafter_is_refused(cli: Cli, target: str) -> None:
     alone = ("generate", "--target", target, "--drafter", "none", "--audit", PROMPT)
     refused(cli, "there is no drafter whose draws could be audited", *alone)
+
+
+def test_options_that_change_nothing_are_noted() -> None:
+    request = GenerationRequest("x", window=8, speculation=True, explain=True)
+    assert without_effect(request, 2, alone=False) == []
+    assert [line.split()[0] for line in without_effect(request, 1, alone=True)] == [
+        *("--speculation", "--window", "--explain")
+    ]
 
 
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:

@@ -38,8 +38,21 @@ def generate(
                 check_address(name, one.strip())
     if target is None and drafter not in (None, NO_DRAFTER):
         raise Misused("--drafter has an address and --target has none: give both, or neither for the bundled pair")
+    alone = drafter == NO_DRAFTER or (target is not None and drafter is None)
+    for option in without_effect(request, 1 if target is None else len(target.split(",")), alone):
+        print(f"crossdraft: {option}", file=sys.stderr)
     screen = JsonScreen() if as_json else TextScreen(audit=request.audit)
     run_to_end(_generate(request, (target, drafter), screen, models or ModelNames()))
+
+
+def without_effect(request: GenerationRequest, targets: int, alone: bool) -> list[str]:
+    """What was asked for and changes nothing, in lines for people; `alone`: without a drafter."""
+    notes = ["--speculation changes nothing with fewer than two targets"] * (request.speculation and targets < 2)
+    if alone:
+        given = ("window", request.window), ("wait", request.wait), ("branches", request.branches)
+        names = [f"--{name}" for name, value in given if value is not None] + ["--explain"] * request.explain
+        notes += [f"{name} changes nothing without a drafter" for name in names]
+    return notes
 
 
 async def _generate(
