@@ -39,4 +39,3 @@ def answers(request: object, target: ToyTarget, drafter: ToyDrafter | None) -> l
         case Score():
             return [drafter.score(request)]
     raise AssertionError(request)
-
