@@ -104,7 +104,7 @@ def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path) -> None:
         (["--host", ""], 2, "host must not be empty"),
         (["--grace-seconds", "-1"], 2, "grace_seconds must be 0 or more"),
         (["--max-message-mib", "0"], 2, "the message limit must be between 1 and 1024 MiB"),
-        (["--pace", "20"], 2, "a pace is A,B, two numbers of milliseconds such as 20,0.5, got '20'"),
+        (["--pace", "20"], 2, "a pace is A,B, two numbers of milliseconds such as 20,0.5, got 20"),
         (["--pace", "-1,0"], 2, "a pace needs two numbers of milliseconds, 0 or more, got -1,0"),
         (["--threads", "0"], 2, "threads must be at least 1"),
         (["--dtype", "int3"], 1, "dtype 'int3' is unknown"),
