@@ -46,6 +46,8 @@ class Epoch:
         """The next reply, which must be of this epoch and go on where the one before ended."""
         async with asyncio.timeout(PATIENCE):
             reply = await session.receive()
+            while not self.replies and isinstance(reply, Drafted) and reply.epoch < self.number:
+                reply = await session.receive()  # was on its way before this epoch was asked for
         assert isinstance(reply, Drafted)
         assert reply.epoch == self.number
         assert reply.first == self.first + len(self.proposals)
