@@ -10,7 +10,7 @@ def save(recording: Recording, path: Path) -> Path:
     """Writes it as a session would."""
     recorder = FileRecorder(path, recording.header)
     for step in recording.steps:
-        recorder.record(step.now, step.event, step.commands, seconds=step.seconds, row_misses=step.row_misses)
+        recorder.record(step)
     recorder.close()
     assert recorder.wait() == ""
     return path

@@ -1,11 +1,11 @@
 """What the driver measures, and what it tells a recorder."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from crossdraft.pipeline.driver import Driver
 from crossdraft.pipeline.events import Command, Event, Ready, Replied, Send
 from crossdraft.pipeline.ports import Services
+from crossdraft.pipeline.recording import Step
 from crossdraft.pipeline.stopwatches import LaneWatch
 from crossdraft.rpc.stream import Traffic
 from crossdraft.verification.exchange import Advance, Drafted, PassDone
@@ -19,9 +19,9 @@ async def test_a_recorder_is_told_of_every_event_and_what_it_led_to() -> None:
             self.steps: list[tuple[Event | None, list[Command]]] = []
             self.closed = 0
 
-        def record(self, now: float, event: Event | None, commands: Sequence[Command], **measured: float) -> None:
-            self.steps.append((event, list(commands)))
-            assert measured["sent"] >= 0
+        def record(self, step: Step) -> None:
+            self.steps.append((step.event, list(step.commands)))
+            assert step.sent >= 0
 
         def close(self) -> None:
             self.closed += 1

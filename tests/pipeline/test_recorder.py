@@ -21,15 +21,7 @@ def recording() -> Recording:
 def written(recording: Recording, path: Path) -> FileRecorder:
     recorder = FileRecorder(path, recording.header)
     for step in recording.steps:
-        recorder.record(
-            step.now,
-            step.event,
-            list(step.commands),
-            seconds=step.seconds,
-            row_misses=step.row_misses,
-            sent=7,
-            received=9,
-        )
+        recorder.record(replace(step, sent=7, received=9))
     recorder.close()
     return recorder
 
@@ -111,10 +103,10 @@ def test_a_file_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_said_and_disturbs_nobody(tmp_path: Path) -> None:
     recorder = FileRecorder(tmp_path / "record", header_of())
-    recorder.record(1.0, Ready(1), [])
-    recorder.record(2.0, Ready({1}), [])  # type: ignore[arg-type]
+    recorder.record(Step(1.0, Ready(1), ()))
+    recorder.record(Step(2.0, Ready({1}), ()))  # type: ignore[arg-type]
     recorder.close()
-    recorder.record(3.0, Cancelled(), [])
+    recorder.record(Step(3.0, Cancelled(), ()))
     recorder.close()
     assert "set" in recorder.wait()
     assert read(tmp_path / "record").rounds == ()
@@ -122,8 +114,8 @@ def test_what_cannot_be_written_is_said_and_disturbs_nobody(tmp_path: Path) -> N
 
 def test_what_has_no_pass_yet_is_written_at_the_end(tmp_path: Path) -> None:
     recorder = FileRecorder(tmp_path / "record", header_of())
-    recorder.record(1.0, None, [])
-    recorder.record(2.0, Lost(1, OSError("gone")), [])
+    recorder.record(Step(1.0, None, ()))
+    recorder.record(Step(2.0, Lost(1, OSError("gone")), ()))
     recorder.close()
     assert recorder.wait() == ""
     (steps,) = read(tmp_path / "record").rounds

@@ -21,7 +21,7 @@ METHODS = ("coupled", "tli", "slem", "seeded", "union")
 def through_a_file(recording: Recording, path: Path) -> Recording:
     recorder = FileRecorder(path, recording.header)
     for step in recording.steps:
-        recorder.record(step.now, step.event, step.commands, seconds=step.seconds, row_misses=step.row_misses)
+        recorder.record(step)
     recorder.close()
     assert recorder.wait() == ""
     return read(path)

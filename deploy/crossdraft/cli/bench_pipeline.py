@@ -79,11 +79,7 @@ def overlap(
         max_tokens,
         repeat,
         tuple(assisted or ()),
-        command.Search(
-            tuple(ks),
-            command.pairs_of("--window", "WINDOW,WAIT", window),
-            command.pairs_of("--branches", "DEPTH,WIDTH", branches),
-        ),
+        command.Search.of(ks, window, branches),
     )
     command.measure(plan, json_file, markdown_file)
 

@@ -61,6 +61,15 @@ class Search:
     prompts: int = 2
     max_tokens: int = 48
 
+    @staticmethod
+    def of(ks: Sequence[int], windows: Sequence[str], branches: Sequence[str]) -> "Search":
+        """From options as they were typed; raises Misused."""
+        return Search(
+            tuple(ks),
+            pairs_of("--window", "WINDOW,WAIT", windows),
+            pairs_of("--branches", "DEPTH,WIDTH", branches),
+        )
+
 
 @dataclass(frozen=True)
 class Plan:

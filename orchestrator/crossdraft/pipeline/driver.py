@@ -26,6 +26,7 @@ from crossdraft.pipeline.events import (
 from crossdraft.pipeline.lanes import OpenedLane
 from crossdraft.pipeline.ports import Machine, Services
 from crossdraft.pipeline.recorder import Recorder
+from crossdraft.pipeline.recording import Step
 from crossdraft.pipeline.stopwatches import Clock, Times, traffic
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable
 from crossdraft.verification.exchange import OpenDrafter, OpenTarget
@@ -100,15 +101,9 @@ class Driver:
         """What the session refuses, or fails at, is recorded as well: without commands."""
         if self._recorder is not None:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
-            self._recorder.record(
-                now,
-                event,
-                commands,
-                seconds=self._clock.latest,
-                row_misses=self._session.counts.row_misses,
-                sent=sum(sent.values()),
-                received=sum(received.values()),
-            )
+            spent, misses = self._clock.latest, self._session.counts.row_misses
+            bytes_out, bytes_in = sum(sent.values()), sum(received.values())
+            self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in))
 
     def _carry_out(self, commands: list[Command], group: asyncio.TaskGroup, emit: Emit) -> Finished | None:
         """Never waits: whatever takes time has a task of its own. Returns the end if it is among them."""

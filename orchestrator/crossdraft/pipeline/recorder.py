@@ -4,13 +4,12 @@ One record a round: up to and including the return of the next pass, or the loss
 event loop an append; a thread packs and writes.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import BinaryIO, Protocol
 
-from crossdraft.pipeline.events import Command, Event, Lost, Replied
+from crossdraft.pipeline.events import Lost, Replied
 from crossdraft.pipeline.packing import PackingError
 from crossdraft.pipeline.recording import Header, Step, Writer
 from crossdraft.verification.exchange import PassDone
@@ -19,28 +18,8 @@ from crossdraft.verification.exchange import PassDone
 class Recorder(Protocol):
     """Takes down a session, step by step."""
 
-    def record(
-        self,
-        now: float,
-        event: Event | None,
-        commands: Sequence[Command],
-        *,
-        seconds: float = 0.0,
-        row_misses: int = 0,
-        sent: int = 0,
-        received: int = 0,
-    ) -> None:
-        """One call of the session; never blocks and never fails.
-
-        Args:
-            now: what the session was told, seconds of the monotonic clock.
-            event: what it was given; None: it was started.
-            commands: what it returned.
-            seconds: that the call took.
-            row_misses: `Counts.row_misses` after it.
-            sent: bytes of messages to services so far.
-            received: bytes of their answers so far.
-        """
+    def record(self, step: Step) -> None:
+        """One call of the session, which has just returned; never blocks and never fails."""
         ...
 
     def close(self) -> None:
@@ -63,19 +42,10 @@ class FileRecorder:
         self._thread = Thread(target=self._write, args=(path.open("wb"), header), name="recorder")
         self._thread.start()
 
-    def record(
-        self,
-        now: float,
-        event: Event | None,
-        commands: Sequence[Command],
-        *,
-        seconds: float = 0.0,
-        row_misses: int = 0,
-        sent: int = 0,
-        received: int = 0,
-    ) -> None:
+    def record(self, step: Step) -> None:
         """As Recorder says."""
-        self._round.append(Step(now, event, tuple(commands), seconds, row_misses, sent, received))
+        self._round.append(step)
+        event = step.event
         if isinstance(event, Lost) or (isinstance(event, Replied) and isinstance(event.reply, PassDone)):
             self._end_round()
 
