@@ -165,7 +165,9 @@ class Draft:
     chunk: int = MOST_PROPOSALS  # proposals in one reply; the last of those wanted may have fewer
     branch_depth: int = 0  # proposals of each branch; 0: no branches
     branch_width: int = 1  # branches for each proposal
-    adopt: int = 0  # number of the branch that the epoch begins with; 0: none
+    # Number of the branch that the epoch begins with; 0: none. A drafter keeps the branches of the latest epoch that
+    # end among its newest MOST_PROPOSALS proposals or after them: no window reaches farther back.
+    adopt: int = 0
 
 
 @dataclass(frozen=True)

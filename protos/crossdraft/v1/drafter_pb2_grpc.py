@@ -39,6 +39,7 @@ class DrafterStub:
     - With `branch_depth` the drafter also prepares continuations: what it would propose if a proposal were refused and
     replaced by its own runner-up there. They are sent unasked, with any reply of the epoch. When a refusal matches one,
     the next `draft` names it in `adopt`, and the epoch begins with what the branch holds.
+    A drafter keeps those branches of the latest epoch that end among its newest 64 proposals or after them.
     - A `draft` has at least one `drafted` of its epoch and a `score` one `scored`, unless a newer `draft` is sent before;
     an `advance` has no reply of its own.
     What is sent, and when, depends on the numbers asked for and on rows, never on what was drawn.
@@ -75,6 +76,7 @@ class DrafterServicer:
     - With `branch_depth` the drafter also prepares continuations: what it would propose if a proposal were refused and
     replaced by its own runner-up there. They are sent unasked, with any reply of the epoch. When a refusal matches one,
     the next `draft` names it in `adopt`, and the epoch begins with what the branch holds.
+    A drafter keeps those branches of the latest epoch that end among its newest 64 proposals or after them.
     - A `draft` has at least one `drafted` of its epoch and a `score` one `scored`, unless a newer `draft` is sent before;
     an `advance` has no reply of its own.
     What is sent, and when, depends on the numbers asked for and on rows, never on what was drawn.
@@ -126,6 +128,7 @@ class Drafter:
     - With `branch_depth` the drafter also prepares continuations: what it would propose if a proposal were refused and
     replaced by its own runner-up there. They are sent unasked, with any reply of the epoch. When a refusal matches one,
     the next `draft` names it in `adopt`, and the epoch begins with what the branch holds.
+    A drafter keeps those branches of the latest epoch that end among its newest 64 proposals or after them.
     - A `draft` has at least one `drafted` of its epoch and a `score` one `scored`, unless a newer `draft` is sent before;
     an `advance` has no reply of its own.
     What is sent, and when, depends on the numbers asked for and on rows, never on what was drawn.
