@@ -1,0 +1,84 @@
+"""Where a process is spoken to over gRPC: listening, health, reflection, and an end that lets calls finish."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.transport import SERVER_OPTIONS, ChannelOptions, MessageLimit
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, and its limits.
+
+    Raises:
+        ValueError: a value is out of its range; the text says what is allowed.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any that is free
+    limit: MessageLimit = field(default_factory=MessageLimit)
+    grace_seconds: float = 10.0  # how long open sessions may go on after the order to stop
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("host must not be empty; 0.0.0.0 listens on all interfaces")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be between 0 (any that is free) and 65535, got {self.port}")
+        if not 0 <= self.grace_seconds < float("inf"):
+            raise ValueError(f"grace_seconds must be 0 or more, got {self.grace_seconds}")
+
+
+class Endpoint:
+    """One port with services on it, standard health and reflection among them. Must be made in a running event loop.
+
+    Args:
+        listening: where.
+        services: what answers for each service, by its full name in the protos.
+        options: of the connections.
+    """
+
+    def __init__(
+        self,
+        listening: Listening,
+        services: "Mapping[str, grpc.GenericRpcHandler[bytes, bytes]]",
+        options: ChannelOptions = SERVER_OPTIONS,
+    ) -> None:
+        self._listening = listening
+        self._names = tuple(services)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
+        self._server = grpc.aio.server(options=options + listening.limit.options())
+        self._server.add_generic_rpc_handlers(tuple(services.values()))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self.address = ""  # host:port, once it listens
+
+    async def start(self) -> str:
+        """Begins to listen; returns the address.
+
+        Raises:
+            CannotListen: the port is taken, or not for this user, or the host is not of this machine.
+        """
+        wanted = f"{self._listening.host}:{self._listening.port}"
+        try:
+            port = self._server.add_insecure_port(wanted)
+        except RuntimeError as error:
+            raise CannotListen(
+                f"cannot listen on {wanted}: the port is taken or not allowed, or the host is not of this machine; "
+                "choose another port, or 0 for any that is free"
+            ) from error
+        await self._server.start()
+        for name in self._names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self.address = f"{self._listening.host}:{port}"
+        return self.address
+
+    async def drain(self) -> None:
+        """Reports NOT_SERVING, takes no new call, lets open ones go on for the grace period, and ends."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(self._listening.grace_seconds)
