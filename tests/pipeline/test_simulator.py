@@ -143,3 +143,19 @@ def test_numbers_that_mean_nothing_are_refused() -> None:
         workload(1.2, 0)
     with pytest.raises(ValueError, match="0 or more"):
         workload(0.5, -1)
+
+
+@pytest.mark.parametrize("choice", [Choice(4), Choice(16, patience=0.0), Choice(8, wait=3, patience=0.4)], ids=str)
+def test_a_drafter_on_the_same_machine_slows_the_target(choice: Choice) -> None:
+    alone = workload(0.6, 0.1, token=0.1)
+    shared = replace(alone, contention=1.6)
+    assert speed(shared, choice) < 0.93 * speed(alone, choice)
+    assert speed(shared, choice) == pytest.approx(forecast(shared, choice).speed, rel=0.08)
+    for undisturbed in (PLAIN, lock_step(4).choice):
+        assert speed(shared, undisturbed) == pytest.approx(speed(alone, undisturbed), rel=1e-3)
+
+
+def test_plain_passes_may_cost_less() -> None:
+    given = replace(workload(0.6, 0.1), plain=0.8 * PASS)
+    assert speed(given, PLAIN) == pytest.approx(forecast(given, PLAIN).speed) == pytest.approx(1 / (0.8 * PASS))
+    assert speed(given, Choice(4)) == speed(workload(0.6, 0.1), Choice(4))

@@ -63,7 +63,7 @@ class ExpectedEpoch:
             start = self._start(now)
             self._caught_up(start, None)
             proposals = max(0, self._known(start) - self._judged)
-            seconds = self._workload.pass_seconds(proposals)
+            seconds = self._beside(start, self._workload.pass_seconds(proposals))
             self.sums.passing += self._alive * seconds
             self.sums.passes += self._alive
             self._caught_up(start + seconds, start + seconds)
@@ -71,6 +71,16 @@ class ExpectedEpoch:
             if self._alive < NEGLIGIBLE:
                 break
         self._end(now, before)
+
+    def _beside(self, start: float, seconds: float) -> float:
+        """What a pass takes that would take so many seconds if the drafter did not work meanwhile."""
+        slowed = self._workload.slowed
+        place = bisect_right(self._arrivals, start + self._half)
+        if not slowed or place >= len(self._arrivals):
+            return seconds
+        begins = max(start, self._arrivals[place] - self._half - self._forward)
+        beside = min(self._done - begins, (start + seconds - begins) * self._workload.contention)
+        return seconds + slowed * max(0.0, beside)
 
     def _end(self, now: float, before: tuple[float, float, float]) -> None:
         """What is left goes on like the last pass for as long as it is expected to."""

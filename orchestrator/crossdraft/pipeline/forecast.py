@@ -29,7 +29,7 @@ class Forecast:
 def forecast(workload: Workload, choice: Choice) -> Forecast:
     """The expected speed of one target with this choice, in the long run; `speculate` is not looked at."""
     if not choice.drafts or workload.token == float("inf"):
-        return Forecast(1 / workload.pass_seconds(0), 0.0, 1.0)
+        return Forecast(1 / workload.plain_seconds, 0.0, 1.0)
     return _rounds(workload, choice) if not choice.overlap else _epochs(workload, choice)
 
 

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from crossdraft.pipeline.governing import PLAIN, Choice, Judged, PassSeen
 from crossdraft.pipeline.workload import Workload
 
+NOTHING = 1e-3  # of a pass: a delay that is not simulated
+
 
 class Agenda:
     """What will happen, and the time of what happens now, in seconds."""
@@ -31,9 +33,10 @@ class Agenda:
 
 
 class Listener(Protocol):
-    """The session, as its drafter sees it."""
+    """The session, as its drafter and its targets see it."""
 
     workload: Workload
+    drafter: "SimulatedDrafter"
 
     def noisy(self, seconds: float) -> float:
         """What a forward takes this time."""
@@ -62,7 +65,13 @@ class SimulatedDrafter:
         self._forward = 0  # number of the one under way
         self._busy = False
         self._owed = 0.0  # seconds in the model since the reply before
+        self._began = 0.0  # seconds: when the forward under way did
         self.seconds = 0.0  # in the model, for nothing included
+
+    @property
+    def worked(self) -> float:
+        """Seconds in the model so far, those of the forward under way included."""
+        return self.seconds + (self._agenda.now - self._began if self._busy else 0.0)
 
     def told(self, epoch: int, asked: int, made: int, choice: Choice) -> None:
         """Hears of an epoch that has `made` proposals already, or that `asked` are wanted now."""
@@ -80,7 +89,7 @@ class SimulatedDrafter:
 
     def _go_on(self) -> None:
         if not self._busy and self._made < self._asked:
-            self._busy = True
+            self._busy, self._began = True, self._agenda.now
             self._forward += 1
             seconds = self._listener.noisy(self._listener.workload.forward(self._choice))
             self._agenda.after(seconds, self._done, self._forward, self._epoch, seconds)
@@ -118,6 +127,8 @@ class Flight:
     proposals: int  # that its tree covers
     began: float  # seconds
     idle: float  # seconds without a pass before
+    worked: float  # seconds that the drafter had worked when the pass was last looked at
+    in_model: float  # seconds, as far as is known
     counts: bool = True  # false: its text is not the output's any more
 
 
@@ -147,22 +158,31 @@ class SimulatedTargets:
             flight.counts = flight.counts and flight.first == frontier
             flight.first = flight.last = 0
 
-    def send(self, first: int, last: int, proposals: int) -> None:
-        """A pass over so many proposals, for the rows at these places."""
+    def send(self, first: int, last: int, proposals: int, plain: bool) -> None:
+        """A pass over so many proposals, for the rows at these places; `plain`: the drafter is not asked."""
         workload, now = self._listener.workload, self._agenda.now
-        flight = Flight(first, last, proposals, now, now - self._free_since)
+        seconds = workload.plain_seconds if plain else workload.pass_seconds(proposals)
+        in_model = self._listener.noisy(seconds - workload.target_trip)
+        worked = self._listener.drafter.worked
+        flight = Flight(first, last, proposals, now, now - self._free_since, worked, in_model)
         self._flights.append(flight)
         self.passes += 1
-        in_model = self._listener.noisy(workload.pass_seconds(proposals) - workload.target_trip)
-        self._agenda.after(workload.target_trip + in_model, self._returned, flight, in_model)
+        self._agenda.after(workload.target_trip + in_model, self._returned, flight)
 
-    def _returned(self, flight: Flight, in_model: float) -> None:
-        now = self._agenda.now
+    def _returned(self, flight: Flight) -> None:
+        """It ends here unless the drafter's work has held it up."""
+        now, worked = self._agenda.now, self._listener.drafter.worked
+        lost = (worked - flight.worked) * self._listener.workload.slowed
+        flight.worked, flight.in_model = worked, flight.in_model + lost
+        if lost > NOTHING * flight.in_model:
+            self._agenda.after(lost, self._returned, flight)
+            return
         self._flights.remove(flight)
         self._free_since = now
         self.seconds += now - flight.began
         tokens = 1 + round(flight.proposals * self._listener.workload.nodes_per_proposal)
-        self._listener.passed(flight, PassSeen(tokens, now - flight.began, in_model, flight.idle, flight.proposals))
+        seen = PassSeen(tokens, now - flight.began, flight.in_model, flight.idle, flight.proposals)
+        self._listener.passed(flight, seen)
 
 
 class Tally:

@@ -229,9 +229,9 @@ class SimulatedSession:
                 self._stand_idle()
             else:
                 self._waits_since = None
-                self.targets.send(frontier, frontier + proposals, proposals)
+                self.targets.send(frontier, frontier + proposals, proposals, not self._choice.drafts)
         elif self._choice.speculate and self._known - coming >= max(1, self._choice.wait):
-            self.targets.send(coming + 1, self._known, proposals)
+            self.targets.send(coming + 1, self._known, proposals, plain=False)
 
     def passed(self, flight: Flight, seen: PassSeen) -> None:
         """A pass has returned."""

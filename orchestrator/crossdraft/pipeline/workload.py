@@ -29,6 +29,8 @@ class Workload:
     nodes_per_proposal: float = 1.0  # of a pass's tree
     samples: bool = False  # the target draws by itself, and what it drew is compared (`slem`, `seeded`)
     targets: int = 1
+    plain: float = 0.0  # seconds of a pass in plain decoding, its round trip included; 0: as any over no proposals
+    contention: float = 1.0  # how many times as long a pass takes while the drafter runs forwards
 
     def __post_init__(self) -> None:
         shares = (*self.acceptance, self.match, self.branch_hit)
@@ -37,6 +39,8 @@ class Workload:
         costs = (self.token, self.pass_node, self.slope, self.drafter_trip, self.target_trip)
         if min(costs) < 0 or self.pass_base <= 0 or self.tokens_per_proposal <= 0 or self.targets < 1:
             raise ValueError(f"costs must be 0 or more, and a pass must cost something, got {self}")
+        if self.plain < 0 or self.contention < 1:
+            raise ValueError(f"plain must be 0 or more and contention 1 or more, got {self.plain}, {self.contention}")
 
     def accepted(self, place: int) -> float:
         """Probability that the proposal at this place of its epoch holds, given that all before it did."""
@@ -50,6 +54,16 @@ class Workload:
     def pass_seconds(self, proposals: float) -> float:
         """From sending a pass over so many proposals to its answer."""
         return self.target_trip + self.pass_base + self.pass_node * self.nodes_per_proposal * proposals
+
+    @property
+    def plain_seconds(self) -> float:
+        """From sending a pass of plain decoding to its answer."""
+        return self.plain or self.pass_seconds(0)
+
+    @property
+    def slowed(self) -> float:
+        """Share of a pass's time that is lost to the drafter while it runs forwards."""
+        return 1 - 1 / self.contention
 
     def hit(self, width: int) -> float:
         """Probability that one of the `width` likeliest branches is what replaces a refused proposal."""
