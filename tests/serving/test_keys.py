@@ -1,0 +1,80 @@
+"""Who may use an API."""
+
+from pathlib import Path
+
+import pytest
+
+from crossdraft.serving.keys import KeyRefusedError, Keys, KeysError
+
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys.of({"alice": ALICE, "bob": BOB})
+
+
+@pytest.mark.parametrize("shown", [f"Bearer {ALICE}", f"bearer {ALICE}", f"BEARER  {ALICE} "])
+def test_a_known_key_has_a_holder(keys: Keys, shown: str) -> None:
+    assert keys.needed
+    assert keys.holder(shown) == "alice"
+
+
+@pytest.mark.parametrize("shown", [None, "", "Bearer", "Bearer ", ALICE, f"Basic {ALICE}"])
+def test_who_shows_none_is_told_how(keys: Keys, shown: str | None) -> None:
+    with pytest.raises(KeyRefusedError, match=r"an API key is needed: send it as `Authorization: Bearer KEY`"):
+        keys.holder(shown)
+
+
+@pytest.mark.parametrize("key", [ALICE[:-1], ALICE + "x", ALICE.upper(), "ä" * 20, "\udcff" * 20])
+def test_an_unknown_key_is_refused_and_not_repeated(keys: Keys, key: str) -> None:
+    with pytest.raises(KeyRefusedError, match="not known") as refused:
+        keys.holder(f"Bearer {key}")
+    assert key not in str(refused.value)
+
+
+def test_without_keys_everybody_may() -> None:
+    assert not Keys().needed
+    assert Keys().holder(None) == Keys().holder("Bearer whatever") == ""
+
+
+def test_no_key_is_kept(keys: Keys) -> None:
+    assert ALICE not in repr(keys)
+    assert ALICE.encode() not in keys.holders
+
+
+def test_a_file_of_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# who may\n\nalice {ALICE}\n  bob\t{BOB}\n#carol 0123456789abcdef\n")
+    keys = Keys.read(path)
+    assert keys.holder(f"Bearer {BOB}") == "bob"
+    assert sorted(keys.holders.values()) == ["alice", "bob"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "has no key"),
+        ("# none\n", "has no key"),
+        (f"alice {ALICE}\nbob\n", "line 2: write a name, a space and the key"),
+        (f"alice {ALICE} more\n", "line 1: write a name"),
+        (f"alice {ALICE}\nalice {BOB}\n", "line 2: 'alice' has a key already"),
+        (f"alice {ALICE}\nbob {ALICE}\n", "'bob' has the same key as 'alice'"),
+        ("alice short\n", "the key of 'alice' must be 16 or more"),
+        ("alice 0123456789abcdefä\n", "visible ASCII"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_what_to_change(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    with pytest.raises(KeysError, match=complaint) as refused:
+        Keys.read(path)
+    assert ALICE not in str(refused.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(KeysError, match="cannot read the API keys"):
+        Keys.read(tmp_path / "nowhere")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(KeysError, match="cannot read the API keys"):
+        Keys.read(tmp_path / "bytes")
