@@ -1,0 +1,98 @@
+"""Outputs that are made without any model."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from crossdraft.pipeline import Kind, Reason, Statistics, Token
+from crossdraft.serving.orders import Ended, Order, ServedModel, UnknownModelError
+
+TOY = ServedModel("toy", 1_700_000_000, 64, ("ngram", "small"), ("slem", "seeded"), chats=True)
+TOKENS = (
+    Token(5, "He", b"He", Kind.ACCEPTED, -0.5),
+    Token(9, "", b"\xc3", Kind.CORRECTED, -1.5),
+    Token(7, "é", b"\xa9", Kind.BONUS, None),
+    Token(0, "", b"", Kind.ACCEPTED, -0.25),
+)
+
+
+@dataclass
+class FakeOutputs:
+    """Yields the same tokens to everybody; keeps the orders, and counts what runs."""
+
+    tokens: Sequence[Token] = TOKENS
+    reason: Reason = Reason.STOP
+    served: tuple[ServedModel, ...] = (TOY,)
+    fault: Exception | None = None  # raised after so many tokens:
+    fault_after: int = 0
+    waits_after: int | None = None  # tokens, before `go_on` is waited for
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    orders: list[Order] = field(default_factory=list)
+    running: int = 0
+    yielded: int = 0
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        return self.served
+
+    async def stream(self, order: Order) -> AsyncGenerator[Token | Ended, None]:
+        self.orders.append(order)
+        await self._count(1)
+        try:
+            if order.model not in {model.name for model in self.served}:
+                raise UnknownModelError(f"there is no model {order.model!r}; there is {self.served[0].name}")
+            for number, token in enumerate(self.tokens):
+                await self._before(number)
+                self.yielded += 1
+                yield token
+            await self._before(len(self.tokens))
+            yield Ended(self.reason, figures(len(self.tokens)))
+        finally:
+            await self._count(-1)
+
+    async def wait_running(self, count: int) -> None:
+        """Returns once so many outputs are being made."""
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(lambda: self.running == count)
+
+    async def _before(self, number: int) -> None:
+        if self.fault is not None and number == self.fault_after:
+            raise self.fault
+        if number == self.waits_after:
+            await self.go_on.wait()
+
+    async def _count(self, by: int) -> None:
+        self.running += by
+        async with self.changed:
+            self.changed.notify_all()
+
+
+def figures(tokens: int) -> Statistics:
+    """Of an output of so many tokens."""
+    return Statistics(
+        method="slem",
+        k=5,
+        prompt_tokens=3,
+        tokens=tokens,
+        accepted=2,
+        corrected=1,
+        bonus=1,
+        passes=2,
+        row_misses=0,
+        rows_fetched=0,
+        epochs=1,
+        proposals=4,
+        stood_aside=0,
+        drafter_lost="",
+        seconds=0.5,
+        first_token_seconds=0.125,
+        drafter_seconds=0.25,
+        target_seconds=0.25,
+        wire_seconds=0.0,
+        verification_seconds=0.001,
+        bytes_sent=100,
+        bytes_received=200,
+        proposed_at=(2, 1),
+        judged_at=(2, 1),
+        accepted_at=(2, 0),
+    )
