@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from crossdraft.pipeline import GenerationRequest, Reason, Statistics, Token
+from crossdraft.pipeline.watching import Span
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,14 @@ class Order:
     model: str  # name of a ServedModel
     request: GenerationRequest  # `committed` in it: what was delivered already
     drafter: str | None = None  # name of one of the model's drafters; None: its default one; "": plain decoding
+    trace: bool = False  # what the session does is wanted, too, as it happens
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a session did, before the token or the end that comes next; only in an order with `trace`."""
+
+    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class Outputs(Protocol):
         """What is served now."""
         ...
 
-    def stream(self, order: Order) -> AsyncGenerator[Token | Ended, None]:
+    def stream(self, order: Order) -> AsyncGenerator[Token | Traced | Ended, None]:
         """The tokens of one output as they are committed, then its end. Closing it early releases everything.
 
         Raises:

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.experience import Experience
 from crossdraft.pipeline.generation import Generation
-from crossdraft.pipeline.recorder import FileRecorder
+from crossdraft.pipeline.recorder import FileRecorder, Recorder
 from crossdraft.pipeline.recording import Header
 from crossdraft.pipeline.request import GenerationRequest, Overlap, RequestError
 from crossdraft.pipeline.resolution import Models, Secrets, resolve
@@ -86,8 +86,8 @@ class Pipeline:
         """
         return self.run(GenerationRequest(prompt, **settings))
 
-    def run(self, request: GenerationRequest) -> Generation:
-        """The same for a request that is made already."""
+    def run(self, request: GenerationRequest, watch: Recorder | None = None) -> Generation:
+        """The same for a request that is made already; `watch`, such as a `watching.Watch`, is told its steps."""
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
         targets, before = len(services.targets), self._experience.of(request)
         assignment = resolve(request, models, drawn, targets, before)
@@ -96,7 +96,7 @@ class Pipeline:
         if request.record is not None:
             recorder = partial(_recorder, request, request.record, models, drawn, targets, before)
         k = request.k if request.overlap is Overlap.OFF else 0
-        generation = Generation(assignment, services, k, recorder)
+        generation = Generation(assignment, services, k, recorder, watch)
         self._generations.add(generation)
         return generation
 

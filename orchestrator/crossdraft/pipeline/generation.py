@@ -12,7 +12,7 @@ from crossdraft.pipeline.driver import Driver
 from crossdraft.pipeline.events import Emitted, Finished, Reason
 from crossdraft.pipeline.explanation import Decision, Explained
 from crossdraft.pipeline.ports import Services
-from crossdraft.pipeline.recorder import FileRecorder
+from crossdraft.pipeline.recorder import FileRecorder, Recorder, Together
 from crossdraft.pipeline.session import Session
 from crossdraft.pipeline.statistics import Statistics, statistics_of
 from crossdraft.rpc.errors import TimedOut
@@ -31,7 +31,7 @@ class Token:
     text: str  # what can be shown since the token before: whole characters, nothing that a stop string may take back
     raw: bytes  # the token's own bytes; empty for a control symbol
     kind: Kind
-    log_probability: float | None  # nats, of the model itself; None when the method draws from rows
+    log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
 
 
 class Generation:
@@ -45,10 +45,16 @@ class Generation:
         services: where it works.
         k: proposals in each lock-step round, for the statistics; 0: epochs are run in other ways.
         recorder: makes what takes down the session; called when it begins.
+        watch: is told the same, while it runs.
     """
 
     def __init__(
-        self, assignment: Assignment, services: Services, k: int = 0, recorder: Callable[[], FileRecorder] | None = None
+        self,
+        assignment: Assignment,
+        services: Services,
+        k: int = 0,
+        recorder: Callable[[], FileRecorder] | None = None,
+        watch: Recorder | None = None,
     ) -> None:
         self.text = ""
         self.ids: list[int] = []
@@ -59,6 +65,7 @@ class Generation:
         self._services = services
         self._make_recorder = recorder
         self._recorder: FileRecorder | None = None
+        self._watch = watch
         self._driver: Driver | None = None
         self._decoder = LetterDecoder()
         self._letters = NOTHING
@@ -113,7 +120,8 @@ class Generation:
 
     def _begin(self) -> asyncio.Task[Finished]:
         self._recorder = None if self._make_recorder is None else self._make_recorder()
-        self._driver = Driver(Session(self._assignment), self._services, self._recorder)
+        told = Together(self._recorder, self._watch) if self._recorder or self._watch else None
+        self._driver = Driver(Session(self._assignment), self._services, told)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait))
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
         return task

@@ -27,6 +27,23 @@ class Recorder(Protocol):
         ...
 
 
+class Together:
+    """Several recorders of one session."""
+
+    def __init__(self, *recorders: Recorder | None) -> None:
+        self._recorders = [one for one in recorders if one is not None]
+
+    def record(self, step: Step) -> None:
+        """As Recorder says."""
+        for recorder in self._recorders:
+            recorder.record(step)
+
+    def close(self) -> None:
+        """As Recorder says."""
+        for recorder in self._recorders:
+            recorder.close()
+
+
 class FileRecorder:
     """Writes to a file; `wait` says whether all of it could be written.
 

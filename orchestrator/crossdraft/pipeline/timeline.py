@@ -1,12 +1,12 @@
 """A recording as spans of time: who worked when, what was on its way, what the session did with it."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from crossdraft.pipeline.recording import Recording
 from crossdraft.pipeline.spans import Figures, Happening, Message, Role, Row, Task, Timeline, Work
-from crossdraft.pipeline.tracing import Answer, Flight, Tracer, name_of
+from crossdraft.pipeline.tracing import Answer, Asked, Flight, Tracer, name_of
 from crossdraft.verification.exchange import Drafted, Pass
 
 
@@ -15,10 +15,10 @@ def spans_of(recording: Recording) -> Timeline:
     tracer = Tracer()
     for step in recording.steps:
         tracer.read(step)
-    ways = {row: _way(answers) for row, answers in tracer.answers.items()}
-    drafted = [work for row, answers in tracer.answers.items() for work in _drafted(answers, ways[row])]
-    passes = _with_tokens([_passed(flight) for flight in tracer.flights], tracer)
-    messages = [*tracer.small, *_outward(tracer, ways), *_inward(tracer, ways)]
+    ways = {row: way_of(answers) for row, answers in tracer.answers.items()}
+    drafted = [work for row, answers in tracer.answers.items() for work in drafted_in(answers, ways[row])]
+    passes = _with_tokens([passed_in(flight) for flight in tracer.flights], tracer)
+    messages = [*tracer.small, *outward(tracer.asked, tracer.flights, ways), *inward(tracer, ways)]
     eras = [replace(era, end=tracer.now) if era is tracer.eras[-1] else era for era in tracer.eras]
     return Timeline(
         rows=tuple(Row(role, place) for role in Role for place in range(tracer.used[role])),
@@ -34,7 +34,8 @@ def spans_of(recording: Recording) -> Timeline:
     )
 
 
-def _passed(flight: Flight) -> Work:
+def passed_in(flight: Flight) -> Work:
+    """When a target's model worked on a pass."""
     asked = flight.asked
     assert isinstance(asked.request, Pass)
     way = _way_of_pass(flight)
@@ -46,22 +47,23 @@ def _way_of_pass(flight: Flight) -> float:
     return max(0.0, flight.at - flight.asked.at - flight.seconds) / 2
 
 
-def _way(answers: Sequence[Answer]) -> float:
-    """Half of the quickest answer to a new question, its model's time left out: seconds."""
+def way_of(answers: Sequence[Answer], before: Sequence[float] = ()) -> float:
+    """Half of the quickest answer to a new question, its model's time left out, or what was found `before`: seconds."""
     first = [one for one in answers if not one.late and not (isinstance(one.reply, Drafted) and one.reply.first)]
-    return min((max(0.0, one.at - one.asked.at - one.reply.seconds) / 2 for one in first), default=0.0)
+    found = (max(0.0, one.at - one.asked.at - one.reply.seconds) / 2 for one in first)
+    return min((*before, *found), default=0.0)
 
 
-def _drafted(answers: Sequence[Answer], way: float) -> list[Work]:
-    """When a drafter's model worked, from its last reply back: it works on one thing at a time, and no reply leaves
-    before its work is done."""
+def drafted_in(answers: Sequence[Answer], way: float, since: float = 0.0) -> list[Work]:
+    """When a drafter's model worked, from its last reply back: it works on one thing at a time, not before `since`,
+    and no reply leaves before its work is done."""
     works: list[Work] = []
     free = float("inf")
     for answer in reversed(answers):
         reply = answer.reply
         end = min(answer.at - way, free)
-        earliest = 0.0 if answer.late else min(answer.asked.at, end)
-        begin = free = max(end - reply.seconds, earliest)
+        earliest = since if answer.late else max(since, answer.asked.at)
+        begin = free = max(end - reply.seconds, min(earliest, end))
         if isinstance(reply, Drafted):
             task = Task.BRANCHES if reply.branches else Task.DRAFT
             size, branches = len(reply.proposals), len(reply.branches)
@@ -81,14 +83,16 @@ def _with_tokens(passes: list[Work], tracer: Tracer) -> list[Work]:
     return [replace(work, tokens=count) for work, count in zip(passes, tokens, strict=True)]
 
 
-def _outward(tracer: Tracer, ways: dict[Row, float]) -> Iterable[Message]:
-    flights = {id(flight.asked): _way_of_pass(flight) for flight in tracer.flights}
-    for asked in tracer.asked:
-        way = flights.get(id(asked), 0.0) if isinstance(asked.request, Pass) else ways.get(asked.row, 0.0)
-        yield Message(asked.row, asked.at, asked.at + way, True, name_of(asked.request), asked.epoch)
+def outward(asked: Iterable[Asked], flights: Iterable[Flight], ways: Mapping[Row, float]) -> Iterable[Message]:
+    """What went to services; the way of a pass is known once it is back, and is 0 until then."""
+    of_passes = {id(flight.asked): _way_of_pass(flight) for flight in flights}
+    for one in asked:
+        way = of_passes.get(id(one), 0.0) if isinstance(one.request, Pass) else ways.get(one.row, 0.0)
+        yield Message(one.row, one.at, one.at + way, True, name_of(one.request), one.epoch)
 
 
-def _inward(tracer: Tracer, ways: dict[Row, float]) -> Iterable[Message]:
+def inward(tracer: Tracer, ways: Mapping[Row, float]) -> Iterable[Message]:
+    """What services answered, but for what cost their models no time."""
     for flight in tracer.flights:
         asked = flight.asked
         assert isinstance(asked.request, Pass)

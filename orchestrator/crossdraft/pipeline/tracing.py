@@ -122,6 +122,17 @@ class Tracer:
         tokens = tuple(Token(one.letters, one.kind) for one in step.commands if isinstance(one, Emitted))
         self.handled.append(Handled(handled, self.now, name_of(event), self._epoch, tokens))
 
+    @property
+    def flying(self) -> list[Asked]:
+        """Passes that are not back."""
+        return list(self._flying.values())
+
+    def forget(self) -> None:
+        """Keeps no more of the past than what is read later needs: passes in flight, and epochs."""
+        self.asked = self.flying
+        self.answers, self.flights, self.small = defaultdict(list), [], []
+        self.handled, self.marks, self.waits = [], [], []
+
     def _commands(self, step: Step, misses: int) -> None:
         for command in step.commands:
             match command:

@@ -1,0 +1,101 @@
+"""Spans taken while a session runs are those of its timeline afterwards."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from crossdraft.pipeline.events import Emitted
+from crossdraft.pipeline.governing import Choice, Fixed, lock_step
+from crossdraft.pipeline.recording import Recording
+from crossdraft.pipeline.spans import Role, Timeline
+from crossdraft.pipeline.timeline import spans_of
+from crossdraft.pipeline.tracing import named
+from crossdraft.pipeline.watching import OUTPUT, VERIFICATION, Span, Watch, What
+from crossdraft.text.letters import to_bytes
+from tests.pipeline.recordings import virtual_recording
+from tests.pipeline.virtual import World
+
+WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
+GOVERNORS = (lock_step(4), Fixed(Choice(12, wait=1, patience=0.3, branch_depth=2)), Fixed(Choice(0)))
+DRAFTED = (What.DRAFT, What.BRANCHES, What.LATE)
+WAYS = (What.SENT, What.RECEIVED)
+
+
+def watched(recording: Recording, every: int) -> Iterator[tuple[Span, ...]]:
+    """What is taken after each `every` steps, and at the end."""
+    watch = Watch()
+    for count, step in enumerate(recording.steps, 1):
+        watch.record(step)
+        if count % every == 0:
+            yield watch.take()
+    yield watch.take()
+
+
+def all_of(recording: Recording, every: int) -> list[Span]:
+    return [span for taken in watched(recording, every) for span in taken]
+
+
+@pytest.fixture(scope="module", params=range(len(GOVERNORS)))
+def recording(request: pytest.FixtureRequest) -> Recording:
+    return virtual_recording(WORLD, GOVERNORS[request.param])
+
+
+@pytest.fixture(scope="module")
+def timeline(recording: Recording) -> Timeline:
+    return spans_of(recording)
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_passes_and_their_messages_are_those_of_the_timeline(
+    recording: Recording, timeline: Timeline, every: int
+) -> None:
+    spans = all_of(recording, every)
+    passes = [span for span in spans if span.what in (What.PASS, What.MISS)]
+    expected = [work for work in timeline.works if work.row.role is Role.TARGET]
+    assert [(one.begin, one.end, one.count, one.epoch) for one in passes] == [
+        (work.begin, work.end, work.size, work.epoch) for work in expected
+    ]
+    ways = Counter((one.label, one.begin, one.end) for one in spans if one.lane == "target" and one.what in WAYS)
+    # A pass that was under way at the end has no way yet.
+    theirs = Counter((one.name, one.begin, one.end) for one in timeline.messages if one.row.role is Role.TARGET)
+    assert not ways - theirs
+    assert sum((theirs - ways).values()) <= 1
+
+
+def test_all_that_was_drafted_is_seen_once_and_nobody_works_on_two_things_at_once(
+    recording: Recording, timeline: Timeline
+) -> None:
+    drafted = sorted((one for one in all_of(recording, 3) if one.what in DRAFTED), key=lambda one: one.begin)
+    expected = [work for work in timeline.works if work.row.role is Role.DRAFTER]
+    assert sum(one.count for one in drafted) == sum(work.size for work in expected)
+    assert {one.lane for one in drafted} <= {named(row) for row in timeline.rows}
+    assert all(one.begin <= one.end for one in drafted)
+    assert all(later.begin >= earlier.end - 1e-9 for earlier, later in pairwise(drafted))
+
+
+def test_tokens_epochs_and_marks_are_those_of_the_session(recording: Recording, timeline: Timeline) -> None:
+    spans = all_of(recording, 2)
+    emitted = [one for step in recording.steps for one in step.commands if isinstance(one, Emitted)]
+    tokens = [one for one in spans if one.lane == OUTPUT]
+    assert [(one.what.value, one.label) for one in tokens] == [
+        (one.kind.value, to_bytes(one.letters).decode()) for one in emitted
+    ]
+    assert sum(one.count for one in spans if one.what is What.SESSION) == len(emitted)
+    assert [(one.epoch, one.begin) for one in spans if one.what is What.EPOCH] == [
+        (era.epoch, era.begin) for era in timeline.eras
+    ]
+    refused = [one for one in spans if one.what is What.REFUSED]
+    assert len(refused) == timeline.figures.refused
+    assert all(one.lane == VERIFICATION and one.begin == one.end for one in refused)
+    waits = [(one.begin, one.end) for one in spans if one.what is What.WAIT]
+    assert waits == [(wait.begin, wait.end) for wait in timeline.waits]
+
+
+def test_what_was_taken_is_not_taken_again() -> None:
+    watch = Watch()
+    for step in virtual_recording(WORLD, GOVERNORS[0]).steps:
+        watch.record(step)
+    assert watch.take()
+    assert watch.take() == ()
