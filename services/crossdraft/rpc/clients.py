@@ -14,7 +14,7 @@ from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.dues import DrafterDues, TargetDues
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
 from crossdraft.rpc.stream import Stream, Wire
-from crossdraft.rpc.transport import CLIENT_OPTIONS, MessageLimit
+from crossdraft.rpc.transport import MessageLimit, client_options
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
 from crossdraft.verification.exchange import (
     Description,
@@ -96,6 +96,7 @@ class _Client:
     address: str  # host:port
     patience: Patience = field(default_factory=Patience)
     limit: MessageLimit = field(default_factory=MessageLimit)
+    tls: grpc.ChannelCredentials | None = None  # of `security.client_credentials`; None: plaintext
     channel: grpc.aio.Channel = field(init=False, repr=False)
     _description: Description | None = field(default=None, init=False, repr=False)
 
@@ -104,7 +105,11 @@ class _Client:
     describe_method = ""
 
     def __post_init__(self) -> None:
-        self.channel = grpc.aio.insecure_channel(self.address, options=CLIENT_OPTIONS + self.limit.options())
+        options = client_options(self.tls is not None) + self.limit.options()
+        if self.tls is None:
+            self.channel = grpc.aio.insecure_channel(self.address, options=options)
+        else:
+            self.channel = grpc.aio.secure_channel(self.address, self.tls, options=options)
 
     @property
     def service(self) -> str:

@@ -1,14 +1,19 @@
 """Where a process is spoken to over gRPC: listening, health, reflection, and an end that lets calls finish."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.security import TlsFiles, server_credentials
 from crossdraft.rpc.transport import SERVER_OPTIONS, ChannelOptions, MessageLimit
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,14 @@ class Listening:
 
 class Endpoint:
     """One port with services on it, standard health and reflection among them. Must be made in a running event loop.
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:  # a name
+            return self.host == "localhost"
 
     Args:
         listening: where.
@@ -64,9 +77,14 @@ class Endpoint:
         Raises:
             CannotListen: the port is taken, or not for this user, or the host is not of this machine.
         """
-        wanted = f"{self._listening.host}:{self._listening.port}"
+        wanted, tls = f"{self._listening.host}:{self._listening.port}", self._listening.tls
+        credentials = None if tls is None else server_credentials(tls)
         try:
-            port = self._server.add_insecure_port(wanted)
+            if credentials is None:
+                port = self._server.add_insecure_port(wanted)
+            else:
+                port = self._server.add_secure_port(wanted, credentials)
+            TlsError: certificate or key cannot be used.
         except RuntimeError as error:
             raise CannotListen(
                 f"cannot listen on {wanted}: the port is taken or not allowed, or the host is not of this machine; "
@@ -80,5 +98,11 @@ class Endpoint:
 
     async def drain(self) -> None:
         """Reports NOT_SERVING, takes no new call, lets open ones go on for the grace period, and ends."""
+        if tls is None and not self._listening.local:
+            log.warning(
+                "%s is open to whoever can reach it, unencrypted: give --tls-ca, --tls-cert and --tls-key "
+                "(`crossdraft certs` makes them), or listen on 127.0.0.1",
+                self.address,
+            )
         await self._health.enter_graceful_shutdown()
         await self._server.stop(self._listening.grace_seconds)

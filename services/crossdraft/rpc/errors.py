@@ -9,6 +9,32 @@ from grpc import StatusCode
 BROKEN_WRITE = "Internal error from Core"
 LONGEST_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
 
+# What a client's gRPC says of a connection that fails in the TLS handshake, and what it means. Only the first fits.
+HANDSHAKES: tuple[tuple[str, str], ...] = (
+    ("certificate has expired", "its certificate has expired: renew it there (crossdraft certs DIR --renew)"),
+    ("certificate is not yet valid", "its certificate is not valid yet: check the clocks of both machines"),
+    (
+        "Hostname Verification Check failed",
+        "its certificate is not for this address: make one that names it (crossdraft certs DIR --host NAME)",
+    ),
+    (
+        "WRONG_VERSION_NUMBER",
+        "it does not speak TLS: start it with --tls-ca, --tls-cert and --tls-key, or leave them out here",
+    ),
+    ("unsupported certificate purpose", "its certificate is not that of a service: give it one of its own"),
+    (
+        "Tls handshake failed",
+        "its certificate is not of the CA that is trusted here (--tls-ca), or is damaged: "
+        "give both sides certificates of one CA",
+    ),
+)
+# With TLS 1.3 a server that refuses a client's certificate, or a client without TLS, only closes the connection.
+CLOSED_AT_ONCE = ("failed to connect to all addresses", "Socket closed")
+CLOSED_ADVICE = (
+    "it closed the connection at once: if it speaks TLS, it takes only clients with a valid certificate of its CA; "
+    "check --tls-ca, --tls-cert and --tls-key"
+)
+
 
 class ServiceError(Exception):
     """Base of all of them; the text says what to change."""
@@ -118,10 +144,22 @@ def from_status(code: StatusCode, details: str | None, service: str) -> ServiceE
     """The error that a status other than OK means; `service` says which one answered, e.g. "target at host:port"."""
     if code is StatusCode.INTERNAL and details == BROKEN_WRITE:
         code, details = StatusCode.UNAVAILABLE, "the call ended while a request was being sent"
+    if code is StatusCode.UNAVAILABLE and (refused := _refused(details or "", service)) is not None:
+        return refused
     meaning = MEANINGS[code]
     advice = ADVICE.get(meaning)
     text = f"{service}: {details or code.name}"
     return meaning(f"{text} ({advice})" if advice else text)
+
+
+def _refused(details: str, service: str) -> ServiceError | None:
+    """The error of a connection that was not made because one side did not trust the other; None: that is not why."""
+    for mark, meaning in HANDSHAKES:
+        if mark in details:
+            return NotAllowed(f"{service}: {meaning}")
+    if all(mark in details for mark in CLOSED_AT_ONCE):
+        return Unreachable(f"{service}: {CLOSED_ADVICE}")
+    return None
 
 
 def to_status(error: ServiceError) -> tuple[StatusCode, str]:

@@ -55,6 +55,16 @@ CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+# With TLS a third round trip comes before the first message.
+TLS_CONNECT_MS = 1000
+
+
+def client_options(tls: bool) -> ChannelOptions:
+    """Of a channel."""
+    changed = {"grpc.min_reconnect_backoff_ms": TLS_CONNECT_MS} if tls else {}
+    return tuple((name, changed.get(name, value)) for name, value in CLIENT_OPTIONS)
+
+
 SERVER_OPTIONS: ChannelOptions = (
     # Without these the server takes the clients' pings for an attack and closes the connection.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
@@ -65,4 +75,6 @@ SERVER_OPTIONS: ChannelOptions = (
     ("grpc.http2.ping_timeout_ms", 4000),
     # Two services on one port would share its sessions at random; a port that is taken must be an error.
     ("grpc.so_reuseport", 0),
+    # Who connects and says nothing does not keep a connection for gRPC's two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
 )

@@ -1,0 +1,173 @@
+"""Mutual TLS between orchestrators and services: only who has a certificate of the cluster's CA is spoken to."""
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+MAKE = "crossdraft certs DIR --host NAME"
+RENEW = "crossdraft certs DIR --renew"
+
+log = logging.getLogger(__name__)
+
+
+class TlsError(ValueError):
+    """Certificates or keys cannot be used; the text names the file and says what to do."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What one side shows and whom it trusts, as PEM."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """The PEM files of one side. Each side shows a certificate and takes only certificates of `ca`."""
+
+    ca: Path  # of the CA, or of several while they are being exchanged
+    certificate: Path  # its own first; then those between it and the CA, if there are any
+    key: Path  # of the certificate, not encrypted
+
+    def load(self) -> Identity:
+        """The files, checked.
+
+        Raises:
+            TlsError: one is missing, cannot be read, is damaged or expired, or the key belongs to another certificate.
+        """
+        ca, certificate, key = _read(self.ca), _read(self.certificate), _read(self.key)
+        now = datetime.now(UTC)
+        authorities = _certificates(self.ca, ca)
+        for authority in authorities:
+            _check_authority(self.ca, authority)
+        _check_dates(self.ca, max(authorities, key=lambda one: one.not_valid_after_utc), now)
+        own = _certificates(self.certificate, certificate)[0]
+        _check_dates(self.certificate, own, now)
+        if _private_key(self.key, key).public_key() != own.public_key():
+            raise TlsError(
+                f"the key {self.key} does not belong to the certificate {self.certificate}; "
+                "give the two files that were made together"
+            )
+        return Identity(ca, certificate, key)
+
+    def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Changes when a file does."""
+        return tuple(_stamp(path) for path in (self.ca, self.certificate, self.key))
+
+
+def client_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    """Of a client's channels, as the files are now; raises TlsError."""
+    identity = files.load()
+    return grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Of a server that takes only clients with a certificate of the CA; the files are read again when they change.
+
+    Raises:
+        TlsError: they cannot be used now.
+    """
+    renewal = Renewal(files)
+    return grpc.dynamic_ssl_server_credentials(
+        renewal.first,
+        renewal,  # type: ignore[arg-type]  # the stubs do not know that it may return None
+        require_client_authentication=True,
+    )
+
+
+class Renewal:
+    """Gives gRPC a server's certificate anew once its files have changed. Asked by gRPC's threads, at each handshake.
+
+    Raises:
+        TlsError: the files cannot be used now.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._lock = Lock()
+        self._stamp = files.stamp()
+        self.first = _configuration(files.load())
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: as it was."""
+        stamp = self._files.stamp()
+        with self._lock:
+            if stamp == self._stamp:
+                return None
+            self._stamp = stamp
+        try:
+            return _configuration(self._files.load())
+        except TlsError as error:  # while files are being replaced one after another they do not match
+            log.warning("the certificate was not renewed, the one before is used on: %s", error)
+            return None
+
+
+def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.ca)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise TlsError(f"there is no file {path}: make it with `{MAKE}`, or correct its name") from error
+    except OSError as error:
+        raise TlsError(f"{path} cannot be read: {error.strerror}; let the user that runs this read it") from error
+
+
+def _certificates(path: Path, raw: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(raw)
+    except ValueError as error:
+        raise TlsError(f"{path} is no certificate in PEM: make one with `{MAKE}`") from error
+
+
+def _private_key(path: Path, raw: bytes) -> EllipticCurvePrivateKey | RSAPrivateKey:
+    try:
+        key = load_pem_private_key(raw, None)
+    except TypeError as error:
+        raise TlsError(f"the key {path} is encrypted: write it without a passphrase, readable for its user") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise TlsError(f"{path} is no private key in PEM: make one with `{MAKE}`") from error
+    if not isinstance(key, EllipticCurvePrivateKey | RSAPrivateKey):
+        raise TlsError(f"the key {path} is of a kind that gRPC does not take: use one of P-256 or RSA")
+    return key
+
+
+def _check_authority(path: Path, certificate: x509.Certificate) -> None:
+    """Raises TlsError for a certificate that says it is no CA's: files are easily swapped."""
+    try:
+        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    except x509.ExtensionNotFound:
+        return
+    if not basic.value.ca:
+        raise TlsError(f"{path} is not the certificate of a CA: give the ca.pem that the others have, too")
+
+
+def _check_dates(path: Path, certificate: x509.Certificate, now: datetime) -> None:
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        raise TlsError(f"the certificate {path} has expired on {end:%Y-%m-%d %H:%M} UTC: renew it with `{RENEW}`")
+    if now < begin:
+        raise TlsError(
+            f"the certificate {path} is not valid before {begin:%Y-%m-%d %H:%M} UTC: check this machine's clock"
+        )
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

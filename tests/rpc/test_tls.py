@@ -1,0 +1,244 @@
+"""Mutual TLS on loopback: who is spoken to, and what is said to who is not."""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from crossdraft.rpc.authority import Use
+from crossdraft.rpc.clients import TargetClient
+from crossdraft.rpc.endpoint import Listening
+from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
+from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.security import TlsError, TlsFiles, client_credentials
+from crossdraft.rpc.server import Server
+from crossdraft.verification.exchange import OpenTarget, Pass, SamplingOptions
+from crossdraft.verification.trees import TokenTree
+from tests.rpc.certificates import FUTURE, PAST, Cluster
+from tests.rpc.services import ToyTargetService
+
+OPEN = OpenTarget((1,), SamplingOptions(), None)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path / "ours")
+
+
+def serving(tls: TlsFiles | None) -> Server:
+    return Server(TARGET, ToyTargetService(), Listening(grace_seconds=0, tls=tls))
+
+
+async def describe(address: str, tls: TlsFiles | None) -> str:
+    """The fingerprint of what is served there."""
+    credentials = None if tls is None else client_credentials(tls)
+    async with TargetClient(address, tls=credentials) as client:
+        return (await client.describe()).fingerprint
+
+
+async def refusal(address: str, credentials: grpc.ChannelCredentials | None) -> ServiceError:
+    with pytest.raises(ServiceError) as refused:
+        async with TargetClient(address, tls=credentials) as client:
+            await client.describe()
+    assert address in str(refused.value)
+    return refused.value
+
+
+def unchecked(files: TlsFiles) -> grpc.ChannelCredentials:
+    """Of a client that does not look at its own files."""
+    return grpc.ssl_channel_credentials(files.ca.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes())
+
+
+@contextmanager
+def replaced(files: TlsFiles, by: TlsFiles) -> Iterator[None]:
+    """Other certificate and key in the same files."""
+    shutil.copy(by.key, files.key)
+    shutil.copy(by.certificate, files.certificate)
+    yield
+
+
+async def test_a_session_over_tls(cluster):
+    async with serving(cluster.files("target")) as server:
+        credentials = client_credentials(cluster.files("orchestrator"))
+        async with TargetClient(server.address, tls=credentials) as client, client.session(OPEN) as session:
+            assert (await session.run(Pass(1, (), TokenTree()))).number == 1
+
+
+async def test_clients_without_a_valid_certificate_of_the_ca_are_closed_on_and_told_what_it_may_be(cluster, tmp_path):
+    own, other = cluster.files("orchestrator"), Cluster(tmp_path / "theirs").files("orchestrator")
+    refused = {
+        "none": grpc.ssl_channel_credentials(own.ca.read_bytes()),
+        "of another CA": unchecked(replace(other, ca=own.ca)),
+        "expired": unchecked(cluster.files("old", begins=PAST)),
+        "not one of a client": client_credentials(cluster.files("service", use=Use.SERVICE)),
+        "no TLS": None,
+    }
+    async with serving(cluster.files("target")) as server:
+        for credentials in refused.values():
+            error = await refusal(server.address, credentials)
+            assert isinstance(error, Unreachable)
+            assert "takes only clients with a valid certificate of its CA; check --tls-ca" in str(error)
+        assert await describe(server.address, own) == "f1"
+
+
+async def test_servers_that_cannot_be_trusted_are_not_and_it_is_said_why(cluster, tmp_path):
+    files, client = cluster.files("target"), client_credentials(cluster.files("orchestrator"))
+    async with serving(files) as server:
+        for changed, complaint in (
+            (cluster.files("elsewhere", hosts=("10.1.2.3", "node3")), "its certificate is not for this address"),
+            (cluster.files("client", use=Use.ORCHESTRATOR), "its certificate is not that of a service"),
+        ):
+            with replaced(files, changed):
+                error = await refusal(server.address, client)
+            assert isinstance(error, NotAllowed)
+            assert complaint in str(error)
+        other = client_credentials(Cluster(tmp_path / "theirs").files("orchestrator"))
+        with replaced(files, cluster.files("again")):
+            assert "give both sides certificates of one CA" in str(await refusal(server.address, other))
+            assert await describe(server.address, cluster.files("orchestrator")) == "f1"
+
+
+async def test_a_server_without_tls_is_not_spoken_to_by_a_client_with_it(cluster):
+    async with serving(None) as server:
+        error = await refusal(server.address, client_credentials(cluster.files("orchestrator")))
+    assert isinstance(error, NotAllowed)
+    assert "it does not speak TLS: start it with --tls-ca" in str(error)
+
+
+async def test_a_renewed_certificate_is_served_to_new_connections_without_a_restart(cluster, caplog):
+    files, client = cluster.files("target", days=1), cluster.files("orchestrator")
+    async with serving(files) as server:
+        credentials = client_credentials(client)
+        async with TargetClient(server.address, tls=credentials) as early, early.session(OPEN) as session:
+            cluster.files("target", hosts=("10.1.2.3",))
+            assert "not for this address" in str(await refusal(server.address, credentials))
+            assert (await session.run(Pass(1, (), TokenTree()))).number == 1  # what is open goes on
+        files.key.write_text("half written")
+        assert "not for this address" in str(await refusal(server.address, credentials))
+        cluster.files("target")
+        assert await describe(server.address, client) == "f1"
+    assert "the certificate was not renewed, the one before is used on: " in caplog.text
+
+
+async def test_an_expired_certificate_of_a_server_is_said_by_the_client(cluster, monkeypatch):
+    files = cluster.files("target", begins=PAST)
+    monkeypatch.setattr("crossdraft.rpc.security._check_dates", lambda *_: None)  # it ran when it expired
+    async with serving(files) as server:
+        error = await refusal(server.address, client_credentials(cluster.files("orchestrator")))
+    assert isinstance(error, NotAllowed)
+    assert "its certificate has expired: renew it there (crossdraft certs DIR --renew)" in str(error)
+
+
+async def test_the_same_certificate_may_be_used_by_name(cluster):
+    async with serving(cluster.files("target")) as server:
+        port = server.address.rpartition(":")[2]
+        assert await describe(f"localhost:{port}", cluster.files("orchestrator")) == "f1"
+
+
+def changed(files: TlsFiles, **contents: bytes) -> TlsFiles:
+    for name, content in contents.items():
+        getattr(files, name).write_bytes(content)
+    return files
+
+
+@pytest.mark.parametrize("name", ["ca", "certificate", "key"])
+def test_each_file_must_be_there_and_be_what_it_is_for(cluster, name):
+    files = cluster.files("target")
+    path = getattr(files, name)
+    path.write_text("nothing")
+    with pytest.raises(TlsError, match=f"{path} is no .* in PEM: make one with `crossdraft certs"):
+        files.load()
+    path.unlink()
+    with pytest.raises(TlsError, match=f"there is no file {path}: make it with `crossdraft certs"):
+        files.load()
+    path.mkdir()
+    with pytest.raises(TlsError, match=f"{path} cannot be read: Is a directory"):
+        files.load()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_key_of_another_user(cluster):
+    files = cluster.files("target")
+    files.key.chmod(0)
+    with pytest.raises(TlsError, match="cannot be read: Permission denied; let the user"):
+        files.load()
+
+
+def test_a_key_of_another_certificate(cluster):
+    files, other = cluster.files("target"), cluster.files("drafter")
+    with pytest.raises(TlsError, match=r"the key .*drafter.key does not belong to the certificate .*target.pem"):
+        replace(files, key=other.key).load()
+
+
+def test_dates_are_checked(cluster, tmp_path):
+    with pytest.raises(TlsError, match=r"target.pem has expired on .* UTC: renew it with `crossdraft certs"):
+        cluster.files("target", begins=PAST).load()
+    with pytest.raises(TlsError, match=r"target.pem is not valid before .* UTC: check this machine's clock"):
+        cluster.files("target", begins=FUTURE).load()
+    ended = Cluster(tmp_path / "ended", begins=PAST, days=15)
+    with pytest.raises(TlsError, match=r"ca.pem has expired"):
+        ended.files("target", begins=PAST).load()
+
+
+def test_a_hosts_certificate_is_no_ca(cluster):
+    files = cluster.files("target")
+    with pytest.raises(TlsError, match="is not the certificate of a CA"):
+        replace(files, ca=files.certificate).load()
+
+
+def test_keys_that_grpc_could_not_use(cluster):
+    files = cluster.files("target")
+    key = load_pem_private_key(files.key.read_bytes(), None)
+    form = PrivateFormat.PKCS8
+    with pytest.raises(TlsError, match="is encrypted: write it without a passphrase"):
+        changed(files, key=key.private_bytes(Encoding.PEM, form, BestAvailableEncryption(b"secret"))).load()
+    foreign = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, form, NoEncryption())
+    with pytest.raises(TlsError, match="use one of P-256 or RSA"):
+        changed(files, key=foreign).load()
+
+
+async def test_a_server_does_not_start_with_files_that_it_cannot_use(cluster):
+    files = cluster.files("target")
+    files.key.unlink()
+    with pytest.raises(TlsError, match="there is no file"):
+        await serving(files).start()
+
+
+@pytest.mark.parametrize(
+    ("host", "secured", "said"), [("127.0.0.1", False, False), ("0.0.0.0", False, True), ("0.0.0.0", True, False)]
+)
+async def test_a_port_that_is_open_to_others_in_plaintext_is_said(cluster, caplog, host, secured, said):
+    tls = cluster.files("target") if secured else None
+    with caplog.at_level(logging.WARNING):
+        async with Server(TARGET, ToyTargetService(), Listening(host, grace_seconds=0, tls=tls)):
+            pass
+    assert ["is open to whoever can reach it" in line for line in caplog.messages] == [True] * said
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("localhost", True),
+        ("[::1]", True),
+        ("10.0.0.1", False),
+        ("node1", False),
+    ],
+)
+def test_which_hosts_are_of_this_machine_only(host, local):
+    assert Listening(host).local is local
