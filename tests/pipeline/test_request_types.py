@@ -17,7 +17,7 @@ from crossdraft.pipeline.request import KINDS, GenerationRequest, RequestError
         ({"max_tokens": 1.5}, "max_tokens must be a whole number, got 1.5"),
         ({"window": True}, "window must be a whole number, got True"),
         ({"audit": 1}, "audit must be True or False, got 1"),
-        ({"prompt": b"x"}, "prompt must be a text, got b'x'"),
+        ({"prompt": b"x"}, "prompt must be a text, a tuple of token ids, or a Chat, got b'x'"),
         ({"method": 3}, "method must be the name of a method, got 3"),
         ({"drafter_temperature": "warm"}, "drafter_temperature must be a number"),
         ({"options": {"temperature": 0}}, "options must be SamplingOptions"),

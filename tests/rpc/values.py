@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.rows_codec import GRID
+from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.verification.exchange import (
     MOST_PROPOSALS,
@@ -123,9 +124,8 @@ def openings(draw: st.DrawFn) -> OpenDrafter:
     key = draw(noise)
     audited = key is not None and draw(st.booleans())
     allowed = draw(st.none() | id_arrays)
-    return OpenDrafter(
-        draw(letters), draw(options), key, draw(st.integers(0, 1000)), allowed, draw(st.text(max_size=8)), audited
-    )
+    width, redistribute, templated = draw(st.integers(0, 1000)), draw(st.text(max_size=8)), draw(st.booleans())
+    return OpenDrafter(draw(letters), draw(options), key, width, allowed, redistribute, audited, templated)
 
 
 strings = st.lists(letters.filter(bool), max_size=4).map(tuple)
@@ -169,6 +169,9 @@ drafter_replies = st.one_of(
     ),
     st.builds(Scored, numbers, scores, seconds),
 )
+tokens = st.dictionaries(st.sampled_from(["bos_token", "eos_token"]), st.text(max_size=4)).map(
+    lambda named: tuple(sorted(named.items()))
+)
 descriptions = st.builds(
     Description,
     model=st.text(max_size=8),
@@ -180,4 +183,5 @@ descriptions = st.builds(
     fingerprint=st.text(min_size=1, max_size=8),
     affinity=st.text(max_size=8),
     copies=st.booleans(),
+    chat_template=st.none() | st.builds(ChatTemplate, st.text(min_size=1, max_size=8), tokens),
 )

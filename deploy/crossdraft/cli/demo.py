@@ -61,7 +61,7 @@ async def _demo(request: GenerationRequest, models: ModelNames) -> None:
         drafted = await _outcome(target, drafter, request)
         plain = await _outcome(target, None, request)
     out = PlainConsole(highlight=False)
-    out.print(Text(request.prompt.translate(VISIBLE), "dim"))
+    out.print(Text(str(request.prompt).translate(VISIBLE), "dim"))
     out.print(_side_by_side(drafted, plain))
     out.print(legend())
     out.print(_speed(drafted.statistics, plain.statistics))

@@ -65,7 +65,7 @@ async def _generate(
 async def show(pipeline: Pipeline, request: GenerationRequest, screen: Screen) -> Generation:
     """Generates to the end, and shows it on the way."""
     async with pipeline.run(request) as generation:
-        screen.begin(request.prompt)
+        screen.begin(str(request.prompt))
         async for token in generation:
             screen.token(token)
         screen.end(generation)

@@ -20,7 +20,7 @@ from crossdraft.pipeline.experience import Experience
 from crossdraft.pipeline.generation import Generation
 from crossdraft.pipeline.recorder import FileRecorder, Recorder
 from crossdraft.pipeline.recording import Header
-from crossdraft.pipeline.request import GenerationRequest, Overlap, RequestError
+from crossdraft.pipeline.request import GenerationRequest, Overlap, Prompt, RequestError
 from crossdraft.pipeline.resolution import Models, Secrets, resolve
 from crossdraft.pipeline.team import Team, tokenization_of
 from crossdraft.rpc.clients import Patience
@@ -78,8 +78,8 @@ class Pipeline:
             await generation.aclose()
         await self._connected.close()
 
-    def generate(self, prompt: str, **settings: Any) -> Generation:
-        """One output; `settings` are the fields of GenerationRequest.
+    def generate(self, prompt: Prompt, **settings: Any) -> Generation:
+        """One output for a text, target ids or a Chat; `settings` are the other fields of GenerationRequest.
 
         Raises:
             RequestError: the request cannot be served by this pair.

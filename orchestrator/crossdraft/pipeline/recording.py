@@ -14,12 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
 
-from crossdraft.pipeline import events, governing, request
+from crossdraft.pipeline import chat, events, governing, request
 from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.events import Command, Event, Finished
 from crossdraft.pipeline.packing import Packer, PackingError, Unpacker
 from crossdraft.pipeline.request import GenerationRequest
 from crossdraft.pipeline.resolution import Secrets
+from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.verification import exchange, rows, trees
 from crossdraft.verification.exchange import Description
 from crossdraft.verification.walk import Kind
@@ -92,7 +93,8 @@ def _values_of(module: ModuleType) -> list[type]:
 
 
 KNOWN = (
-    *(known for module in (exchange, events, governing, rows, trees, request) for known in _values_of(module)),
+    *(known for module in (exchange, events, governing, rows, trees, request, chat) for known in _values_of(module)),
+    ChatTemplate,
     Kind,
     Secrets,
     Estimates,

@@ -5,8 +5,11 @@ from enum import StrEnum
 from pathlib import Path
 from types import UnionType
 
+from crossdraft.pipeline.chat import Chat, writable
 from crossdraft.verification.exchange import MOST_PROPOSALS, SamplingOptions
 from crossdraft.verification.methods import method_named
+
+Prompt = str | tuple[int, ...] | Chat  # ids are the target's
 
 MOST_PATHS = 16
 WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a grid of 2^-24 without bias
@@ -33,7 +36,7 @@ MAY_BE_LEFT_OUT = frozenset(
 KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
     *((name, int, "a whole number") for name in NUMBERS),
     *((name, bool, "True or False") for name in SWITCHES),
-    ("prompt", str, "a text"),
+    ("prompt", str | tuple | Chat, "a text, a tuple of token ids, or a Chat"),
     ("method", str, "the name of a method"),
     ("options", SamplingOptions, "SamplingOptions"),
     ("drafter_temperature", int | float, "a number"),
@@ -58,7 +61,7 @@ class Overlap(StrEnum):
 class GenerationRequest:
     """One output for one prompt."""
 
-    prompt: str
+    prompt: Prompt
     method: str | None = None  # None: the default for temperature, seed and pair
     k: int = 5  # proposals in a lock-step round
     max_tokens: int = 128
@@ -87,7 +90,7 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         self._check_types()
         checks = (
-            (bool(self.prompt), "the prompt is empty; give at least one character"),
+            (bool(self.prompt), "the prompt is empty; give at least one character, or one token id"),
             (1 <= self.k <= MOST_PROPOSALS, f"k must be between 1 and {MOST_PROPOSALS}, got {self.k}"),
             (self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}"),
             (1 <= self.row_width <= WIDEST, f"row_width must be between 1 and {WIDEST}, got {self.row_width}"),
@@ -104,6 +107,7 @@ class GenerationRequest:
         for holds, complaint in checks:
             if not holds:
                 raise RequestError(complaint)
+        self._check_prompt()
         self._check_overlap()
         self._check_method()
 
@@ -111,6 +115,16 @@ class GenerationRequest:
     def greedy(self) -> bool:
         """Whether the target's most probable token is wanted, always."""
         return self.options.temperature == 0
+
+    def _check_prompt(self) -> None:
+        if isinstance(self.prompt, Chat) and self.prompt.fault:
+            raise RequestError(self.prompt.fault)
+        if isinstance(self.prompt, tuple):
+            check_ids("prompt", self.prompt)
+        elif isinstance(self.prompt, str):
+            check_text("the prompt", self.prompt)
+        for text in self.stop:
+            check_text("a stop string", text)
 
     def _check_types(self) -> None:
         for name, kind, what in KINDS:
@@ -161,3 +175,18 @@ class GenerationRequest:
                 f"the output of method {method.name!r} depends on timing, so a seed would not repeat it; "
                 "use --method seeded, or leave the seed out"
             )
+
+
+def check_text(name: str, text: object) -> None:
+    """Raises RequestError unless it is text that UTF-8 can write."""
+    if not isinstance(text, str):
+        raise RequestError(f"{name} must be a text, got {text!r}")
+    if not writable(text):
+        raise RequestError(f"{name} has half of a surrogate pair, which is no character: escape both halves, or none")
+
+
+def check_ids(name: str, ids: tuple[int, ...]) -> None:
+    """Raises RequestError unless all of them could be token ids."""
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            raise RequestError(f"{name} must be token ids, whole numbers from 0 on, and has {token!r}")

@@ -12,8 +12,9 @@ from crossdraft.pipeline.auditing import Audit
 from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.explanation import Explained
 from crossdraft.pipeline.governing import PLAIN, Fixed
+from crossdraft.pipeline.prompts import Prompts, prompts_of
 from crossdraft.pipeline.request import GenerationRequest, RequestError
-from crossdraft.text.letters import Letters, from_bytes
+from crossdraft.text.letters import from_bytes
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import tokenizer_digest
@@ -96,11 +97,11 @@ def resolve(
         raise RequestError("there is no drafter whose draws could be audited: leave out audit (--audit)")
     drawn = drawn or Secrets.drawn()
     method = choose_method(request, models)
-    prompt = _prompt_ids(request, models)
+    prompts = _prompts(request, models)
     noise = NoiseKey(drawn.noise if request.seed is None else request.seed, request.choice)
     pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
     audit = _audit(models, method, noise, drawn) if request.audit else None
-    opening = _open_drafter(request, models, method, audit, noise)
+    opening = _open_drafter(request, models, prompts, method, audit, noise)
     targets = min(2, targets) if request.speculation else 1
     governor = PLAINLY if opening is None else governor_of(request, method, targets, before)
     return Assignment(
@@ -108,7 +109,7 @@ def resolve(
         method=method,
         chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
         encode=models.tokenization.encode_continuation,
-        open_target=OpenTarget(prompt, request.options, noise if method.samples else None, request.head),
+        open_target=OpenTarget(prompts.target, request.options, noise if method.samples else None, request.head),
         open_drafter=opening,
         governor=Explained(governor) if request.explain else governor,
         max_tokens=request.max_tokens,
@@ -162,20 +163,20 @@ def fault_of_pair(method: Method, models: Models) -> str:
     return ""
 
 
-def _prompt_ids(request: GenerationRequest, models: Models) -> tuple[int, ...]:
-    prompt = models.tokenization.encode_prompt(request.prompt)
-    if not prompt:
+def _prompts(request: GenerationRequest, models: Models) -> Prompts:
+    prompts = prompts_of(request.prompt, models.target, models.tokenization, models.drafter)
+    if not prompts.target:
         raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
-    if len(prompt) >= models.context:
+    if len(prompts.target) >= models.context:
         raise RequestError(
-            f"the prompt has {len(prompt)} tokens, and the target's context holds {models.context} "
+            f"the prompt has {len(prompts.target)} tokens, and the target's context holds {models.context} "
             "with at least one of them generated; shorten the prompt"
         )
     size = models.tokenization.vocabulary.size
     wrong = [token for token, _ in request.options.logit_bias if not 0 <= token < size]
     if wrong:
         raise RequestError(f"logit_bias names id {wrong[0]}, and the target's ids are 0 to {size - 1}")
-    return prompt
+    return prompts
 
 
 def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> Audit:
@@ -186,7 +187,12 @@ def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> A
 
 
 def _open_drafter(
-    request: GenerationRequest, models: Models, method: Method, audit: Audit | None, noise: NoiseKey
+    request: GenerationRequest,
+    models: Models,
+    prompts: Prompts,
+    method: Method,
+    audit: Audit | None,
+    noise: NoiseKey,
 ) -> OpenDrafter | None:
     if models.pair is None:
         return None
@@ -201,11 +207,12 @@ def _open_drafter(
     if audit is not None:
         noise = audit.key
     return OpenDrafter(
-        prompt=Letters(from_bytes(request.prompt.encode())),
+        prompt=prompts.drafter,
         options=options,
         noise=noise if method.keyed or audit is not None else None,
         row_width=request.row_width if method.drafter_rows or audit is not None else 0,
         allowed=allowed,
         redistribute=models.digest if method.redistributed else "",
         audited=audit is not None and audit.each_epoch,
+        templated=prompts.templated,
     )

@@ -10,9 +10,11 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from tokenizers import Tokenizer
 
+from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Role
 
 END_OF_TURN_NAMES = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>"))
+TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 Find = Callable[[str], Path | None]  # file name -> where it is, None if there is no such file
@@ -31,10 +33,11 @@ class LoadedTokenizer:
     controls: tuple[tuple[int, str], ...]  # (id, role name), by id
     stops: tuple[int, ...]  # ids that end an output, ascending
     vocabulary_size: int  # that config.json names, which the row's length is; else that of the tokenizer
+    chat_template: ChatTemplate | None = None
 
 
 def load_tokenizer_json(folder_or_hub_id: str) -> LoadedTokenizer:
-    """Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.json.
+    """Reads tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and config.json.
 
     The end symbols are those of generation_config.json, else of config.json, else of tokenizer_config.json. A
     single one is END_OF_SEQUENCE; of several, those with a usual end-of-turn name are END_OF_TURN.
@@ -58,7 +61,8 @@ def load_tokenizer_json(folder_or_hub_id: str) -> LoadedTokenizer:
     roles = dict.fromkeys([] if begin is None else [begin], Role.BEGIN_OF_SEQUENCE)
     roles |= {token: _end_role(tokenizer, token, len(ends)) for token in ends}
     controls = tuple((token, roles[token].name) for token in sorted(roles))
-    return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), _size(config, tokenizer))
+    chat_template = _chat_template(find("chat_template.jinja"), settings)
+    return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), _size(config, tokenizer), chat_template)
 
 
 def _missing(source: str, sentencepiece: bool) -> str:
@@ -111,6 +115,17 @@ def _read(path: Path | None) -> Config:
     return read
 
 
+def _chat_template(path: Path | None, settings: Config) -> ChatTemplate | None:
+    """Its file's, else that of tokenizer_config.json; of several the one called default."""
+    source = settings.get("chat_template")
+    if path is not None:
+        source = path.read_text(encoding="utf-8")
+    if isinstance(source, list):
+        source = next((one.get("template") for one in source if one.get("name") == "default"), None)
+    named = ((name, _content(settings[name])) for name in TEMPLATE_TOKENS if settings.get(name))
+    return ChatTemplate(source, tuple(sorted(named))) if source else None
+
+
 def _size(config: Config, tokenizer: Tokenizer) -> int:
     # A model that also sees or hears keeps the settings of its text part apart.
     named = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
@@ -127,9 +142,13 @@ def _ends(tokenizer: Tokenizer, configs: list[Config], settings: Config) -> list
 
 
 def _id_of(tokenizer: Tokenizer, token: str | Config | None) -> int | None:
-    """The id of a token that a config names, by its content or as a description with one."""
-    content = token["content"] if isinstance(token, dict) else token
-    return None if content is None else tokenizer.token_to_id(content)
+    """The id of a token that a config names, if it names one."""
+    return None if token is None else tokenizer.token_to_id(_content(token))
+
+
+def _content(token: str | Config) -> str:
+    """Of a token that is named by its content, or described with it."""
+    return str(token["content"]) if isinstance(token, dict) else token
 
 
 def _end_role(tokenizer: Tokenizer, token: int, ends: int) -> Role:

@@ -76,6 +76,20 @@ class Tokenization:
         """
         return self._within(self._prompt.encode(text).ids)
 
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """The ids of a chat as its template writes it: names of special tokens are understood, none is added.
+
+        Raises:
+            ValueError: as `encode_prompt`.
+        """
+        return self._within(self._prompt.encode(text, add_special_tokens=False).ids)
+
+    def prompt_letters(self, ids: Sequence[int]) -> Letters:
+        """The letters of a prompt's ids, without what this tokenizer puts before every prompt."""
+        if self._begin and tuple(ids[: len(self._begin)]) == self._begin:
+            ids = ids[len(self._begin) :]
+        return Letters(self.letters_of(ids).removeprefix(self._prefix))
+
     def encode_prompt_letters(self, letters: Letters) -> tuple[int, ...]:
         """The ids of a prompt given as letters of another vocabulary, or cut at its start.
 

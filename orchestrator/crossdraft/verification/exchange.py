@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass
 
+from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters
 from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row
 from crossdraft.verification.trees import TokenTree
@@ -72,6 +73,7 @@ class Description:
         ""  # of a drafter: `tokenizer_digest` of the target that its affinity matrix is for; "": it has none
     )
     copies: bool = False  # no model: it copies bytes of the text; methods that need shared tokens refuse it
+    chat_template: ChatTemplate | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class OpenDrafter:
     allowed: Ids | None = None  # the only drafter ids that may be drawn (T∩D); None: all
     redistribute: str = ""  # set (`rdk`): draw target tokens from Mᵀq′; `tokenizer_digest` of the target that M is for
     audited: bool = False  # draws use `noise` with the epoch's number as its `choice`, to be recomputed from their rows
+    templated: bool = False  # the prompt is UTF-8, as the drafter's chat template writes it, special tokens by name
 
 
 @dataclass(frozen=True)

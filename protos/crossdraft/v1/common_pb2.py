@@ -24,33 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdraft/v1/common.proto\x12\rcrossdraft.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xce\x01\n\x0b\x44\x65scription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x02 \x01(\t\x12(\n\x08\x63ontrols\x18\x03 \x03(\x0b\x32\x16.crossdraft.v1.Control\x12\r\n\x05stops\x18\x04 \x03(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x10\n\x08\x61\x66\x66inity\x18\x08 \x01(\t\x12\x0e\n\x06\x63opies\x18\t \x01(\x08\"#\n\x07\x43ontrol\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x1d\n\x06Opened\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\"\xf7\x01\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12,\n\nlogit_bias\x18\x07 \x03(\x0b\x32\x18.crossdraft.v1.LogitBiasB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"(\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"4\n\x07Numbers\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x0c\n\x04\x62its\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\">\n\x07IdLists\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12#\n\x03ids\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"y\n\x04Rows\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.IdLists\x12%\n\x05large\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12%\n\x05small\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"F\n\x08WholeRow\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdraft/v1/common.proto\x12\rcrossdraft.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x82\x02\n\x0b\x44\x65scription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x02 \x01(\t\x12(\n\x08\x63ontrols\x18\x03 \x03(\x0b\x32\x16.crossdraft.v1.Control\x12\r\n\x05stops\x18\x04 \x03(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x10\n\x08\x61\x66\x66inity\x18\x08 \x01(\t\x12\x0e\n\x06\x63opies\x18\t \x01(\x08\x12\x32\n\rchat_template\x18\n \x01(\x0b\x32\x1b.crossdraft.v1.ChatTemplate\"\x86\x01\n\x0c\x43hatTemplate\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x37\n\x06tokens\x18\x02 \x03(\x0b\x32\'.crossdraft.v1.ChatTemplate.TokensEntry\x1a-\n\x0bTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"#\n\x07\x43ontrol\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x1d\n\x06Opened\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\"\xf7\x01\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12,\n\nlogit_bias\x18\x07 \x03(\x0b\x32\x18.crossdraft.v1.LogitBiasB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"(\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"4\n\x07Numbers\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x0c\n\x04\x62its\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\">\n\x07IdLists\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12#\n\x03ids\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"y\n\x04Rows\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.IdLists\x12%\n\x05large\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12%\n\x05small\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"F\n\x08WholeRow\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crossdraft.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CHATTEMPLATE_TOKENSENTRY']._loaded_options = None
+  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_options = b'8\001'
   _globals['_DESCRIBEREQUEST']._serialized_start=45
   _globals['_DESCRIBEREQUEST']._serialized_end=62
   _globals['_DESCRIPTION']._serialized_start=65
-  _globals['_DESCRIPTION']._serialized_end=271
-  _globals['_CONTROL']._serialized_start=273
-  _globals['_CONTROL']._serialized_end=308
-  _globals['_OPENED']._serialized_start=310
-  _globals['_OPENED']._serialized_end=339
-  _globals['_SAMPLINGOPTIONS']._serialized_start=342
-  _globals['_SAMPLINGOPTIONS']._serialized_end=589
-  _globals['_LOGITBIAS']._serialized_start=591
-  _globals['_LOGITBIAS']._serialized_end=628
-  _globals['_NOISEKEY']._serialized_start=630
-  _globals['_NOISEKEY']._serialized_end=670
-  _globals['_NUMBERS']._serialized_start=672
-  _globals['_NUMBERS']._serialized_end=724
-  _globals['_IDLISTS']._serialized_start=726
-  _globals['_IDLISTS']._serialized_end=788
-  _globals['_ROWS']._serialized_start=790
-  _globals['_ROWS']._serialized_end=911
-  _globals['_WHOLEROW']._serialized_start=913
-  _globals['_WHOLEROW']._serialized_end=983
+  _globals['_DESCRIPTION']._serialized_end=323
+  _globals['_CHATTEMPLATE']._serialized_start=326
+  _globals['_CHATTEMPLATE']._serialized_end=460
+  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_start=415
+  _globals['_CHATTEMPLATE_TOKENSENTRY']._serialized_end=460
+  _globals['_CONTROL']._serialized_start=462
+  _globals['_CONTROL']._serialized_end=497
+  _globals['_OPENED']._serialized_start=499
+  _globals['_OPENED']._serialized_end=528
+  _globals['_SAMPLINGOPTIONS']._serialized_start=531
+  _globals['_SAMPLINGOPTIONS']._serialized_end=778
+  _globals['_LOGITBIAS']._serialized_start=780
+  _globals['_LOGITBIAS']._serialized_end=817
+  _globals['_NOISEKEY']._serialized_start=819
+  _globals['_NOISEKEY']._serialized_end=859
+  _globals['_NUMBERS']._serialized_start=861
+  _globals['_NUMBERS']._serialized_end=913
+  _globals['_IDLISTS']._serialized_start=915
+  _globals['_IDLISTS']._serialized_end=977
+  _globals['_ROWS']._serialized_start=979
+  _globals['_ROWS']._serialized_end=1100
+  _globals['_WHOLEROW']._serialized_start=1102
+  _globals['_WHOLEROW']._serialized_end=1172
 # @@protoc_insertion_point(module_scope)

@@ -11,7 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("model", "tokenizer_json", "controls", "stops", "vocabulary_size", "context", "fingerprint", "affinity", "copies")
+    __slots__ = ("model", "tokenizer_json", "controls", "stops", "vocabulary_size", "context", "fingerprint", "affinity", "copies", "chat_template")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
     CONTROLS_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class Description(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     AFFINITY_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_json: str
     controls: _containers.RepeatedCompositeFieldContainer[Control]
@@ -30,7 +31,23 @@ class Description(_message.Message):
     fingerprint: str
     affinity: str
     copies: bool
-    def __init__(self, model: _Optional[str] = ..., tokenizer_json: _Optional[str] = ..., controls: _Optional[_Iterable[_Union[Control, _Mapping]]] = ..., stops: _Optional[_Iterable[int]] = ..., vocabulary_size: _Optional[int] = ..., context: _Optional[int] = ..., fingerprint: _Optional[str] = ..., affinity: _Optional[str] = ..., copies: _Optional[bool] = ...) -> None: ...
+    chat_template: ChatTemplate
+    def __init__(self, model: _Optional[str] = ..., tokenizer_json: _Optional[str] = ..., controls: _Optional[_Iterable[_Union[Control, _Mapping]]] = ..., stops: _Optional[_Iterable[int]] = ..., vocabulary_size: _Optional[int] = ..., context: _Optional[int] = ..., fingerprint: _Optional[str] = ..., affinity: _Optional[str] = ..., copies: _Optional[bool] = ..., chat_template: _Optional[_Union[ChatTemplate, _Mapping]] = ...) -> None: ...
+
+class ChatTemplate(_message.Message):
+    __slots__ = ("source", "tokens")
+    class TokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    tokens: _containers.ScalarMap[str, str]
+    def __init__(self, source: _Optional[str] = ..., tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Control(_message.Message):
     __slots__ = ("id", "role")

@@ -30,7 +30,7 @@ class DraftReply(_message.Message):
     def __init__(self, opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., scored: _Optional[_Union[Scored, _Mapping]] = ...) -> None: ...
 
 class OpenDrafter(_message.Message):
-    __slots__ = ("prompt", "options", "noise", "row_width", "allowed", "redistribute", "audited")
+    __slots__ = ("prompt", "options", "noise", "row_width", "allowed", "redistribute", "audited", "templated")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class OpenDrafter(_message.Message):
     ALLOWED_FIELD_NUMBER: _ClassVar[int]
     REDISTRIBUTE_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATED_FIELD_NUMBER: _ClassVar[int]
     prompt: bytes
     options: _common_pb2.SamplingOptions
     noise: _common_pb2.NoiseKey
@@ -45,7 +46,8 @@ class OpenDrafter(_message.Message):
     allowed: _common_pb2.Numbers
     redistribute: str
     audited: bool
-    def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.Numbers, _Mapping]] = ..., redistribute: _Optional[str] = ..., audited: _Optional[bool] = ...) -> None: ...
+    templated: bool
+    def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.Numbers, _Mapping]] = ..., redistribute: _Optional[str] = ..., audited: _Optional[bool] = ..., templated: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("epoch", "offset", "letters", "count", "chunk", "branch_depth", "branch_width", "adopt")

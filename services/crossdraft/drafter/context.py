@@ -4,7 +4,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.text.letters import Letters
+from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import Tokenization, last_word_boundary
 
 # A text that is too long is cut to this share of the room: a cut changes every position, so that the whole window
@@ -24,13 +24,17 @@ class Context:
     tokens after it, each with the position where it ends.
     """
 
-    def __init__(self, tokenization: Tokenization, prompt: Letters, capacity: int) -> None:
-        """`capacity`: tokens that the model can be fed."""
+    def __init__(self, tokenization: Tokenization, prompt: Letters, capacity: int, templated: bool = False) -> None:
+        """`capacity`: tokens that the model can be fed; `templated`: the prompt names special tokens."""
         self.capacity = capacity
         self._tokenization = tokenization
+        if templated:
+            self._prompt_ids = tokenization.encode_rendered(to_bytes(prompt).decode("utf-8", "replace"))
+            prompt = tokenization.letters_of(self._prompt_ids)
+        else:
+            self._prompt_ids = tokenization.encode_prompt_letters(prompt)
         self._text = prompt
         self._origin = len(prompt)  # position of offset 0
-        self._prompt_ids = tokenization.encode_prompt_letters(prompt)
         self._head, self._base = self._prompt_ids, self._origin
         self._tokens: list[int] = []
         self._ends: list[int] = []

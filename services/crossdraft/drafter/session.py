@@ -36,7 +36,7 @@ class DrafterSession:
         self._opening = opening
         self._means = Means(
             session=self,
-            context=Context(running.tokenization, opening.prompt, running.description.context),
+            context=Context(running.tokenization, opening.prompt, running.description.context, opening.templated),
             proposing=proposing(equipment, opening),
             vocabulary=running.tokenization.vocabulary,
             rows=opening.row_width > 0,

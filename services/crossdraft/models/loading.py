@@ -75,6 +75,7 @@ def load_model(
         vocabulary_size=_row_length(model),
         context=context,
         fingerprint="",
+        chat_template=tokenizer.chat_template,
     )
     kept = None if pruning is None else _pruned(model, description, pruning)
     return LoadedModel(model, replace(description, fingerprint=fingerprint(description)), kept)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crossdraft.rpc.errors import BadMessage
+from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.verification.exchange import Description, NoiseKey, SamplingOptions
@@ -119,6 +120,7 @@ def encode_description(description: Description) -> pb.Description:
         fingerprint=description.fingerprint,
         affinity=description.affinity,
         copies=description.copies,
+        chat_template=_encode_template(description.chat_template),
     )
 
 
@@ -145,4 +147,15 @@ def decode_description(message: pb.Description) -> Description:
         fingerprint=message.fingerprint,
         affinity=message.affinity,
         copies=message.copies,
+        chat_template=_decode_template(message.chat_template) if message.HasField("chat_template") else None,
     )
+
+
+def _encode_template(template: ChatTemplate | None) -> pb.ChatTemplate | None:
+    return None if template is None else pb.ChatTemplate(source=template.source, tokens=dict(template.tokens))
+
+
+def _decode_template(message: pb.ChatTemplate) -> ChatTemplate:
+    if not message.source:
+        raise BadMessage("chat_template has no source; leave it unset where there is none")
+    return ChatTemplate(message.source, tuple(sorted(message.tokens.items())))

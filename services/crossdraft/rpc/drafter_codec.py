@@ -90,13 +90,12 @@ def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
         allowed=packing.encode_ids(request.allowed),
         redistribute=request.redistribute,
         audited=request.audited,
+        templated=request.templated,
     )
 
 
 def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDrafter:
-    allowed = None
-    if message.HasField("allowed"):
-        allowed = packing.decode_ids(message.allowed, "allowed", vocabulary_size)
+    allowed = packing.decode_ids(message.allowed, "allowed", vocabulary_size) if message.HasField("allowed") else None
     if message.audited and not message.HasField("noise"):
         raise BadMessage("audited needs noise: without it no draw can be recomputed")
     return OpenDrafter(
@@ -107,6 +106,7 @@ def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDr
         allowed=allowed,
         redistribute=message.redistribute,
         audited=message.audited,
+        templated=message.templated,
     )
 
 
