@@ -28,6 +28,7 @@ class Listening:
     port: int = 0  # 0: any that is free
     limit: MessageLimit = field(default_factory=MessageLimit)
     grace_seconds: float = 10.0  # how long open sessions may go on after the order to stop
+    tls: TlsFiles | None = None  # None: plaintext, for whoever can reach the port
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -37,10 +38,6 @@ class Listening:
         if not 0 <= self.grace_seconds < float("inf"):
             raise ValueError(f"grace_seconds must be 0 or more, got {self.grace_seconds}")
 
-
-class Endpoint:
-    """One port with services on it, standard health and reflection among them. Must be made in a running event loop.
-
     @property
     def local(self) -> bool:
         """Whether only this machine can reach it."""
@@ -48,6 +45,10 @@ class Endpoint:
             return ip_address(self.host.strip("[]")).is_loopback
         except ValueError:  # a name
             return self.host == "localhost"
+
+
+class Endpoint:
+    """One port with services on it, standard health and reflection among them. Must be made in a running event loop.
 
     Args:
         listening: where.
@@ -76,6 +77,7 @@ class Endpoint:
 
         Raises:
             CannotListen: the port is taken, or not for this user, or the host is not of this machine.
+            TlsError: certificate or key cannot be used.
         """
         wanted, tls = f"{self._listening.host}:{self._listening.port}", self._listening.tls
         credentials = None if tls is None else server_credentials(tls)
@@ -84,7 +86,6 @@ class Endpoint:
                 port = self._server.add_insecure_port(wanted)
             else:
                 port = self._server.add_secure_port(wanted, credentials)
-            TlsError: certificate or key cannot be used.
         except RuntimeError as error:
             raise CannotListen(
                 f"cannot listen on {wanted}: the port is taken or not allowed, or the host is not of this machine; "
@@ -94,15 +95,15 @@ class Endpoint:
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self.address = f"{self._listening.host}:{port}"
-        return self.address
-
-    async def drain(self) -> None:
-        """Reports NOT_SERVING, takes no new call, lets open ones go on for the grace period, and ends."""
         if tls is None and not self._listening.local:
             log.warning(
                 "%s is open to whoever can reach it, unencrypted: give --tls-ca, --tls-cert and --tls-key "
                 "(`crossdraft certs` makes them), or listen on 127.0.0.1",
                 self.address,
             )
+        return self.address
+
+    async def drain(self) -> None:
+        """Reports NOT_SERVING, takes no new call, lets open ones go on for the grace period, and ends."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(self._listening.grace_seconds)
