@@ -57,3 +57,22 @@ def test_faults_of_the_request_do_not(code):
 def test_a_write_that_the_end_of_a_call_breaks_is_a_lost_service():
     error = errors.from_status(StatusCode.INTERNAL, errors.BROKEN_WRITE, "target at host:1")
     assert type(error) is errors.Unreachable
+
+
+def test_no_room_says_when_to_ask_again_and_is_not_a_message_too_large():
+    sent = errors.Overloaded("no room", after=1.5)
+    ((key, value),) = errors.to_trailer(sent)
+    assert (key, value) == ("grpc-retry-pushback-ms", "1500")
+    code, text = errors.to_status(sent)
+    assert code is StatusCode.RESOURCE_EXHAUSTED
+    arrived = errors.from_status(code, text, "server at host:1", value)
+    assert isinstance(arrived, errors.Overloaded)
+    assert arrived.after == 1.5
+    assert type(errors.from_status(code, text, "server at host:1")) is errors.TooLarge
+    assert errors.to_trailer(errors.TooLarge("text")) == ()
+
+
+@pytest.mark.parametrize("pushback", ["-1", "soon", "1.5", b"\xff"])
+def test_a_pushback_that_is_no_time_is_none(pushback):
+    error = errors.from_status(StatusCode.RESOURCE_EXHAUSTED, "text", "server at host:1", pushback)
+    assert type(error) is errors.TooLarge

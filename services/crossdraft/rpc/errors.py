@@ -68,16 +68,34 @@ class NotServed(ServiceError):
     lost = True
 
 
+class NameUnknown(NotServed):
+    """There, no model or drafter has this name."""
+
+
 class NotAllowed(ServiceError):
     """The service, or something before it, refuses this client."""
 
     lost = True
 
 
+class KeyRefused(NotAllowed):
+    """The client has not shown who it is, or not with a key that is known."""
+
+
 class Unreachable(ServiceError):
     """The service cannot be reached, or has no room for another session now."""
 
     lost = True
+
+
+class Overloaded(ServiceError):
+    """There is no room for what was asked now."""
+
+    lost = True
+
+    def __init__(self, text: str, after: float = 1.0) -> None:
+        super().__init__(text)
+        self.after = after  # seconds until it may be asked again
 
 
 class TimedOut(ServiceError):
@@ -118,9 +136,9 @@ MEANINGS: dict[StatusCode, type[ServiceError]] = {
     StatusCode.OUT_OF_RANGE: ContextTooLong,
     StatusCode.RESOURCE_EXHAUSTED: TooLarge,
     StatusCode.UNIMPLEMENTED: NotServed,
-    StatusCode.NOT_FOUND: NotServed,
+    StatusCode.NOT_FOUND: NameUnknown,
     StatusCode.PERMISSION_DENIED: NotAllowed,
-    StatusCode.UNAUTHENTICATED: NotAllowed,
+    StatusCode.UNAUTHENTICATED: KeyRefused,
     StatusCode.UNAVAILABLE: Unreachable,
     StatusCode.DEADLINE_EXCEEDED: TimedOut,
     StatusCode.CANCELLED: Cancelled,
@@ -129,26 +147,39 @@ MEANINGS: dict[StatusCode, type[ServiceError]] = {
     StatusCode.DATA_LOSS: Internal,
 }
 
+# What goes with `Overloaded`, and tells it from `TooLarge`: gRPC's own metadata for retries, in milliseconds.
+PUSHBACK = "grpc-retry-pushback-ms"
+
 ADVICE: dict[type[ServiceError], str] = {
     Unreachable: "check that the service runs there and that its port is open",
     TimedOut: "the service is overloaded or hangs; wait longer or use another one",
     TooLarge: "raise the message limit of the client and of the service",
     NotServed: "check the address, and that client and service are of the same version",
+    KeyRefused: "check the API key",
     NotAllowed: "check what stands between the client and the service",
     Cancelled: "the service is probably shutting down; use another one",
     Internal: "see the log of the service",
 }
 
 
-def from_status(code: StatusCode, details: str | None, service: str) -> ServiceError:
-    """The error that a status other than OK means; `service` says which one answered, e.g. "target at host:port"."""
+def from_status(code: StatusCode, details: str | None, service: str, pushback: str | bytes = "") -> ServiceError:
+    """The error that a status other than OK means.
+
+    Args:
+        code: the status.
+        details: its text.
+        service: which one answered, e.g. "target at host:port".
+        pushback: the trailing metadata of this name, if any.
+    """
     if code is StatusCode.INTERNAL and details == BROKEN_WRITE:
         code, details = StatusCode.UNAVAILABLE, "the call ended while a request was being sent"
     if code is StatusCode.UNAVAILABLE and (refused := _refused(details or "", service)) is not None:
         return refused
+    text = f"{service}: {details or code.name}"
+    if code is StatusCode.RESOURCE_EXHAUSTED and pushback.isdigit():
+        return Overloaded(text, int(pushback) / 1000)
     meaning = MEANINGS[code]
     advice = ADVICE.get(meaning)
-    text = f"{service}: {details or code.name}"
     return meaning(f"{text} ({advice})" if advice else text)
 
 
@@ -164,7 +195,26 @@ def _refused(details: str, service: str) -> ServiceError | None:
 
 def to_status(error: ServiceError) -> tuple[StatusCode, str]:
     """The status that an error is sent as."""
-    for code, meaning in MEANINGS.items():
-        if isinstance(error, meaning):
-            return code, str(error)[:LONGEST_TEXT]
-    return StatusCode.UNKNOWN, str(error)[:LONGEST_TEXT]
+    if isinstance(error, Overloaded):
+        return StatusCode.RESOURCE_EXHAUSTED, str(error)[:LONGEST_TEXT]
+    itself = [code for code, meaning in MEANINGS.items() if type(error) is meaning]
+    kin = [code for code, meaning in MEANINGS.items() if isinstance(error, meaning)]
+    return (*itself, *kin, StatusCode.UNKNOWN)[0], str(error)[:LONGEST_TEXT]
+
+
+def to_trailer(error: ServiceError) -> tuple[tuple[str, str], ...]:
+    """The trailing metadata that goes with it."""
+    return ((PUSHBACK, str(round(1000 * error.after))),) if isinstance(error, Overloaded) else ()
+
+
+# "ContextTooLong" is "context_too_long".
+NAMES: dict[type[BaseException], str] = {
+    meaning: "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in meaning.__name__)[1:]
+    for meaning in (*MEANINGS.values(), BadMessage, Closed, CannotListen)
+}
+
+
+def name_of(error: BaseException) -> str:
+    """The class of an error in a few words, of which there are as many as classes here: for metrics and logs."""
+    kind = next((meaning for meaning in type(error).__mro__ if meaning in NAMES), Internal)
+    return NAMES[kind]
