@@ -83,7 +83,7 @@ class ToyTarget:
 
     size: int
     head: int  # ids of a row that are sent unasked; `size` sends whole rows
-    chooser: Chooser | None = None  # set: answers by draws
+    chooser: Chooser | None = None  # of its own draws
     temperature: float = 1.0
     salt: str = "target"
 
@@ -110,7 +110,7 @@ class ToyTarget:
         self.nodes += len(answered)
         listed = sent.listed or (np.empty(0, dtype=np.int64),) * len(answered)
         nodes = [
-            self._row(path, ids) if self.chooser is None else self._sample(path)
+            self._sample(path) if sent.draws else self._row(path, ids)
             for path, ids in zip(answered, listed, strict=True)
         ]
         return PassDone(sent.number, tuple(nodes), 0.0)

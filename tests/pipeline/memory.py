@@ -44,7 +44,7 @@ def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object)
         "method": method,
         "chooser": RandomChooser(np.random.default_rng(1)),
         "encode": greedy_tokens(pair.target),
-        "open_target": OpenTarget((0, 1), SamplingOptions(), NoiseKey(1) if method.samples else None),
+        "open_target": OpenTarget((0, 1), SamplingOptions(), NoiseKey(1)),
         "open_drafter": open_drafter(NOTHING, None) if drafts else None,
         "governor": lock_step(3),
         "max_tokens": 12,
@@ -57,7 +57,7 @@ def toys(method: Method = SLEM) -> tuple[ToyTarget, ToyDrafter]:
     """A target whose draws do not depend on who asks, and a drafter."""
     chooser = RandomChooser(np.random.default_rng(2))
     allowed = np.array([0, 1]) if method.shared_only else None
-    target = ToyTarget(len(LETTERS), 99, chooser if method.samples else None)
+    target = ToyTarget(len(LETTERS), 99, chooser)
     return target, ToyDrafter(pair_of(LETTERS, ("a", "b", "ba")).drafter.letters, chooser, allowed)
 
 

@@ -149,8 +149,7 @@ class Services:
 
     def __init__(self, header: Header) -> None:
         chooser = RandomChooser(np.random.default_rng(4))
-        samples = header.request.method in ("slem", "seeded")
-        self._target = Target(header.target.vocabulary_size, 64, chooser if samples else None)
+        self._target = Target(header.target.vocabulary_size, 64, chooser)
         self._drafter = Drafter(kind("llama2").vocabulary(Side.DRAFTER).letters, chooser)
 
     def answers(self, commands: list[Command]) -> Iterator[Event]:

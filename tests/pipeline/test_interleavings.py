@@ -65,7 +65,7 @@ def life(
         targets=targets,
     )
     plan = replace(plan, open_target=replace(plan.open_target, head=1))
-    target = ToyTarget(len(LETTERS), 1, chooser if method.samples else None, temperature)
+    target = ToyTarget(len(LETTERS), 1, chooser, temperature)
 
     def drafter() -> ToyDrafter:
         return drafter_of(method, PAIR, chooser)

@@ -37,10 +37,12 @@ from crossdraft.verification.exchange import (
     Draft,
     Drafted,
     FetchRow,
+    NoiseKey,
     OpenTarget,
     Pass,
     PassDone,
     RowFetched,
+    Sample,
     SamplingOptions,
 )
 from crossdraft.verification.methods import STANDARD
@@ -169,7 +171,13 @@ class VirtualTarget:
         self.committed += len(sent.committed)
         self.places = tuple(self.committed + len(path) for path in sent.tree.paths())
         seconds = self.world.base + self.world.node * len(sent.tree)
-        return PassDone(sent.number, tuple(self.row(self.places[node]) for node in sent.answered), seconds), seconds
+        answer = self.sample if sent.draws else self.row
+        return PassDone(sent.number, tuple(answer(self.places[node]) for node in sent.answered), seconds), seconds
+
+    def sample(self, place: int) -> Sample:
+        row = self.row(place)
+        rng = np.random.default_rng((self.world.seed, place))
+        return Sample(int(rng.choice(row.ids, p=row.probabilities)), 0.0)
 
 
 @dataclass(frozen=True)
@@ -212,7 +220,7 @@ class Run:
             method=STANDARD,
             chooser=RandomChooser(np.random.default_rng(self.world.seed + 1)),
             encode=greedy_tokens(pair.target),
-            open_target=OpenTarget((0,), SamplingOptions(), None),
+            open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0)),
             open_drafter=open_drafter(NOTHING, None),
             governor=self.governor,
             max_tokens=self.world.tokens,

@@ -90,7 +90,7 @@ def passes(draw: st.DrawFn) -> Pass:
     wanted = draw(st.none() | st.sets(st.integers(0, len(tree)), min_size=1).map(lambda chosen: tuple(sorted(chosen))))
     count = draw(st.sampled_from([0, 1 + len(tree) if wanted is None else len(wanted)]))
     listed = tuple(draw(st.lists(id_arrays, min_size=count, max_size=count)))
-    return Pass(draw(numbers), draw(id_tuples), tree, listed, wanted)
+    return Pass(draw(numbers), draw(id_tuples), tree, listed, wanted, draw(st.booleans()))
 
 
 @st.composite

@@ -33,11 +33,11 @@ def token_of(node: Row | Sample) -> int:
     return node.token if isinstance(node, Sample) else int(node.ids[node.probabilities.argmax()])
 
 
-async def alone(session: TargetSession, count: int) -> list[int]:
+async def alone(session: TargetSession, count: int, draws: bool) -> list[int]:
     """A token for each pass."""
     emitted: list[int] = []
     for number in range(1, count + 1):
-        done = await session.run(Pass(number, tuple(emitted[-1:]), TokenTree()))
+        done = await session.run(Pass(number, tuple(emitted[-1:]), TokenTree(), draws=draws))
         emitted.append(token_of(done.nodes[0]))
     return emitted
 
@@ -49,16 +49,16 @@ def same_row(one: Row, other: Row) -> None:
     assert abs(one.tail - other.tail) < 2e-6
 
 
-@pytest.mark.parametrize("noise", [None, KEY], ids=["rows", "samples"])
-async def test_greedy_passes_give_what_generate_gives(target: TargetClient, target_model: RunningModel, noise) -> None:
-    async with target.session(OpenTarget(PROMPT, GREEDY, noise)) as session:
-        assert await alone(session, 12) == generated(target_model, 12)
+@pytest.mark.parametrize("draws", [False, True], ids=["rows", "samples"])
+async def test_greedy_passes_give_what_generate_gives(target: TargetClient, target_model: RunningModel, draws) -> None:
+    async with target.session(OpenTarget(PROMPT, GREEDY, KEY)) as session:
+        assert await alone(session, 12, draws) == generated(target_model, 12)
 
 
 async def test_a_repetition_penalty_is_that_of_generate(target: TargetClient, target_model: RunningModel) -> None:
     options = SamplingOptions(temperature=0, repetition_penalty=1.7)
     async with target.session(OpenTarget(PROMPT, options, None)) as session:
-        emitted = await alone(session, 12)
+        emitted = await alone(session, 12, draws=False)
     assert emitted == generated(target_model, 12, repetition_penalty=1.7)
     assert emitted != generated(target_model, 12)
 
@@ -111,10 +111,10 @@ async def test_samples_are_the_keyed_draws_at_their_letter_offsets(target: Targe
     committed = (60, 300)
     letters_of = target_model.tokenization.letters_of
     async with target.session(OpenTarget(PROMPT, WARM, KEY)) as session:
-        done = await session.run(Pass(1, committed, TREE))
+        done = await session.run(Pass(1, committed, TREE, draws=True))
         rows = [(await session.fetch(FetchRow(1, node))).row for node in range(len(done.nodes))]
     async with target.session(OpenTarget(PROMPT, WARM, KEY)) as session:
-        again = await session.run(Pass(1, committed, TREE))
+        again = await session.run(Pass(1, committed, TREE, draws=True))
     assert again.nodes == done.nodes
     for path, row, sample in zip(TREE.paths(), rows, done.nodes, strict=True):
         offset = len(letters_of((*committed, *path)))
@@ -123,7 +123,7 @@ async def test_samples_are_the_keyed_draws_at_their_letter_offsets(target: Targe
 
 async def test_log_probabilities_are_the_models_own(target: TargetClient, target_model: RunningModel) -> None:
     async with target.session(OpenTarget(PROMPT, WARM, KEY)) as session:
-        (sample,) = (await session.run(Pass(1, (), TokenTree()))).nodes
+        (sample,) = (await session.run(Pass(1, (), TokenTree(), draws=True))).nodes
     with torch.inference_mode():
         logits = target_model.thread.engine.model(torch.tensor([PROMPT])).logits[0, -1]
     assert sample.log_probability == pytest.approx(float(logits.log_softmax(-1)[sample.token]), abs=1e-5)
@@ -133,14 +133,14 @@ async def test_other_seeds_draw_other_texts(target: TargetClient) -> None:
     texts = set()
     for seed in range(4):
         async with target.session(OpenTarget(PROMPT, SamplingOptions(), NoiseKey(seed))) as session:
-            texts.add(tuple(await alone(session, 6)))
+            texts.add(tuple(await alone(session, 6, draws=True)))
     assert len(texts) == 4
 
 
 async def test_sessions_at_the_same_time_do_not_mix(target: TargetClient, target_model: RunningModel) -> None:
     async def one(seed: int) -> list[int]:
         async with target.session(OpenTarget(PROMPT[seed:], SamplingOptions(), NoiseKey(seed))) as session:
-            return await alone(session, 8)
+            return await alone(session, 8, draws=True)
 
     together = await asyncio.gather(*(one(seed) for seed in range(4)))
     assert together == [await one(seed) for seed in range(4)]
@@ -169,7 +169,7 @@ async def test_bad_requests_end_the_session_and_the_service_lives_on(
         with pytest.raises(error, match=complaint):
             await session.ask(request_sent)
     async with target.session(OpenTarget(PROMPT, GREEDY, None)) as session:
-        assert await alone(session, 2) == generated(target_model, 2)
+        assert await alone(session, 2, draws=False) == generated(target_model, 2)
 
 
 @pytest.mark.parametrize(

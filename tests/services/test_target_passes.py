@@ -65,10 +65,10 @@ async def test_a_pass_answers_what_is_wanted_and_computes_no_other_logits(
 async def test_samples_of_wanted_nodes_are_those_of_the_whole_pass(target_model: RunningModel) -> None:
     opening = OpenTarget(PROMPT, WARM, NoiseKey(11))
     whole, part = TargetSession(target_model, opening), TargetSession(target_model, opening)
-    every = (await passed(whole, Pass(1, (60,), TREE))).nodes
-    some = (await passed(part, Pass(1, (60,), TREE, wanted=(1, 3)))).nodes
+    every = (await passed(whole, Pass(1, (60,), TREE, draws=True))).nodes
+    some = (await passed(part, Pass(1, (60,), TREE, wanted=(1, 3), draws=True))).nodes
     assert [node.token for node in some] == [every[1].token, every[3].token]
-    assert (await passed(part, Pass(2, (5,), TREE, wanted=()))).nodes == ()
+    assert (await passed(part, Pass(2, (5,), TREE, wanted=(), draws=True))).nodes == ()
 
 
 async def test_a_branch_that_was_emitted_stays_and_the_next_passes_follow_it(target_model: RunningModel) -> None:
@@ -108,6 +108,7 @@ async def test_more_of_a_row_comes_from_the_latest_pass_without_a_forward(target
         (Pass(2, (), TREE, wanted=(1, 6)), r"wanted must ascend within 0 to 5, got \[1, 6\]"),
         (Pass(2, (), TREE, wanted=(2, 1)), "wanted must ascend"),
         (Pass(2, (), TREE, wanted=(-1,)), "wanted must ascend"),
+        (Pass(2, (), TREE, draws=True), "opened without a noise key"),
     ],
 )
 async def test_nodes_that_no_pass_answers(target_model: RunningModel, request_sent, complaint: str) -> None:
@@ -128,12 +129,12 @@ async def test_a_session_that_was_lost_elsewhere_goes_on_with_its_whole_output(t
         output: tuple[int, ...] = ()
         session = TargetSession(without, opening)
         for number in range(1, 101):
-            (sample,) = (await passed(session, Pass(number, output[-1:], TokenTree()))).nodes
+            (sample,) = (await passed(session, Pass(number, output[-1:], TokenTree(), draws=True))).nodes
             output = (*output, sample.token)
         tree = TokenTree((5, 6), (ROOT, ROOT))
-        due = await passed(session, Pass(101, output[-1:], tree))
+        due = await passed(session, Pass(101, output[-1:], tree, draws=True))
         reopened = TargetSession(with_chunks, opening)
-        assert [node.token for node in (await passed(reopened, Pass(1, output, tree))).nodes] == [
+        assert [node.token for node in (await passed(reopened, Pass(1, output, tree, draws=True))).nodes] == [
             node.token for node in due.nodes
         ]
     finally:

@@ -146,9 +146,7 @@ class Overlapped:
             method=self.method,
             chooser=chooser,
             encode=greedy_tokens(pair.target),
-            open_target=OpenTarget(
-                (0,), SamplingOptions(), NoiseKey(0) if self.method.samples else None, min(self.head, 64)
-            ),
+            open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0), min(self.head, 64)),
             open_drafter=open_drafter(NOTHING, allowed) if drafts else None,
             governor=InTurn(self.choices).fresh(),
             max_tokens=self.length,
@@ -164,5 +162,5 @@ class Overlapped:
         return Stage(Session(assignment), self.target(chooser), drafter, self.method.drafter_rows)
 
     def target(self, chooser: Chooser | None) -> ToyTarget:
-        """The target; with a chooser it draws by itself where the method asks for that."""
-        return ToyTarget(len(self.toy.target), self.head, chooser if self.method.samples else None, salt=self.salt)
+        """The target; its own draws are the chooser's."""
+        return ToyTarget(len(self.toy.target), self.head, chooser, salt=self.salt)

@@ -128,6 +128,7 @@ def test_a_target_that_is_lost_and_another_that_goes_on(method: Method, lost: in
 def test_two_targets_with_speculation(method: Method, pattern: str) -> None:
     for losses in ((), ((4, "t"),)):
         check(method, (Choice(3, 1, speculate=True),), Schedule(pattern, 0, losses), targets=2)
+    check(method, (Choice(2, 1, speculate=True), PLAIN), Schedule(pattern), targets=2)
 
 
 @named

@@ -75,8 +75,7 @@ class Setup:
     ignore_end: bool = False
 
     def target(self, chooser: EnumeratingChooser | None) -> ToyTarget:
-        draws = chooser if self.method.samples else None
-        return ToyTarget(len(self.toy.target), self.head, draws, self.temperature)
+        return ToyTarget(len(self.toy.target), self.head, chooser, self.temperature)
 
     def run(self, chooser: EnumeratingChooser) -> tuple[int, ...]:
         """The output of one session, all of whose random choices are the chooser's."""
@@ -93,7 +92,7 @@ class Setup:
             method=self.method,
             chooser=chooser,
             encode=greedy_tokens(pair.target),
-            open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0) if self.method.samples else None),
+            open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0)),
             open_drafter=open_drafter(NOTHING, allowed) if drafts else None,
             governor=lock_step(self.proposals),
             max_tokens=self.length,

@@ -1,6 +1,6 @@
 """Services that a session needs, made up and answering at once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,9 +117,8 @@ class InMemory:
         texts = [self._nodes[node] for node in sent.answered]
         listed = sent.listed or (NO_IDS,) * len(texts)
         rows = [self._language.target_row(text, self._width, ids) for text, ids in zip(texts, listed, strict=True)]
-        return PassDone(sent.number, tuple(map(self._sample, rows, texts)), 0.0)
+        nodes: Iterable[Row | Sample] = map(self._sample, rows, texts) if sent.draws else rows
+        return PassDone(sent.number, tuple(nodes), 0.0)
 
-    def _sample(self, row: Row, text: Letters) -> Row | Sample:
-        if not self._method.samples:
-            return row
+    def _sample(self, row: Row, text: Letters) -> Sample:
         return Sample(self._noises.target.draw(row.ids, row.probabilities, self._key, len(text)), 0.0)

@@ -118,7 +118,7 @@ def assignment(method: Method, pair: Pair, target: Tokenization, shape: Shape, s
         method=method,
         chooser=RandomChooser(np.random.default_rng(seed)),
         encode=target.encode_continuation,
-        open_target=OpenTarget((0,), options, noise if method.samples else None, shape.width),
+        open_target=OpenTarget((0,), options, noise, shape.width),
         open_drafter=OpenDrafter(NOTHING, options, noise if method.keyed else None, shape.width),
         governor=lock_step(shape.k),
         max_tokens=TOKENS,

@@ -11,6 +11,7 @@ from crossdraft.pipeline.passing import Passing
 from crossdraft.pipeline.reporting import Reporting
 from crossdraft.pipeline.targets import Targets
 from crossdraft.text.letters import Letters
+from crossdraft.verification import matching
 from crossdraft.verification.exchange import Branch, Sample
 from crossdraft.verification.walk import Emit, Ground, Kind, NeedPrefix, NeedProposal, NeedRow, NeedSample, Refused
 
@@ -121,8 +122,10 @@ class Decoding:
                     commands += self.next_epoch(self._now)
                 case NeedPrefix() as need:
                     if self._drafting.ready:
-                        return commands + self._score(need)
+                        return commands + self._drafting.score(need, self.epoch.start, self._now)
                     commands += self.next_epoch(self._now)  # only the drafter knows
+                case NeedSample() if self.fetched.row is not None:
+                    self._begin_walk(whole=True)  # a row that was meant for a draft serves as well
                 case NeedRow() | NeedSample() as need:
                     if not self._answer(need):
                         if not self._over(need):
@@ -131,13 +134,19 @@ class Decoding:
         return commands
 
     def _begin_walk(self, whole: bool) -> None:
-        """The walk sets out: at once, or where it must know how many proposals there are, once it does."""
+        """The walk sets out: at once, or where it must know how many proposals there are, once it does.
+
+        Where nothing is drafted nothing is judged: the target draws by itself and no row travels, unless one is at
+        hand, or a first drafter may open at any moment.
+        """
         if not whole:
             return
         given, epoch, text = self._given, self.epoch, self.output.text
+        alone = not epoch.choice.drafts and self.fetched.row is None and not self._drafting.hoped_for
+        draws = self._method.samples or alone
         ahead = Letters(text[epoch.start :])
         ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, len(epoch.proposals))
-        epoch.begin(self._method.walk(ground))
+        epoch.begin(matching.walk(ground) if draws else self._method.walk(ground), draws)
 
     def _reveal(self) -> bool:
         """Give the walk the next proposal, or none: it settles. False: it has to wait for one."""
@@ -179,7 +188,7 @@ class Decoding:
         """A row at hand lacks what is needed: its pass is asked for it, or if that is over, another pass will be."""
         held = self.fetched.held
         if held is None or isinstance(need, NeedSample):
-            return []
+            return []  # a pass will bring it
         fetch = self._targets.fetch(held.lane, held.number, held.node, None if need.whole else need.listed)
         if fetch is None:
             self.fetched.forget()
@@ -187,11 +196,6 @@ class Decoding:
         self.counts.rows_fetched += need.whole and bool(fetch)
         self.counts.rows_completed += not need.whole and bool(fetch)
         return fetch
-
-    def _score(self, need: NeedPrefix) -> list[Command]:
-        if self._drafting.scoring is not None:
-            return []
-        return self._drafting.score(need, self.epoch.start, self._now)
 
     def _emit(self, token: int, kind: Kind) -> list[Command]:
         sample = self.fetched.sample

@@ -47,7 +47,7 @@ class Drafting:
     @property
     def hoped_for(self) -> bool:
         """Whether a first lane is being opened, and none has failed yet."""
-        return self.lane is not None and not self._failures
+        return self.lane is not None and not self.ready and not self._failures
 
     def open(self) -> list[Command]:
         """A lane, if the session has a use for a drafter."""
@@ -113,8 +113,10 @@ class Drafting:
         return [Send(self.lane, Advance(self.epoch, count)), *([] if owed else self._arm(now))]
 
     def score(self, need: NeedPrefix, start: int, now: float) -> list[Command]:
-        """Asks for probabilities of prefixes of the draft that began at the offset `start`."""
+        """Asks for probabilities of prefixes of the draft that began at the offset `start`, once."""
         assert self.lane is not None
+        if self.scoring is not None:
+            return []
         self.scoring = Score(self.epoch, start, need.strings, need.tokens)
         return [Send(self.lane, self.scoring), *self._arm(now)]
 

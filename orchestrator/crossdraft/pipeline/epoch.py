@@ -36,6 +36,7 @@ class Epoch:
         self.promised: tuple[Proposal, ...] = ()  # an adopted branch whose rows have not come: from its first one on
         self.revealed = 0  # proposals that the walk has asked for
         self.settled = False  # the target has gone on by itself, and the draft has not caught up yet
+        self.draws = False  # the walk needs the target's own draws, not rows
         self.reach = 0  # letters of output up to which passes of this epoch have guessed
         self._pair = pair
         self._ends: list[int] = []  # of each proposal, in letters since `start`
@@ -44,9 +45,9 @@ class Epoch:
         self._walk: Walk | None = None
         self._step: Step | None = None
 
-    def begin(self, walk: Walk) -> None:
-        """The walk sets out."""
-        self._walk, self._step = walk, next(walk)
+    def begin(self, walk: Walk, draws: bool = False) -> None:
+        """The walk sets out, on rows or on the target's own draws."""
+        self._walk, self._step, self.draws = walk, next(walk), draws
 
     @property
     def begun(self) -> bool:

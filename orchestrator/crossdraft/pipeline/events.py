@@ -121,7 +121,7 @@ class Emitted:
     kind: Kind
     offset: int  # letters since the start of the output
     epoch: int
-    log_probability: float | None  # nats, of the model itself; None when the method draws from rows
+    log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
     kept: int | None  # set with the last token: letters of the output that count (a stop string does not)
 
 

@@ -58,7 +58,7 @@ class Fetched:
         return (*self._ids[self._base :], *path) in self._held
 
     def answer(self, need: NeedRow | NeedSample) -> Row | Sample | None:
-        """What the walk needs at the frontier, if it is at hand.
+        """What the walk needs at the frontier, if it is at hand: a row is no draw, and a draw no row.
 
         Of a row only the ids that may be used: its head, and those that the need lists. What else was listed depends
         on proposals that are not revealed.
@@ -68,13 +68,19 @@ class Fetched:
             return None
         row = held.answer
         if isinstance(row, Sample) or isinstance(need, NeedSample):
-            return row
+            return row if isinstance(row, Sample) and isinstance(need, NeedSample) else None
         if need.whole:
             return row if row.whole else None
         if not row.lists(need.listed):
             return None
         whole = held.extra is not None and np.array_equal(held.extra, need.listed)
         return row if whole else self._cut(row, need.listed)
+
+    @property
+    def row(self) -> Row | None:
+        """The target's row at the frontier, if a pass brought one."""
+        found = self.held.answer if self.held is not None else None
+        return found if isinstance(found, Row) else None
 
     @property
     def sample(self) -> Sample | None:

@@ -30,7 +30,7 @@ class Passing:
         self._counts.passes += 1
         self._counts.row_misses += frontier < epoch.reach
         epoch.reach = max(epoch.reach, frontier + self._length(plan.tree))
-        return self._targets.send(lane, plan, None, output.ids, epoch.beyond(frontier), now)
+        return self._targets.send(lane, plan, None, output.ids, epoch.beyond(frontier), epoch.draws, now)
 
     def speculate(self, lane: TargetLane, epoch: Epoch, output: Output, fetched: Fetched, now: float) -> list[Command]:
         """A pass over later proposals, on a target that is free while others work on earlier ones."""
@@ -51,7 +51,8 @@ class Passing:
         self._counts.passes += 1
         self._counts.speculated += 1
         epoch.reach = max(epoch.reach, len(output.text) + self._length(plan.tree))
-        return [self._targets.send(lane, plan, wanted, output.ids, epoch.beyond(len(output.text)), now)]
+        beyond = epoch.beyond(len(output.text))
+        return [self._targets.send(lane, plan, wanted, output.ids, beyond, epoch.draws, now)]
 
     def complete(self, epoch: Epoch, output: Output, first: int) -> list[Command]:
         """Proposals from place `first` on begin where passes under way do not list what they can be: ask for it."""

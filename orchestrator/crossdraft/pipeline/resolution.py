@@ -109,7 +109,7 @@ def resolve(
         method=method,
         chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
         encode=models.tokenization.encode_continuation,
-        open_target=OpenTarget(prompts.target, request.options, noise if method.samples else None, request.head),
+        open_target=OpenTarget(prompts.target, request.options, noise, request.head),
         open_drafter=opening,
         governor=Explained(governor) if request.explain else governor,
         max_tokens=request.max_tokens,

@@ -40,7 +40,7 @@ def outdated(event: Event, state: State, targets: Targets, drafting: Drafting) -
     return False
 
 
-def fault_of(event: Event, state: State, targets: Targets, drafting: Drafting, samples: bool) -> str:
+def fault_of(event: Event, state: State, targets: Targets, drafting: Drafting) -> str:
     """Why an event is illegal now; empty if it is not.
 
     - Nothing before the session has begun.
@@ -57,7 +57,7 @@ def fault_of(event: Event, state: State, targets: Targets, drafting: Drafting, s
         case Replied(lane, reply) if not _open(lane, targets, drafting):
             return f"{type(reply).__name__} from a lane that is not open"
         case Replied(lane, PassDone() | RowFetched() as reply):
-            due = lane in targets.lanes and targets.expects(lane, reply, samples)
+            due = lane in targets.lanes and targets.expects(lane, reply)
             return "" if due else _unexpected(reply)
         case Replied(lane, Drafted() | Scored() as reply):
             return "" if lane == drafting.lane and drafting.expects(reply) else _unexpected(reply)

@@ -62,7 +62,7 @@ class Session:
         """
         if outdated(event, self.state, self._targets, self._drafting):
             return []
-        fault = fault_of(event, self.state, self._targets, self._drafting, self._given.method.samples)
+        fault = fault_of(event, self.state, self._targets, self._drafting)
         if fault:
             raise IllegalEventError(fault)
         commands = self._take(event, now)

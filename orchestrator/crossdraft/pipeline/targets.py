@@ -121,14 +121,15 @@ class Targets:
         wanted: tuple[int, ...] | None,
         ids: list[int],
         proposals: int,
+        draws: bool,
         now: float,
     ) -> Send:
-        """A pass over a tree at the frontier, for so many proposals beyond it."""
+        """A pass over a tree at the frontier, for so many proposals beyond it, answered by draws or by rows."""
         lane.passes += 1
-        listed = plan.listed
+        listed = () if draws else plan.listed
         if wanted is not None and listed:
             listed = tuple(listed[node] for node in wanted)
-        sent = Pass(lane.passes, tuple(ids[lane.told :]), plan.tree, listed, wanted)
+        sent = Pass(lane.passes, tuple(ids[lane.told :]), plan.tree, listed, wanted, draws)
         paths = tuple(plan.tree.paths())
         answered = paths if wanted is None else tuple(paths[node] for node in wanted)
         tokens = len(sent.committed) + len(plan.tree)
@@ -138,8 +139,8 @@ class Targets:
         lane.owed.clear()
         return Send(lane.number, sent)
 
-    def expects(self, lane: Lane, reply: PassDone | RowFetched, samples: bool) -> bool:
-        """Whether it is the answer to what was asked there, by samples or by rows."""
+    def expects(self, lane: Lane, reply: PassDone | RowFetched) -> bool:
+        """Whether it is the answer to what was asked there."""
         known = self.lanes[lane]
         if isinstance(reply, RowFetched):
             same = known.flight is None and known.latest is not None and reply.number == known.latest.sent.number
@@ -150,7 +151,7 @@ class Targets:
         flight = known.flight
         if flight is None or reply.number != flight.sent.number or len(reply.nodes) != len(flight.paths):
             return False
-        kind = Sample if samples else Row
+        kind = Sample if flight.sent.draws else Row
         return all(isinstance(node, kind) for node in reply.nodes)
 
     def returned(self, lane: Lane, now: float) -> Flight:

@@ -82,7 +82,7 @@ class OpenTarget:
 
     prompt: tuple[int, ...]  # target token ids, at least one
     options: SamplingOptions
-    noise: NoiseKey | None  # set: nodes are answered by samples; unset: by rows
+    noise: NoiseKey | None  # of its own draws; None: it answers by rows only
     head: int = 64  # ids of a row that travel unasked
 
 
@@ -96,6 +96,7 @@ class Pass:
     # Ids whose probability is wanted besides the head, for each answer: as many as `wanted`; or none at all.
     listed: tuple[Ids, ...] = ()
     wanted: tuple[int, ...] | None = None  # what is answered, ascending: 0 is the root, i + 1 node i; None: everything
+    draws: bool = False  # answered by the target's own keyed draws, not by rows
 
     @property
     def answered(self) -> tuple[int, ...]:

@@ -40,18 +40,20 @@ class OpenTarget(_message.Message):
     def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ...) -> None: ...
 
 class Pass(_message.Message):
-    __slots__ = ("number", "committed", "tree", "listed", "wanted")
+    __slots__ = ("number", "committed", "tree", "listed", "wanted", "draws")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     LISTED_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
     number: int
     committed: _containers.RepeatedScalarFieldContainer[int]
     tree: TokenTree
     listed: _common_pb2.IdLists
     wanted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[_Union[_common_pb2.IdLists, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ...) -> None: ...
+    draws: bool
+    def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[_Union[_common_pb2.IdLists, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ..., draws: _Optional[bool] = ...) -> None: ...
 
 class TokenTree(_message.Message):
     __slots__ = ("tokens", "parents")

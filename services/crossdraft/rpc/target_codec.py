@@ -94,6 +94,7 @@ def _encode_pass(request: Pass) -> pb.Pass:
         tree=pb.TokenTree(tokens=tree.tokens, parents=None if _is_chain(tree) else [at + 1 for at in tree.parents]),
         listed=packing.encode_lists(packing.joined(request.listed)) if request.listed else None,
         wanted=request.wanted,
+        draws=request.draws,
     )
 
 
@@ -112,6 +113,7 @@ def _decode_pass(message: pb.Pass, vocabulary_size: int | None) -> Pass:
         tree=tree,
         listed=tuple(listed),
         wanted=wanted,
+        draws=message.draws,
     )
 
 

@@ -43,8 +43,8 @@ class TargetSession:
         A session that was lost elsewhere goes on here: its first pass has all ids that were committed before.
 
         Raises:
-            ProtocolBroken: the pass is not the next one or wants nodes that it has not, or the latest pass has not
-                answered this node.
+            ProtocolBroken: the pass is not the next one, wants nodes that it has not, or draws that have no key; or
+                the latest pass has not answered this node.
             ContextTooLong: committed ids and tree do not fit into the context; commit less, or ask for a smaller tree.
         """
         if isinstance(request, FetchRow):
@@ -53,6 +53,8 @@ class TargetSession:
             raise ProtocolBroken(f"pass {request.number} is out of order; pass {self._number + 1} is next")
         if list(request.answered) != sorted({row for row in request.answered if 0 <= row <= len(request.tree)}):
             raise ProtocolBroken(f"wanted must ascend within 0 to {len(request.tree)}, got {list(request.answered)}")
+        if request.draws and self._draws is None:
+            raise ProtocolBroken("this session was opened without a noise key, so its target has no draws of its own")
         size = len(self._opening.prompt) + len(self._output) + len(request.committed) + len(request.tree)
         self._check_room(size, f"the text with a tree of {len(request.tree)}")
         self._number = request.number
@@ -83,11 +85,11 @@ class TargetSession:
         self._answered = request.answered
         self._laws = law(logits, self._opening.options, History(self._opening.prompt, self._output, paths))
         nodes: tuple[Row | Sample, ...]
-        if self._draws is None:
-            nodes = tuple(to_rows(self._laws, self._opening.head, request.listed))
-        else:
+        if request.draws and self._draws is not None:
             offsets = [self._offset + self._letters(path) for path in paths]
             nodes = samples(logits, self._laws, self._draws, offsets)
+        else:
+            nodes = tuple(to_rows(self._laws, self._opening.head, request.listed))
         return PassDone(request.number, nodes, seconds)
 
     async def _fetch(self, request: FetchRow) -> RowFetched:
