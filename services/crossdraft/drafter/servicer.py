@@ -77,7 +77,7 @@ async def drafter_server(options: ServeDrafter) -> DrafterServer:
         ValueError: the model cannot be run with these options, or the affinity matrix is not one for it.
     """
     service = await asyncio.to_thread(_service, options)
-    return Server(DRAFTER, service, options.listening, options.model.emulation.marks)
+    return Server(DRAFTER, service, options.listening, options.model.emulation.marks, service.running.use)
 
 
 def _service(options: ServeDrafter) -> DrafterService:

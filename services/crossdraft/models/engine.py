@@ -73,6 +73,11 @@ class Engine:
         self.close(PROBE.session)
         self.fed = 0
 
+    @property
+    def taken(self) -> int:
+        """Slots that sessions hold now. May be asked from any thread."""
+        return len(self._sessions)
+
     def check(self, work: Work) -> None:
         """Raises what `forward` would raise for this request; changes nothing.
 

@@ -12,6 +12,7 @@ from crossdraft.models.noising import Noisy, check_sigma
 from crossdraft.models.pacing import Pace, Paced
 from crossdraft.models.packing import pack
 from crossdraft.models.pruning import Pruning
+from crossdraft.models.use import Use
 from crossdraft.models.worker import Forward, ModelThread
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
@@ -106,6 +107,12 @@ class RunningModel:
     def ids(self, columns: Ids) -> Ids:
         """The ids that columns of logits stand for, in the same shape."""
         return columns if self.kept is None else self.kept[columns]
+
+    def use(self) -> Use:
+        """What the model has done so far. May be called from any thread."""
+        thread = self.thread
+        engine = thread.engine
+        return Use(thread.steps, thread.seconds, dict(thread.batches), engine.fed, engine.slots, engine.taken)
 
     def close(self) -> None:
         """Ends the thread when its jobs are done."""

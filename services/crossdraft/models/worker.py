@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -41,6 +43,8 @@ class ModelThread:
         self.engine = engine  # to be used in this thread's jobs only
         self._forward = engine.forward if forward is None else forward
         self.steps = 0  # forwards so far, of however many jobs
+        self.seconds = 0.0  # in them, and in what their jobs did next
+        self.batches: Counter[int] = Counter()  # by number of jobs: steps that had so many
         self._arrivals: SimpleQueue[_Running[Any] | None] = SimpleQueue()  # None: finish what is live and end
         self._closing = threading.Lock()
         self._closed = False
@@ -100,13 +104,16 @@ class ModelThread:
 
     def _step(self, live: "list[_Running[Any]]") -> None:
         """One forward for all; where it fails the jobs take the step one by one, so that only the guilty fail."""
+        began = time.perf_counter()
         self.steps += 1
+        self.batches[len(live)] += 1
         logits: list[Tensor] = []
         if len(live) > 1:
             with _Delivering(*live), suppress(RuntimeError, MemoryError):
                 logits = self._forward([running.work for running in live])
         for index, running in enumerate(live):
             running.step(logits[index] if logits else None, self._forward)
+        self.seconds += time.perf_counter() - began
 
 
 class _Running(Generic[T]):

@@ -28,6 +28,7 @@ class Listening:
     port: int = 0  # 0: any that is free
     limit: MessageLimit = field(default_factory=MessageLimit)
     grace_seconds: float = 10.0  # how long open sessions may go on after the order to stop
+    metrics_port: int | None = None  # where Prometheus reads metrics over HTTP, 0: any that is free; None: nowhere
     tls: TlsFiles | None = None  # None: plaintext, for whoever can reach the port
 
     def __post_init__(self) -> None:
@@ -35,6 +36,8 @@ class Listening:
             raise ValueError("host must not be empty; 0.0.0.0 listens on all interfaces")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be between 0 (any that is free) and 65535, got {self.port}")
+        if not 0 <= (self.metrics_port or 0) <= 65535:
+            raise ValueError(f"metrics_port must be between 0 (any that is free) and 65535, got {self.metrics_port}")
         if not 0 <= self.grace_seconds < float("inf"):
             raise ValueError(f"grace_seconds must be 0 or more, got {self.grace_seconds}")
 

@@ -8,7 +8,8 @@ from typing import Generic, Protocol, TypeVar, cast
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from crossdraft.rpc import codec, drafter_codec, target_codec
+from crossdraft.rpc import codec, drafter_codec, subject, target_codec
+from crossdraft.rpc.activity import Activity, Tally, first_of
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage, ProtocolBroken, ServiceError, to_status
 from crossdraft.rpc.inbox import inbox
@@ -115,6 +116,7 @@ class Handlers(Generic[Open, Ask, Answer]):
         self._role = role
         self._service = service
         self._size = service.description.vocabulary_size
+        self.activity = Activity(role.name)
 
     def registered(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """As gRPC wants them."""
@@ -135,29 +137,33 @@ class Handlers(Generic[Open, Ask, Answer]):
         try:
             opening = await anext(requests, None)
             if opening is not None:
-                await self._converse(opening, requests, context)
+                request = subject.from_metadata(context.invocation_metadata())
+                with self.activity.session(request, context.peer()) as tally:
+                    await self._converse(opening, requests, context, tally)
         except (ServiceError, BaseExceptionGroup) as fault:
-            error = _first(fault)
+            error = first_of(fault)
             if not isinstance(error, ServiceError):
                 raise error from None
             code, text = to_status(error)
             await context.abort(code, text)
 
-    async def _converse(self, opening: bytes, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def _converse(self, opening: bytes, requests: AsyncIterator[bytes], context: Context, tally: Tally) -> None:
+        tally.received(opening)
         first = self._decoded(opening)
         if not isinstance(first, self._role.opening):
             raise ProtocolBroken(f"the first message was {type(first).__name__}; open the session first")
         session = await self._service.open(first)
         try:
-            await self._send(Opened(self._service.description.fingerprint), context)
-            async with inbox(self._asked(requests)) as asked, aclosing(session.converse(asked)) as replies:
+            await self._send(Opened(self._service.description.fingerprint), context, tally)
+            async with inbox(self._asked(requests, tally)) as asked, aclosing(session.converse(asked)) as replies:
                 async for reply in replies:
-                    await self._send(reply, context)
+                    await self._send(reply, context, tally)
         finally:
             await session.close()
 
-    async def _asked(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Ask]:
+    async def _asked(self, requests: AsyncIterator[bytes], tally: Tally) -> AsyncIterator[Ask]:
         async for raw in requests:
+            tally.received(raw)
             request = self._decoded(raw)
             if isinstance(request, self._role.opening):
                 raise ProtocolBroken("the session is open already; use another stream for another session")
@@ -169,12 +175,7 @@ class Handlers(Generic[Open, Ask, Answer]):
         except DecodeError as error:
             raise BadMessage(f"not a message of {self._role.service}/{self._role.stream}: {error}") from error
 
-    async def _send(self, reply: Opened | Answer, context: Context) -> None:
-        await context.write(self._role.write(reply).SerializeToString())
-
-
-def _first(fault: BaseException) -> BaseException:
-    """What went wrong first, where several tasks worked on it."""
-    while isinstance(fault, BaseExceptionGroup):
-        fault = fault.exceptions[0]
-    return fault
+    async def _send(self, reply: Opened | Answer, context: Context, tally: Tally) -> None:
+        raw = self._role.write(reply).SerializeToString()
+        tally.sent(reply, raw)
+        await context.write(raw)

@@ -4,14 +4,17 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, Self, TextIO
 
 import uvloop
 
+from crossdraft.rpc.activity import Activity
 from crossdraft.rpc.endpoint import Endpoint, Listening
+from crossdraft.rpc.exposition import Exporter, Registry
 from crossdraft.rpc.handlers import Answer, Ask, Handlers, Open, Role, Service
+from crossdraft.rpc.service_metrics import ModelUse, ServiceMetrics
 
 __all__ = ["Listening", "Server", "Serving", "run", "serve"]
 
@@ -37,11 +40,23 @@ class Server(Generic[Open, Ask, Answer]):
         service: Service[Open, Ask, Answer],
         listening: Listening,
         marks: Mapping[str, str | float] = MappingProxyType({}),  # what else the ready line says
+        use: Callable[[], ModelUse] | None = None,  # of its model, for metrics; None: it has none
     ) -> None:
-        self._marks = marks
+        self._marks = dict(marks)
         self._role = role
         self._service = service
-        self._endpoint = Endpoint(listening, {role.service: Handlers(role, service).registered()})
+        self._listening = listening
+        handlers = Handlers(role, service)
+        self._endpoint = Endpoint(listening, {role.service: handlers.registered()})
+        self.registry = Registry()
+        self.registry.register(ServiceMetrics(role.name, service.description.model, handlers.activity, use))
+        self._exporter = Exporter(self.registry)
+        self._activity = handlers.activity
+
+    @property
+    def activity(self) -> Activity:
+        """What its sessions do."""
+        return self._activity
 
     @property
     def address(self) -> str:
@@ -54,11 +69,15 @@ class Server(Generic[Open, Ask, Answer]):
         Raises:
             CannotListen: the port is taken, or not for this user, or the host is not of this machine.
         """
+        listening = self._listening
+        if listening.metrics_port is not None:
+            self._marks["metrics"] = self._exporter.start(listening.host, listening.metrics_port)
         return await self._endpoint.start()
 
     async def drain(self) -> None:
         """Reports NOT_SERVING, takes no new session, lets open ones go on for the grace period, and ends."""
         await self._endpoint.drain()
+        await self._exporter.stop()
         await self._service.close()
 
     def ready_line(self) -> str:

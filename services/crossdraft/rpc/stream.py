@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from crossdraft.rpc.dues import Dues
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, ServiceError, TimedOut, TooLarge, from_status
+from crossdraft.rpc.subject import to_metadata
 from crossdraft.rpc.transport import MessageLimit
 
 Request = TypeVar("Request")
@@ -61,7 +62,7 @@ class Stream(Generic[Request, Reply]):
         self._waiting: asyncio.Timeout | None = None
         # Bytes, not messages: their sizes are counted here.
         method = channel.stream_stream(wire.method, bytes, bytes)
-        self._call = method(None)  # no iterator: requests are written one by one
+        self._call = method(None, metadata=to_metadata())  # no iterator: requests are written one by one
 
     async def send(self, request: Request) -> None:
         """Sends one request, after those that other tasks are sending; does not wait for a reply.
