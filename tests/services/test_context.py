@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.rpc.errors import ProtocolBroken
@@ -150,3 +151,17 @@ def test_where_nothing_fits_there_is_no_room(count):
 def test_without_text_there_is_nothing_to_go_on_with():
     with pytest.raises(NoRoomError, match="no text"):
         Context(tokenization("gpt2"), Letters(""), 10).fit(1)
+
+
+def test_a_prompt_of_the_drafters_own_template_names_special_tokens() -> None:
+    """No begin symbol is put before it, and what they are is not lost when the text is cut."""
+    one = tokenization("llama2")
+    text = "<s>user\nHello there, how are you?</s>\n<|fill_in|>assistant\n"
+    context = Context(one, from_bytes(text.encode()), 36, templated=True)
+    reference = Tokenizer.from_str(kind("llama2").json).encode(text, add_special_tokens=False).ids
+    assert context.ids == tuple(reference)
+    context.rewind(0, from_bytes(b"Very well"))
+    assert one.letters_of(context.ids[len(reference) :]) == "Very well"
+    assert context.fit(2)
+    assert len(context.ids) < len(reference)
+    assert kind("llama2").id_of("<|fill_in|>") in context.ids
