@@ -28,8 +28,8 @@ class Listening:
     port: int = 0  # 0: any that is free
     limit: MessageLimit = field(default_factory=MessageLimit)
     grace_seconds: float = 10.0  # how long open sessions may go on after the order to stop
-    metrics_port: int | None = None  # where Prometheus reads metrics over HTTP, 0: any that is free; None: nowhere
     tls: TlsFiles | None = None  # None: plaintext, for whoever can reach the port
+    metrics_port: int | None = None  # where Prometheus reads metrics over HTTP, 0: any that is free; None: nowhere
 
     def __post_init__(self) -> None:
         if not self.host:
