@@ -198,8 +198,7 @@ class Decoding:
         return fetch
 
     def _emit(self, token: int, kind: Kind) -> list[Command]:
-        sample = self.fetched.sample
-        log_probability = sample.log_probability if sample else None
+        log_probability = self.fetched.log_probability
         offset = len(self.output.text)
         ending = self.output.commit(token)
         self.counts.tokens += 1
@@ -226,11 +225,9 @@ class Decoding:
             return []
         if self.fetched.held is not None or self._targets.due((), self.output.ids):
             waits = self.epoch.begun and isinstance(self.epoch.step, NeedProposal) and not self._targets.flights
-            return (
-                self._wait()
-                if waits
-                else self._passing.speculate(lane, self.epoch, self.output, self.fetched, self._now)
-            )
+            if waits:
+                return self._wait()
+            return self._passing.speculate(lane, self.epoch, self.output, self.fetched, self._now)
         few = not self.epoch.begun or self.epoch.beyond(len(self.output.text)) < self.epoch.choice.wait
         if few and self._drafting.due and not self._hurried:
             return self._wait()

@@ -83,10 +83,10 @@ class Fetched:
         return found if isinstance(found, Row) else None
 
     @property
-    def sample(self) -> Sample | None:
-        """The target's draw at the frontier, if it answers by draws."""
+    def log_probability(self) -> float | None:
+        """Of the target's draw at the frontier, in nats; None if there is none."""
         found = self.held.answer if self.held is not None else None
-        return found if isinstance(found, Sample) else None
+        return found.log_probability if isinstance(found, Sample) else None
 
     def add(self, flight: Flight, nodes: Sequence[Row | Sample]) -> None:
         """A pass has returned: what lies before its root is forgotten, if it is the farthest so far."""
