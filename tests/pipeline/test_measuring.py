@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from crossdraft.pipeline.driver import Driver
-from crossdraft.pipeline.events import Command, Event, Ready, Replied, Send
+from crossdraft.pipeline.events import Close, Command, Event, Ready, Replied, Send
 from crossdraft.pipeline.ports import Services
 from crossdraft.pipeline.recording import Step
 from crossdraft.pipeline.stopwatches import LaneWatch
+from crossdraft.pipeline.trips import BOUNDS, TripWatch
 from crossdraft.rpc.stream import Traffic
-from crossdraft.verification.exchange import Advance, Drafted, PassDone
+from crossdraft.verification.exchange import Advance, Drafted, FetchRow, PassDone, RowFetched, Scored
+from crossdraft.verification.rows import Row
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget
 from tests.pipeline.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, target_open
 
@@ -79,3 +83,64 @@ def test_the_wire_is_what_the_model_did_not_take_of_the_wait_for_a_first_answer(
     watch.asked(Advance(1, 5), 6.0)
     watch.answered(Drafted(1, (), 0.25), 9.0)
     assert watch.wire_seconds == 0.75
+
+
+def trips(*happened: tuple[object, float]) -> tuple[float, int]:
+    """Seconds of all round trips, and how many there were, of questions and answers with their times."""
+    watch = TripWatch()
+    for what, now in happened:
+        if isinstance(what, PassDone | Drafted | RowFetched | Scored):
+            watch.answered(what, now)
+        else:
+            watch.asked(what, now)
+    return watch.trips.seconds, sum(watch.trips.counts)
+
+
+def test_passes_in_flight_have_a_round_trip_each() -> None:
+    second = replace(PASS, number=2)
+    happened = (PASS, 1.0), (second, 2.0), (PassDone(1, (), 0.5), 3.0), (PassDone(2, (), 0.25), 4.0)
+    assert trips(*happened) == (1.5 + 1.75, 2)
+
+
+def test_a_drafts_round_trip_is_to_its_first_proposals_and_an_overtaken_one_has_none() -> None:
+    first, later = DRAFT, replace(DRAFT, epoch=DRAFT.epoch + 2)
+    overtaken = replace(DRAFT, epoch=DRAFT.epoch + 1)
+    happened = (
+        (first, 1.0),
+        (Drafted(first.epoch, (), 0.25), 2.0),
+        (Advance(first.epoch, 9), 2.5),
+        (overtaken, 3.0),
+        (later, 4.0),
+        (Drafted(first.epoch, (), 0.25), 4.5),
+        (Drafted(later.epoch, (), 0.25), 6.0),
+        (Drafted(later.epoch, (), 0.25), 9.0),
+    )
+    assert trips(*happened) == (0.75 + 1.75, 2)
+
+
+def test_answers_that_nobody_asked_for_are_no_trips() -> None:
+    row = Row.certain(1)
+    assert trips((RowFetched(1, 0, row), 1.0), (Scored(1, np.zeros(0), 0.0), 2.0)) == (0.0, 0)
+    assert trips((FetchRow(1, 0), 1.0), (RowFetched(1, 0, row), 1.5)) == (0.5, 1)
+
+
+def test_trips_are_counted_by_their_bounds() -> None:
+    watch = TripWatch()
+    for number, seconds in enumerate((BOUNDS[0], BOUNDS[0] * 1.5, BOUNDS[-1] * 2)):
+        watch.asked(replace(PASS, number=number), 0.0)
+        watch.answered(PassDone(number, (), 0.0), seconds)
+    counts = watch.trips.counts
+    assert (counts[0], counts[1], counts[-1], sum(counts)) == (1, 1, 1, 3)
+
+
+async def test_lanes_say_where_they_were_and_how_they_were_lost() -> None:
+    target, drafter = MemoryTarget(), MemoryDrafter()
+    begin: list[Command] = [target_open(1), drafter_open(2)]
+    session = Scripted(begin, ((Ready, 2), [Close(2, "it lied"), Send(1, PASS)]), ((Replied, 1), [DONE]))
+    driver = Driver(session, Services.of(target, drafter))
+    await driver.run(lambda _: None)
+    lanes = {lane.role: lane for lane in driver.times().lanes}
+    assert (lanes["target"].address, lanes["target"].lost) == ("target", "")
+    assert (lanes["drafter"].address, lanes["drafter"].lost) == ("drafter", "blamed")
+    assert (lanes["target"].bytes_sent, lanes["target"].bytes_received) == (1, 1)
+    assert sum(lanes["target"].trips.counts) == 1

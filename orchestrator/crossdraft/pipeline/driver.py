@@ -28,6 +28,7 @@ from crossdraft.pipeline.ports import Machine, Services
 from crossdraft.pipeline.recorder import Recorder
 from crossdraft.pipeline.recording import Step
 from crossdraft.pipeline.stopwatches import Clock, Times, traffic
+from crossdraft.pipeline.trips import BLAMED
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable
 from crossdraft.verification.exchange import OpenDrafter, OpenTarget
 
@@ -148,7 +149,7 @@ class Driver:
     def _close(self, lane: AnyLane, blame: str) -> None:
         lane.close()
         if blame and lane.address is not None:
-            lane.blamed = True
+            lane.blamed, lane.watch.lost = True, lane.watch.lost or BLAMED
             lane.roster.failed(lane.address, time.monotonic())
 
     def _set_timer(self, command: SetTimer) -> None:

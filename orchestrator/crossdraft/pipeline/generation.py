@@ -1,6 +1,7 @@
 """One running generation: an asynchronous iterator over its tokens, then its text and figures."""
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from crossdraft.pipeline.explanation import Decision, Explained
 from crossdraft.pipeline.ports import Services
 from crossdraft.pipeline.recorder import FileRecorder, Recorder, Together
 from crossdraft.pipeline.session import Session
+from crossdraft.pipeline.shown import Shown
 from crossdraft.pipeline.statistics import Statistics, statistics_of
 from crossdraft.rpc.errors import TimedOut
-from crossdraft.text.letters import NOTHING, Letters, to_bytes
-from crossdraft.text.tokenization import LetterDecoder
+from crossdraft.text.letters import to_bytes
 from crossdraft.verification.walk import Kind
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ class Token:
 
 class Generation:
     """Iterate over it for tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
+
+    Where a request goes on after `committed` ids, all of these are of what came after.
 
     Use it as a context manager, or exhaust it: leaving it early cancels the sessions. When there is no target left,
     the iteration raises the last one's ServiceError; a drafter that fails does not end it.
@@ -67,13 +70,11 @@ class Generation:
         self._recorder: FileRecorder | None = None
         self._watch = watch
         self._driver: Driver | None = None
-        self._decoder = LetterDecoder()
-        self._letters = NOTHING
-        self._decoded = ""  # `text` is this less what is held back
-        self._held_back = max(map(len, assignment.stop), default=1) - 1  # characters
+        self._shown = Shown(assignment)
         self._queue: asyncio.Queue[Emitted | None] = asyncio.Queue()
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
+        self._context = contextvars.copy_context()  # of who made it: what it is about (`rpc.subject`)
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,7 +123,7 @@ class Generation:
         self._recorder = None if self._make_recorder is None else self._make_recorder()
         told = Together(self._recorder, self._watch) if self._recorder or self._watch else None
         self._driver = Driver(Session(self._assignment), self._services, told)
-        task = asyncio.create_task(self._driver.run(self._queue.put_nowait))
+        task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
         return task
 
@@ -136,17 +137,9 @@ class Generation:
 
     def _token(self, emitted: Emitted) -> Token:
         self.ids.append(emitted.token)
-        shown = self._show(emitted)
+        shown = self._shown.add(emitted.letters, emitted.kept)
         self.text += shown
         return Token(emitted.token, shown, to_bytes(emitted.letters), emitted.kind, emitted.log_probability)
-
-    def _show(self, emitted: Emitted) -> str:
-        """Text that is new and final: whole characters, and none that a stop string may still begin with."""
-        self._letters = Letters(self._letters + emitted.letters)
-        self._decoded += self._decoder.feed(emitted.letters)
-        if emitted.kept is not None:
-            return to_bytes(Letters(self._letters[: emitted.kept])).decode("utf-8", "replace")[len(self.text) :]
-        return self._decoded[len(self.text) : max(len(self.text), len(self._decoded) - self._held_back)]
 
     def _end(self, finished: Finished) -> None:
         """The session is over: figures, and its error if it has one."""

@@ -10,7 +10,7 @@ from crossdraft.pipeline.ports import ServicePort, StreamPort
 from crossdraft.pipeline.roster import Roster
 from crossdraft.pipeline.stopwatches import LaneWatch
 from crossdraft.rpc.codec import Opened
-from crossdraft.rpc.errors import Internal, ServiceError
+from crossdraft.rpc.errors import Internal, ServiceError, name_of
 
 Opening = TypeVar("Opening")
 Request = TypeVar("Request")
@@ -74,9 +74,11 @@ class OpenedLane(Generic[Opening, Request, Answer]):
         except ServiceError as error:
             self._report(Lost(self._number, error, elsewhere=False))
             return
+        self.watch.address = self.address
         try:
             await self._session(self.roster[self.address])
         except ServiceError as error:
+            self.watch.lost = name_of(error)
             self.roster.failed(self.address, time.monotonic())
             self._report(Lost(self._number, error, error.lost))
         finally:

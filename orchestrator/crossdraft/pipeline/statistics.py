@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from crossdraft.pipeline.events import Counts
 from crossdraft.pipeline.stopwatches import Times
+from crossdraft.pipeline.trips import LaneFigures
 from crossdraft.verification.walk import Kind
 
 
@@ -53,6 +54,7 @@ class Statistics:
     drafter_bytes: int = 0  # ... with drafters
     idle_seconds: float = 0.0  # of targets: sessions open, and no pass in flight
     target_lane_seconds: float = 0.0  # of targets: sessions open
+    lanes: tuple[LaneFigures, ...] = ()  # sessions with services, in the order of their opening
 
     @property
     def acceptance_at(self) -> tuple[float, ...]:
@@ -152,4 +154,5 @@ def statistics_of(method: str, k: int, prompt_tokens: int, counts: Counts, times
         drafter_bytes=times.drafter_bytes,
         idle_seconds=times.idle_seconds,
         target_lane_seconds=times.target_lane_seconds,
+        lanes=times.lanes,
     )

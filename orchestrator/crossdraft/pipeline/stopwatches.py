@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from crossdraft.pipeline.events import Reply
+from crossdraft.pipeline.trips import LaneFigures, TripWatch
 from crossdraft.verification.exchange import Advance, Pass, PassDone, RowFetched
 
 
@@ -22,6 +23,8 @@ class LaneWatch:
 
     def __init__(self, role: str) -> None:
         self.role = role
+        self.address = ""  # where its session is, once that is decided
+        self.lost = ""  # how its service failed, in a word: as in `LaneFigures`
         self.traffic: TrafficCount | None = None  # of its stream, once it is open
         self.wire_seconds = 0.0
         self._asked: float | None = None  # when what has no answer yet was asked last
@@ -30,6 +33,7 @@ class LaneWatch:
         self._flown = 0.0  # seconds with a pass in flight, of passes that are back
         self._flying = 0  # passes in flight
         self._took_off = 0.0
+        self._trips = TripWatch()
 
     def opened(self, traffic: TrafficCount, now: float) -> None:
         """Its session is open."""
@@ -42,6 +46,7 @@ class LaneWatch:
 
     def asked(self, request: object, now: float) -> None:
         """A request leaves. `Advance` asks for no answer of its own."""
+        self._trips.asked(request, now)
         if not isinstance(request, Advance):
             self._asked = now
         if isinstance(request, Pass):
@@ -50,6 +55,7 @@ class LaneWatch:
 
     def answered(self, reply: Reply, now: float) -> None:
         """The first answer since the last question: what the model did not take was wire, codecs and queues."""
+        self._trips.answered(reply, now)
         if self._asked is not None:
             in_model = 0.0 if isinstance(reply, RowFetched) else reply.seconds
             self.wire_seconds += max(0.0, now - self._asked - in_model)
@@ -61,6 +67,13 @@ class LaneWatch:
         if self._flying and self._flying <= passes:
             self._flown += now - self._took_off
         self._flying = max(0, self._flying - passes)
+
+    @property
+    def figures(self) -> LaneFigures:
+        """What it cost so far."""
+        sent = 0 if self.traffic is None else self.traffic.bytes_sent
+        received = 0 if self.traffic is None else self.traffic.bytes_received
+        return LaneFigures(self.role, self.address, sent, received, self._trips.trips, self.lost)
 
     def idle(self, now: float) -> tuple[float, float]:
         """Seconds without a pass in flight, and seconds that it has been open."""
@@ -86,6 +99,7 @@ class Times:
     drafter_bytes: int = 0  # ... with drafters
     idle_seconds: float = 0.0  # of targets: sessions open, and no pass in flight
     target_lane_seconds: float = 0.0  # of targets: sessions open
+    lanes: tuple[LaneFigures, ...] = ()  # in the order of their opening
 
 
 class Clock:
@@ -136,6 +150,7 @@ class Clock:
             drafter_bytes=sent["drafter"] + received["drafter"],
             idle_seconds=sum(seconds for seconds, _ in idle),
             target_lane_seconds=sum(seconds for _, seconds in idle),
+            lanes=tuple(lane.figures for lane in lanes),
         )
 
 
