@@ -3,15 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from google.protobuf.descriptor import FieldDescriptor
-
 from crossdraft.rpc import codec
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.rpc.generation import Figure, Generate, Generated, GenerationEnded, Reply, Served, Turn
 from crossdraft.v1 import generation_pb2 as pb
 from crossdraft.verification.walk import Kind
 
-LONGEST_ID = 128  # characters; it is in every log line of the request
 # Fields of both, of the same name and kind. Of the others, unset and empty are the same.
 SCALARS = tuple(
     name
@@ -43,8 +40,7 @@ def _encode_prompt(prompt: str | tuple[int, ...] | tuple[Turn, ...], message: pb
     if isinstance(prompt, str):
         message.text = prompt
     elif prompt and isinstance(prompt[0], Turn):
-        turns = cast(tuple[Turn, ...], prompt)
-        message.chat.messages.extend(pb.ChatMessage(role=turn.role, content=turn.content) for turn in turns)
+        message.chat.messages.extend(pb.ChatMessage(role=turn.role, content=turn.content) for turn in prompt)
     else:
         message.ids.ids.extend(cast(tuple[int, ...], prompt))
         message.ids.SetInParent()
@@ -52,8 +48,6 @@ def _encode_prompt(prompt: str | tuple[int, ...] | tuple[Turn, ...], message: pb
 
 def decode_request(message: pb.GenerateRequest) -> Generate:
     """One request; raises BadMessage."""
-    if not (len(message.id) <= LONGEST_ID and all("!" <= letter <= "~" for letter in message.id)):
-        raise BadMessage(f"id must be visible ASCII without spaces, at most {LONGEST_ID} characters")
     given: dict[str, Any] = {name: getattr(message, name) for name in SCALARS if _is_set(message, name)}
     return Generate(
         _decode_prompt(message),
@@ -83,7 +77,7 @@ def encode_reply(reply: Reply) -> pb.GenerateReply:
         case Generated():
             return pb.GenerateReply(token=_encode_token(reply))
         case GenerationEnded():
-            ended = pb.Ended(id=reply.id, reason=pb.Ended.Reason.Value(reply.reason.upper()))
+            ended = pb.Ended(id=reply.id, reason=reply.reason.upper())
             ended.statistics.CopyFrom(pb.Statistics(**cast(dict[str, Any], dict(reply.figures))))
             return pb.GenerateReply(ended=ended)
 
@@ -106,7 +100,7 @@ def _encode_token(token: Generated) -> pb.Token:
         id=token.id,
         raw=token.raw,
         text=token.text,
-        kind=pb.Token.Kind.Value(token.kind.value.upper()),
+        kind=token.kind.value.upper(),
         log_probability=token.log_probability,
         top=[pb.Candidate(id=other, raw=raw, log_probability=value) for other, raw, value in token.top],
         milliseconds=token.milliseconds,
@@ -159,8 +153,8 @@ def _decode_figures(message: pb.Statistics) -> Mapping[str, Figure]:
 
 
 def _is_set(message: pb.GenerateRequest, name: str) -> bool:
-    field: FieldDescriptor = message.DESCRIPTOR.fields_by_name[name]
-    return message.HasField(name) if field.has_presence else bool(getattr(message, name))  # type: ignore[arg-type]
+    presence = message.DESCRIPTOR.fields_by_name[name].has_presence
+    return message.HasField(cast(Any, name)) if presence else bool(getattr(message, name))
 
 
 def _name(kinds: Any, number: int, field: str) -> str:

@@ -78,3 +78,23 @@ SERVER_OPTIONS: ChannelOptions = (
     # Who connects and says nothing does not keep a connection for gRPC's two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
+
+# Clients of Generation may be anywhere, and on links that hesitate; their outputs may pause for long.
+FRONT_CLIENT_OPTIONS: ChannelOptions = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+FRONT_SERVER_OPTIONS: ChannelOptions = (
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    # A client that has vanished gives back its place within half a minute; one that closes its end does so at once.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_concurrent_streams", 1000),  # of a connection; the client's own gRPC lets further calls wait
+    ("grpc.max_metadata_size", 16 * 1024),
+)
