@@ -34,6 +34,7 @@ class Assignment:
     targets: int = 1  # lanes to targets that are held open
     paths: int = 2  # in a pass's tree at most: the method's guesses at the draft, then prepared continuations
     tree_budget: int = 16  # nodes of one pass at most
+    committed: Path = ()  # the output's first tokens, from an earlier session that did not end
     audit: Audit | None = None  # set: every draw of the drafter is recomputed from its row
 
     def fault_of(self, drafted: Drafted, offset: int, asked: int) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.events import Reason
-from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.letters import Letters
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,15 @@ class Ending:
 
 
 class Output:
-    """The committed tokens of one session."""
+    """The committed tokens of one session, and those that were committed before it began."""
 
     def __init__(self, assignment: Assignment) -> None:
-        self.text = NOTHING
-        self.ids: list[int] = []  # target ids
         self._given = assignment
         self._longest_stop = max(map(len, assignment.stop), default=0)
+        self.ids = list(assignment.committed[:-1])  # target ids
+        self.text = assignment.pair.target.letters_of(self.ids)
+        # Set where it had ended before this session began.
+        self.ended = self.commit(assignment.committed[-1]) if assignment.committed else None
 
     @property
     def room(self) -> int:
@@ -45,3 +47,20 @@ class Output:
         if token in self._given.pair.target.stops and not self._given.ignore_end:
             return Ending(Reason.STOP, len(self.text))
         return Ending(Reason.LENGTH, len(self.text)) if self.left <= 0 else None
+
+
+def fault_of_committed(given: Assignment) -> str:
+    """Why an output cannot go on after what was committed before; empty if it can, or has just ended with it."""
+    ids, vocabulary = given.committed, given.pair.target
+    if len(ids) > given.max_tokens:
+        return f"committed has {len(ids)} tokens, and max_tokens, which counts them, is {given.max_tokens}"
+    size = len(given.open_target.prompt) + len(ids)
+    if size > given.context:
+        return f"prompt and committed have {size} tokens, and the target's context holds {given.context}"
+    before = ids[:-1]
+    text = vocabulary.letters_of(before)
+    found = any(stop in text for stop in given.stop)
+    if found or (not given.ignore_end and not vocabulary.stops.isdisjoint(before)):
+        what = "a stop string" if found else "a stop symbol"
+        return f"committed goes on after {what}, where the output had ended: leave out what follows"
+    return ""

@@ -37,6 +37,7 @@ KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
     *((name, int, "a whole number") for name in NUMBERS),
     *((name, bool, "True or False") for name in SWITCHES),
     ("prompt", str | tuple | Chat, "a text, a tuple of token ids, or a Chat"),
+    ("committed", tuple, "a tuple of token ids"),
     ("method", str, "the name of a method"),
     ("options", SamplingOptions, "SamplingOptions"),
     ("drafter_temperature", int | float, "a number"),
@@ -86,6 +87,9 @@ class GenerationRequest:
     speculation: bool = False  # with two targets, a pass may begin on one before that of the other has returned
     explain: bool = False  # the governor's choices are kept, to be shown
     record: Path | None = None  # file for the flight recorder
+    # The output's first ids, where an earlier session was lost: it goes on after them. They count for max_tokens and
+    # for stop strings, and are not given out again; a seeded or greedy output goes on as it would have.
+    committed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -119,6 +123,7 @@ class GenerationRequest:
     def _check_prompt(self) -> None:
         if isinstance(self.prompt, Chat) and self.prompt.fault:
             raise RequestError(self.prompt.fault)
+        check_ids("committed", self.committed)
         if isinstance(self.prompt, tuple):
             check_ids("prompt", self.prompt)
         elif isinstance(self.prompt, str):

@@ -12,6 +12,7 @@ from crossdraft.pipeline.auditing import Audit
 from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.explanation import Explained
 from crossdraft.pipeline.governing import PLAIN, Fixed
+from crossdraft.pipeline.output import fault_of_committed
 from crossdraft.pipeline.prompts import Prompts, prompts_of
 from crossdraft.pipeline.request import GenerationRequest, RequestError
 from crossdraft.text.letters import from_bytes
@@ -104,7 +105,7 @@ def resolve(
     opening = _open_drafter(request, models, prompts, method, audit, noise)
     targets = min(2, targets) if request.speculation else 1
     governor = PLAINLY if opening is None else governor_of(request, method, targets, before)
-    return Assignment(
+    assignment = Assignment(
         pair=pair,
         method=method,
         chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
@@ -119,8 +120,13 @@ def resolve(
         targets=targets,
         paths=request.paths,
         tree_budget=request.paths * most_proposals(request) + NODES_BESIDE_THE_DRAFT,
+        committed=request.committed,
         audit=audit,
     )
+    fault = fault_of_committed(assignment)
+    if fault:
+        raise RequestError(fault)
+    return assignment
 
 
 def choose_method(request: GenerationRequest, models: Models) -> Method:
@@ -173,9 +179,13 @@ def _prompts(request: GenerationRequest, models: Models) -> Prompts:
             "with at least one of them generated; shorten the prompt"
         )
     size = models.tokenization.vocabulary.size
-    wrong = [token for token, _ in request.options.logit_bias if not 0 <= token < size]
-    if wrong:
-        raise RequestError(f"logit_bias names id {wrong[0]}, and the target's ids are 0 to {size - 1}")
+    for name, ids in (
+        ("logit_bias", [token for token, _ in request.options.logit_bias]),
+        ("committed", request.committed),
+    ):
+        wrong = [token for token in ids if not 0 <= token < size]
+        if wrong:
+            raise RequestError(f"{name} names id {wrong[0]}, and the target's ids are 0 to {size - 1}")
     return prompts
 
 

@@ -48,9 +48,17 @@ class Session:
         return self._decoding.counts
 
     def start(self, now: float) -> list[Command]:
-        """Begin; `now` in seconds of a clock that never goes back. Raises IllegalEventError if begun already."""
+        """Begin; `now` in seconds of a clock that never goes back. An output that had ended before ends at once.
+
+        Raises:
+            IllegalEventError: it has begun already.
+        """
         if self.state is not State.NEW:
             raise IllegalEventError("the session has begun already")
+        ended = self._decoding.output.ended
+        if ended is not None:
+            self.state = State.DONE
+            return [self._decoding.end(ended.reason)]
         self.state = State.OPENING
         return [*self._targets.open(), *self._drafting.open(), *self._targets.set_timer()]
 
