@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.cli.bundled import ModelNames
 from crossdraft.cli.failures import CommandFailed
-from crossdraft.cli.generate import DEFAULT_PROMPT, generate, without_effect
+from crossdraft.cli.generate import DEFAULT_PROMPT, Given, generate, without_effect
 from crossdraft.pipeline import GenerationRequest
 from crossdraft.pipeline.statistics import Statistics
 from tests.cli.conftest import COMMAND, Cli
@@ -237,7 +237,7 @@ def test_without_addresses_the_pair_is_started_and_ended(
     capsys: pytest.CaptureFixture[str], target_folder: Path, drafter_folder: Path, cli: Cli, pair: Pair
 ) -> None:
     models = ModelNames(str(target_folder), str(drafter_folder))
-    generate(GenerationRequest(PROMPT, seed=5, max_tokens=12, ignore_eos=True), None, None, False, models)
+    generate(GenerationRequest(PROMPT, seed=5, max_tokens=12, ignore_eos=True), Given(None, None), False, models)
     shown = capsys.readouterr()
     assert shown.out == cli("generate", *pair, "--json", "--seed", "5", *SHORT).records[-1]["text"] + "\n"
     assert "accepted" in shown.err
@@ -246,4 +246,4 @@ def test_without_addresses_the_pair_is_started_and_ended(
 def test_a_bundled_model_that_is_missing_is_named() -> None:
     models = ModelNames("bundled:nothing")
     with pytest.raises(CommandFailed, match="there is no bundled model 'bundled:nothing'"):
-        generate(GenerationRequest(PROMPT), None, "none", False, models)
+        generate(GenerationRequest(PROMPT), Given(None, "none"), False, models)

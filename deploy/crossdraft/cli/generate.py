@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from crossdraft.cli.bundled import ModelNames
 from crossdraft.cli.failures import CommandFailed, Misused
@@ -11,20 +12,28 @@ from crossdraft.cli.running import run_to_end
 from crossdraft.cli.show import JsonScreen, Screen, TextScreen
 from crossdraft.models.names import ModelLoadError, source_of
 from crossdraft.pipeline import Generation, GenerationRequest, Pipeline, connect
+from crossdraft.rpc.security import TlsFiles
 
 NO_DRAFTER = "none"
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
 
 
-def generate(
-    request: GenerationRequest, target: str | None, drafter: str | None, as_json: bool, models: ModelNames | None = None
-) -> None:
+@dataclass(frozen=True)
+class Given:
+    """The services, as they were typed."""
+
+    target: str | None  # host:port, several with commas between; None: a bundled one runs as long as this command
+    drafter: str | None  # likewise, or "none"; None: the bundled drafter, or none beside a given target
+    tls: TlsFiles | None = None
+    trusted: bool = True  # the drafter, to say the laws that it drew from
+
+
+def generate(request: GenerationRequest, given: Given, as_json: bool, models: ModelNames | None = None) -> None:
     """Generates and shows it.
 
     Args:
         request: what to generate.
-        target: host:port, several with commas between, or None for a bundled target that runs as long as this command.
-        drafter: likewise, "none", or None for the bundled drafter, or for none beside a given target.
+        given: where with what.
         as_json: whether to write JSON.
         models: what to run where no address is given.
 
@@ -32,17 +41,22 @@ def generate(
         Misused: options do not go together or are out of their range.
         CommandFailed: a service cannot be reached or started, or fails.
     """
+    target, drafter = given.target, given.drafter
     for name, address in (("--target", target), ("--drafter", drafter)):
         if address is not None and not (name == "--drafter" and address == NO_DRAFTER):
             for one in address.split(","):
                 check_address(name, one.strip())
     if target is None and drafter not in (None, NO_DRAFTER):
         raise Misused("--drafter has an address and --target has none: give both, or neither for the bundled pair")
+    if target is None and given.tls is not None:
+        raise Misused("--tls-ca is for services that run already: give --target, or leave it out for the bundled pair")
     alone = drafter == NO_DRAFTER or (target is not None and drafter is None)
-    for option in without_effect(request, 1 if target is None else len(target.split(",")), alone):
-        print(f"crossdraft: {option}", file=sys.stderr)
+    notes = without_effect(request, 1 if target is None else len(target.split(",")), alone)
+    notes += ["--untrusted-drafter changes nothing without a drafter"] * (alone and not given.trusted)
+    for note in notes:
+        print(f"crossdraft: {note}", file=sys.stderr)
     screen = JsonScreen() if as_json else TextScreen(audit=request.audit)
-    run_to_end(_generate(request, (target, drafter), screen, models or ModelNames()))
+    run_to_end(_generate(request, given, screen, models or ModelNames()))
 
 
 def without_effect(request: GenerationRequest, targets: int, alone: bool) -> list[str]:
@@ -55,10 +69,11 @@ def without_effect(request: GenerationRequest, targets: int, alone: bool) -> lis
     return notes
 
 
-async def _generate(
-    request: GenerationRequest, given: tuple[str | None, str | None], screen: Screen, models: ModelNames
-) -> None:
-    async with addresses(*given, models) as (target, drafter), connect(target, drafter) as pipeline:
+async def _generate(request: GenerationRequest, given: Given, screen: Screen, models: ModelNames) -> None:
+    async with (
+        addresses(given.target, given.drafter, models) as (target, drafter),
+        connect(target, drafter, tls=given.tls, trusted=given.trusted) as pipeline,
+    ):
         await show(pipeline, request, screen)
 
 

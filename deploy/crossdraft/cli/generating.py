@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from crossdraft.cli.method_names import METHODS
+from crossdraft.cli.security import TlsCa, TlsCert, TlsKey, tls_of
 
 
 class Overlaps(StrEnum):
@@ -68,6 +69,15 @@ def generate(
         Path | None, typer.Option(metavar="FILE", help="Write a flight record, for replay and timeline.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each token, then the whole.")] = False,
+    untrusted_drafter: Annotated[
+        bool,
+        typer.Option(
+            "--untrusted-drafter", help="Use only methods whose output nothing that a drafter says can change."
+        ),
+    ] = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Continue a prompt. Without addresses, the bundled models are run for as long as it takes."""
     from crossdraft.cli import generate as command
@@ -100,7 +110,8 @@ def generate(
             explain=explain,
             record=record,
         )
-    command.generate(request, target, drafter, as_json)
+    services = command.Given(target, drafter, tls_of(tls_ca, tls_cert, tls_key), not untrusted_drafter)
+    command.generate(request, services, as_json)
 
 
 def demo(

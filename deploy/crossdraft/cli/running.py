@@ -34,7 +34,7 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
         Interrupted: after a signal.
     """
     try:
-        with _warnings_shown():
+        with warnings_shown():
             run(_cancelled_by_signals(work))
     except RequestError as error:
         raise Misused(str(error)) from error
@@ -43,7 +43,7 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
 
 
 @contextmanager
-def _warnings_shown() -> Iterator[None]:
+def warnings_shown() -> Iterator[None]:
     """What the packages warn of goes to stderr like everything else that this command says."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("crossdraft: %(message)s"))

@@ -9,9 +9,10 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from crossdraft.cli.failures import CommandFailed, Misused
-from crossdraft.cli.running import checked_options
+from crossdraft.cli.running import checked_options, warnings_shown
 from crossdraft.models.names import NumberOutOfRangeError
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.security import TlsError, TlsFiles
 from crossdraft.rpc.server import Listening, run
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.affinity import AffinityMismatch
@@ -34,13 +35,14 @@ class Where:
     max_message_mib: int
     grace_seconds: float
     until_stdin_ends: bool = False  # stop as on SIGTERM when standard input ends
+    tls: TlsFiles | None = None
 
     @property
     def listening(self) -> Listening:
         """The same, checked; raises Misused."""
         with checked_options():
             limit = MessageLimit(self.max_message_mib)
-            return Listening(self.host, self.port, limit, self.grace_seconds)
+            return Listening(self.host, self.port, limit, self.grace_seconds, self.tls)
 
 
 def serve_the_target(model: "ModelOptions", where: Where) -> None:
@@ -77,8 +79,9 @@ def _run(service: Coroutine[Any, Any, None], where: Where) -> None:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
         Thread(target=end_with_stdin, daemon=True).start()
     try:
-        run(service)
-    except (AffinityMismatch, RankingError, NumberOutOfRangeError) as error:
+        with warnings_shown():
+            run(service)
+    except (AffinityMismatch, RankingError, NumberOutOfRangeError, TlsError) as error:
         raise Misused(str(error)) from error
     except (ValueError, CannotListen) as error:
         raise CommandFailed(str(error)) from error

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from crossdraft.cli.security import TlsCa, TlsCert, TlsKey, tls_of
+
 app = typer.Typer(
     name="serve",
     help="Serve a target or a drafter over gRPC; one line of JSON on standard output says when it is ready.",
@@ -44,6 +46,9 @@ def target(
     threads: Threads = None,
     trust_remote_code: TrustRemoteCode = False,
     pace: Paced = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     until_stdin_ends: UntilStdinEnds = False,
 ) -> None:
     """Serve the model whose distribution comes out."""
@@ -52,7 +57,8 @@ def target(
 
     emulation = command.emulation_of(pace)
     options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, None, emulation)
-    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
+    tls = tls_of(tls_ca, tls_cert, tls_key)
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, tls)
     command.serve_the_target(options, where)
 
 
@@ -76,6 +82,9 @@ def drafter(
     logit_noise: Annotated[
         float, typer.Option(metavar="SIGMA", help="For benchmarks: standard deviation of noise on its logits.")
     ] = 0.0,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     until_stdin_ends: UntilStdinEnds = False,
 ) -> None:
     """Serve a model that guesses."""
@@ -87,7 +96,8 @@ def drafter(
     options = ModelOptions(
         model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, pruning, emulation
     )
-    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
+    tls = tls_of(tls_ca, tls_cert, tls_key)
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, tls)
     command.serve_a_drafter(options, affinity, where)
 
 
@@ -100,6 +110,9 @@ def ngram(
     max_message_mib: MaxMessageMib = 32,
     grace_seconds: GraceSeconds = 10.0,
     pace: Paced = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     until_stdin_ends: UntilStdinEnds = False,
 ) -> None:
     """Serve a drafter without a model: it copies what followed when the last bytes of the text were seen before.
@@ -108,5 +121,6 @@ def ngram(
     """
     from crossdraft.cli import serve as command
 
-    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
+    tls = tls_of(tls_ca, tls_cert, tls_key)
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, tls)
     command.serve_an_ngram_drafter(max_ngram, min_ngram, command.pace_of(pace), where)

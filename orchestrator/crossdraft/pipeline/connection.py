@@ -23,7 +23,9 @@ from crossdraft.pipeline.recording import Header
 from crossdraft.pipeline.request import GenerationRequest, Overlap, Prompt, RequestError
 from crossdraft.pipeline.resolution import Models, Secrets, resolve
 from crossdraft.pipeline.team import Team, tokenization_of
+from crossdraft.pipeline.trust import without_trust
 from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.security import TlsFiles, client_credentials
 
 __all__ = ["Pipeline", "connect", "tokenization_of"]
 
@@ -34,7 +36,7 @@ class Pipeline:
     """Connections to the targets of one model and, unless decoding is plain, to drafters of one vocabulary.
 
     Raises:
-        ValueError: there is no address of a target.
+        ValueError: there is no address of a target, or TLS files cannot be used.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class Pipeline:
         drafter: Addresses | None = None,
         patience: Patience | None = None,
         needs_drafter: bool = False,
+        tls: TlsFiles | None = None,
+        trusted: bool = True,
     ) -> None:
         self._targets = addresses_of(target)
         self._drafters = addresses_of(drafter or ())
@@ -50,6 +54,8 @@ class Pipeline:
             raise ValueError("give at least one address of a target, such as 127.0.0.1:7001")
         self._patience = patience or Patience()
         self._needs_drafter = needs_drafter
+        self._credentials = None if tls is None else client_credentials(tls)
+        self._trusted = trusted
         self._team: Team | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
         self._experience = Experience()
@@ -62,7 +68,7 @@ class Pipeline:
                 what to do. The same of drafters where one is needed.
             RequestError: the targets serve models that differ.
         """
-        team = Team(self._targets, self._drafters, self._patience)
+        team = Team(self._targets, self._drafters, self._patience, self._credentials)
         try:
             await team.gather(self._needs_drafter)
         except BaseException:
@@ -88,6 +94,8 @@ class Pipeline:
 
     def run(self, request: GenerationRequest, watch: Recorder | None = None) -> Generation:
         """The same for a request that is made already; `watch`, such as a `watching.Watch`, is told its steps."""
+        if self._drafters and not self._trusted:
+            request = without_trust(request)
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
         targets, before = len(services.targets), self._experience.of(request)
         assignment = resolve(request, models, drawn, targets, before)
@@ -124,6 +132,8 @@ def connect(
     patience: Patience | None = None,
     *,
     needs_drafter: bool = False,
+    tls: TlsFiles | None = None,
+    trusted: bool = True,
 ) -> Pipeline:
     """A pipeline to use with `async with`.
 
@@ -132,8 +142,14 @@ def connect(
         drafter: likewise of one vocabulary. None: plain decoding, as it is until a drafter has answered.
         patience: how long services may take to answer.
         needs_drafter: to connect fails, as for a target, if no drafter answers.
+        tls: what this side shows to services, and whose certificates it takes; None: plaintext.
+        trusted: whether the drafters are; with one that is not, only methods whose output does not depend on what a
+            drafter says of its laws are used (`slem`, `seeded`), and others are refused.
+
+    Raises:
+        ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).
     """
-    return Pipeline(target, drafter, patience, needs_drafter)
+    return Pipeline(target, drafter, patience, needs_drafter, tls, trusted)
 
 
 def addresses_of(given: Addresses) -> tuple[str, ...]:

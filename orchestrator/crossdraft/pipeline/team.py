@@ -10,6 +10,7 @@ from crossdraft.pipeline.resolution import Models
 from crossdraft.pipeline.roster import Roster
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import BadMessage, ServiceError, TimedOut
+from crossdraft.rpc.security import ClientCredentials
 from crossdraft.text.letters import Side
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import Tokenization
@@ -26,13 +27,21 @@ class Team:
         targets: addresses, at least one.
         drafters: addresses.
         patience: of the clients.
+        credentials: what the clients show and trust; None: plaintext.
     """
 
-    def __init__(self, targets: Sequence[str], drafters: Sequence[str], patience: Patience) -> None:
+    def __init__(
+        self,
+        targets: Sequence[str],
+        drafters: Sequence[str],
+        patience: Patience,
+        credentials: ClientCredentials | None = None,
+    ) -> None:
         self.services = Services(Roster("target"), Roster("drafter"))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
         self._addresses = (targets, drafters)
         self._patience = patience
+        self._credentials = credentials
         self._clients: list[TargetClient | DrafterClient] = []
         self._targets: list[Acquaintance] = []
         self._drafters: list[Acquaintance] = []
@@ -51,11 +60,11 @@ class Team:
         seconds = self._patience.describe_seconds
         until = loop.time() + (seconds if needs_drafter else min(seconds, OTHERS_SECONDS))
         for address in self._addresses[0]:
-            target = TargetClient(address, self._patience)
+            target = TargetClient(address, self._patience, tls=self._credentials)
             self._clients.append(target)
             self._targets.append(Acquaintance(target, self._welcome_target))
         for address in self._addresses[1]:
-            drafter = DrafterClient(address, self._patience)
+            drafter = DrafterClient(address, self._patience, tls=self._credentials)
             self._clients.append(drafter)
             self._drafters.append(Acquaintance(drafter, self._welcome_drafter))
         models = await self._first_target()

@@ -33,6 +33,7 @@ class Method:
     drafter_rows: bool = True  # every proposal carries the row that it was drawn from
     scores: bool = False  # the drafter is asked how probable beginnings of its text are
     whole_draft: bool = False  # how many proposals there are is fixed before the first is revealed: lock-step only
+    trusting: bool = True  # exact only if each proposal's row is the law that it was drawn from
     seedable: bool = False  # the output is a function of the seed: neither timing nor drafter change it
 
 
@@ -60,6 +61,7 @@ SLEM = Method(
     (Guess.CANONICAL, Guess.OWN),
     samples=True,
     drafter_rows=False,
+    trusting=False,
     seedable=True,
 )
 SEEDED = Method(
@@ -70,6 +72,7 @@ SEEDED = Method(
     samples=True,
     keyed=True,
     drafter_rows=False,
+    trusting=False,
     seedable=True,
 )
 SLRS = Method(

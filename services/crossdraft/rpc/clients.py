@@ -13,6 +13,7 @@ from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.dues import DrafterDues, TargetDues
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
+from crossdraft.rpc.security import ClientCredentials
 from crossdraft.rpc.stream import Stream, Wire
 from crossdraft.rpc.transport import MessageLimit, client_options
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
@@ -96,7 +97,7 @@ class _Client:
     address: str  # host:port
     patience: Patience = field(default_factory=Patience)
     limit: MessageLimit = field(default_factory=MessageLimit)
-    tls: grpc.ChannelCredentials | None = None  # of `security.client_credentials`; None: plaintext
+    tls: ClientCredentials | None = None  # None: plaintext
     channel: grpc.aio.Channel = field(init=False, repr=False)
     _description: Description | None = field(default=None, init=False, repr=False)
 

@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 MAKE = "crossdraft certs DIR --host NAME"
 RENEW = "crossdraft certs DIR --renew"
 
+ClientCredentials = grpc.ChannelCredentials
+
 log = logging.getLogger(__name__)
 
 
@@ -66,7 +68,7 @@ class TlsFiles:
         return tuple(_stamp(path) for path in (self.ca, self.certificate, self.key))
 
 
-def client_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+def client_credentials(files: TlsFiles) -> ClientCredentials:
     """Of a client's channels, as the files are now; raises TlsError."""
     identity = files.load()
     return grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)

@@ -1,0 +1,144 @@
+"""`crossdraft certs`: files that TLS can use, and what is refused."""
+
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from crossdraft.rpc.authority import Use, ends, subject_of
+from crossdraft.rpc.security import TlsFiles
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "certs"
+
+
+def files(folder: Path, name: str) -> TlsFiles:
+    return TlsFiles(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_ca_and_certificates_that_can_be_loaded(cli: Cli, folder: Path) -> None:
+    made = cli("certs", folder, "--host", "node1,10.0.0.1", "--host", "10.0.0.2", "--host", "::1", "--days", "30")
+    assert (made.code, made.err) == (0, "")
+    names = {"node1": ("node1", "10.0.0.1"), "10.0.0.2": ("10.0.0.2",), "__1": ("::1",)}
+    assert set(contents(folder)) == {f"{name}{end}" for name in ("ca", *names) for end in (".pem", ".key")}
+    for name, hosts in names.items():
+        certificate = files(folder, name).load().certificate
+        subject = subject_of(certificate)
+        assert (subject.hosts, subject.use) == (hosts, Use.BOTH)
+        assert abs(ends(certificate) - datetime.now(UTC) - timedelta(days=30)) < timedelta(minutes=5)
+        assert f"copy them to {name} only ({', '.join(hosts)}; to serve and to connect)" in made.out
+    assert f"{folder}/ca.pem: copy it to every host" in made.out
+    assert f"{folder}/ca.key: keep it here and give it to nobody" in made.out
+    assert "--tls-ca ca.pem --tls-cert node1.pem --tls-key node1.key" in made.out
+
+
+def test_only_the_owner_reads_keys(cli: Cli, folder: Path) -> None:
+    cli("certs", folder, "--host", "node1")
+    for path in folder.glob("*.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_hosts_are_added_to_the_same_ca_and_nothing_is_overwritten(cli: Cli, folder: Path) -> None:
+    cli("certs", folder, "--host", "node1")
+    before = contents(folder)
+    added = cli("certs", folder, "--host", "drafter7", "--use", "service")
+    assert added.code == 0
+    assert "the CA that was there" in added.out
+    assert "drafter7; to serve)" in added.out
+    assert subject_of(files(folder, "drafter7").load().certificate).use is Use.SERVICE
+    refused = cli("certs", folder, "--host", "node2", "--host", "node1")
+    assert refused.code == 1
+    assert f"{folder}/node1.pem is there already and is not overwritten: to make it anew, add --renew" in refused.err
+    assert before.items() <= contents(folder).items()
+    assert not (folder / "node2.pem").exists()
+
+
+def test_renewing_makes_new_keys_for_the_same_hosts(cli: Cli, folder: Path) -> None:
+    cli("certs", folder, "--host", "node1,10.0.0.1", "--days", "2")
+    cli("certs", folder, "--host", "front", "--use", "orchestrator", "--days", "2")
+    before = contents(folder)
+    assert cli("certs", folder, "--renew", "--host", "node1,10.0.0.9").code == 0
+    one = contents(folder)
+    assert {name for name in one if one[name] != before[name]} == {"node1.pem", "node1.key"}
+    assert subject_of(one["node1.pem"]).hosts == ("node1", "10.0.0.1", "10.0.0.9")
+    assert cli("certs", folder, "--renew").code == 0
+    every = contents(folder)
+    assert {name for name in every if every[name] == one[name]} == {"ca.pem", "ca.key"}
+    for name in ("node1", "front"):
+        files(folder, name).load()
+        assert ends(every[f"{name}.pem"]) > datetime.now(UTC) + timedelta(days=364)
+    assert subject_of(every["front.pem"]).use is Use.ORCHESTRATOR
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "complaint"),
+    [
+        ([], 2, "name the hosts: --host NAME_OR_ADDRESS"),
+        (["--host", "node1:7001"], 2, "'node1:7001' is neither a host's name nor an address: give it without port"),
+        (["--host", "10.0.0.300"], 2, "'10.0.0.300' is neither"),
+        (["--host", "../node1"], 2, "'../node1' is neither"),
+        (["--host", "node1,"], 2, "has an empty name"),
+        (["--host", "node1", "--host", "node1,10.0.0.1"], 2, "the name 'node1' is taken"),
+        (["--host", "ca"], 2, "the name 'ca' is taken"),
+        (["--host", "node1", "--days", "0"], 2, "--days must be at least 1, got 0"),
+        (["--host", "node1", "--days", "4000"], 2, "a certificate cannot last 4000: ask for fewer"),
+        (["--renew"], 1, "has no certificates to renew"),
+        (["--renew", "--host", "node1"], 1, "node1.pem to renew: make it without --renew"),
+        (["--host", "node1", "--use", "everything"], 2, "Invalid value for '--use'"),
+    ],
+)
+def test_what_cannot_be_made(cli: Cli, folder: Path, options: list[str], code: int, complaint: str) -> None:
+    ended = cli("certs", folder, *options)
+    assert (ended.code, ended.out) == (code, "")
+    assert complaint in ended.err
+    assert not folder.exists() or contents(folder) == {}
+
+
+def test_half_a_ca(cli: Cli, folder: Path) -> None:
+    cli("certs", folder, "--host", "node1")
+    (folder / "ca.key").unlink()
+    ended = cli("certs", folder, "--host", "node2")
+    assert ended.code == 1
+    assert "ca.key is missing beside the other half of the CA" in ended.err
+
+
+def test_files_that_are_of_somebody_else(cli: Cli, folder: Path) -> None:
+    cli("certs", folder, "--host", "node1")
+    (folder / "node1.pem").write_text("something")
+    ended = cli("certs", folder, "--renew")
+    assert ended.code == 1
+    assert "no certificate that `crossdraft certs` made; it is not renewed" in ended.err
+    ended = cli("certs", folder / "ca.pem", "--host", "node1")
+    assert ended.code == 1
+    assert "name a folder of yours" in ended.err
+
+
+@pytest.mark.parametrize("kept", ["--tls-ca", "--tls-cert", "--tls-key"])
+def test_tls_options_go_together_and_are_checked_before_anything_runs(cli: Cli, folder: Path, kept: str) -> None:
+    cli("certs", folder, "--host", "127.0.0.1")
+    given = dict(zip(("--tls-ca", "--tls-cert", "--tls-key"), vars(files(folder, "127.0.0.1")).values(), strict=True))
+    for command in (["serve", "ngram"], ["generate", "--target", "127.0.0.1:1"]):
+        ended = cli(*command, kept, given[kept])
+        assert (ended.code, ended.out) == (2, "")
+        assert "--tls-ca, --tls-cert and --tls-key are given together" in ended.err
+        options = [text for name, path in given.items() for text in (name, folder / "no" if name == kept else path)]
+        ended = cli(*command, *options)
+        assert (ended.code, ended.out) == (2, "")
+        assert f"there is no file {folder}/no: make it with `crossdraft certs" in ended.err
+
+
+def test_tls_is_for_services_that_run_already(cli: Cli, folder: Path) -> None:
+    cli("certs", folder, "--host", "node1")
+    ca, certificate, key = vars(files(folder, "node1")).values()
+    ended = cli("generate", "--tls-ca", ca, "--tls-cert", certificate, "--tls-key", key)
+    assert ended.code == 2
+    assert "--tls-ca is for services that run already: give --target" in ended.err
