@@ -1,0 +1,224 @@
+"""What a cluster serves, from one YAML file: models, replicas, resources, limits, security.
+
+A file is read once, before anything is started; whatever is wrong is said together, each with its line.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from yaml.nodes import MappingNode, Node, SequenceNode
+
+from crossdraft.pipeline import Overlap
+from crossdraft.verification.methods import METHODS
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
+Count = Annotated[int, Field(ge=1, le=1024)]
+
+
+class ConfigurationError(ValueError):
+    """The file cannot be used; the text has a line for each fault."""
+
+
+class Part(BaseModel):
+    """A part of the file: unknown names are faults, values stay as they were read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Resources(Part):
+    """What one replica takes of its node, in Ray's units."""
+
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    custom: dict[str, Annotated[float, Field(gt=0)]] = {}  # such as {"target": 1}, as the node's start command has it
+
+
+class Service(Part):
+    """Replicas of one model, each with its own gRPC server."""
+
+    model: str  # a folder, a hub id, or bundled:NAME; on every node where it may run
+    replicas: Count = 1
+    port: Port = 0  # of every replica, which then are on different nodes; 0: any free one
+    resources: Resources = Resources()
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "cpu"  # as torch names it, such as cuda:0
+    cache_mib: Annotated[int, Field(ge=1)] = 512  # for keys and values of all sessions
+    max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default all of a context
+    threads: Count | None = None  # of torch; by default torch decides
+    trust_remote_code: bool = False
+
+
+class DrafterService(Service):
+    """A model that guesses."""
+
+    name: Name  # that requests may ask for
+    trusted: bool = True  # else only methods whose output does not depend on what it says
+    vocab_keep: Annotated[int, Field(ge=1)] | None = None  # ids that its head keeps
+    frequencies: Path | None = None  # which: a file of `crossdraft frequencies`
+    affinity: Path | None = None  # for rdk: a file of `crossdraft affinity`
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.frequencies is not None and self.vocab_keep is None:
+            raise ValueError("frequencies needs vocab_keep, the number of ids to keep")
+        return self
+
+
+class Defaults(Part):
+    """What a request is given that does not say."""
+
+    method: str | None = None  # None: by temperature, seed and pair
+    k: Annotated[int, Field(ge=1, le=64)] = 5
+    overlap: Overlap = Overlap.AUTO
+    max_tokens: Annotated[int, Field(ge=1)] = 128
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.method is not None and self.method not in METHODS:
+            raise ValueError(f"unknown method {self.method!r}; choose one of {', '.join(METHODS)}")
+        return self
+
+
+class ServedService(Part):
+    """One model as clients see it: a target, drafters for it, and the orchestrators between them."""
+
+    name: Name
+    target: Service
+    drafters: tuple[DrafterService, ...] = ()  # the default one first; none: plain decoding
+    orchestrators: Count = 1  # replicas, beside the targets
+    orchestrator_resources: Resources = Resources()
+    outputs: Annotated[int, Field(ge=1)] = 64  # of one orchestrator at once
+    defaults: Defaults = Defaults()
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        repeated = _repeated([drafter.name for drafter in self.drafters])
+        if repeated:
+            raise ValueError(f"two drafters of model {self.name!r} have the name {repeated!r}")
+        return self
+
+
+class Http(Part):
+    """The front for browsers and OpenAI's clients."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    replicas: Count = 1
+    max_request_mib: Count = 4
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None  # of one key; None: as many as it likes
+
+
+class Grpc(Part):
+    """The front for gRPC clients."""
+
+    host: str = "127.0.0.1"
+    port: Port = 9000
+    max_message_mib: Count = 32
+
+
+class Tls(Part):
+    """Mutual TLS between all services: files that are on every node (`crossdraft certs` makes them)."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+class Security(Part):
+    """Who may do what."""
+
+    api_keys: Path | None = None  # a file with one key a line; None: everybody may ask
+    tls: Tls | None = None  # None: services trust their network
+
+
+class Configuration(Part):
+    """The whole file."""
+
+    models: tuple[ServedService, ...]  # at least one
+    http: Http = Http()
+    grpc: Grpc | None = None  # None: no gRPC for clients
+    security: Security = Security()
+    log_format: Literal["plain", "json"] = "json"
+    grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when something is stopped
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        if not self.models:
+            raise ValueError("models is empty; name at least one")
+        repeated = _repeated([model.name for model in self.models])
+        if repeated:
+            raise ValueError(f"two models have the name {repeated!r}")
+        return self
+
+
+def load(path: Path) -> Configuration:
+    """Reads a file; paths in it are relative to its folder.
+
+    Raises:
+        ConfigurationError: it cannot be read, is no YAML, or something in it is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the configuration {path}: {error}") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str = "configuration") -> Configuration:
+    """The same of a text; `name` is what its faults are said of.
+
+    Raises:
+        ConfigurationError: it is no YAML, or something in it is wrong.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        raise ConfigurationError(f"{name}, line {line}: {error.problem}") from error
+    if not isinstance(root, MappingNode):
+        raise ConfigurationError(f"{name}, line 1: a configuration begins with `models:`")
+    try:
+        return Configuration.model_validate_json(json.dumps(values, default=str))
+    except ValidationError as error:
+        faults = (_fault(name, root, one["loc"], one["msg"]) for one in error.errors())
+        raise ConfigurationError("\n".join(faults)) from error
+
+
+def _repeated(names: Sequence[str]) -> str:
+    """The first name that is there twice; empty if none is."""
+    return next((name for place, name in enumerate(names) if name in names[:place]), "")
+
+
+def _fault(name: str, root: Node, place: tuple[int | str, ...], complaint: str) -> str:
+    """One fault with its line: of the value itself, or of what it is missing from."""
+    path = ".".join(str(step) for step in place)
+    said = complaint.removeprefix("Value error, ")
+    return f"{name}, line {_line(root, place)}: {path + ': ' if path else ''}{said}"
+
+
+def _line(node: Node, place: tuple[int | str, ...]) -> int:
+    """Where a value is, or, if it is not there, where the part begins that lacks it; counts from 1."""
+    line = node.start_mark.line + 1
+    for step in place:
+        found = _step(node, step)
+        if found is None:
+            break
+        node, line = found
+    return line
+
+
+def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
+    """The value that one step leads to, and the line where it is named."""
+    if isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
+        return node.value[step], node.value[step].start_mark.line + 1
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if key.value == str(step):
+                return value, key.start_mark.line + 1
+    return None

@@ -1,0 +1,84 @@
+"""The configuration of a cluster: what is taken, and what is said of faults."""
+
+from pathlib import Path
+
+import pytest
+
+from crossdraft.pipeline import Overlap
+from crossdraft.serving.configuration import ConfigurationError, load, parse
+
+SMALLEST = """\
+models:
+  - name: small
+    target:
+      model: bundled:target
+"""
+SHIPPED = Path(__file__).parents[2] / "deploy" / "crossdraft.yaml"
+
+
+def test_the_smallest_one_has_a_default_for_the_rest() -> None:
+    (model,) = parse(SMALLEST).models
+    assert (model.target.replicas, model.drafters, model.orchestrators) == (1, (), 1)
+    assert model.defaults.overlap is Overlap.AUTO
+
+
+def test_the_one_that_is_shipped_can_be_read() -> None:
+    (model,) = load(SHIPPED).models
+    assert model.target.replicas == 2
+    assert model.target.resources.custom == {"target": 1}
+
+
+def test_values_keep_their_types() -> None:
+    text = SMALLEST + "http: {port: 0}\nlog_format: plain\nsecurity: {api_keys: keys.txt}\n"
+    made = parse(text)
+    assert (made.http.port, made.log_format, made.security.api_keys) == (0, "plain", Path("keys.txt"))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "line 1: a configuration begins with `models:`"),
+        ("- a\n", "line 1: a configuration begins with `models:`"),
+        ("models: []\n", "line 1: models is empty"),
+        ("models:\n  - name: x\n", r"line 2: models\.0\.target: Field required"),
+        (SMALLEST + "      replicas: 0\n", r"line 5: models\.0\.target\.replicas: .*greater than or equal to 1"),
+        (SMALLEST + "      replicas: two\n", r"line 5: models\.0\.target\.replicas: .*valid integer"),
+        (SMALLEST + "      replica: 2\n", r"line 5: models\.0\.target\.replica: Extra inputs"),
+        (SMALLEST + "http:\n  port: 70000\n", r"line 6: http\.port: .*less than or equal to 65535"),
+        (SMALLEST + "    defaults: {method: best}\n", r"line 5: models\.0\.defaults: unknown method 'best'; choose"),
+        (SMALLEST + "  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
+        (
+            SMALLEST + "    drafters: [{name: d, model: m}, {name: d, model: n}]\n",
+            "line 2: models.0: two drafters of model 'small' have the name 'd'",
+        ),
+        (
+            SMALLEST + "    drafters:\n      - {name: d, model: m, frequencies: f.npz}\n",
+            r"line 6: models\.0\.drafters\.0: frequencies needs vocab_keep",
+        ),
+        (SMALLEST + "    drafters:\n      - {name: a b, model: m}\n", r"line 6: models\.0\.drafters\.0\.name: "),
+        (SMALLEST + "grace_seconds: -1\n", r"line 5: grace_seconds: "),
+        ("models: [\n", "line 2: "),
+        ("models:\n\t- name: x\n", "line 2: "),
+        ("models: !!python/object:os.system {}\n", "line 1: could not determine a constructor"),
+    ],
+)
+def test_a_fault_is_said_with_its_line(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        parse(text)
+
+
+def test_all_faults_are_said_together() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        parse(SMALLEST + "      replicas: 0\n      threads: 0\n")
+    assert [line.split(":")[0] for line in str(raised.value).splitlines()] == [
+        "configuration, line 5",
+        "configuration, line 6",
+    ]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot read the configuration .*none\.yaml"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"models: \xff")
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        load(tmp_path / "latin.yaml")
