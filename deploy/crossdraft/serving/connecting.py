@@ -1,0 +1,53 @@
+"""A pipeline that is opened when it is needed, by whoever needs it first."""
+
+import asyncio
+from collections.abc import Callable
+
+from crossdraft.pipeline import Pipeline, RequestError
+from crossdraft.rpc.errors import NotServed
+
+
+class Connection:
+    """One pipeline, shared by all outputs of its model and drafter.
+
+    Args:
+        make: a pipeline that is not open yet.
+    """
+
+    def __init__(self, make: Callable[[], Pipeline]) -> None:
+        self._make = make
+        self._pipeline: Pipeline | None = None
+        self._opening: asyncio.Task[Pipeline] | None = None
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """Once it is open."""
+        return self._pipeline
+
+    async def open(self) -> Pipeline:
+        """The pipeline. Those who ask while it is being opened wait for the same attempt.
+
+        Raises:
+            ServiceError: no target answers, or targets or drafters do not go together.
+        """
+        if self._pipeline is None:
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.create_task(self._open())
+            return await asyncio.shield(self._opening)
+        return self._pipeline
+
+    async def _open(self) -> Pipeline:
+        pipeline = self._make()
+        try:
+            self._pipeline = await pipeline.__aenter__()
+        except RequestError as error:  # nobody's request is wrong: the addresses are
+            raise NotServed(str(error)) from error
+        return self._pipeline
+
+    async def close(self) -> None:
+        """Ends what runs on it."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        if self._pipeline is not None:
+            await self._pipeline.__aexit__(None, None, None)

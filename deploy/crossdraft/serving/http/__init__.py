@@ -1,0 +1,6 @@
+"""OpenAI's HTTP API before `Outputs`."""
+
+from crossdraft.serving.http.app import make_app
+from crossdraft.serving.http.options import HttpOptions, RateLimit
+
+__all__ = ["HttpOptions", "RateLimit", "make_app"]

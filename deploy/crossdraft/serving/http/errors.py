@@ -1,0 +1,146 @@
+"""Errors in OpenAI's shape, and the one map from foreign ones to them."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from math import ceil
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from crossdraft.pipeline import RequestError
+from crossdraft.rpc import errors as rpc
+from crossdraft.serving.keys import KeyRefusedError
+from crossdraft.serving.orders import OverloadedError, UnknownModelError
+
+log = logging.getLogger(__name__)
+
+
+class Fault(BaseModel):
+    """What is wrong, for people and for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class FaultReply(BaseModel):
+    """The body of every reply whose status is 400 or more."""
+
+    error: Fault
+
+
+@dataclass(eq=False)
+class RefusedError(Exception):
+    """A reply instead of an output."""
+
+    status: int
+    message: str
+    type: str
+    code: str | None = None
+    param: str | None = None
+    after: float | None = None  # seconds until it may be tried again
+
+    @property
+    def reply(self) -> FaultReply:
+        """Its body."""
+        return FaultReply(error=Fault(message=self.message, type=self.type, param=self.param, code=self.code))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Besides those of its body."""
+        found = {} if self.after is None else {"Retry-After": str(max(1, ceil(self.after)))}
+        return found | ({"WWW-Authenticate": "Bearer"} if self.status == HTTPStatus.UNAUTHORIZED else {})
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What an error is for a client; without a text its own is shown."""
+
+    status: int
+    type: str
+    code: str | None = None
+    text: str = ""
+
+
+INVALID = "invalid_request_error"
+WRONG = Meaning(400, INVALID)
+TOO_LONG = Meaning(400, INVALID, "context_length_exceeded")
+# What a service says of itself names addresses, which are not the client's business: it goes into the log.
+ABSENT = Meaning(503, "server_error", "service_unavailable", "no target can be reached now; try again later")
+LATE = Meaning(504, "server_error", "timeout", "no target answered in time; try again later")
+BUG = Meaning(500, "server_error", "internal_error", "the server failed; its log says why")
+
+# The first class that an error is an instance of counts: subclasses come before their bases.
+MEANINGS: Mapping[type[Exception], Meaning] = {
+    RequestError: WRONG,
+    UnknownModelError: Meaning(404, INVALID, "model_not_found"),
+    OverloadedError: Meaning(429, "rate_limit_error", "overloaded"),
+    KeyRefusedError: Meaning(401, "authentication_error", "invalid_api_key"),
+    rpc.BadMessage: BUG,
+    rpc.BadRequest: WRONG,
+    rpc.ProtocolBroken: BUG,
+    rpc.ContextTooLong: TOO_LONG,
+    rpc.TooLarge: Meaning(413, INVALID, "request_too_large", "the prompt is too large for the target; shorten it"),
+    rpc.NotServed: ABSENT,
+    rpc.NotAllowed: ABSENT,
+    rpc.Unreachable: ABSENT,
+    rpc.TimedOut: LATE,
+    rpc.Cancelled: ABSENT,
+    rpc.Closed: ABSENT,
+    rpc.Internal: ABSENT,
+    rpc.CannotListen: BUG,
+}
+FOREIGN = tuple(MEANINGS)
+# Of the framework's own errors, by status.
+CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+
+def refusal_of(error: Exception, request: str) -> RefusedError:
+    """What a client is told.
+
+    Args:
+        error: one of FOREIGN.
+        request: the id of the client's request, for the log.
+    """
+    if isinstance(error, RefusedError):
+        return error
+    meaning = next((MEANINGS[kind] for kind in FOREIGN if isinstance(error, kind)), BUG)
+    if meaning.text:
+        log.warning("%s: %s: %s", request, type(error).__name__, error)
+    after = error.after if isinstance(error, OverloadedError) else None
+    param = "model" if isinstance(error, UnknownModelError) else None
+    return RefusedError(meaning.status, meaning.text or str(error), meaning.type, meaning.code, param, after)
+
+
+def refusal_of_body(error: RequestValidationError) -> RefusedError:
+    """The first thing that is wrong with a request's body."""
+    first = error.errors()[0]
+    param = ".".join(_in_body(first["loc"][1:], error.body)) or None
+    if first["type"] == "extra_forbidden":
+        return RefusedError(400, f"Unrecognized request argument supplied: {param}", INVALID, param=param)
+    text = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return RefusedError(400, f"the body is not JSON: {text}", INVALID, "invalid_json")
+    return RefusedError(400, f"{param}: {text}" if param else f"the body: {text}", INVALID, "invalid_value", param)
+
+
+def _in_body(where: Sequence[int | str], body: object) -> Iterator[str]:
+    """The part of a validator's path that a client knows: the rest names types that were tried."""
+    for part in where:
+        if isinstance(body, dict) and isinstance(part, str):
+            yield part
+            body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            yield str(part)
+            body = body[part]
+        else:
+            return
+
+
+def refusal_of_status(error: HTTPException) -> RefusedError:
+    """What the framework refuses by itself: an unknown path, a wrong method, a body that is too large."""
+    return RefusedError(error.status_code, str(error.detail), INVALID, CODES.get(error.status_code))

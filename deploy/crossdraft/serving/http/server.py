@@ -1,0 +1,107 @@
+"""A server of the application: listening, a ready line, and an end that cuts no stream."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import ceil
+from types import MappingProxyType
+from typing import Self
+
+import uvicorn
+from fastapi import FastAPI
+
+from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.server import Listening
+
+BACKLOG = 2048  # connections that wait to be accepted
+
+
+class _Uvicorn(uvicorn.Server):
+    """Without signal handlers of its own, and with word of when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: whoever runs the server has them."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As it is, and says so."""
+        await super().startup(sockets)
+        self.listens.set()
+
+
+class HttpServer:
+    """An HTTP server in this process's event loop. Use it with `async with`.
+
+    Args:
+        app: what answers.
+        listening: where; of its fields host, port and grace_seconds.
+        marks: what else the ready line says.
+    """
+
+    def __init__(self, app: FastAPI, listening: Listening, marks: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._app = app
+        self._listening = listening
+        self._marks = marks
+        self._server: _Uvicorn | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.address = ""  # host:port, once it listens
+
+    async def start(self) -> str:
+        """Begins to listen; returns the address.
+
+        Raises:
+            CannotListen: the port is taken, or not for this user, or the host is not of this machine.
+        """
+        where = await asyncio.to_thread(_bound, self._listening)
+        config = uvicorn.Config(
+            self._app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=ceil(self._listening.grace_seconds),
+        )
+        self._server = _Uvicorn(config)
+        self._task = asyncio.create_task(self._server.serve([where]))
+        self.address = f"{self._listening.host}:{where.getsockname()[1]}"
+        await self._server.listens.wait()
+        return self.address
+
+    async def drain(self) -> None:
+        """Takes no new connection, lets requests go on for the grace period, and ends."""
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await self._task
+
+    def ready_line(self) -> str:
+        """One line of JSON that says where what is served."""
+        return json.dumps({"ready": True, "role": "http", "address": self.address, **self._marks})
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain()
+
+
+def _bound(listening: Listening) -> socket.socket:
+    host = listening.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, listening.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise CannotListen(
+            f"cannot listen on {listening.host}:{listening.port}: {error.strerror or error}; "
+            "choose another port, or 0 for any that is free, or an address of this machine"
+        ) from error

@@ -1,0 +1,200 @@
+"""Outputs made in this process, with services that run elsewhere."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from crossdraft.pipeline import Pipeline, Token, connect
+from crossdraft.pipeline.resolution import fault_of_pair
+from crossdraft.pipeline.watching import Watch
+from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.errors import ServiceError
+from crossdraft.rpc.security import TlsFiles
+from crossdraft.serving.connecting import Connection
+from crossdraft.serving.orders import Ended, Order, OverloadedError, ServedModel, Traced, UnknownModelError
+from crossdraft.verification.methods import METHODS
+
+log = logging.getLogger(__name__)
+
+PLAIN = ""  # the name of no drafter
+SHORTEST_WAIT = 1.0  # seconds that a client is asked to wait, at least
+REMEMBERED = 0.9  # weight of earlier outputs in the mean of what one takes
+
+
+@dataclass(frozen=True)
+class NamedDrafter:
+    """Drafters of one vocabulary, under one name.
+
+    Raises:
+        ValueError: name or addresses are empty.
+    """
+
+    name: str
+    addresses: tuple[str, ...]  # host:port
+    trusted: bool = True  # else only methods are used whose output does not depend on what a drafter says of its laws
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.addresses:
+            raise ValueError(f"a drafter needs a name and at least one address, got {self.name!r} {self.addresses}")
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model under a name, and where its services are.
+
+    Raises:
+        ValueError: there is no name or no target, or two drafters have the same name.
+    """
+
+    name: str
+    targets: tuple[str, ...]  # host:port, all of the same model
+    drafters: tuple[NamedDrafter, ...] = ()  # the default one first
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.targets:
+            raise ValueError(f"a model needs a name and at least one target, got {self.name!r} {self.targets}")
+        if len(set(self.drafter_names)) < len(self.drafters):
+            raise ValueError(f"drafters of {self.name!r} have the same name: {', '.join(self.drafter_names)}")
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """In their order."""
+        return tuple(drafter.name for drafter in self.drafters)
+
+    @property
+    def default_drafter(self) -> str:
+        """Its name, or PLAIN."""
+        return self.drafters[0].name if self.drafters else PLAIN
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """Limits of a process.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    most_outputs: int = 64  # at once
+    patience: Patience = field(default_factory=Patience)
+    tls: TlsFiles | None = None  # what is shown to services, and whose certificates are taken; None: plaintext
+
+    def __post_init__(self) -> None:
+        if self.most_outputs < 1:
+            raise ValueError(f"most_outputs must be at least 1, got {self.most_outputs}")
+
+
+class LocalOutputs:
+    """`Outputs` over one pipeline for each model and drafter. Use it with `async with`.
+
+    Pipelines of default drafters are opened at the start, others when an order asks for them. One that cannot be
+    opened is tried again with the next order for it.
+
+    Args:
+        models: what is served.
+        options: limits.
+
+    Raises:
+        ValueError: there is no model, or two have the same name.
+    """
+
+    def __init__(self, models: Sequence[LocalModel], options: LocalOptions | None = None) -> None:
+        self._options = options or LocalOptions()
+        self._models = {model.name: model for model in models}
+        if not models or len(self._models) < len(models):
+            raise ValueError("give at least one model, and each a name of its own")
+        self._created = int(time.time())
+        self._connections = {
+            (model.name, PLAIN if drafter is None else drafter.name): self._connection_to(model, drafter)
+            for model in models
+            for drafter in (None, *model.drafters)
+        }
+        self.running = 0  # outputs
+        self._mean_seconds = 0.0  # that an output takes
+
+    async def __aenter__(self) -> Self:
+        """Tries to connect; what fails is logged."""
+        await asyncio.gather(*(self._begin(model) for model in self._models.values()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for connection in self._connections.values():
+            await connection.close()
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """Those whose target has been there."""
+        found = ((model, self._default(model).pipeline) for model in self._models.values())
+        return tuple(_served(model, pipeline, self._created) for model, pipeline in found if pipeline is not None)
+
+    async def stream(self, order: Order) -> AsyncGenerator[Token | Traced | Ended, None]:
+        """As `Outputs.stream`."""
+        connection = self._connection(order)
+        with self._place():
+            pipeline = await connection.open()
+            watch = Watch() if order.trace else None
+            async with pipeline.run(order.request, watch) as generation:
+                async for token in generation:
+                    if watch is not None:
+                        yield Traced(watch.take())
+                    yield token
+            if watch is not None:
+                yield Traced(watch.take())
+            assert generation.reason is not None
+            assert generation.statistics is not None
+            yield Ended(generation.reason, generation.statistics)
+
+    def _connection_to(self, model: LocalModel, drafter: NamedDrafter | None) -> Connection:
+        addresses, trusted = ((), True) if drafter is None else (drafter.addresses, drafter.trusted)
+        options = self._options
+        make = partial(connect, model.targets, addresses, options.patience, tls=options.tls, trusted=trusted)
+        return Connection(make)
+
+    def _connection(self, order: Order) -> Connection:
+        model = self._models.get(order.model)
+        if model is None:
+            raise UnknownModelError(f"there is no model {order.model!r}; there is {', '.join(self._models)}")
+        name = model.default_drafter if order.drafter is None else order.drafter
+        connection = self._connections.get((model.name, name))
+        if connection is None:
+            there = ", ".join(model.drafter_names) or "none"
+            raise UnknownModelError(f"{model.name!r} has no drafter {name!r}; there is {there}")
+        return connection
+
+    def _default(self, model: LocalModel) -> Connection:
+        return self._connections[model.name, model.default_drafter]
+
+    async def _begin(self, model: LocalModel) -> None:
+        try:
+            await self._default(model).open()
+        except ServiceError as error:
+            log.warning("%s cannot be served yet: %s", model.name, error)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        most = self._options.most_outputs
+        if self.running >= most:
+            raise OverloadedError(f"{most} outputs are being made", max(SHORTEST_WAIT, self._mean_seconds / most))
+        self.running += 1
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            took = time.monotonic() - began
+            self._mean_seconds = REMEMBERED * self._mean_seconds + (1 - REMEMBERED) * took
+
+
+def _served(model: LocalModel, pipeline: Pipeline, created: int) -> ServedModel:
+    known = pipeline.models
+    methods = tuple(method.name for method in METHODS.values() if not fault_of_pair(method, known))
+    return ServedModel(
+        model.name, created, known.context, model.drafter_names, methods, known.target.chat_template is not None
+    )

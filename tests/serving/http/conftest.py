@@ -1,0 +1,56 @@
+"""The API over outputs that need no model, behind a real server on loopback."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx2 as httpx
+import pytest
+from openai import AsyncOpenAI
+
+from crossdraft.rpc.server import Listening
+from crossdraft.serving.http import HttpOptions, make_app
+from crossdraft.serving.http.server import HttpServer
+from crossdraft.serving.orders import Outputs
+from tests.serving.fakes import FakeOutputs
+
+KEY = "a-key-that-nobody-guesses"
+
+
+@dataclass(frozen=True)
+class Front:
+    """A running server and ways to ask it."""
+
+    server: HttpServer
+    openai: AsyncOpenAI
+    http: httpx.AsyncClient
+
+    async def post(self, path: str, **body: object) -> httpx.Response:
+        """Any body, also one that the official client would not send."""
+        return await self.http.post(path, json=body)
+
+
+@asynccontextmanager
+async def front(outputs: Outputs, options: HttpOptions | None = None, grace_seconds: float = 5) -> AsyncIterator[Front]:
+    """A server over these outputs, for the time of the block."""
+    listening = Listening(grace_seconds=grace_seconds)
+    async with HttpServer(make_app(outputs, options), listening) as server:
+        url = f"http://{server.address}"
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with (
+            AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as openai,
+            httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http,
+        ):
+            yield Front(server, openai, http)
+
+
+@pytest.fixture
+def outputs() -> FakeOutputs:
+    return FakeOutputs()
+
+
+@pytest.fixture
+async def served(outputs: FakeOutputs) -> AsyncIterator[Front]:
+    """The API over `outputs`, with defaults."""
+    async with front(outputs) as running:
+        yield running

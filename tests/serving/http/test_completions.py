@@ -1,0 +1,152 @@
+"""/v1/completions, as the official client sees it."""
+
+import json
+
+import pytest
+from openai import NotFoundError
+
+from crossdraft.pipeline import Overlap
+from tests.serving.fakes import FakeOutputs
+from tests.serving.http.conftest import Front
+
+
+async def test_a_whole_answer(served: Front, outputs: FakeOutputs) -> None:
+    done = await served.openai.completions.create(model="toy", prompt="Say", max_tokens=9, temperature=0)
+    (choice,) = done.choices
+    assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == ("Heé", "stop", 0, None)
+    assert done.usage is not None
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (3, 4, 7)
+    assert done.id == f"cmpl-{outputs.orders[0].id}"
+    assert "crossdraft" not in json.loads(done.model_dump_json())
+    await outputs.wait_running(0)
+
+
+async def test_a_stream_has_whole_characters_then_its_end(served: Front) -> None:
+    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert [chunk.choices[0].text for chunk in chunks] == ["He", "é", ""]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "stop"]
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+async def test_usage_is_the_last_chunk_of_a_stream_that_asks_for_it(served: Front) -> None:
+    stream = await served.openai.completions.create(
+        model="toy", prompt=["a", "b"], n=2, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = [chunk async for chunk in stream]
+    assert last.choices == []
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (6, 16)  # two prompts, four outputs
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+async def test_each_prompt_and_choice_is_one_order(served: Front, outputs: FakeOutputs) -> None:
+    done = await served.openai.completions.create(
+        model="toy", prompt=[[1, 2], [3]], n=2, seed=-1, extra_headers={"x-request-id": "mine"}
+    )
+    assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
+    requests = [order.request for order in outputs.orders]
+    assert [(request.prompt, request.choice) for request in requests] == [
+        ((1, 2), 0),
+        ((1, 2), 1),
+        ((3,), 0),
+        ((3,), 1),
+    ]
+    assert {request.seed for request in requests} == {2**64 - 1}
+    assert [order.id for order in outputs.orders] == ["mine.0", "mine.1", "mine.2", "mine.3"]
+
+
+async def test_every_option_reaches_the_pipeline(served: Front, outputs: FakeOutputs) -> None:
+    more = {
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "ignore_eos": True,
+        "speculative": {
+            "method": "coupled",
+            "k": 3,
+            "drafter": "small",
+            "drafter_temperature": 0.5,
+            "overlap": "on",
+            "window": 9,
+            "wait": 2,
+            "branches": 4,
+            "branch_width": 2,
+            "paths": 3,
+        },
+    }
+    await served.openai.completions.create(
+        model="toy",
+        prompt="Say",
+        max_tokens=7,
+        temperature=0.7,
+        top_p=0.9,
+        presence_penalty=0.5,
+        logit_bias={"5": -3},
+        stop=["x", "y"],
+        extra_body=more,
+    )
+    (order,) = outputs.orders
+    request, options = order.request, order.request.options
+    assert (order.model, order.drafter, order.trace) == ("toy", "small", False)
+    assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0.7, 0.9, 5, 0.1)
+    assert (options.presence_penalty, options.repetition_penalty, options.logit_bias) == (0.5, 1.1, ((5, -3.0),))
+    assert (request.max_tokens, request.stop, request.ignore_eos, request.seed) == (7, ("x", "y"), True, None)
+    assert (request.method, request.k, request.drafter_temperature) == ("coupled", 3, 0.5)
+    assert (request.overlap, request.window, request.wait) == (Overlap.ON, 9, 2)
+    assert (request.branches, request.branch_width, request.paths) == (4, 2, 3)
+
+
+async def test_no_drafter_and_the_only_model(served: Front, outputs: FakeOutputs) -> None:
+    await served.post("/v1/completions", prompt="Say", speculative={"drafter": "none"}, temperature=None, stop=None)
+    (order,) = outputs.orders
+    assert (order.model, order.drafter, order.request.options.temperature) == ("toy", "", 1.0)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_echo_begins_each_choice_with_its_prompt(served: Front, streamed: bool) -> None:
+    wanted = {0: "oneHeé", 1: "twoHeé"}
+    if streamed:
+        texts = {0: "", 1: ""}
+        stream = await served.openai.completions.create(model="toy", prompt=["one", "two"], echo=True, stream=True)
+        async for chunk in stream:
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+        assert texts == wanted
+    else:
+        done = await served.openai.completions.create(model="toy", prompt=["one", "two"], echo=True)
+        assert {choice.index: choice.text for choice in done.choices} == wanted
+
+
+async def test_a_trace_says_how_each_token_was_made_and_what_all_cost(served: Front) -> None:
+    stream = await served.openai.completions.create(
+        model="toy", prompt="Say", stream=True, extra_body={"speculative": {"trace": True}}
+    )
+    *tokens, end = [chunk.model_dump()["crossdraft"] async for chunk in stream]
+    assert [(token["kind"], bytes(token["bytes"])) for token in tokens] == [
+        ("accepted", b"He"),
+        ("corrected", b"\xc3"),
+        ("bonus", b"\xa9"),
+        ("accepted", b""),
+    ]
+    times = [token["milliseconds"] for token in tokens]
+    assert times == sorted(times)
+    figures = end["statistics"]
+    assert (figures["tokens_per_pass"], figures["passes"], figures["wire_bytes"]) == (2.0, 2, 300)
+    assert figures["acceptance"] == pytest.approx(2 / 3)
+
+
+async def test_the_models(served: Front) -> None:
+    (card,) = (await served.openai.models.list()).data
+    assert card == await served.openai.models.retrieve("toy")
+    assert card.to_dict() == {
+        "id": "toy",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "crossdraft",
+        "max_model_len": 64,
+        "drafters": ["ngram", "small"],
+        "methods": ["slem", "seeded"],
+        "chats": True,
+    }
+    with pytest.raises(NotFoundError, match="there is no model 'org/other'; there is toy"):
+        await served.openai.models.retrieve("org/other")
