@@ -1,0 +1,48 @@
+"""The page at `/`: a prompt, its tokens as they arrive, what the pipeline does meanwhile.
+
+Plain files without a build step, served as they are. All that the page loads comes from this server, and its
+Content-Security-Policy allows nothing else.
+"""
+
+from importlib.resources import files
+
+from fastapi import FastAPI, HTTPException, Response
+
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def mount(app: FastAPI) -> None:
+    """Adds the page at `/` and its parts below `/page/`; neither needs an API key."""
+    parts = _parts()
+
+    async def part(name: str) -> Response:
+        if name not in parts:
+            raise HTTPException(404, f"the page has no part {name!r}")
+        return parts[name]
+
+    async def page() -> Response:
+        return parts["index.html"]
+
+    app.add_api_route("/", page, include_in_schema=False)
+    app.add_api_route("/page/{name}", part, include_in_schema=False)
+
+
+def _parts() -> dict[str, Response]:
+    """All of them, by name."""
+    found = {}
+    for file in files(__package__).iterdir():
+        suffix = "." + file.name.rpartition(".")[2]
+        if suffix in MEDIA_TYPES:
+            media_type = MEDIA_TYPES[suffix] + "; charset=utf-8"
+            found[file.name] = Response(file.read_bytes(), media_type=media_type, headers=HEADERS)
+    return found

@@ -1,0 +1,103 @@
+// Where everything of a pipeline's picture is: bands for the lanes, and a shape for each span.
+
+const SERVICE = 30, WIRE = 28, SESSION = 22, OUTPUT = 46, GAP = 4, TOKEN = { width: 10, height: 9 }; // pixels
+const LEAST = 1.5; // pixels of a box
+const DIGIT = 8; // pixels
+const EPOCH_COLOURS = 6;
+const SIGNS = { refused: "✕", hit: "◆", stalled: "■", lost: "!" };
+const WORKS = new Set(["draft", "branches", "scores", "pass"]);
+const KINDS = new Set(["accepted", "corrected", "bonus"]);
+const VERIFICATION = "verification", OUT = "output";
+
+/** The bands of services, wires, session and output, from top to bottom. */
+export class Bands {
+  /** `services`: names of the services' lanes, such as "drafter", "target", "target 2". */
+  constructor(services) {
+    this.all = [];
+    this.height = 0;
+    const ours = [...services].sort();
+    const drafters = ours.filter((name) => !isTarget(name));
+    drafters.forEach((name) => this.#add(name, SERVICE));
+    this.above = drafters.length ? this.#add("wire", WIRE) : null;
+    this.session = this.#add(VERIFICATION, SESSION);
+    this.below = this.#add("wire", WIRE);
+    ours.filter(isTarget).forEach((name) => this.#add(name, SERVICE));
+    this.output = this.#add("tokens out", OUTPUT);
+    this.byLane = new Map(this.all.map((band) => [band.name, band]));
+    this.byLane.set(OUT, this.output);
+  }
+
+  #add(name, height) {
+    const top = this.all.length ? this.height + GAP : 0;
+    const band = { name, top, height, bottom: top + height, middle: top + height / 2 };
+    this.all.push(band);
+    this.height = band.bottom;
+    return band;
+  }
+}
+
+/** Whether a lane is that of a service. */
+export function isService(lane) {
+  return lane !== VERIFICATION && lane !== OUT;
+}
+
+function isTarget(name) {
+  return name.startsWith("target");
+}
+
+/**
+ * The shapes of a span: [{ tag, attributes, text }], whose coordinates are pixels.
+ * `at` turns seconds into pixels; `above` is how many tokens came at the same moment before.
+ */
+export function shapesOf(span, bands, at, above) {
+  const band = bands.byLane.get(span.lane);
+  const from = at(span.begin), to = at(span.end), colour = `epoch${span.epoch % EPOCH_COLOURS}`;
+  if (WORKS.has(span.what)) return box(span, band, from, to, `box work ${colour}`);
+  if (span.what === "miss") return box(span, band, from, to, `box miss ${colour}`);
+  if (span.what === "late") return box(span, band, from, to, "box late");
+  if (span.what === "wait") return [rectangle(band, from, to, "box wait", 0)];
+  if (span.what === "session") return [rectangle(band, from, to, "box session", 4)];
+  if (KINDS.has(span.what)) return token(span, band, from, above);
+  if (span.what === "epoch") return [line(from, 0, from, bands.height, "border")];
+  if (span.what === "sent" || span.what === "received") return [way(span, bands, band, from, to, colour)];
+  return span.what in SIGNS ? [sign(span, band, from)] : [];
+}
+
+function box(span, band, from, to, style) {
+  const shapes = [rectangle(band, from, to, style, 0)];
+  const number = String(span.count);
+  if (to - from > DIGIT * (number.length + 0.5)) {
+    const attributes = { class: "number", x: (from + to) / 2, y: band.middle, dy: "0.35em" };
+    shapes.push({ tag: "text", attributes, text: number });
+  }
+  return shapes;
+}
+
+function rectangle(band, from, to, style, inset) {
+  const attributes = {
+    class: style, x: from, width: Math.max(LEAST, to - from), y: band.top + inset, height: band.height - 2 * inset,
+  };
+  return { tag: "rect", attributes };
+}
+
+function token({ what }, band, at, above) {
+  const y = band.top + Math.min(above * (TOKEN.height + 1), band.height - TOKEN.height);
+  const attributes = { class: `kind ${what}`, x: at, width: TOKEN.width - 1, y, height: TOKEN.height };
+  return [{ tag: "rect", attributes }];
+}
+
+function way(span, bands, band, from, to, colour) {
+  const wire = isTarget(span.lane) ? bands.below : bands.above;
+  const [own, far] = wire === bands.below ? [wire.top, band.top] : [wire.bottom, band.bottom];
+  const [begin, end] = span.what === "sent" ? [own, far] : [far, own];
+  return line(from, begin, to, end, `way ${colour}`);
+}
+
+function line(x1, y1, x2, y2, style) {
+  return { tag: "line", attributes: { class: style, x1, y1, x2, y2 } };
+}
+
+function sign({ what }, band, at) {
+  const attributes = { class: `sign ${what}`, x: at, y: band.middle, dy: "0.35em" };
+  return { tag: "text", attributes, text: SIGNS[what] };
+}

@@ -1,0 +1,80 @@
+// What the page asks of its server, and what the server says in return. Nothing else makes requests.
+
+import { dataOf } from "./events.js";
+
+const END = "[DONE]";
+const UNREACHABLE = "The server cannot be reached. Is it still running?";
+const CUT = "The stream ended before the text did: the connection was lost, or the server was stopped.";
+
+/** Why there is no (further) output, in words. */
+export class ServerError extends Error {
+  /** `status` 0: no reply; `field`: the part of the request that is at fault, if one is. */
+  constructor(message, status = 0, field = null) {
+    super(message);
+    this.status = status;
+    this.field = field;
+  }
+}
+
+/** What is served: [{ name, drafters, methods, context }]. */
+export async function models(key) {
+  const response = await ask("v1/models", { headers: headersOf(key) });
+  const { data } = await response.json();
+  return data.map(({ id, drafters, methods, max_model_len: context }) => ({ name: id, drafters, methods, context }));
+}
+
+/**
+ * Yields what happens to one output, in order: { token: { text, kind } }, { spans: [...] }, and
+ * { end: { reason, statistics } } at last. Aborting the signal makes the server drop the output.
+ */
+export async function* complete(request, key, signal) {
+  const headers = { "Content-Type": "application/json", ...headersOf(key) };
+  const response = await ask("v1/completions", { method: "POST", headers, body: JSON.stringify(request), signal });
+  let ended = false;
+  for await (const data of read(response)) {
+    if (data === END) break;
+    for (const event of eventsOf(JSON.parse(data))) {
+      ended ||= "end" in event;
+      yield event;
+    }
+  }
+  if (!ended) throw new ServerError(CUT);
+}
+
+function headersOf(key) {
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+async function ask(path, options) {
+  let response;
+  try {
+    response = await fetch(new URL(path, document.baseURI), options);
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new ServerError(UNREACHABLE);
+  }
+  if (!response.ok) throw await refusalOf(response);
+  return response;
+}
+
+async function refusalOf(response) {
+  const { error } = await response.json().catch(() => ({}));
+  const after = response.headers.get("Retry-After");
+  const words = error?.message ?? `The server answered ${response.status} ${response.statusText}.`;
+  return new ServerError(after ? `${words} (try again in ${after} s)` : words, response.status, error?.param);
+}
+
+async function* read(response) {
+  try {
+    yield* dataOf(response.body);
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new ServerError(CUT);
+  }
+}
+
+function* eventsOf({ error, choices = [], crossdraft }) {
+  if (error) throw new ServerError(error.message, 0, error.param);
+  const [choice] = choices;
+  if (crossdraft?.spans?.length) yield { spans: crossdraft.spans };
+  if (crossdraft?.kind) yield { token: { text: choice.text, kind: crossdraft.kind } };
+  if (crossdraft?.statistics) yield { end: { reason: choice?.finish_reason, statistics: crossdraft.statistics } };
+}

@@ -1,0 +1,101 @@
+// The form: what can be chosen, and what is.
+
+const DEFAULT = ""; // value of the choice that is left to the server
+const PLAIN = "none";
+
+/** The same request without a drafter. */
+export function plainly(request) {
+  return { ...request, speculative: { ...request.speculative, drafter: PLAIN } };
+}
+
+export class Settings {
+  #form;
+  #models = [];
+
+  constructor(form) {
+    this.#form = form;
+    this.#field("model").addEventListener("change", () => this.#ofModel());
+    for (const button of form.querySelectorAll("[data-prompt]")) {
+      button.addEventListener("click", () => this.#example(button.dataset.prompt));
+    }
+  }
+
+  /** Offers what is served. */
+  offer(models) {
+    this.#models = models;
+    this.#options("model", models.map(({ name }) => [name, name]));
+    this.#ofModel();
+  }
+
+  /** Whether all fields have values that can be sent; says what is wrong if not. */
+  check() {
+    return this.#form.reportValidity();
+  }
+
+  get prompt() {
+    return this.#field("prompt").value;
+  }
+
+  /** Whether the same request must give the same text, whatever the drafter. */
+  get repeatable() {
+    return Number(this.#field("temperature").value) === 0 || this.#field("seed").value !== "";
+  }
+
+  /** The body of a request. */
+  request() {
+    const value = (id) => this.#field(id).value;
+    const seed = value("seed");
+    return {
+      model: value("model"),
+      prompt: this.prompt,
+      temperature: Number(value("temperature")),
+      max_tokens: Number(value("max-tokens")),
+      ...(seed !== "" && { seed: Number(seed) }),
+      stream: true,
+      speculative: {
+        ...(value("method") !== DEFAULT && { method: value("method") }),
+        drafter: value("drafter"),
+        overlap: value("overlap"),
+        k: Number(value("k")),
+        trace: true,
+      },
+    };
+  }
+
+  /** Shows which field the server refused: the last part of its name in the request. */
+  refuse(name) {
+    const id = name?.split(".").at(-1).replaceAll("_", "-");
+    const field = id ? this.#form.querySelector(`#${CSS.escape(id)}`) : null;
+    field?.setAttribute("aria-invalid", "true");
+  }
+
+  accept() {
+    for (const field of this.#form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+  }
+
+  #ofModel() {
+    const model = this.#models.find(({ name }) => name === this.#field("model").value);
+    if (!model) return;
+    const drafters = model.drafters.map((name) => [name, name]);
+    this.#options("drafter", [...drafters, [PLAIN, "none: plain decoding"]]);
+    this.#options("method", [[DEFAULT, "the best for the request"], ...model.methods.map((name) => [name, name])]);
+    const most = this.#field("max-tokens");
+    most.max = model.context;
+    most.value = Math.min(most.value, model.context);
+  }
+
+  #options(id, choices) {
+    const field = this.#field(id), before = field.value;
+    field.replaceChildren(...choices.map(([value, text]) => new Option(text, value)));
+    if (choices.some(([value]) => value === before)) field.value = before;
+  }
+
+  #example(prompt) {
+    this.#field("prompt").value = prompt;
+    this.#field("prompt").focus();
+  }
+
+  #field(id) {
+    return this.#form.querySelector(`#${id}`);
+  }
+}

@@ -1,0 +1,122 @@
+"""The page opened in a browser, and what it did there."""
+
+import asyncio
+import shutil
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import uvicorn
+from fastapi import FastAPI
+from playwright.async_api import Browser, Page
+
+from crossdraft.pipeline import Kind, Token
+from crossdraft.pipeline.watching import Span, What
+from crossdraft.serving.http import HttpOptions, make_app
+from crossdraft.serving.orders import Ended, Order, Traced
+from crossdraft.serving.page import mount
+from tests.serving.fakes import FakeOutputs
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+MISSING = f"needs a browser: there is no {' or '.join(BROWSERS)} (Debian: apt-get install chromium)"
+WRITTEN = (("def", Kind.ACCEPTED), (" <b>n</b>", Kind.CORRECTED), (" é", Kind.BONUS), ("\n", Kind.ACCEPTED))
+TOKENS = tuple(Token(place, text, text.encode(), kind, None) for place, (text, kind) in enumerate(WRITTEN))
+TEXT = "".join(text for text, _ in WRITTEN)
+SECONDS = 10.0  # that a browser may take for anything; it is never waited for longer than it takes
+
+
+def browser_here() -> str | None:
+    """The path of a browser, if this machine has one."""
+    return next((path for path in map(shutil.which, BROWSERS) if path), None)
+
+
+def spans_before(place: int) -> tuple[Span, ...]:
+    """A round of the pipeline for each token."""
+    begin = place / 100
+    return (
+        Span("drafter", begin, begin + 0.002, What.DRAFT, "draft, 3 proposals", place, 3),
+        Span("drafter", begin + 0.002, begin + 0.003, What.RECEIVED, f"3 proposals of epoch {place}", place),
+        Span("target", begin + 0.004, begin + 0.008, What.PASS, "pass, 3 nodes", place, 3),
+        Span("verification", begin + 0.009, begin + 0.009, What.REFUSED, "refused", place),
+        Span("output", begin + 0.009, begin + 0.009, What.ACCEPTED, "x", place),
+    )
+
+
+class TracedOutputs(FakeOutputs):
+    """The same, and what a session would have done."""
+
+    async def stream(self, order: Order) -> AsyncGenerator[Token | Traced | Ended, None]:
+        place = 0
+        async for item in super().stream(order):
+            if order.trace and order.drafter != "":
+                yield Traced(spans_before(place))
+            place += 1
+            yield item
+
+
+@dataclass
+class Visit:
+    """A page that is open, and what came of it."""
+
+    page: Page
+    outputs: FakeOutputs
+    address: str
+    asked: list[str] = field(default_factory=list)  # addresses of all requests
+    faults: list[str] = field(default_factory=list)  # what the browser complained of
+    policies: dict[str, str] = field(default_factory=dict)  # by address
+
+    async def fill(self, **fields: str) -> None:
+        """Types into fields, by their labels."""
+        for label, text in fields.items():
+            await self.page.get_by_label(label.replace("_", " "), exact=True).fill(text)
+
+    async def press(self, button: str) -> None:
+        """Clicks the button of this name."""
+        await self.page.get_by_role("button", name=button, exact=True).click()
+
+    async def generate(self, prompt: str = "def f(n):") -> None:
+        """A whole output."""
+        await self.fill(Prompt=prompt)
+        await self.press("Generate")
+        await self.page.get_by_text("a second.").wait_for()
+
+    async def text_of(self, place: str) -> str:
+        """What an element shows."""
+        return await self.page.locator(place).inner_text()
+
+
+@asynccontextmanager
+async def served(app: FastAPI) -> AsyncIterator[str]:
+    """The address of a server, which ends with the block."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # what connects before the server is up waits
+        task = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            await task
+
+
+@asynccontextmanager
+async def visiting(browser: Browser, outputs: FakeOutputs, options: HttpOptions | None = None) -> AsyncIterator[Visit]:
+    """The page of a server over these outputs."""
+    app = make_app(outputs, options)
+    mount(app)
+    async with served(app) as address:
+        context = await browser.new_context()
+        context.set_default_timeout(SECONDS * 1000)
+        visit = Visit(await context.new_page(), outputs, address)
+        visit.page.on("request", lambda request: visit.asked.append(request.url))
+        visit.page.on("console", lambda message: visit.faults.append(message.text))
+        visit.page.on("pageerror", lambda error: visit.faults.append(str(error)))
+        visit.page.on(
+            "response",
+            lambda reply: visit.policies.update({reply.url: reply.headers.get("content-security-policy", "")}),
+        )
+        try:
+            await visit.page.goto(address)
+            yield visit
+        finally:
+            await context.close()

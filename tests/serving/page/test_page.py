@@ -1,0 +1,211 @@
+"""What people see and do at `/`, in a real browser."""
+
+import re
+
+import pytest
+from playwright.async_api import Browser, Page
+
+from crossdraft.pipeline import Kind, Overlap, RequestError
+from crossdraft.serving.http import HttpOptions
+from crossdraft.serving.keys import Keys
+from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedOutputs, Visit, visiting
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def tokens_of(page: Page, where: str = "#output") -> list[tuple[str, str]]:
+    """Text and kind of each token that is shown."""
+    found = await page.locator(f"{where} .token").evaluate_all(
+        "all => all.map(one => [one.textContent, one.className.replace('token ', '')])"
+    )
+    return [(text, kind) for text, kind in found]
+
+
+async def test_tokens_arrive_in_their_colours_after_the_prompt(visit: Visit) -> None:
+    await visit.generate("def f(n):")
+    assert await tokens_of(visit.page) == [(text, kind.value) for text, kind in WRITTEN]
+    assert await visit.page.locator("#output").text_content() == "def f(n):" + TEXT
+    looks = [
+        await visit.page.locator(f"#output .{kind.value}").first.evaluate(
+            "one => [getComputedStyle(one).borderBottomStyle, getComputedStyle(one).borderBottomColor]"
+        )
+        for kind in Kind
+    ]
+    assert len({style for style, _ in looks}) == len({colour for _, colour in looks}) == 3
+
+
+async def test_what_a_model_writes_is_never_html(visit: Visit) -> None:
+    await visit.generate("<i>x</i>")
+    assert await visit.page.locator("#output").locator("b, i").count() == 0
+
+
+async def test_figures_are_those_of_the_server_in_the_end(visit: Visit) -> None:
+    await visit.generate()
+    figures = [await visit.text_of(f"#{name}") for name in ("tokens-per-pass", "acceptance", "tokens-per-second")]
+    assert figures == ["2.00", "67 %", "8.0"]
+    assert re.fullmatch(r"\d+ ms", await visit.text_of("#first-token"))
+    assert await visit.text_of("#status") == "4 tokens, 2.00 a pass, 8 a second."
+
+
+async def test_figures_are_counted_while_tokens_arrive(visit: Visit) -> None:
+    visit.outputs.waits_after = 2
+    await visit.fill(Prompt="x")
+    await visit.press("Generate")
+    await visit.page.locator("#output .corrected").wait_for()
+    assert await visit.text_of("#tokens-per-pass") == "1.00"
+    assert await visit.text_of("#acceptance") == "50 %"
+    visit.outputs.go_on.set()
+    await visit.page.get_by_text("a second.").wait_for()
+
+
+async def test_what_is_chosen_is_what_is_ordered(visit: Visit) -> None:
+    page = visit.page
+    await page.get_by_label("Drafter", exact=True).select_option("small")
+    await page.get_by_label("Method").select_option("seeded")
+    await page.get_by_label("Overlap").select_option("off")
+    await visit.fill(K="7", Temperature="0.5", Seed="11", Most_tokens="20")
+    await visit.generate("class Stack:\n")
+    (order,) = visit.outputs.orders
+    asked = order.request
+    assert (order.model, order.drafter, order.trace) == ("toy", "small", True)
+    assert (asked.prompt, asked.method, asked.k, asked.overlap) == ("class Stack:\n", "seeded", 7, Overlap.OFF)
+    assert (asked.options.temperature, asked.seed, asked.max_tokens) == (0.5, 11, 20)
+
+
+async def test_ctrl_enter_generates_and_examples_fill_the_prompt(visit: Visit) -> None:
+    await visit.press("fibonacci")
+    await visit.page.keyboard.press("Control+Enter")
+    await visit.page.get_by_text("a second.").wait_for()
+    assert visit.outputs.orders[0].request.prompt == "def fibonacci(n):\n"
+
+
+async def test_a_prompt_that_is_empty_is_not_sent(visit: Visit) -> None:
+    await visit.press("Generate")
+    assert await visit.page.locator("#prompt").evaluate("one => one.matches(':user-invalid')")
+    assert visit.outputs.orders == []
+
+
+async def test_stop_releases_the_output(visit: Visit) -> None:
+    visit.outputs.waits_after = 2
+    await visit.fill(Prompt="x")
+    await visit.press("Generate")
+    await visit.page.locator("#output .corrected").wait_for()
+    await visit.press("Stop")
+    await visit.outputs.wait_running(0)
+    await visit.page.get_by_text("Stopped.").wait_for()
+    assert len(await tokens_of(visit.page)) == 2  # what arrived stays
+    visit.outputs.waits_after = None
+    await visit.generate()  # and another can be made
+
+
+async def test_a_refusal_is_said_in_the_servers_words(visit: Visit) -> None:
+    visit.outputs.fault = RequestError("method 'tli' needs a drafter that shares tokens")
+    await visit.fill(Prompt="x")
+    await visit.press("Generate")
+    alert = visit.page.get_by_role("alert")
+    await alert.wait_for()
+    assert await alert.inner_text() == "method 'tli' needs a drafter that shares tokens"
+    visit.outputs.fault = None
+    await visit.generate()
+    assert await alert.is_hidden()
+
+
+async def test_an_error_in_the_middle_leaves_what_arrived(visit: Visit) -> None:
+    visit.outputs.fault, visit.outputs.fault_after = RequestError("the target is gone"), 2
+    await visit.fill(Prompt="x")
+    await visit.press("Generate")
+    await visit.page.get_by_role("alert").wait_for()
+    assert await visit.text_of("#error") == "the target is gone"
+    assert len(await tokens_of(visit.page)) == 2
+    assert await visit.page.get_by_role("button", name="Compare").is_disabled()
+
+
+async def test_a_field_that_the_server_refuses_is_marked(visit: Visit) -> None:
+    await visit.page.locator("#k").evaluate("one => { one.max = 1000; one.value = 999; }")
+    await visit.fill(Prompt="x")
+    await visit.press("Generate")
+    await visit.page.get_by_role("alert").wait_for()
+    assert await visit.page.locator("#k").get_attribute("aria-invalid") == "true"
+
+
+async def test_a_server_that_is_gone_is_said_so(visit: Visit) -> None:
+    await visit.page.context.set_offline(True)
+    await visit.fill(Prompt="x")
+    await visit.press("Generate")
+    await visit.page.get_by_text("The server cannot be reached").wait_for()
+
+
+async def test_compare_runs_the_same_without_a_drafter(visit: Visit) -> None:
+    assert await visit.page.get_by_role("button", name="Compare").is_disabled()
+    await visit.fill(Seed="3")
+    await visit.generate()
+    await visit.press("Compare")
+    await visit.page.get_by_text("The texts are the same.").wait_for()
+    drafted, plain = visit.outputs.orders
+    assert (drafted.drafter, plain.drafter) == ("ngram", "")
+    assert drafted.request == plain.request
+    assert await visit.text_of("#speedup") == "1.00 ×"
+    assert await tokens_of(visit.page, "#plain-output") == await tokens_of(visit.page)
+
+
+async def test_lanes_are_drawn_from_the_trace(visit: Visit) -> None:
+    await visit.generate()
+    lanes, rounds = visit.page.locator("#lanes"), len(TOKENS) + 1  # one comes with the end
+    names = await visit.page.locator("#lane-names text").all_text_contents()
+    assert names == ["drafter", "wire", "verification", "wire", "target", "tokens out", "ms"]
+    assert await lanes.locator("rect.work").count() == 2 * rounds
+    assert await lanes.locator("line.way").count() == await lanes.locator("rect.kind").count() == rounds
+    assert await lanes.get_attribute("aria-label") == (
+        f"Work of drafter and target over 49 ms: {rounds} passes, {rounds} refusals"
+    )
+    wide = await lanes.get_attribute("width")
+    await visit.press("zoom in")
+    assert int(await lanes.get_attribute("width") or 0) > int(wide or 0)
+    await visit.press("everything")
+    assert await visit.page.locator("#lanes-view").evaluate("one => one.scrollWidth <= one.clientWidth")
+
+
+async def test_nothing_is_asked_of_any_other_server_and_nothing_is_complained_of(visit: Visit) -> None:
+    await visit.generate()
+    assert visit.asked
+    assert all(address.startswith(visit.address) for address in visit.asked)
+    assert visit.faults == []
+    policy = visit.policies[visit.address]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+async def test_a_script_in_the_page_would_not_run(visit: Visit) -> None:
+    await visit.page.evaluate(
+        "() => { const one = document.createElement('script'); one.textContent = 'window.ran = true';"
+        " document.body.append(one); }"
+    )
+    assert await visit.page.evaluate("() => window.ran === undefined")
+
+
+async def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser) -> None:
+    outputs = TracedOutputs(TOKENS)
+    async with visiting(browser, outputs, HttpOptions(keys=Keys.of({"tester": "open-sesame-123456"}))) as visit:
+        await visit.page.get_by_role("alert").wait_for()
+        await visit.page.get_by_label("API key").fill("open-sesame-123456")
+        await visit.page.get_by_label("API key").press("Tab")
+        await visit.page.get_by_role("option", name="small").wait_for(state="attached")
+        await visit.generate()
+        assert len(outputs.orders) == 1
+        await visit.page.reload()
+        await visit.page.get_by_role("option", name="small").wait_for(state="attached")
+        stored = await visit.page.evaluate("() => [localStorage.length, document.cookie]")
+        assert stored == [0, ""]
+
+
+async def test_every_field_has_a_name_and_the_keyboard_reaches_all(visit: Visit) -> None:
+    nameless = await visit.page.evaluate(
+        "() => [...document.querySelectorAll('input, select, textarea')].filter(one => !one.labels.length).length"
+    )
+    assert nameless == 0
+    await visit.page.locator("#prompt").focus()
+    reached = set()
+    for _ in range(16):
+        await visit.page.keyboard.press("Tab")
+        reached.add(await visit.page.evaluate("() => document.activeElement.id"))
+    assert {"model", "drafter", "method", "overlap", "k", "temperature", "seed", "max-tokens", "generate"} <= reached
