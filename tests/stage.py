@@ -153,7 +153,14 @@ class DrafterLane:
 class Stage:
     """Carries out a session's commands, and brings it what its services have to say, one thing at a time."""
 
-    def __init__(self, session: Session, target: ToyTarget, drafter: Callable[[], ToyDrafter], rows: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        target: ToyTarget,
+        drafter: Callable[[], ToyDrafter],
+        rows: bool,
+        committed: tuple[tuple[int, ...], Letters] = ((), NOTHING),  # in an earlier session
+    ) -> None:
         self.session = session
         self.now = 0.0  # seconds
         self.out: list[Emitted | Finished] = []
@@ -161,7 +168,9 @@ class Stage:
         self.targets: dict[Lane, TargetLane] = {}
         self.drafters: dict[Lane, DrafterLane] = {}
         self.timers: dict[Timer, SetTimer] = {}
+        self.requests: list[Request] = []  # that were sent
         self._target, self._drafter, self._rows = target, drafter, rows
+        self._committed = committed
 
     def replace_toys(self, target: ToyTarget, drafter: Callable[[], ToyDrafter]) -> None:
         """Other services, before the start."""
@@ -187,8 +196,8 @@ class Stage:
 
     @property
     def text(self) -> Letters:
-        """The output so far."""
-        return Letters("".join(one.letters for one in self.emitted))
+        """The output so far, with what was committed before."""
+        return Letters(self._committed[1] + "".join(one.letters for one in self.emitted))
 
     def carry_out(self, commands: list[Command]) -> None:
         for command in commands:
@@ -197,11 +206,12 @@ class Stage:
                 case Open(lane, request):
                     self.opening[lane] = isinstance(request, OpenTarget)
                 case Send(lane, request):
+                    self.requests.append(request)
                     (self.targets.get(lane) or self.drafters[lane]).take(request)
                     if isinstance(request, Draft):
                         assert self.text.startswith(self.drafters[lane].begin), "it is told of another output"
                     if isinstance(request, Pass):
-                        assert self.targets[lane].told == tuple(one.token for one in self.emitted)
+                        assert self.targets[lane].told == (*self._committed[0], *(one.token for one in self.emitted))
                 case Close(lane):
                     self.opening.pop(lane, None)
                     del self.drafters[lane]

@@ -128,6 +128,7 @@ class Overlapped:
     tree_budget: int = 16
     paths: int = 2
     salt: str = "target"  # of the target's laws
+    committed: tuple[int, ...] = ()  # the output's first tokens, from an earlier session
     play: Callable[[Schedule, Stage], None] = Schedule.play
 
     def run(self, chooser: Chooser) -> tuple[int, ...]:
@@ -154,12 +155,14 @@ class Overlapped:
             targets=self.targets,
             tree_budget=self.tree_budget,
             paths=self.paths,
+            committed=self.committed,
         )
 
         def drafter() -> ToyDrafter:
             return drafter_of(self.method, pair, chooser)
 
-        return Stage(Session(assignment), self.target(chooser), drafter, self.method.drafter_rows)
+        committed = self.committed, pair.target.letters_of(self.committed)
+        return Stage(Session(assignment), self.target(chooser), drafter, self.method.drafter_rows, committed)
 
     def target(self, chooser: Chooser | None) -> ToyTarget:
         """The target; its own draws are the chooser's."""
