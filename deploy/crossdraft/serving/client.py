@@ -1,0 +1,130 @@
+"""A client of a server of outputs, over gRPC.
+
+async with Client("127.0.0.1:7000") as client:
+    async for token in client.generate("def main(", seed=7):
+        print(token.text, end="")
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from crossdraft.pipeline import GenerationRequest, Reason, Statistics, Token
+from crossdraft.pipeline.explanation import Decision
+from crossdraft.rpc.errors import Internal
+from crossdraft.rpc.generation import Generate, GenerationEnded, Reply
+from crossdraft.rpc.generation_client import GenerationClient
+from crossdraft.rpc.security import ClientCredentials
+from crossdraft.serving import translation
+from crossdraft.serving.orders import ServedModel
+
+
+class Client:
+    """A connection to a server of outputs. Use it with `async with`.
+
+    Args:
+        address: host:port.
+        key: of the API; empty: none.
+        tls: of `rpc.security.client_credentials`; None: plaintext.
+    """
+
+    def __init__(self, address: str, key: str = "", tls: ClientCredentials | None = None) -> None:
+        self._settings = (address, key, tls)
+        self._connected: GenerationClient | None = None
+
+    async def __aenter__(self) -> Self:
+        self._connected = GenerationClient(*self._settings)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """What is served now; raises ServiceError."""
+        return tuple(translation.model_of(model) for model in await self._client.models())
+
+    def generate(self, prompt: str, **settings: Any) -> "RemoteGeneration":
+        """One output of the server's only model; `settings` are the fields of GenerationRequest.
+
+        Raises:
+            RequestError: the request cannot be served.
+        """
+        return self.run(GenerationRequest(prompt, **settings))
+
+    def run(
+        self, request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = ""
+    ) -> "RemoteGeneration":
+        """One output of a request that is made already.
+
+        Args:
+            request: what to generate.
+            model: of the server; empty: its only one.
+            drafter: of the model; None: its default one, empty: none.
+            name: id of the request; empty: the server makes one.
+
+        Raises:
+            RequestError: a server cannot do what it asks for.
+        """
+        return RemoteGeneration(self._client, translation.asked_of(request, model, drafter, name))
+
+    @property
+    def _client(self) -> GenerationClient:
+        if self._connected is None:
+            raise RuntimeError("use the client inside `async with Client(...)`")
+        return self._connected
+
+
+class RemoteGeneration:
+    """Iterate over it for tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
+
+    Use it as a context manager, or exhaust it: leaving it early cancels the output. The iteration raises ServiceError:
+    BadRequest with what to change, NameUnknown, KeyRefused, Overloaded with when to ask again, Unreachable.
+    """
+
+    decisions: Sequence[Decision] = ()  # what the governor decided stays with the server
+    estimates: Sequence[str] = ()
+
+    def __init__(self, client: GenerationClient, asked: Generate) -> None:
+        self.id = asked.id  # of the request; the server's own once the output has ended
+        self.text = ""
+        self.ids: list[int] = []
+        self.milliseconds: list[float] = []  # of each token: from the request's arrival until it was committed
+        self.reason: Reason | None = None
+        self.statistics: Statistics | None = None
+        self._server = client.server
+        self._replies: AsyncGenerator[Reply, None] = client.generate(asked)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancels what is still running."""
+        await self._replies.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Token:
+        reply = await anext(self._replies)
+        if isinstance(reply, GenerationEnded):
+            self._end(reply)
+            await self.aclose()
+            raise StopAsyncIteration
+        self.ids.append(reply.id)
+        self.text += reply.text
+        self.milliseconds.append(reply.milliseconds)
+        return translation.token_of(reply)
+
+    def _end(self, reply: GenerationEnded) -> None:
+        try:
+            end = translation.ended_of(reply)
+        except ValueError as error:
+            raise Internal(f"{self._server} ended an output in a way that means nothing: {error}") from error
+        self.id, self.reason, self.statistics = reply.id, end.reason, end.statistics

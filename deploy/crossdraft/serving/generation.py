@@ -1,0 +1,150 @@
+"""Outputs over gRPC: the service crossdraft.v1.Generation before `Outputs`."""
+
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+from crossdraft.pipeline import RequestError, Token
+from crossdraft.rpc import errors
+from crossdraft.rpc.endpoint import Endpoint, Listening
+from crossdraft.rpc.generation import Generate, Reply, Served
+from crossdraft.rpc.generation_handlers import SERVICE, GenerationHandlers
+from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
+from crossdraft.serving import translation
+from crossdraft.serving.keys import KeyRefusedError, Keys
+from crossdraft.serving.orders import Ended, Order, Outputs, OverloadedError, UnknownModelError
+
+log = logging.getLogger(__name__)
+
+REQUEST_LIMIT = MessageLimit(4)  # a prompt for a context of a million tokens is as large
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """Who may ask, and for how long outputs wait for their readers.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    keys: Keys = field(default_factory=Keys)  # none: everybody may ask
+    stalled_seconds: float = 60.0  # after which a client that does not read is given up
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stalled_seconds < float("inf"):
+            raise ValueError(f"stalled_seconds must be above 0, got {self.stalled_seconds}")
+
+
+class GenerationService:
+    """Makes orders of what clients ask for, and replies of what comes of them."""
+
+    def __init__(self, outputs: Outputs, keys: Keys) -> None:
+        self._outputs = outputs
+        self._keys = keys
+
+    def admit(self, authorization: str | None, peer: str) -> None:
+        """Whether a client may ask at all; raises KeyRefused if not."""
+        try:
+            self._keys.holder(authorization)
+        except KeyRefusedError as error:
+            log.info("%s was refused: %s", peer, error)
+            raise errors.KeyRefused(str(error)) from error
+
+    async def models(self) -> tuple[Served, ...]:
+        """What is served now."""
+        return tuple(translation.served(model) for model in await self._outputs.models())
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
+        """Tokens, then the end; closing it early gives everything back. Raises ServiceError."""
+        began = time.monotonic()
+        with _errors_of_clients():
+            order = Order(request.id, await self._model(request), translation.request_of(request), request.drafter)
+            async with aclosing(self._outputs.stream(order)) as made:
+                async for one in made:
+                    match one:
+                        case Token():
+                            yield translation.generated(one, 1000 * (time.monotonic() - began))
+                        case Ended():
+                            yield translation.ended(one, request.id)
+
+    async def _model(self, request: Generate) -> str:
+        if request.model:
+            return request.model
+        names = [model.name for model in await self._outputs.models()]
+        if not names:
+            raise errors.Unreachable("no model can be served now; ask again later")
+        if len(names) > 1:
+            raise errors.BadRequest(f"name the model; there are {', '.join(names)}")
+        return names[0]
+
+
+@contextmanager
+def _errors_of_clients() -> Iterator[None]:
+    """Turns what goes wrong into what a client is told: what to change, or that no service is left, not which one."""
+    try:
+        yield
+    except RequestError as error:
+        raise errors.BadRequest(str(error)) from error
+    except UnknownModelError as error:
+        raise errors.NameUnknown(str(error)) from error
+    except OverloadedError as error:
+        raise errors.Overloaded(str(error), error.after) from error
+    except (errors.BadRequest, errors.ContextTooLong, errors.Unreachable) as error:
+        log.info("an output was refused: %s", error)
+        raise
+    except errors.ServiceError as error:
+        log.warning("an output failed: %s", error)
+        raise errors.Unreachable("no target can go on with this output now; ask again later") from error
+
+
+class GenerationServer:
+    """A gRPC server of Generation, health and reflection. Must be made in a running event loop."""
+
+    def __init__(self, outputs: Outputs, listening: Listening, options: GenerationOptions) -> None:
+        self._outputs = outputs
+        service = GenerationService(outputs, options.keys)
+        handlers = GenerationHandlers(service, options.stalled_seconds)
+        self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)
+        self._models: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """host:port, once it listens."""
+        return self._endpoint.address
+
+    async def start(self) -> str:
+        """Begins to listen; returns the address; raises CannotListen."""
+        self._models = tuple(model.name for model in await self._outputs.models())
+        return await self._endpoint.start()
+
+    async def drain(self) -> None:
+        """Reports NOT_SERVING, takes no new output, lets open ones go on for the grace period, and ends."""
+        await self._endpoint.drain()
+
+    def ready_line(self) -> str:
+        """One line of JSON that says where what is served."""
+        return json.dumps({"ready": True, "role": "generation", "address": self.address, "models": self._models})
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain()
+
+
+def serve_generation(
+    outputs: Outputs, listening: Listening | None = None, options: GenerationOptions | None = None
+) -> GenerationServer:
+    """A server to use with `async with`, or between `start` and `drain`.
+
+    Args:
+        outputs: what makes the outputs.
+        listening: where, by default any free port of this machine; its message limit is that of requests.
+        options: keys and patience.
+    """
+    return GenerationServer(outputs, listening or Listening(limit=REQUEST_LIMIT), options or GenerationOptions())

@@ -1,0 +1,87 @@
+"""Between what clients and Generation say over gRPC and the values of the pipeline, both ways."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from crossdraft.pipeline import GenerationRequest, Reason, RequestError, Statistics, Token
+from crossdraft.pipeline.chat import Chat, Message
+from crossdraft.rpc.generation import Generate, Generated, GenerationEnded, Served, Turn
+from crossdraft.serving.orders import Ended, ServedModel
+
+# Of the same name and kind in both; of the others, `prompt` differs in kind.
+SAME = tuple(sorted({one.name for one in fields(Generate)} & {one.name for one in fields(GenerationRequest)}))
+SETTINGS = tuple(name for name in SAME if name != "prompt")
+# The figures of the lanes name services that are no client's to know.
+FIGURES = tuple(one.name for one in fields(Statistics) if one.name != "lanes")
+STAYS_HERE = ("explain", "record")  # of a GenerationRequest: what only the process can do that makes the output
+
+
+def request_of(asked: Generate) -> GenerationRequest:
+    """What a client asks for; raises RequestError."""
+    given = {name: value for name in SETTINGS if (value := getattr(asked, name)) is not None}
+    prompt = asked.prompt
+    if isinstance(prompt, str):
+        return GenerationRequest(prompt, **given)
+    turns = [one for one in prompt if isinstance(one, Turn)]
+    if turns:
+        return GenerationRequest(Chat(tuple(Message(one.role, one.content) for one in turns)), **given)
+    return GenerationRequest(tuple(one for one in prompt if not isinstance(one, Turn)), **given)
+
+
+def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = "") -> Generate:
+    """What asks for an output of this request.
+
+    Args:
+        request: what to generate.
+        model: of the server; empty: its only one.
+        drafter: of the model; None: its default one, empty: none.
+        name: id of the request; empty: the server makes one.
+
+    Raises:
+        RequestError: a server cannot do what it asks for.
+    """
+    for kept in STAYS_HERE:
+        if getattr(request, kept):
+            raise RequestError(f"{kept} is not for a server: leave it out (--{kept}), or generate with --target")
+    given: dict[str, Any] = {one: getattr(request, one) for one in SETTINGS}
+    return Generate(_prompt(request), id=name, model=model, drafter=drafter, **given)
+
+
+def _prompt(request: GenerationRequest) -> str | tuple[int, ...] | tuple[Turn, ...]:
+    if isinstance(request.prompt, Chat):
+        return tuple(Turn(one.role, one.content) for one in request.prompt.messages)
+    return request.prompt
+
+
+def generated(token: Token, milliseconds: float) -> Generated:
+    """A token, to be sent."""
+    return Generated(
+        token.id, token.raw, token.text, token.kind, token.log_probability, getattr(token, "top", ()), milliseconds
+    )
+
+
+def token_of(sent: Generated) -> Token:
+    """A token that was sent."""
+    return Token(sent.id, sent.text, sent.raw, sent.kind, sent.log_probability)
+
+
+def ended(end: Ended, name: str) -> GenerationEnded:
+    """The end of the output of a request of this id, to be sent."""
+    return GenerationEnded(name, end.reason.value, {figure: getattr(end.statistics, figure) for figure in FIGURES})
+
+
+def ended_of(sent: GenerationEnded) -> Ended:
+    """An end that was sent; raises ValueError if its reason is unknown."""
+    figures: Mapping[str, Any] = sent.figures
+    return Ended(Reason(sent.reason), Statistics(**figures))
+
+
+def served(model: ServedModel) -> Served:
+    """A model, to be sent."""
+    return Served(**asdict(model))
+
+
+def model_of(sent: Served) -> ServedModel:
+    """A model that was sent."""
+    return ServedModel(**asdict(sent))
