@@ -15,7 +15,6 @@ from crossdraft.pipeline import Kind, Token
 from crossdraft.pipeline.watching import Span, What
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.orders import Ended, Order, Traced
-from crossdraft.serving.page import mount
 from tests.serving.fakes import FakeOutputs
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -102,9 +101,7 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
 @asynccontextmanager
 async def visiting(browser: Browser, outputs: FakeOutputs, options: HttpOptions | None = None) -> AsyncIterator[Visit]:
     """The page of a server over these outputs."""
-    app = make_app(outputs, options)
-    mount(app)
-    async with served(app) as address:
+    async with served(make_app(outputs, options)) as address:
         context = await browser.new_context()
         context.set_default_timeout(SECONDS * 1000)
         visit = Visit(await context.new_page(), outputs, address)

@@ -1,4 +1,4 @@
-"""The application: the API, what watches it, and the page."""
+"""The application: the API, and what watches it."""
 
 from collections.abc import Awaitable, Callable
 
@@ -6,7 +6,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
 
 from crossdraft.serving.http.answers import Status
 from crossdraft.serving.http.api import FAULTS, router_of
@@ -23,6 +22,7 @@ from crossdraft.serving.http.gate import ID_KEY, Gate, reply_of
 from crossdraft.serving.http.leaving import ClientGoneError
 from crossdraft.serving.http.options import HttpOptions
 from crossdraft.serving.orders import Outputs
+from crossdraft.serving.page import mount
 
 CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads it
 
@@ -34,7 +34,7 @@ def make_app(outputs: Outputs, options: HttpOptions | None = None) -> FastAPI:
 
     Args:
         outputs: what makes outputs.
-        options: keys, limits, and what is served besides.
+        options: keys, limits, and metrics.
     """
     options = options or HttpOptions()
     app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
@@ -44,8 +44,8 @@ def make_app(outputs: Outputs, options: HttpOptions | None = None) -> FastAPI:
     for kind, refusal in _refusals().items():
         app.add_exception_handler(kind, _handler(refusal))
     app.add_exception_handler(ClientGoneError, _gone)
-    if options.page is not None:
-        app.mount("/", StaticFiles(directory=options.page, html=True), name="page")
+    if options.page:
+        mount(app)
     return app
 
 
@@ -65,14 +65,14 @@ def _watch(app: FastAPI, outputs: Outputs, options: HttpOptions) -> None:
             raise RefusedError(ABSENT.status, "no model can be served yet", ABSENT.type, ABSENT.code)
         return Status(status="ready", models=names)
 
-    exposition = options.metrics
-    if exposition is not None:
+    text_of = options.metrics
+    if text_of is not None:
 
         @app.get("/metrics", responses={**FAULTS, 200: {"content": {"text/plain": {}}}})
-        async def metrics() -> Response:
+        async def metrics(request: Request) -> Response:
             """For Prometheus."""
-            found = exposition()
-            return Response(found.content, media_type=found.content_type)
+            text, kind = text_of(request.headers.get("accept", ""))
+            return Response(text, headers={"content-type": kind})
 
 
 def _refusals() -> dict[type[Exception], Callable[[Request, Exception], RefusedError]]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from crossdraft.serving.keys import Keys
 
@@ -27,16 +26,8 @@ class RateLimit:
 
 
 @dataclass(frozen=True)
-class Exposition:
-    """Metrics as a scraper reads them."""
-
-    content: bytes
-    content_type: str
-
-
-@dataclass(frozen=True)
 class HttpOptions:
-    """Keys, limits, and what is served besides the API.
+    """Keys, limits, and metrics.
 
     Raises:
         ValueError: a value is out of its range.
@@ -48,7 +39,7 @@ class HttpOptions:
     most_choices: int = 32  # outputs that one request may ask for
     stalled_seconds: float = 60.0  # after which a client that does not read is given up
     metrics: Callable[[], Exposition] | None = None  # of /metrics
-    page: Path | None = None  # a folder of static files, at /
+    page: bool = True  # the page, at /
 
     def __post_init__(self) -> None:
         for name in ("most_bytes", "most_choices", "stalled_seconds"):

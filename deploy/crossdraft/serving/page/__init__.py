@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from fastapi import FastAPI, HTTPException, Response
 
-MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -23,26 +23,19 @@ HEADERS = {
 
 def mount(app: FastAPI) -> None:
     """Adds the page at `/` and its parts below `/page/`; neither needs an API key."""
-    parts = _parts()
+    parts = {file.name: file.read_bytes() for file in files(__package__).iterdir() if _suffix(file.name) in MEDIA_TYPES}
 
     async def part(name: str) -> Response:
         if name not in parts:
             raise HTTPException(404, f"the page has no part {name!r}")
-        return parts[name]
+        return Response(parts[name], media_type=MEDIA_TYPES[_suffix(name)], headers=HEADERS)
 
     async def page() -> Response:
-        return parts["index.html"]
+        return await part("index.html")
 
     app.add_api_route("/", page, include_in_schema=False)
     app.add_api_route("/page/{name}", part, include_in_schema=False)
 
 
-def _parts() -> dict[str, Response]:
-    """All of them, by name."""
-    found = {}
-    for file in files(__package__).iterdir():
-        suffix = "." + file.name.rpartition(".")[2]
-        if suffix in MEDIA_TYPES:
-            media_type = MEDIA_TYPES[suffix] + "; charset=utf-8"
-            found[file.name] = Response(file.read_bytes(), media_type=media_type, headers=HEADERS)
-    return found
+def _suffix(name: str) -> str:
+    return name.rpartition(".")[2]
