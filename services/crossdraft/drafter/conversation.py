@@ -9,6 +9,8 @@ from crossdraft.verification.exchange import Advance, Draft, Drafted, Score, Sco
 
 Request = Draft | Advance | Score
 Reply = Drafted | Scored
+UNREAD_SCORES = 16  # scores are computed once fewer replies than this wait to be read
+
 Send = Callable[[Drafted], None]  # may be called from any thread; returns at once
 
 
@@ -46,7 +48,9 @@ class Conversation:
         self._drafter = drafter
         self._epochs = Epochs()
         self._drafting: asyncio.Task[None] | None = None
+        # Bounded by what epochs allow ahead of the client, and by UNREAD_SCORES.
         self._replies: asyncio.Queue[Reply | BaseException | None] = asyncio.Queue()
+        self._taken = asyncio.Event()  # a reply was taken from the queue
 
     async def replies(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
         """The replies, until the requests end and what they asked for is done. Raises ServiceError.
@@ -57,10 +61,13 @@ class Conversation:
         listening.add_done_callback(self._listened)
         try:
             while (reply := await self._replies.get()) is not None:
+                self._taken.set()
                 if isinstance(reply, BaseException):
                     raise reply
                 if reply.epoch == self._epochs.number:
                     yield reply
+                    if isinstance(reply, Drafted):
+                        self._go_on(self._epochs.read(reply))
         finally:
             self._epochs.close()
             tasks = [task for task in (listening, self._drafting) if task is not None]
@@ -73,19 +80,41 @@ class Conversation:
             match request:
                 case Draft():
                     epoch = self._epochs.begin(request)
+                    self._forget()
                     self._drafter.begin(epoch)
                     if self._drafting is not None:
                         self._drafting.cancel()
                     self._draft(epoch)
                 case Advance():
-                    advanced = self._epochs.advance(request)
-                    if advanced is not None and (self._drafting is None or self._drafting.done()):
-                        self._draft(advanced)
+                    self._go_on(self._epochs.advance(request))
                 case Score():
                     scored = self._epochs.scored(request)
                     await self._drafted()
+                    await self._room()
                     self._replies.put_nowait(await self._drafter.score(scored, request))
+        while self._epochs.held:
+            await self._next_taken()
         await self._drafted()
+
+    def _forget(self) -> None:
+        """What waits is of epochs that are over; only their failures still count."""
+        waiting = [self._replies.get_nowait() for _ in range(self._replies.qsize())]
+        for reply in waiting:
+            if isinstance(reply, BaseException):
+                self._replies.put_nowait(reply)
+
+    async def _room(self) -> None:
+        while self._replies.qsize() >= UNREAD_SCORES:
+            await self._next_taken()
+
+    async def _next_taken(self) -> None:
+        self._taken.clear()
+        await self._taken.wait()
+
+    def _go_on(self, epoch: Epoch | None) -> None:
+        """Drafts on, if more is wanted and nobody does."""
+        if epoch is not None and (self._drafting is None or self._drafting.done()):
+            self._draft(epoch)
 
     def _draft(self, epoch: Epoch) -> None:
         self._drafting = asyncio.create_task(self._run(epoch))
