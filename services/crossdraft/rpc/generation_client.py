@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import generation_codec
 from crossdraft.rpc.errors import (
@@ -52,7 +52,9 @@ class GenerationClient:
 
     async def models(self) -> tuple[Served, ...]:
         """What is served now; raises ServiceError."""
-        method = self._channel.unary_unary(f"/{SERVICE}/Models", Message.SerializeToString, pb.ModelsReply.FromString)
+        method = self._channel.unary_unary(
+            f"/{SERVICE}/Models", pb.ModelsRequest.SerializeToString, pb.ModelsReply.FromString
+        )
         async with self._foreign_errors():
             call = method(pb.ModelsRequest(), timeout=self.reply_seconds, metadata=self._metadata)
             return generation_codec.decode_models(await call)
@@ -73,7 +75,7 @@ class GenerationClient:
         except ValueError as error:
             raise BadRequest(str(error)) from error
         method = self._channel.unary_stream(
-            f"/{SERVICE}/Generate", Message.SerializeToString, pb.GenerateReply.FromString
+            f"/{SERVICE}/Generate", pb.GenerateRequest.SerializeToString, pb.GenerateReply.FromString
         )
         call = method(message, timeout=deadline_seconds, metadata=self._metadata)
         try:
