@@ -54,14 +54,14 @@ def serve_the_target(model: "ModelOptions", where: Where) -> None:
     """
     from crossdraft.target.servicer import ServeTarget, serve_target
 
-    _run(serve_target(ServeTarget(model, where.listening)), where)
+    run_service(serve_target(ServeTarget(model, where.listening)), where)
 
 
 def serve_a_drafter(model: "ModelOptions", affinity: Path | None, where: Where) -> None:
     """The same for a drafter; Misused also if its affinities or frequencies cannot be used for it."""
     from crossdraft.drafter.servicer import ServeDrafter, serve_drafter
 
-    _run(serve_drafter(ServeDrafter(model, where.listening, affinity)), where)
+    run_service(serve_drafter(ServeDrafter(model, where.listening, affinity)), where)
 
 
 def serve_an_ngram_drafter(longest: int, shortest: int, pace: "Pace | None", where: Where) -> None:
@@ -71,10 +71,16 @@ def serve_an_ngram_drafter(longest: int, shortest: int, pace: "Pace | None", whe
 
     with checked_options():
         lengths = Lengths(longest, shortest)
-    _run(serve_ngram(ServeNgram(lengths, where.listening, pace)), where)
+    run_service(serve_ngram(ServeNgram(lengths, where.listening, pace)), where)
 
 
-def _run(service: Coroutine[Any, Any, None], where: Where) -> None:
+def run_service(service: Coroutine[Any, Any, None], where: Where) -> None:
+    """Runs a server's main coroutine to its end.
+
+    Raises:
+        Misused: an option cannot be used.
+        CommandFailed: it cannot be served.
+    """
     if where.until_stdin_ends:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
         Thread(target=end_with_stdin, daemon=True).start()

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
+from crossdraft.cli import fronting
 from crossdraft.cli.security import TlsCa, TlsCert, TlsKey, tls_of
 
 app = typer.Typer(
     name="serve",
-    help="Serve a target or a drafter over gRPC; one line of JSON on standard output says when it is ready.",
+    help="Serve a target or a drafter over gRPC, or OpenAI's API before them over HTTP; "
+    "one line of JSON on standard output says when it is ready.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -124,3 +126,6 @@ def ngram(
     tls = tls_of(tls_ca, tls_cert, tls_key)
     where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, tls)
     command.serve_an_ngram_drafter(max_ngram, min_ngram, command.pace_of(pace), where)
+
+
+app.command()(fronting.http)

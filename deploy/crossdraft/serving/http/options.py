@@ -38,7 +38,7 @@ class HttpOptions:
     most_bytes: int = 4 * 2**20  # of a request's body
     most_choices: int = 32  # outputs that one request may ask for
     stalled_seconds: float = 60.0  # after which a client that does not read is given up
-    metrics: Callable[[], Exposition] | None = None  # of /metrics
+    metrics: Callable[[str], tuple[bytes, str]] | None = None  # of /metrics: from what is accepted to text and its type
     page: bool = True  # the page, at /
 
     def __post_init__(self) -> None:

@@ -1,0 +1,97 @@
+"""`crossdraft serve http`: the API over outputs that are made in this process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from crossdraft.cli.failures import Misused
+from crossdraft.cli.generate import check_address
+from crossdraft.cli.running import checked_options
+from crossdraft.cli.serve import Where, run_service
+from crossdraft.pipeline.connection import addresses_of
+from crossdraft.rpc.security import TlsFiles
+from crossdraft.rpc.server import Listening
+from crossdraft.rpc.server import serve as serve_until_signalled
+from crossdraft.serving.http import HttpOptions, RateLimit, make_app
+from crossdraft.serving.http.server import HttpServer
+from crossdraft.serving.keys import Keys
+from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
+from crossdraft.serving.measured import Measured
+from crossdraft.serving.metrics import Metrics
+
+__all__ = ["Limits", "Services", "Where", "serve"]
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Services:
+    """The options that say what is served from where, as they were typed."""
+
+    model: str
+    targets: tuple[str, ...]
+    drafters: tuple[str, ...]  # NAME=HOST:PORT,...
+    untrusted: frozenset[str]  # names of drafters
+    tls: TlsFiles | None
+
+    @property
+    def local(self) -> LocalModel:
+        """The same, checked; raises Misused."""
+        targets = _addresses("--target", ",".join(self.targets))
+        drafters = tuple(self._drafter(one) for one in self.drafters)
+        unknown = self.untrusted - {one.name for one in drafters}
+        if unknown:
+            raise Misused(f"--untrusted-drafter names {sorted(unknown)[0]!r}, which no --drafter has")
+        with checked_options():
+            return LocalModel(self.model, targets, drafters)
+
+    def _drafter(self, given: str) -> NamedDrafter:
+        name, equals, addresses = given.partition("=")
+        if not (name and equals):
+            raise Misused(f"--drafter must be NAME=HOST:PORT, such as small=127.0.0.1:7002, got {given!r}")
+        return NamedDrafter(name, _addresses("--drafter", addresses), name not in self.untrusted)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The options that limit clients, as they were typed."""
+
+    most_outputs: int
+    most_choices: int
+    body_mib: float
+    rate: tuple[float, int] | None  # requests a minute, and at once
+    stalled_seconds: float
+
+
+def serve(services: Services, api_keys: Path | None, limits: Limits, where: Where) -> None:
+    """Serves until SIGTERM or SIGINT, then drains; one line of JSON on stdout says when it is ready.
+
+    Raises:
+        Misused: a value is out of its range, or the keys cannot be used.
+        CommandFailed: the address cannot be had.
+    """
+    with checked_options():
+        metrics = Metrics()
+        options = HttpOptions(
+            Keys() if api_keys is None else Keys.read(api_keys),
+            None if limits.rate is None else RateLimit(*limits.rate),
+            int(limits.body_mib * MIB),
+            min(limits.most_choices, limits.most_outputs),
+            limits.stalled_seconds,
+            metrics.text,
+        )
+        local = LocalOptions(limits.most_outputs, tls=services.tls)
+    run_service(_serve(services.local, local, options, metrics, where.listening), where)
+
+
+async def _serve(
+    model: LocalModel, local: LocalOptions, options: HttpOptions, metrics: Metrics, listening: Listening
+) -> None:
+    async with LocalOutputs((model,), local) as outputs:
+        app = make_app(Measured(outputs, metrics), options)
+        await serve_until_signalled(HttpServer(app, listening, {"model": model.name}))
+
+
+def _addresses(option: str, given: str) -> tuple[str, ...]:
+    for one in given.split(","):
+        check_address(option, one.strip())
+    return addresses_of(given)
