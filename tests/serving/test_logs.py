@@ -1,0 +1,94 @@
+"""Lines of the log, as people and programs read them."""
+
+import io
+import json
+import logging
+
+import pytest
+
+from crossdraft.pipeline import GenerationRequest
+from crossdraft.rpc.subject import about
+from crossdraft.serving.logs import LogFormat, LogLevel, logged
+from crossdraft.serving.measured import Measured
+from crossdraft.serving.metrics import Metrics
+from crossdraft.serving.orders import Order
+from tests.serving.fakes import FakeOutputs
+
+log = logging.getLogger("crossdraft.somewhere")
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_json_line_says_what_it_is_about() -> None:
+    stream = io.StringIO()
+    with logged(LogFormat.JSON, stream=stream), about(request="req-1", session="target-4", peer="ipv4:1.2.3.4:5"):
+        log.info("passes: %d", 3, extra={"figures": {"passes": 3}})
+    (line,) = lines(stream)
+    assert str(line.pop("time")).endswith("+00:00")
+    assert line == {
+        "level": "info",
+        "logger": "crossdraft.somewhere",
+        "message": "passes: 3",
+        "request_id": "req-1",
+        "session": "target-4",
+        "peer": "ipv4:1.2.3.4:5",
+        "figures": {"passes": 3},
+    }
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    stream = io.StringIO()
+    with logged(LogFormat.JSON, stream=stream):
+        log.warning("alone")
+    assert set(lines(stream)[0]) == {"time", "level", "logger", "message"}
+
+
+@pytest.mark.parametrize("form", LogFormat)
+def test_a_message_of_several_lines_is_one_line(form: LogFormat) -> None:
+    stream = io.StringIO()
+    with logged(form, stream=stream):
+        log.warning('told:\n{"level": "info", "message": "forged"}\r\nend')
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_exceptions_are_in_the_object() -> None:
+    stream = io.StringIO()
+    with logged(LogFormat.JSON, stream=stream):
+        try:
+            raise ZeroDivisionError("a fault")
+        except ZeroDivisionError:
+            log.exception("it failed")
+    (line,) = lines(stream)
+    assert "ZeroDivisionError: a fault" in str(line["exception"])
+
+
+def test_plain_lines() -> None:
+    stream = io.StringIO()
+    with logged(stream=stream):
+        log.info("nobody in particular")
+        with about(request="req-1"):
+            log.info("somebody")
+    assert stream.getvalue() == "crossdraft: nobody in particular\ncrossdraft: somebody [request req-1]\n"
+
+
+def test_the_level_and_the_end() -> None:
+    stream = io.StringIO()
+    with logged(level=LogLevel.WARNING, stream=stream):
+        log.info("not shown")
+    log.warning("not shown either")
+    assert stream.getvalue() == ""
+
+
+async def test_an_output_says_its_request_and_how_it_ended() -> None:
+    stream = io.StringIO()
+    measured = Measured(FakeOutputs(), Metrics())
+    with logged(LogFormat.JSON, stream=stream):
+        async for _ in measured.stream(Order("req-9", "toy", GenerationRequest("a"))):
+            log.info("the caller's own line")
+    written = lines(stream)
+    of_output = [line for line in written if str(line["message"]).startswith("output")]
+    assert [line.get("request_id") for line in of_output] == ["req-9", "req-9"]
+    assert "output ended (stop)" in str(of_output[-1]["message"])
+    assert not [line for line in written if "own line" in str(line["message"]) and "request_id" in line]

@@ -1,0 +1,204 @@
+"""What is counted of outputs, whoever makes them."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+
+import pytest
+
+from crossdraft.pipeline import GenerationRequest, Reason, RequestError
+from crossdraft.pipeline.trips import BOUNDS, LaneFigures, Trips
+from crossdraft.rpc.errors import Unreachable
+from crossdraft.serving.measured import Measured
+from crossdraft.serving.metrics import Metrics, position_of
+from crossdraft.serving.orders import Ended, Order, OverloadedError
+from tests.serving.exposed import samples, value
+from tests.serving.fakes import TOKENS, FakeOutputs, figures
+
+ORDER = Order("req-1", "toy", GenerationRequest("a"))
+WHO = {"model_name": "toy", "drafter": "ngram"}
+ALL = WHO | {"method": "slem"}
+
+
+def ticking(*steps: float) -> Callable[[], float]:
+    """A clock that shows the sums of these."""
+    passed, left = 100.0, list(steps)
+
+    def now() -> float:
+        nonlocal passed
+        passed += left.pop(0) if left else 0.0
+        return passed
+
+    return now
+
+
+async def drained(measured: Measured, order: Order = ORDER) -> None:
+    async with aclosing(measured.stream(order)) as stream:
+        async for _ in stream:
+            pass
+
+
+async def test_times_are_counted_from_the_order() -> None:
+    metrics = Metrics()
+    outputs = FakeOutputs(tokens=TOKENS[:3])
+    # The order, three tokens, the end, and after it.
+    await drained(Measured(outputs, metrics, ticking(0.0, 0.5, 0.25, 0.125, 1.0, 9.0)))
+    text = metrics.text()[0].decode()
+    assert value(text, "time_to_first_token_seconds_sum", WHO) == 0.5
+    assert value(text, "time_to_first_token_seconds_count", WHO) == 1
+    assert value(text, "inter_token_latency_seconds_sum", WHO) == 0.375
+    assert value(text, "inter_token_latency_seconds_count", WHO) == 2
+    assert value(text, "e2e_request_latency_seconds_sum", ALL) == 1.875
+    assert value(text, "request_time_per_output_token_seconds_sum", ALL) == 0.1875
+    assert value(text, "request_queue_time_seconds_sum", ALL) == 0.375  # the session's own first token took 0.125
+    assert value(text, "generation_tokens_total", WHO) == 3
+    assert value(text, "request_generation_tokens_sum", ALL) == 3
+    assert value(text, "request_success_total", ALL | {"finished_reason": "stop"}) == 1
+
+
+async def test_statistics_are_added_up() -> None:
+    metrics = Metrics()
+    measured = Measured(FakeOutputs(reason=Reason.LENGTH), metrics)
+    await drained(measured)
+    await drained(measured)
+    text = metrics.text()[0].decode()
+    assert value(text, "prompt_tokens_total", ALL) == 6
+    assert value(text, "spec_decode_num_drafts_total", ALL) == 4
+    assert value(text, "spec_decode_num_draft_tokens_total", ALL) == 8
+    assert value(text, "spec_decode_num_accepted_tokens_total", ALL) == 4
+    assert value(text, "spec_decode_num_accepted_tokens_per_pos_total", ALL | {"position": "0"}) == 4
+    assert value(text, "spec_decode_num_accepted_tokens_per_pos_total", ALL | {"position": "1"}) == 0
+    assert value(text, "emitted_tokens_total", ALL | {"kind": "accepted"}) == 4
+    assert value(text, "emitted_tokens_total", ALL | {"kind": "corrected"}) == 2
+    assert value(text, "target_passes_total", ALL) == 4
+    assert value(text, "request_success_total", ALL | {"finished_reason": "length"}) == 2
+    assert value(text, "fallbacks_total", ALL) == 0
+
+
+async def test_what_crossed_the_wire_is_counted_by_peer() -> None:
+    lanes = (
+        LaneFigures("target", "a:1", 10, 20, Trips((1,) * (len(BOUNDS) + 1), 5.0)),
+        LaneFigures("drafter", "b:2", 3, 4, Trips(), "timed_out"),
+        LaneFigures("drafter", "", 0, 0, Trips()),
+    )
+    metrics = Metrics()
+    outputs = FakeOutputs()
+    course = replace(figures(1), lanes=lanes, drafter_lost="too slow")
+    outputs_with_lanes = _Ending(outputs, course)
+    await drained(Measured(outputs_with_lanes, metrics))
+    text = metrics.text()[0].decode()
+    target = {"role": "target", "peer": "a:1"}
+    assert value(text, "wire_bytes_total", target | {"direction": "sent"}) == 10
+    assert value(text, "wire_bytes_total", target | {"direction": "received"}) == 20
+    assert value(text, "round_trip_seconds_sum", target) == 5.0
+    assert value(text, "round_trip_seconds_count", target) == len(BOUNDS) + 1
+    assert value(text, "round_trip_seconds_bucket", target | {"le": str(BOUNDS[1])}) == 2
+    assert value(text, "services_lost_total", {"role": "drafter", "cause": "timed_out"}) == 1
+    assert value(text, "fallbacks_total", ALL) == 1
+    assert not [labels for labels, _ in samples(text, "wire_bytes_total") if not labels["peer"]]
+
+
+class _Ending(FakeOutputs):
+    """Ends with these statistics."""
+
+    def __init__(self, outputs: FakeOutputs, statistics: object) -> None:
+        super().__init__(served=outputs.served)
+        self._statistics = statistics
+
+    async def stream(self, order: Order):  # type: ignore[no-untyped-def]
+        yield Ended(Reason.STOP, self._statistics)  # type: ignore[arg-type]
+
+
+async def test_waiting_and_running() -> None:
+    metrics = Metrics()
+    outputs = FakeOutputs(waits_after=0)
+    measured = Measured(outputs, metrics)
+
+    def now() -> tuple[float, float]:
+        text = metrics.text()[0].decode()
+        model = {"model_name": "toy"}
+        return value(text, "num_requests_waiting", model), value(text, "num_requests_running", model)
+
+    stream = measured.stream(ORDER)
+    first = asyncio.create_task(anext(stream))
+    await outputs.wait_running(1)
+    assert now() == (1, 0)
+    outputs.go_on.set()
+    await first
+    assert now() == (0, 1)
+    await stream.aclose()
+    assert now() == (0, 0)
+
+
+async def test_an_output_that_nobody_wants_any_more_is_aborted() -> None:
+    metrics = Metrics()
+    outputs = FakeOutputs()
+    measured = Measured(outputs, metrics)
+    async with aclosing(measured.stream(ORDER)) as stream:
+        await anext(stream)
+    text = metrics.text()[0].decode()
+    aborted = WHO | {"method": "default", "finished_reason": "abort"}
+    assert value(text, "request_success_total", aborted) == 1
+    assert value(text, "generation_tokens_total", WHO) == 1
+    assert outputs.running == 0
+
+
+async def test_one_that_is_cancelled_is_aborted_too() -> None:
+    metrics = Metrics()
+    outputs = FakeOutputs(waits_after=1)
+    task = asyncio.create_task(drained(Measured(outputs, metrics)))
+    await outputs.wait_running(1)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    text = metrics.text()[0].decode()
+    assert value(text, "request_success_total", WHO | {"method": "default", "finished_reason": "abort"}) == 1
+    assert value(text, "num_requests_running", {"model_name": "toy"}) == 0
+    assert value(text, "num_requests_waiting", {"model_name": "toy"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (RequestError("change this"), "bad_request"),
+        (OverloadedError("full", 1.0), "overloaded"),
+        (Unreachable("target at a:1: gone"), "service_unreachable"),
+        (ZeroDivisionError("a fault"), "internal"),
+    ],
+)
+async def test_failures_are_counted_by_cause(fault: Exception, cause: str) -> None:
+    metrics = Metrics()
+    with pytest.raises(type(fault)):
+        await drained(Measured(FakeOutputs(fault=fault, fault_after=2), metrics))
+    text = metrics.text()[0].decode()
+    assert value(text, "request_failures_total", WHO | {"method": "default", "cause": cause}) == 1
+    assert not samples(text, "request_success_total")
+
+
+async def test_clients_cannot_make_labels() -> None:
+    metrics = Metrics()
+    measured = Measured(FakeOutputs(), metrics)
+    for number in range(20):
+        with suppress(LookupError):
+            await drained(measured, replace(ORDER, model=f"made-up-{number}"))
+        await drained(measured, replace(ORDER, drafter=f"made-up-{number}"))
+    await drained(measured, replace(ORDER, drafter="small"))
+    await drained(measured, replace(ORDER, drafter=""))
+    text = metrics.text()[0].decode()
+    seen = {labels["model_name"] for labels, _ in samples(text, "num_requests_waiting")}
+    assert seen == {"toy", "unknown"}
+    drafters = {labels["drafter"] for labels, _ in samples(text, "request_success_total")}
+    assert drafters == {"unknown", "small", "none"}
+
+
+def test_positions_are_bounded() -> None:
+    assert len({position_of(place) for place in range(1000)}) == 33
+    assert position_of(0) == "0"
+
+
+async def test_two_processes_worth_of_metrics_share_nothing() -> None:
+    one, other = Metrics(), Metrics()
+    await drained(Measured(FakeOutputs(), one))
+    assert samples(one.text()[0].decode(), "generation_tokens_total")
+    assert not samples(other.text()[0].decode(), "generation_tokens_total")
