@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from crossdraft.rpc.admission import SessionLimits
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.security import TlsFiles, server_credentials
 from crossdraft.rpc.transport import SERVER_OPTIONS, ChannelOptions, MessageLimit
@@ -29,6 +30,7 @@ class Listening:
     limit: MessageLimit = field(default_factory=MessageLimit)
     grace_seconds: float = 10.0  # how long open sessions may go on after the order to stop
     tls: TlsFiles | None = None  # None: plaintext, for whoever can reach the port
+    sessions: SessionLimits = field(default_factory=SessionLimits)
     metrics_port: int | None = None  # where Prometheus reads metrics over HTTP, 0: any that is free; None: nowhere
 
     def __post_init__(self) -> None:

@@ -7,6 +7,8 @@ from grpc import StatusCode
 
 # What grpc.aio makes of a call that ends while a request is being written, whatever it ended with: the status is lost.
 BROKEN_WRITE = "Internal error from Core"
+# How the text of a `Full` begins: its status is also gRPC's own for messages that are too large.
+FULL = "no room for another session: "
 LONGEST_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
 
 # What a client's gRPC says of a connection that fails in the TLS handshake, and what it means. Only the first fits.
@@ -83,7 +85,13 @@ class KeyRefused(NotAllowed):
 
 
 class Unreachable(ServiceError):
-    """The service cannot be reached, or has no room for another session now."""
+    """The service cannot be reached."""
+
+    lost = True
+
+
+class Full(ServiceError):
+    """The service has as many sessions as it takes."""
 
     lost = True
 
@@ -154,6 +162,7 @@ ADVICE: dict[type[ServiceError], str] = {
     Unreachable: "check that the service runs there and that its port is open",
     TimedOut: "the service is overloaded or hangs; wait longer or use another one",
     TooLarge: "raise the message limit of the client and of the service",
+    Full: "use another one, or raise its limit",
     NotServed: "check the address, and that client and service are of the same version",
     KeyRefused: "check the API key",
     NotAllowed: "check what stands between the client and the service",
@@ -178,7 +187,8 @@ def from_status(code: StatusCode, details: str | None, service: str, pushback: s
     text = f"{service}: {details or code.name}"
     if code is StatusCode.RESOURCE_EXHAUSTED and pushback.isdigit():
         return Overloaded(text, int(pushback) / 1000)
-    meaning = MEANINGS[code]
+    full = code is StatusCode.RESOURCE_EXHAUSTED and (details or "").startswith(FULL)
+    meaning = Full if full else MEANINGS[code]
     advice = ADVICE.get(meaning)
     return meaning(f"{text} ({advice})" if advice else text)
 
@@ -195,6 +205,8 @@ def _refused(details: str, service: str) -> ServiceError | None:
 
 def to_status(error: ServiceError) -> tuple[StatusCode, str]:
     """The status that an error is sent as."""
+    if isinstance(error, Full):
+        return StatusCode.RESOURCE_EXHAUSTED, (FULL + str(error))[:LONGEST_TEXT]
     if isinstance(error, Overloaded):
         return StatusCode.RESOURCE_EXHAUSTED, str(error)[:LONGEST_TEXT]
     itself = [code for code, meaning in MEANINGS.items() if type(error) is meaning]
@@ -210,7 +222,7 @@ def to_trailer(error: ServiceError) -> tuple[tuple[str, str], ...]:
 # "ContextTooLong" is "context_too_long".
 NAMES: dict[type[BaseException], str] = {
     meaning: "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in meaning.__name__)[1:]
-    for meaning in (*MEANINGS.values(), BadMessage, Closed, CannotListen)
+    for meaning in (*MEANINGS.values(), BadMessage, Full, Closed, CannotListen)
 }
 
 

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 
 from crossdraft.rpc import codec, drafter_codec, subject, target_codec
 from crossdraft.rpc.activity import Activity, Tally, first_of
+from crossdraft.rpc.admission import Admission, SessionLimits, ended_when_silent, peer_of
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage, ProtocolBroken, ServiceError, to_status
 from crossdraft.rpc.inbox import inbox
@@ -112,7 +113,11 @@ DRAFTER: Role[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Role(
 class Handlers(Generic[Open, Ask, Answer]):
     """Answers a role's methods with a service. Messages come as bytes, so that their faults get the right status."""
 
-    def __init__(self, role: Role[Open, Ask, Answer], service: Service[Open, Ask, Answer]) -> None:
+    def __init__(
+        self, role: Role[Open, Ask, Answer], service: Service[Open, Ask, Answer], limits: SessionLimits
+    ) -> None:
+        self._admission = Admission(limits)
+        self._idle_seconds = limits.idle_seconds
         self._role = role
         self._service = service
         self._size = service.description.vocabulary_size
@@ -133,13 +138,16 @@ class Handlers(Generic[Open, Ask, Answer]):
         return codec.encode_description(self._service.description).SerializeToString()
 
     async def converse(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """One session. It ends with the client's half of the stream, with its cancellation, or with an error."""
+        """One session. It ends with the client's half of the stream, with its cancellation, with an error, or when
+        nothing was said for too long."""
         try:
-            opening = await anext(requests, None)
-            if opening is not None:
-                request = subject.from_metadata(context.invocation_metadata())
-                with self.activity.session(request, context.peer()) as tally:
-                    await self._converse(opening, requests, context, tally)
+            with self._admission.admitted(peer_of(context)):
+                async with ended_when_silent(self._idle_seconds) as heard:
+                    opening = await anext(requests, None)
+                    if opening is not None:
+                        request = subject.from_metadata(context.invocation_metadata())
+                        with self.activity.session(request, context.peer()) as tally:
+                            await self._converse(opening, requests, _Call(context, tally, heard))
         except (ServiceError, BaseExceptionGroup) as fault:
             error = first_of(fault)
             if not isinstance(error, ServiceError):
@@ -147,23 +155,23 @@ class Handlers(Generic[Open, Ask, Answer]):
             code, text = to_status(error)
             await context.abort(code, text)
 
-    async def _converse(self, opening: bytes, requests: AsyncIterator[bytes], context: Context, tally: Tally) -> None:
-        tally.received(opening)
+    async def _converse(self, opening: bytes, requests: AsyncIterator[bytes], call: "_Call") -> None:
+        call.received(opening)
         first = self._decoded(opening)
         if not isinstance(first, self._role.opening):
             raise ProtocolBroken(f"the first message was {type(first).__name__}; open the session first")
         session = await self._service.open(first)
         try:
-            await self._send(Opened(self._service.description.fingerprint), context, tally)
-            async with inbox(self._asked(requests, tally)) as asked, aclosing(session.converse(asked)) as replies:
+            await self._send(Opened(self._service.description.fingerprint), call)
+            async with inbox(self._asked(requests, call)) as asked, aclosing(session.converse(asked)) as replies:
                 async for reply in replies:
-                    await self._send(reply, context, tally)
+                    await self._send(reply, call)
         finally:
             await session.close()
 
-    async def _asked(self, requests: AsyncIterator[bytes], tally: Tally) -> AsyncIterator[Ask]:
+    async def _asked(self, requests: AsyncIterator[bytes], call: "_Call") -> AsyncIterator[Ask]:
         async for raw in requests:
-            tally.received(raw)
+            call.received(raw)
             request = self._decoded(raw)
             if isinstance(request, self._role.opening):
                 raise ProtocolBroken("the session is open already; use another stream for another session")
@@ -175,7 +183,22 @@ class Handlers(Generic[Open, Ask, Answer]):
         except DecodeError as error:
             raise BadMessage(f"not a message of {self._role.service}/{self._role.stream}: {error}") from error
 
-    async def _send(self, reply: Opened | Answer, context: Context, tally: Tally) -> None:
+    async def _send(self, reply: Opened | Answer, call: "_Call") -> None:
         raw = self._role.write(reply).SerializeToString()
-        tally.sent(reply, raw)
-        await context.write(raw)
+        call.tally.sent(reply, raw)
+        await call.context.write(raw)
+        call.heard()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A session's stream, and what is noted of it."""
+
+    context: Context
+    tally: Tally
+    heard: Callable[[], None]  # one of the sides has said something
+
+    def received(self, raw: bytes) -> None:
+        """A request came."""
+        self.tally.received(raw)
+        self.heard()

@@ -46,7 +46,7 @@ class Server(Generic[Open, Ask, Answer]):
         self._role = role
         self._service = service
         self._listening = listening
-        handlers = Handlers(role, service)
+        handlers = Handlers(role, service, listening.sessions)
         self._endpoint = Endpoint(listening, {role.service: handlers.registered()})
         self.registry = Registry()
         self.registry.register(ServiceMetrics(role.name, service.description.model, handlers.activity, use))
