@@ -58,3 +58,28 @@ def test_an_address_is_there_once() -> None:
     services = roster()
     services.add("a", "other")
     assert (len(services), services["a"]) == (3, "A")
+
+
+def test_one_that_leaves_keeps_its_sessions_and_gets_no_more() -> None:
+    services = roster()
+    assert services.take((), (), 0.0) == "a"
+    services.remove("a")
+    assert len(services) == 2
+    assert {services.take((), (), 0.0) for _ in range(4)} == {"b", "c"}
+    assert "a" in services
+    services.failed("a", 1.0)
+    services.give_back("a")
+    assert "a" not in services
+    services.failed("a", 2.0)
+
+
+def test_one_without_sessions_leaves_at_once_and_may_come_back() -> None:
+    services = roster()
+    services.remove("a")
+    assert "a" not in services
+    services.remove("a")
+    services.take((), ("c",), 0.0)
+    services.remove("b")
+    services.add("b", "another")
+    assert services["b"] == "another"
+    assert len(services) == 2

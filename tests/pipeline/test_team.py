@@ -17,6 +17,7 @@ from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
+from crossdraft.target.servicer import TargetService
 from crossdraft.verification.exchange import Description
 from tests.rpc.services import DESCRIPTION, ToyTargetService
 from tests.text.kinds import kind
@@ -122,6 +123,52 @@ async def test_drafters_of_another_vocabulary_are_left_out(
     ):
         assert len(pipeline._connected.services.drafters) == 1
     assert "all drafters must serve the same vocabulary" in caplog.text
+
+
+class Lasting(TargetService):
+    """A service whose model goes on when its server ends."""
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_services_come_and_go_while_sessions_run(target_model: RunningModel, drafter: DrafterClient) -> None:
+    """A session stays with a target that has left; the next one is opened with the one that came."""
+    service = Lasting(target_model)
+    async with (
+        Server(TARGET, service, Listening(grace_seconds=0)) as first,
+        Server(TARGET, service, Listening(grace_seconds=0)) as second,
+        connect(first.address, drafter.address) as pipeline,
+    ):
+        running = pipeline.generate(PROMPT, **SETTINGS)
+        ids = [(await anext(running)).id]
+        await pipeline.follow(second.address, drafter.address)
+        await asyncio.wait([one.acquaintance.tried for one in pipeline._connected._targets.values()])
+        ids += [token.id async for token in running]
+        assert running.statistics is not None
+        assert running.statistics.targets_lost == 0
+        assert first.address not in pipeline._connected.services.targets
+        await first.drain()
+        moved = pipeline.generate(PROMPT, **SETTINGS)
+        assert [token.id async for token in moved] == ids
+        assert moved.statistics is not None
+        assert moved.statistics.targets_lost == 0
+
+
+async def test_a_target_that_is_gone_is_followed_elsewhere_in_mid_stream(target_model: RunningModel) -> None:
+    service = Lasting(target_model)
+    async with (
+        Server(TARGET, service, Listening(grace_seconds=0)) as first,
+        Server(TARGET, service, Listening(grace_seconds=0)) as second,
+        connect(first.address) as pipeline,
+    ):
+        running = pipeline.generate(PROMPT, **(SETTINGS | {"max_tokens": 40}))
+        ids = [(await anext(running)).id]
+        await pipeline.follow(second.address)
+        await first.drain()
+        ids += [token.id async for token in running]
+        alone = pipeline.generate(PROMPT, **(SETTINGS | {"max_tokens": 40}))
+        assert ids == [token.id async for token in alone]
 
 
 class Reluctant:

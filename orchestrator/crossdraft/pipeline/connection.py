@@ -108,6 +108,10 @@ class Pipeline:
         self._generations.add(generation)
         return generation
 
+    async def follow(self, target: Addresses, drafter: Addresses | None = None) -> None:
+        """From now on these are the services; sessions that run elsewhere go on there, and no new one is opened."""
+        await self._connected.follow(addresses_of(target), addresses_of(drafter or ()))
+
     async def drafter_known(self) -> None:
         """Returns once a drafter has said what it is; generations that begin from then on can use it."""
         await self._connected.drafter_known.wait()

@@ -47,7 +47,8 @@ class OpenedLane(Generic[Opening, Request, Answer]):
     def begin(self, spawn: Spawn, take: Callable[[], str], after: float) -> None:
         """Opens it at the address that `take` gives after some seconds; reports Ready and replies, or Lost.
 
-        `take` raises ServiceError if there is no address left; that is final.
+        `take` raises ServiceError if there is no address left; that is final where there are any, and others may come
+        where there are none.
         """
         self._task = spawn(self._run(take, after))
 
@@ -72,7 +73,7 @@ class OpenedLane(Generic[Opening, Request, Answer]):
         try:
             self.address = take()
         except ServiceError as error:
-            self._report(Lost(self._number, error, elsewhere=False))
+            self._report(Lost(self._number, error, elsewhere=not len(self.roster)))
             return
         self.watch.address = self.address
         try:

@@ -17,6 +17,7 @@ class _Place(Generic[Service]):
     service: Service
     failed_at: float | None = None  # seconds; None: it never failed
     sessions: int = 0  # that it has now
+    leaving: bool = False  # no session is opened there any more
 
 
 class Roster(Generic[Service]):
@@ -27,14 +28,26 @@ class Roster(Generic[Service]):
         self._places: dict[str, _Place[Service]] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return sum(not place.leaving for place in self._places.values())
 
     def __getitem__(self, address: str) -> Service:
         return self._places[address].service
 
     def add(self, address: str, service: Service) -> None:
         """One more; an address that is there already keeps its place."""
-        self._places.setdefault(address, _Place(service))
+        place = self._places.setdefault(address, _Place(service))
+        if place.leaving:
+            place.service, place.leaving, place.failed_at = service, False, None
+
+    def remove(self, address: str) -> None:
+        """No session is opened there any more; those that are go on."""
+        if address in self._places:
+            self._places[address].leaving = True
+            self._forget(address)
+
+    def __contains__(self, address: str) -> bool:
+        """Whether sessions are opened there, or still go on."""
+        return address in self._places
 
     def take(self, used: Collection[str], blamed: Collection[str], now: float) -> str | None:
         """The address where the next session is opened; `give_back` when it has ended.
@@ -56,7 +69,8 @@ class Roster(Generic[Service]):
             )
             return (address in used, failed_at, place.sessions)
 
-        chosen = min((address for address in self._places if address not in blamed), key=cost, default=None)
+        staying = (address for address, place in self._places.items() if not place.leaving)
+        chosen = min((address for address in staying if address not in blamed), key=cost, default=None)
         if chosen is not None:
             self._places[chosen].sessions += 1
         return chosen
@@ -64,7 +78,14 @@ class Roster(Generic[Service]):
     def give_back(self, address: str) -> None:
         """A session there has ended."""
         self._places[address].sessions -= 1
+        self._forget(address)
 
     def failed(self, address: str, now: float) -> None:
         """A session there failed, or its service was blamed."""
-        self._places[address].failed_at = now
+        if address in self._places:
+            self._places[address].failed_at = now
+
+    def _forget(self, address: str) -> None:
+        place = self._places[address]
+        if place.leaving and not place.sessions:
+            del self._places[address]

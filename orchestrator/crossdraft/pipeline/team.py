@@ -1,7 +1,9 @@
 """The services behind a pipeline: which there are, what they serve, and whether they go together."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from crossdraft.pipeline.acquaintance import Acquaintance, Strange, all_tried
 from crossdraft.pipeline.ports import Services
@@ -18,6 +20,19 @@ from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.verification.exchange import Description
 
 OTHERS_SECONDS = 3.0  # from the beginning, for services that need not be there
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One service, known or not yet."""
+
+    client: TargetClient | DrafterClient
+    acquaintance: Acquaintance
+
+    async def close(self) -> None:
+        """Closes the client, and with it its sessions."""
+        await self.acquaintance.close()
+        await self.client.close()
 
 
 class Team:
@@ -42,9 +57,9 @@ class Team:
         self._addresses = (targets, drafters)
         self._patience = patience
         self._credentials = credentials
-        self._clients: list[TargetClient | DrafterClient] = []
-        self._targets: list[Acquaintance] = []
-        self._drafters: list[Acquaintance] = []
+        self._targets: dict[str, Member] = {}  # by address
+        self._drafters: dict[str, Member] = {}
+        self._parted: list[tuple[Roster[Any], str, Member]] = []  # whose last sessions still go on
         self.drafter_known = asyncio.Event()  # one has described itself
         self._known = asyncio.Event()  # the target is
         self._learning = (asyncio.Lock(), asyncio.Lock())  # one target, one drafter at a time
@@ -59,37 +74,57 @@ class Team:
         loop = asyncio.get_running_loop()
         seconds = self._patience.describe_seconds
         until = loop.time() + (seconds if needs_drafter else min(seconds, OTHERS_SECONDS))
-        for address in self._addresses[0]:
-            target = TargetClient(address, self._patience, tls=self._credentials)
-            self._clients.append(target)
-            self._targets.append(Acquaintance(target, self._welcome_target))
-        for address in self._addresses[1]:
-            drafter = DrafterClient(address, self._patience, tls=self._credentials)
-            self._clients.append(drafter)
-            self._drafters.append(Acquaintance(drafter, self._welcome_drafter))
+        await self.follow(*self._addresses)
         models = await self._first_target()
-        await all_tried([*self._targets, *self._drafters], until - loop.time())
-        for one in self._targets:
+        targets, drafters = ([one.acquaintance for one in role.values()] for role in (self._targets, self._drafters))
+        await all_tried([*targets, *drafters], until - loop.time())
+        for one in targets:
             if one.strange is not None:
                 raise RequestError(str(one.strange))
         if needs_drafter and not len(self.services.drafters):
-            raise next((one.error for one in self._drafters if one.error), TimedOut("no drafter describes itself"))
-        for one in (*self._targets, *self._drafters):
+            raise next((one.error for one in drafters if one.error), TimedOut("no drafter describes itself"))
+        for one in (*targets, *drafters):
             one.warn()
         return self.models or models
 
+    async def follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
+        """From now on these are the addresses: new ones are got to know, and no session is opened at others."""
+        services = self.services
+        await self._part(services.targets, self._targets, targets)
+        await self._part(services.drafters, self._drafters, drafters)
+        for address in targets:
+            if address not in self._targets:
+                target = TargetClient(address, self._patience, tls=self._credentials)
+                self._targets[address] = Member(target, Acquaintance(target, self._welcome_target))
+        for address in drafters:
+            if address not in self._drafters:
+                drafter = DrafterClient(address, self._patience, tls=self._credentials)
+                self._drafters[address] = Member(drafter, Acquaintance(drafter, self._welcome_drafter))
+
+    async def _part(self, roster: Roster[Any], members: dict[str, Member], staying: Collection[str]) -> None:
+        """Takes leave of the others; their clients are closed when their sessions have ended."""
+        for address in [address for address in members if address not in staying]:
+            member = members.pop(address)
+            await member.acquaintance.close()
+            roster.remove(address)
+            self._parted.append((roster, address, member))
+        over = [one for one in self._parted if one[0] is roster and one[1] not in roster]
+        self._parted = [one for one in self._parted if one not in over]
+        for _, _, member in over:
+            await member.client.close()
+
     async def close(self) -> None:
         """Closes all clients, and with them their sessions."""
-        for one in (*self._targets, *self._drafters):
-            await one.close()
-        for client in self._clients:
-            await client.close()
+        parted = [member for _, _, member in self._parted]
+        for member in (*self._targets.values(), *self._drafters.values(), *parted):
+            await member.close()
 
     async def _first_target(self) -> Models:
-        waiting = {one.tried for one in self._targets}
+        waiting = {one.acquaintance.tried for one in self._targets.values()}
         while self.models is None:
             if not waiting:
-                raise _none_of([one.error for one in self._targets if one.error is not None])
+                errors = [one.acquaintance.error for one in self._targets.values()]
+                raise _none_of([error for error in errors if error is not None])
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         return self.models
 
