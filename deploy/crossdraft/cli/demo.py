@@ -8,8 +8,8 @@ from rich.text import Text
 from crossdraft.cli.bundled import ModelNames
 from crossdraft.cli.generate import addresses, show
 from crossdraft.cli.running import run_to_end
-from crossdraft.cli.show import STYLES, VISIBLE, PlainConsole, legend, rows_of
-from crossdraft.pipeline import Generation, GenerationRequest, Statistics, Token, connect
+from crossdraft.cli.show import STYLES, VISIBLE, PlainConsole, Whole, legend, rows_of
+from crossdraft.pipeline import GenerationRequest, Statistics, Token, connect
 
 WARM_UP_TOKENS = 4
 
@@ -27,7 +27,7 @@ class Kept:
         """Keeps it."""
         self.tokens.append(token)
 
-    def end(self, generation: Generation) -> None:
+    def end(self, generation: Whole) -> None:
         """Nothing to keep."""
 
 

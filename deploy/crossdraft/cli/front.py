@@ -1,6 +1,6 @@
 """`crossdraft serve http`: the API over outputs that are made in this process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crossdraft.cli.failures import Misused
@@ -11,12 +11,14 @@ from crossdraft.pipeline.connection import addresses_of
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.server import serve as serve_until_signalled
+from crossdraft.serving.generation import REQUEST_LIMIT, GenerationOptions, serve_generation
 from crossdraft.serving.http import HttpOptions, RateLimit, make_app
 from crossdraft.serving.http.server import HttpServer
 from crossdraft.serving.keys import Keys
 from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
 from crossdraft.serving.measured import Measured
 from crossdraft.serving.metrics import Metrics
+from crossdraft.serving.together import Together
 
 __all__ = ["Limits", "Services", "Where", "serve"]
 
@@ -62,8 +64,17 @@ class Limits:
     stalled_seconds: float
 
 
-def serve(services: Services, api_keys: Path | None, limits: Limits, where: Where) -> None:
+def serve(
+    services: Services, api_keys: Path | None, limits: Limits, where: Where, grpc_port: int | None = None
+) -> None:
     """Serves until SIGTERM or SIGINT, then drains; one line of JSON on stdout says when it is ready.
+
+    Args:
+        services: what is served.
+        api_keys: file of the keys; None: everybody may ask.
+        limits: of clients.
+        where: over HTTP.
+        grpc_port: of the same host, for gRPC beside it; None: nowhere.
 
     Raises:
         Misused: a value is out of its range, or the keys cannot be used.
@@ -80,15 +91,25 @@ def serve(services: Services, api_keys: Path | None, limits: Limits, where: Wher
             metrics.text,
         )
         local = LocalOptions(limits.most_outputs, tls=services.tls)
-    run_service(_serve(services.local, local, options, metrics, where.listening), where)
+        grpc = None if grpc_port is None else replace(where.listening, port=grpc_port, limit=REQUEST_LIMIT)
+    run_service(_serve(services.local, local, options, metrics, where.listening, grpc), where)
 
 
 async def _serve(
-    model: LocalModel, local: LocalOptions, options: HttpOptions, metrics: Metrics, listening: Listening
+    model: LocalModel,
+    local: LocalOptions,
+    options: HttpOptions,
+    metrics: Metrics,
+    listening: Listening,
+    grpc: Listening | None,
 ) -> None:
     async with LocalOutputs((model,), local) as outputs:
-        app = make_app(Measured(outputs, metrics), options)
-        await serve_until_signalled(HttpServer(app, listening, {"model": model.name}))
+        measured = Measured(outputs, metrics)
+        http = HttpServer(make_app(measured, options), listening, {"model": model.name})
+        others = {}
+        if grpc is not None:
+            others["grpc"] = serve_generation(measured, grpc, GenerationOptions(options.keys, options.stalled_seconds))
+        await serve_until_signalled(Together(http, others))
 
 
 def _addresses(option: str, given: str) -> tuple[str, ...]:

@@ -27,6 +27,9 @@ def http(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 is any free one; the ready line says which.")] = 8000,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="Serve crossdraft.v1.Generation there, too; 0 is any free one.")
+    ] = None,
     api_keys: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Lines of a name and a key; without it everybody may ask.")
     ] = None,
@@ -49,4 +52,4 @@ def http(
     services = command.Services(model, tuple(target), tuple(drafter or ()), frozenset(untrusted or ()), tls)
     rates = None if rate is None else (rate, burst)
     limits = command.Limits(max_outputs, max_choices, max_body_mib, rates, stalled_seconds)
-    command.serve(services, api_keys, limits, command.Where(host, port, 1, grace_seconds, until_stdin_ends))
+    command.serve(services, api_keys, limits, command.Where(host, port, 1, grace_seconds, until_stdin_ends), grpc_port)

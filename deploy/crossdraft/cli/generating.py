@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from crossdraft.cli.failures import Misused
 from crossdraft.cli.method_names import METHODS
 from crossdraft.cli.security import TlsCa, TlsCert, TlsKey, tls_of
 
@@ -75,12 +76,23 @@ def generate(
             "--untrusted-drafter", help="Use only methods whose output nothing that a drafter says can change."
         ),
     ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Let `serve grpc` make it; --drafter is then the name of one of its drafters."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Of the server; by default its only one.")] = None,
+    api_key: Annotated[
+        str, typer.Option(metavar="KEY", envvar="CROSSDRAFT_API_KEY", help="Of the server.", show_envvar=True)
+    ] = "",
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
     """Continue a prompt. Without addresses, the bundled models are run for as long as it takes."""
     from crossdraft.cli import generate as command
+    from crossdraft.cli import remote
     from crossdraft.cli.running import checked_options
     from crossdraft.pipeline import GenerationRequest, Overlap, SamplingOptions
 
@@ -110,6 +122,14 @@ def generate(
             explain=explain,
             record=record,
         )
+    if server is not None:
+        if target is not None or untrusted_drafter:
+            raise Misused("--target and --untrusted-drafter are the server's own: leave them out, or --server")
+        asked = remote.Asked(server, model or "", drafter, api_key, tls_of(tls_ca, tls_cert, tls_key))
+        remote.generate(request, asked, as_json)
+        return
+    if model is not None:
+        raise Misused("--model is a name that a server knows: give --server, or --target for a model's address")
     services = command.Given(target, drafter, tls_of(tls_ca, tls_cert, tls_key), not untrusted_drafter)
     command.generate(request, services, as_json)
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol, TextIO
 
@@ -11,7 +12,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.pipeline import Choice, Generation, Kind, Statistics, Token
+from crossdraft.pipeline import Choice, Kind, Reason, Statistics, Token
+from crossdraft.pipeline.explanation import Decision
 
 STYLES = {
     Kind.ACCEPTED: Style(color="green"),
@@ -27,6 +29,28 @@ MEANINGS = {
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 
 
+class Whole(Protocol):
+    """What is shown of a generation at its end, made here or by a server."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def ids(self) -> list[int]: ...
+
+    @property
+    def reason(self) -> Reason | None: ...
+
+    @property
+    def statistics(self) -> Statistics | None: ...
+
+    @property
+    def decisions(self) -> Sequence[Decision]: ...
+
+    @property
+    def estimates(self) -> Sequence[str]: ...
+
+
 class Screen(Protocol):
     """Where a generation is shown."""
 
@@ -36,7 +60,7 @@ class Screen(Protocol):
     def token(self, token: Token) -> None:
         """A token, as soon as it is there."""
 
-    def end(self, generation: Generation) -> None:
+    def end(self, generation: Whole) -> None:
         """After the last token."""
 
 
@@ -65,7 +89,7 @@ class TextScreen:
         """Its text, in the colour of its kind."""
         self._write(token.text, STYLES[token.kind])
 
-    def end(self, generation: Generation) -> None:
+    def end(self, generation: Whole) -> None:
         """Legend and figures."""
         self._out.print()
         if self._out.color_system is not None:
@@ -101,7 +125,7 @@ class JsonScreen:
             }
         )
 
-    def end(self, generation: Generation) -> None:
+    def end(self, generation: Whole) -> None:
         """The whole."""
         statistics, reason = generation.statistics, generation.reason
         record: dict[str, object] = {
@@ -193,7 +217,7 @@ def events_of(statistics: Statistics) -> list[tuple[str, str]]:
     return [(name, value) for count, name, value in rows if count]
 
 
-def explanation_of(generation: Generation) -> list[str]:
+def explanation_of(generation: Whole) -> list[str]:
     """What the governor decided, when, and why; then what it believed at the end. One line each."""
     chosen = sum(decision.epochs for decision in generation.decisions)
     run = chosen if generation.statistics is None else generation.statistics.epochs

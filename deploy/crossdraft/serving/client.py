@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from crossdraft.pipeline import GenerationRequest, Reason, Statistics, Token
+from crossdraft.pipeline import GenerationRequest, Reason, RequestError, Statistics, Token
 from crossdraft.pipeline.explanation import Decision
-from crossdraft.rpc.errors import Internal
+from crossdraft.rpc.errors import BadRequest, Internal
 from crossdraft.rpc.generation import Generate, GenerationEnded, Reply
 from crossdraft.rpc.generation_client import GenerationClient
 from crossdraft.rpc.security import ClientCredentials
@@ -79,8 +79,8 @@ class Client:
 class RemoteGeneration:
     """Iterate over it for tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
 
-    Use it as a context manager, or exhaust it: leaving it early cancels the output. The iteration raises ServiceError:
-    BadRequest with what to change, NameUnknown, KeyRefused, Overloaded with when to ask again, Unreachable.
+    Use it as a context manager, or exhaust it: leaving it early cancels the output. The iteration raises RequestError
+    with what to change, and ServiceError: NameUnknown, KeyRefused, Overloaded with when to ask again, Unreachable.
     """
 
     decisions: Sequence[Decision] = ()  # what the governor decided stays with the server
@@ -112,7 +112,10 @@ class RemoteGeneration:
         return self
 
     async def __anext__(self) -> Token:
-        reply = await anext(self._replies)
+        try:
+            reply = await anext(self._replies)
+        except BadRequest as error:
+            raise RequestError(str(error)) from error
         if isinstance(reply, GenerationEnded):
             self._end(reply)
             await self.aclose()

@@ -97,7 +97,7 @@ def _errors_of_clients() -> Iterator[None]:
         log.info("an output was refused: %s", error)
         raise
     except errors.ServiceError as error:
-        log.warning("an output failed: %s", error)
+        log.info("an output failed: %s", error)
         raise errors.Unreachable("no target can go on with this output now; ask again later") from error
 
 
@@ -106,6 +106,7 @@ class GenerationServer:
 
     def __init__(self, outputs: Outputs, listening: Listening, options: GenerationOptions) -> None:
         self._outputs = outputs
+        self.marks: dict[str, str] = {}  # what else the ready line says
         service = GenerationService(outputs, options.keys)
         handlers = GenerationHandlers(service, options.stalled_seconds)
         self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)
@@ -127,7 +128,8 @@ class GenerationServer:
 
     def ready_line(self) -> str:
         """One line of JSON that says where what is served."""
-        return json.dumps({"ready": True, "role": "generation", "address": self.address, "models": self._models})
+        line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
+        return json.dumps(line | self.marks)
 
     async def __aenter__(self) -> Self:
         await self.start()

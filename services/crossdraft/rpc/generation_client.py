@@ -1,7 +1,7 @@
 """A client of Generation that speaks in plain values."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -120,7 +120,8 @@ class GenerationClient:
                 raise NotServed(
                     f"what listens at {self.address} does not serve {SERVICE}; check the address"
                 ) from error
-            pushback = dict(error.trailing_metadata() or ()).get(PUSHBACK, "")
+            trailer: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()
+            pushback = next((value for key, value in trailer if key == PUSHBACK), "")
             raise from_status(error.code(), error.details(), self.server, pushback) from error
         except (BadMessage, DecodeError) as error:
             raise Internal(f"{self.server} sent a reply that means nothing: {error}") from error

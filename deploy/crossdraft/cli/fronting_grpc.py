@@ -1,0 +1,52 @@
+"""`crossdraft serve grpc` and its options. What it needs is imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crossdraft.cli.security import TlsCa, TlsCert, TlsKey, tls_of
+
+
+def grpc(
+    target: Annotated[
+        list[str], typer.Option(metavar="HOST:PORT,...", help="Targets of the model; with commas, or repeated.")
+    ],
+    model: Annotated[str, typer.Option(metavar="NAME", help="The name that clients ask for.")],
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=HOST:PORT,...", help="Drafters under a name; repeatable, the first is the default one."
+        ),
+    ] = None,
+    untrusted: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--untrusted-drafter", metavar="NAME", help="One that only serves methods which nothing it says can bend."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 is any free one; the ready line says which.")] = 8001,
+    api_keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Lines of a name and a key; without it everybody may ask.")
+    ] = None,
+    max_outputs: Annotated[int, typer.Option(help="At once; more are refused with RESOURCE_EXHAUSTED.")] = 64,
+    max_message_mib: Annotated[int, typer.Option(help="Largest request, in MiB.")] = 4,
+    stalled_seconds: Annotated[float, typer.Option(help="After which a client that does not read is given up.")] = 60.0,
+    grace_seconds: Annotated[float, typer.Option(help="For open outputs, after SIGTERM.")] = 30.0,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Answer Prometheus there over HTTP; 0 is any free one.")
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)] = False,
+) -> None:
+    """Serve crossdraft.v1.Generation before targets and drafters. TLS options are for the services, not for clients."""
+    from crossdraft.cli import front_grpc as command
+
+    tls = tls_of(tls_ca, tls_cert, tls_key)
+    services = command.Services(model, tuple(target), tuple(drafter or ()), frozenset(untrusted or ()), tls)
+    limits = command.Limits(max_outputs, stalled_seconds)
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
+    command.serve(services, api_keys, limits, where, metrics_port)
