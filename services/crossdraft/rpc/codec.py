@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from crossdraft.rpc.bounds import MOST_BIASES, MOST_IDS, check_most
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
@@ -50,6 +51,7 @@ def decode_letters(raw: bytes, name: str) -> Letters:
 
 def decode_id_tuple(field: Sequence[int], name: str, vocabulary_size: int | None) -> tuple[int, ...]:
     """A few token ids; raises BadMessage if one is outside the vocabulary (where its size is known)."""
+    check_most(len(field), MOST_IDS, name)
     ids = tuple(field)
     if vocabulary_size is not None and ids and max(ids) >= vocabulary_size:
         raise BadMessage(f"{name} has the id {max(ids)}, but the vocabulary has {vocabulary_size} ids")
@@ -83,6 +85,7 @@ def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
 
 def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> SamplingOptions:
     """Sampling options; raises BadMessage when one is out of its range."""
+    check_most(len(message.logit_bias), MOST_BIASES, "options.logit_bias")
     decode_id_tuple([bias.id for bias in message.logit_bias], "options.logit_bias", vocabulary_size)
     try:
         return SamplingOptions(

@@ -3,6 +3,7 @@
 import numpy as np
 
 from crossdraft.rpc import codec, packing, rows_codec
+from crossdraft.rpc.bounds import LONGEST_STRING, MOST_BRANCHES, MOST_STRINGS, WIDEST_ROW, check_most
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.letters import NOTHING
@@ -98,6 +99,7 @@ def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDr
     allowed = packing.decode_ids(message.allowed, "allowed", vocabulary_size) if message.HasField("allowed") else None
     if message.audited and not message.HasField("noise"):
         raise BadMessage("audited needs noise: without it no draw can be recomputed")
+    check_most(message.row_width, WIDEST_ROW, "row_width")
     return OpenDrafter(
         prompt=codec.decode_letters(message.prompt, "prompt"),
         options=codec.decode_options(message.options, vocabulary_size),
@@ -161,7 +163,9 @@ def _encode_score(request: Score) -> pb.Score:
 
 def _decode_score(message: pb.Score) -> Score:
     _check_proposals(message.tokens, "tokens", "how many proposals' text counts")
+    check_most(len(message.strings), MOST_STRINGS, "strings")
     strings = tuple(codec.decode_letters(raw, f"strings[{place}]") for place, raw in enumerate(message.strings))
+    check_most(max(map(len, strings), default=0), LONGEST_STRING, "the longest of strings")
     if not all(strings):
         raise BadMessage(f"strings[{strings.index(NOTHING)}] is empty; every text begins with nothing")
     return Score(message.epoch, message.offset, strings, message.tokens)
@@ -201,6 +205,7 @@ def _encode_drafted(reply: Drafted) -> pb.Drafted:
 def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted:
     # The vocabulary that is known is the drafter's own; ids of the target's are checked by who knows them.
     size = None if message.target_ids else vocabulary_size
+    check_most(len(message.branches), MOST_BRANCHES, "branches")
     return Drafted(
         epoch=message.epoch,
         proposals=_decode_proposals(message, size),

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from crossdraft.rpc.bounds import MOST_NUMBERS, check_most
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.verification.rows import NO_IDS, Ids, Probabilities
@@ -29,6 +30,7 @@ def decode_numbers(message: pb.Numbers, name: str) -> Ids:
         return NO_IDS
     if not 1 <= bits <= MOST_BITS or len(message.data) != (count * bits + 7) // 8:
         raise BadMessage(f"{name} has {len(message.data)} bytes, which are not {count} numbers of {bits} bits")
+    check_most(count, MOST_NUMBERS, name)
     raw = np.frombuffer(message.data, dtype=np.uint8)
     fields = np.unpackbits(raw, count=count * bits, bitorder="little").reshape(count, bits)
     wide = np.zeros((count, 4), dtype=np.uint8)

@@ -1,6 +1,7 @@
 """Protobuf to domain values and back: what is said to a target and by it."""
 
 from crossdraft.rpc import codec, packing, rows_codec
+from crossdraft.rpc.bounds import MOST_NODES, WIDEST_HEAD, check_most
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.v1 import common_pb2
@@ -76,6 +77,7 @@ def _encode_open(request: OpenTarget) -> pb.OpenTarget:
 def _decode_open(message: pb.OpenTarget, vocabulary_size: int | None) -> OpenTarget:
     if not message.prompt:
         raise BadMessage("prompt is empty; a target needs at least one id, for instance its begin of sequence")
+    check_most(message.head, WIDEST_HEAD, "head")
     return OpenTarget(
         prompt=codec.decode_id_tuple(message.prompt, "prompt", vocabulary_size),
         options=codec.decode_options(message.options, vocabulary_size),
@@ -118,6 +120,7 @@ def _decode_pass(message: pb.Pass, vocabulary_size: int | None) -> Pass:
 
 
 def _decode_tree(message: pb.TokenTree, vocabulary_size: int | None) -> TokenTree:
+    check_most(len(message.tokens), MOST_NODES, "tree.tokens")
     tokens = codec.decode_id_tuple(message.tokens, "tree.tokens", vocabulary_size)
     parents = tuple(parent - 1 for parent in message.parents) or tuple(range(ROOT, ROOT + len(tokens)))
     try:
