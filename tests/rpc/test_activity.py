@@ -23,12 +23,14 @@ TARGET_OPENING = encode_request(OPENING).SerializeToString()
 AT_ONCE = Listening(grace_seconds=0)
 
 
-@pytest.mark.parametrize("given", ["a", "req-1", "chatcmpl-9:x/y+z=@~._", "0" * LONGEST])
+@pytest.mark.parametrize("given", ["a", "req-1", "chatcmpl-9:x._-", "0" * LONGEST])
 def test_ids_of_clients_are_kept(given: str) -> None:
     assert request_id(given) == given
 
 
-@pytest.mark.parametrize("given", ["", "0" * (LONGEST + 1), "a b", "a\nb", 'a"b', "é", "a\x00", "\u0661"])
+@pytest.mark.parametrize(
+    "given", ["", "0" * (LONGEST + 1), "-a", "../a", "a/b", "a b", "a\nb", 'a"b', "é", "a\x00", "\u0661"]
+)
 def test_ids_that_could_spoil_a_line_are_refused(given: str) -> None:
     with pytest.raises(RequestIdError, match=r"x-request-id.*1 to 128 characters"):
         request_id(given)

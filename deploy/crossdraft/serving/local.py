@@ -16,6 +16,7 @@ from crossdraft.pipeline.watching import Watch
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.security import TlsFiles
+from crossdraft.rpc.subject import about
 from crossdraft.serving.connecting import Connection
 from crossdraft.serving.orders import Ended, Order, OverloadedError, ServedModel, Traced, UnknownModelError
 from crossdraft.verification.methods import METHODS
@@ -140,7 +141,9 @@ class LocalOutputs:
         with self._place():
             pipeline = await connection.open()
             watch = Watch() if order.trace else None
-            async with pipeline.run(order.request, watch) as generation:
+            with about(request=order.id):
+                running = pipeline.run(order.request, watch)
+            async with running as generation:
                 async for token in generation:
                     if watch is not None:
                         yield Traced(watch.take())

@@ -145,7 +145,7 @@ class Handlers(Generic[Open, Ask, Answer]):
                 async with ended_when_silent(self._idle_seconds) as heard:
                     opening = await anext(requests, None)
                     if opening is not None:
-                        request = subject.from_metadata(context.invocation_metadata())
+                        request = _request_id(context)
                         with self.activity.session(request, context.peer()) as tally:
                             await self._converse(opening, requests, _Call(context, tally, heard))
         except (ServiceError, BaseExceptionGroup) as fault:
@@ -188,6 +188,14 @@ class Handlers(Generic[Open, Ask, Answer]):
         call.tally.sent(reply, raw)
         await call.context.write(raw)
         call.heard()
+
+
+def _request_id(context: Context) -> str:
+    """The id of the client's request, or empty; raises BadMessage."""
+    try:
+        return subject.from_metadata(context.invocation_metadata())
+    except subject.RequestIdError as error:
+        raise BadMessage(str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from crossdraft.rpc.errors import BadMessage
-
 REQUEST_ID = "x-request-id"  # header of HTTP, key of gRPC's metadata
 LONGEST = 128  # characters of a request's id
-ALLOWED = re.compile(r"[A-Za-z0-9._:/+=@~-]+", re.ASCII)  # nothing that could end a log line or a header
+GOOD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")  # a header, a word of a log line, a file's name
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -55,13 +53,14 @@ def request_id(given: str | None = None) -> str:
     """A client's id for its request, checked; a new one if it gave none.
 
     Raises:
-        RequestIdError: it is empty or too long, or has other characters.
+        RequestIdError: it is empty or too long, or has characters that a file's name should not have.
     """
     if given is None:
         return secrets.token_hex(16)
-    if not 1 <= len(given) <= LONGEST or ALLOWED.fullmatch(given) is None:
+    if len(given) > LONGEST or GOOD.fullmatch(given) is None:
         raise RequestIdError(
-            f"a request's id ({REQUEST_ID}) has 1 to {LONGEST} characters, letters, digits or one of . _ : / + = @ ~ -"
+            f"a request's id ({REQUEST_ID}) has 1 to {LONGEST} characters, letters, digits and . _ : -, "
+            "and begins with a letter or a digit"
         )
     return given
 
@@ -73,11 +72,8 @@ def to_metadata() -> Metadata:
 
 
 def from_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The request's id that a caller sent, or empty; raises BadMessage if it cannot be used."""
+    """The request's id that a caller sent, or empty; raises RequestIdError if it cannot be used."""
     given = next((value for key, value in metadata or () if key == REQUEST_ID), None)
     if given is None:
         return ""
-    try:
-        return request_id(given if isinstance(given, str) else given.decode("ascii", "replace"))
-    except RequestIdError as error:
-        raise BadMessage(str(error)) from error
+    return request_id(given if isinstance(given, str) else given.decode("ascii", "replace"))

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from crossdraft.rpc.subject import about
 from crossdraft.serving.http.errors import INVALID, RefusedError, refusal_of
 from crossdraft.serving.http.options import HttpOptions
 from crossdraft.serving.http.rates import Rates
@@ -50,7 +51,8 @@ class Gate:
         except (RefusedError, KeyRefusedError) as error:
             await reply_of(refusal_of(error, name))(scope, receive, send_named)
         else:
-            await self._app(scope, self._counted(receive), send_named)
+            with about(request=name, peer=":".join(map(str, scope.get("client") or ()))):
+                await self._app(scope, self._counted(receive), send_named)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         path = scope["path"]
