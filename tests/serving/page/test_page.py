@@ -8,6 +8,7 @@ from playwright.async_api import Browser, Page
 from crossdraft.pipeline import Kind, Overlap, RequestError
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.keys import Keys
+from tests.serving.fakes import TOY
 from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedOutputs, Visit, visiting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -135,9 +136,17 @@ async def test_a_server_that_is_gone_is_said_so(visit: Visit) -> None:
     await visit.page.get_by_text("The server cannot be reached").wait_for()
 
 
+async def test_a_model_that_comes_later_is_offered_then(browser: Browser) -> None:
+    outputs = TracedOutputs(TOKENS, served=())
+    async with visiting(browser, outputs) as visit:
+        await visit.page.get_by_text("No model can be served yet").wait_for()
+        outputs.served = (TOY,)
+        await visit.generate()
+        assert len(outputs.orders) == 1
+
+
 async def test_compare_runs_the_same_without_a_drafter(visit: Visit) -> None:
     assert await visit.page.get_by_role("button", name="Compare").is_disabled()
-    await visit.fill(Seed="3")
     await visit.generate()
     await visit.press("Compare")
     await visit.page.get_by_text("The texts are the same.").wait_for()

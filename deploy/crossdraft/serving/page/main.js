@@ -83,7 +83,8 @@ async function make(request, view, show) {
 }
 
 async function generate() {
-  if (running || !settings.check()) return;
+  if (!settings.offered) await offer();
+  if (running || !settings.offered || !settings.check()) return;
   const request = settings.request(), repeatable = settings.repeatable;
   latest = null;
   byId("comparison").hidden = true;

@@ -1,6 +1,7 @@
 // Where everything of a pipeline's picture is: bands for the lanes, and a shape for each span.
 
-const SERVICE = 30, WIRE = 28, SESSION = 22, OUTPUT = 46, GAP = 4, TOKEN = { width: 10, height: 9 }; // pixels
+const SERVICE = 30, WIRE = 28, SESSION = 22, GAP = 4, TOKEN = { width: 10, height: 10 }; // pixels
+const STACKED = 5; // tokens on one another
 const LEAST = 1.5; // pixels of a box
 const DIGIT = 8; // pixels
 const EPOCH_COLOURS = 6;
@@ -22,7 +23,7 @@ export class Bands {
     this.session = this.#add(VERIFICATION, SESSION);
     this.below = this.#add("wire", WIRE);
     ours.filter(isTarget).forEach((name) => this.#add(name, SERVICE));
-    this.output = this.#add("tokens out", OUTPUT);
+    this.output = this.#add("tokens out", STACKED * TOKEN.height);
     this.byLane = new Map(this.all.map((band) => [band.name, band]));
     this.byLane.set(OUT, this.output);
   }
@@ -81,8 +82,8 @@ function rectangle(band, from, to, style, inset) {
 }
 
 function token({ what }, band, at, above) {
-  const y = band.top + Math.min(above * (TOKEN.height + 1), band.height - TOKEN.height);
-  const attributes = { class: `kind ${what}`, x: at, width: TOKEN.width - 1, y, height: TOKEN.height };
+  const x = at + Math.floor(above / STACKED) * TOKEN.width, y = band.top + (above % STACKED) * TOKEN.height;
+  const attributes = { class: `kind ${what}`, x, y, width: TOKEN.width - 1, height: TOKEN.height - 1 };
   return [{ tag: "rect", attributes }];
 }
 

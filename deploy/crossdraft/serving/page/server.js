@@ -2,6 +2,7 @@
 
 import { dataOf } from "./events.js";
 
+const NONE_YET = "No model can be served yet: no target has answered the server. Try again when one runs.";
 const END = "[DONE]";
 const UNREACHABLE = "The server cannot be reached. Is it still running?";
 const CUT = "The stream ended before the text did: the connection was lost, or the server was stopped.";
@@ -16,10 +17,11 @@ export class ServerError extends Error {
   }
 }
 
-/** What is served: [{ name, drafters, methods, context }]. */
+/** What is served, at least one: [{ name, drafters, methods, context }]. */
 export async function models(key) {
   const response = await ask("v1/models", { headers: headersOf(key) });
   const { data } = await response.json();
+  if (!data.length) throw new ServerError(NONE_YET);
   return data.map(({ id, drafters, methods, max_model_len: context }) => ({ name: id, drafters, methods, context }));
 }
 

@@ -20,6 +20,11 @@ export class Settings {
     }
   }
 
+  /** Whether there is anything to choose from yet. */
+  get offered() {
+    return this.#models.length > 0;
+  }
+
   /** Offers what is served. */
   offer(models) {
     this.#models = models;
@@ -77,8 +82,8 @@ export class Settings {
     const model = this.#models.find(({ name }) => name === this.#field("model").value);
     if (!model) return;
     const drafters = model.drafters.map((name) => [name, name]);
-    this.#options("drafter", [...drafters, [PLAIN, "none: plain decoding"]]);
-    this.#options("method", [[DEFAULT, "the best for the request"], ...model.methods.map((name) => [name, name])]);
+    this.#options("drafter", [...drafters, [PLAIN, "none"]]);
+    this.#options("method", [[DEFAULT, "automatic"], ...model.methods.map((name) => [name, name])]);
     const most = this.#field("max-tokens");
     most.max = model.context;
     most.value = Math.min(most.value, model.context);
