@@ -31,10 +31,18 @@ class Connection:
             ServiceError: no target answers, or targets or drafters do not go together.
         """
         if self._pipeline is None:
-            if self._opening is None or self._opening.done():
-                self._opening = asyncio.create_task(self._open())
-            return await asyncio.shield(self._opening)
+            return await asyncio.shield(self._attempt())
         return self._pipeline
+
+    def begin(self) -> None:
+        """An attempt is under way from now on, unless it is open. How it ends is seen by `pipeline` alone."""
+        if self._pipeline is None:
+            self._attempt().add_done_callback(lambda attempt: attempt.cancelled() or attempt.exception())
+
+    def _attempt(self) -> asyncio.Task[Pipeline]:
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open())
+        return self._opening
 
     async def _open(self) -> Pipeline:
         pipeline = self._make()

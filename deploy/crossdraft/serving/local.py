@@ -95,7 +95,7 @@ class LocalOutputs:
     """`Outputs` over one pipeline for each model and drafter. Use it with `async with`.
 
     Pipelines of default drafters are opened at the start, others when an order asks for them. One that cannot be
-    opened is tried again with the next order for it.
+    opened is tried again with the next order for it, or question what is served.
 
     Args:
         models: what is served.
@@ -131,7 +131,9 @@ class LocalOutputs:
             await connection.close()
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """Those whose target has been there."""
+        """Those whose target has been there; the others are asked for again, which nobody waits for."""
+        for model in self._models.values():
+            self._default(model).begin()
         found = ((model, self._default(model).pipeline) for model in self._models.values())
         return tuple(_served(model, pipeline, self._created) for model, pipeline in found if pipeline is not None)
 

@@ -2,6 +2,7 @@
 
 const DEFAULT = ""; // value of the choice that is left to the server
 const PLAIN = "none";
+const INEXACT = new Set(["tokentiming"]); // methods whose output has not the target's distribution
 
 /** The same request without a drafter. */
 export function plainly(request) {
@@ -59,6 +60,7 @@ export class Settings {
       stream: true,
       speculative: {
         ...(value("method") !== DEFAULT && { method: value("method") }),
+        ...(INEXACT.has(value("method")) && { allow_inexact: true }),
         drafter: value("drafter"),
         overlap: value("overlap"),
         k: Number(value("k")),
@@ -83,7 +85,8 @@ export class Settings {
     if (!model) return;
     const drafters = model.drafters.map((name) => [name, name]);
     this.#options("drafter", [...drafters, [PLAIN, "none"]]);
-    this.#options("method", [[DEFAULT, "automatic"], ...model.methods.map((name) => [name, name])]);
+    const methods = model.methods.map((name) => [name, INEXACT.has(name) ? `${name} (not exact)` : name]);
+    this.#options("method", [[DEFAULT, "automatic"], ...methods]);
     const most = this.#field("max-tokens");
     most.max = model.context;
     most.value = Math.min(most.value, model.context);
