@@ -6,7 +6,7 @@ from pathlib import Path
 from crossdraft.cli.failures import Misused
 from crossdraft.cli.generate import check_address
 from crossdraft.cli.running import checked_options
-from crossdraft.cli.serve import Where, run_service
+from crossdraft.cli.serve import Log, Where, run_service
 from crossdraft.pipeline.connection import addresses_of
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.rpc.server import Listening
@@ -20,7 +20,7 @@ from crossdraft.serving.measured import Measured
 from crossdraft.serving.metrics import Metrics
 from crossdraft.serving.together import Together
 
-__all__ = ["Limits", "Services", "Where", "serve"]
+__all__ = ["Limits", "Log", "Services", "Where", "serve"]
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from crossdraft.cli.front import Services
 from crossdraft.cli.running import checked_options
-from crossdraft.cli.serve import Where, run_service
+from crossdraft.cli.serve import Log, Where, run_service
 from crossdraft.rpc.exposition import Exporter
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.server import serve as serve_until_signalled
@@ -15,7 +15,7 @@ from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs
 from crossdraft.serving.measured import Measured
 from crossdraft.serving.metrics import Metrics
 
-__all__ = ["Limits", "Services", "Where", "serve"]
+__all__ = ["Limits", "Log", "Services", "Where", "serve"]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from crossdraft.cli.observing import LogFormat, LogLevel, LogLevelOption, LogLines
 from crossdraft.cli.security import TlsCa, TlsCert, TlsKey, tls_of
 
 
@@ -43,6 +44,8 @@ def http(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    log_format: LogLines = LogFormat.PLAIN,
+    log_level: LogLevelOption = LogLevel.INFO,
     until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)] = False,
 ) -> None:
     """Serve OpenAI's HTTP API before targets and drafters. TLS options are for the services, not for clients."""
@@ -52,4 +55,6 @@ def http(
     services = command.Services(model, tuple(target), tuple(drafter or ()), frozenset(untrusted or ()), tls)
     rates = None if rate is None else (rate, burst)
     limits = command.Limits(max_outputs, max_choices, max_body_mib, rates, stalled_seconds)
-    command.serve(services, api_keys, limits, command.Where(host, port, 1, grace_seconds, until_stdin_ends), grpc_port)
+    log = command.Log(log_format, log_level)
+    where = command.Where(host, port, 1, grace_seconds, until_stdin_ends, log=log)
+    command.serve(services, api_keys, limits, where, grpc_port)

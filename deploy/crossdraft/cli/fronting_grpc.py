@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from crossdraft.cli.observing import LogFormat, LogLevel, LogLevelOption, LogLines
 from crossdraft.cli.security import TlsCa, TlsCert, TlsKey, tls_of
 
 
@@ -40,6 +41,8 @@ def grpc(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    log_format: LogLines = LogFormat.PLAIN,
+    log_level: LogLevelOption = LogLevel.INFO,
     until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)] = False,
 ) -> None:
     """Serve crossdraft.v1.Generation before targets and drafters. TLS options are for the services, not for clients."""
@@ -48,5 +51,6 @@ def grpc(
     tls = tls_of(tls_ca, tls_cert, tls_key)
     services = command.Services(model, tuple(target), tuple(drafter or ()), frozenset(untrusted or ()), tls)
     limits = command.Limits(max_outputs, stalled_seconds)
-    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends)
+    log = command.Log(log_format, log_level)
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, log=log)
     command.serve(services, api_keys, limits, where, metrics_port)

@@ -3,18 +3,20 @@
 import os
 import signal
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from crossdraft.cli.failures import CommandFailed, Misused
-from crossdraft.cli.running import checked_options, warnings_shown
+from crossdraft.cli.running import checked_options
 from crossdraft.models.names import NumberOutOfRangeError
+from crossdraft.rpc.admission import SessionLimits
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.security import TlsError, TlsFiles
 from crossdraft.rpc.server import Listening, run
 from crossdraft.rpc.transport import MessageLimit
+from crossdraft.serving.logs import LogFormat, LogLevel, logged
 from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.ranking import RankingError
 
@@ -27,6 +29,14 @@ STDIN = 0  # its file descriptor
 
 
 @dataclass(frozen=True)
+class Log:
+    """How the log looks."""
+
+    form: LogFormat = LogFormat.PLAIN
+    level: LogLevel = LogLevel.INFO
+
+
+@dataclass(frozen=True)
 class Where:
     """The options of the server itself, as they were typed."""
 
@@ -36,13 +46,18 @@ class Where:
     grace_seconds: float
     until_stdin_ends: bool = False  # stop as on SIGTERM when standard input ends
     tls: TlsFiles | None = None
+    sessions: SessionLimits = field(default_factory=SessionLimits)
+    metrics_port: int | None = None
+    log: Log = field(default_factory=Log)
 
     @property
     def listening(self) -> Listening:
         """The same, checked; raises Misused."""
         with checked_options():
             limit = MessageLimit(self.max_message_mib)
-            return Listening(self.host, self.port, limit, self.grace_seconds, self.tls)
+            return Listening(
+                self.host, self.port, limit, self.grace_seconds, self.tls, self.sessions, self.metrics_port
+            )
 
 
 def serve_the_target(model: "ModelOptions", where: Where) -> None:
@@ -85,12 +100,18 @@ def run_service(service: Coroutine[Any, Any, None], where: Where) -> None:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
         Thread(target=end_with_stdin, daemon=True).start()
     try:
-        with warnings_shown():
+        with logged(where.log.form, where.log.level):
             run(service)
     except (AffinityMismatch, RankingError, NumberOutOfRangeError, TlsError) as error:
         raise Misused(str(error)) from error
     except (ValueError, CannotListen) as error:
         raise CommandFailed(str(error)) from error
+
+
+def limits_of(sessions: int, per_peer: int | None, idle_seconds: float) -> SessionLimits:
+    """What --max-sessions, --max-sessions-per-peer and --idle-seconds say together; raises Misused."""
+    with checked_options():
+        return SessionLimits(sessions, per_peer, idle_seconds)
 
 
 def pace_of(text: str | None) -> "Pace | None":

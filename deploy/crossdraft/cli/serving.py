@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from crossdraft.cli import fronting
+from crossdraft.cli import fronting, fronting_grpc
+from crossdraft.cli.observing import LogFormat, LogLevel, LogLevelOption, LogLines, MetricsPort
 from crossdraft.cli.security import TlsCa, TlsCert, TlsKey, tls_of
 
 app = typer.Typer(
@@ -25,6 +26,11 @@ CacheMib = Annotated[int, typer.Option(help="MiB for keys and values of all sess
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of a session; by default all of a context.")]
 MaxMessageMib = Annotated[int, typer.Option(help="Largest message, in MiB.")]
 GraceSeconds = Annotated[float, typer.Option(help="For open sessions, after SIGTERM.")]
+MaxSessions = Annotated[int, typer.Option(help="Open at once; who wants another is refused.")]
+MaxSessionsPerPeer = Annotated[
+    int | None, typer.Option(help="Of one certificate, or of one address without TLS; by default as many as of all.")
+]
+IdleSeconds = Annotated[float, typer.Option(help="A session in which nothing is said for so long is ended.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; by default torch decides.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")]
 Paced = Annotated[
@@ -51,6 +57,12 @@ def target(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    max_sessions: MaxSessions = 1024,
+    max_sessions_per_peer: MaxSessionsPerPeer = None,
+    idle_seconds: IdleSeconds = 600.0,
+    metrics_port: MetricsPort = None,
+    log_format: LogLines = LogFormat.PLAIN,
+    log_level: LogLevelOption = LogLevel.INFO,
     until_stdin_ends: UntilStdinEnds = False,
 ) -> None:
     """Serve the model whose distribution comes out."""
@@ -59,8 +71,12 @@ def target(
 
     emulation = command.emulation_of(pace)
     options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, None, emulation)
-    tls = tls_of(tls_ca, tls_cert, tls_key)
-    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, tls)
+    tls, limits = (
+        tls_of(tls_ca, tls_cert, tls_key),
+        command.limits_of(max_sessions, max_sessions_per_peer, idle_seconds),
+    )
+    log = command.Log(log_format, log_level)
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, tls, limits, metrics_port, log)
     command.serve_the_target(options, where)
 
 
@@ -87,6 +103,12 @@ def drafter(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    max_sessions: MaxSessions = 1024,
+    max_sessions_per_peer: MaxSessionsPerPeer = None,
+    idle_seconds: IdleSeconds = 600.0,
+    metrics_port: MetricsPort = None,
+    log_format: LogLines = LogFormat.PLAIN,
+    log_level: LogLevelOption = LogLevel.INFO,
     until_stdin_ends: UntilStdinEnds = False,
 ) -> None:
     """Serve a model that guesses."""
@@ -98,8 +120,12 @@ def drafter(
     options = ModelOptions(
         model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, pruning, emulation
     )
-    tls = tls_of(tls_ca, tls_cert, tls_key)
-    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, tls)
+    tls, limits = (
+        tls_of(tls_ca, tls_cert, tls_key),
+        command.limits_of(max_sessions, max_sessions_per_peer, idle_seconds),
+    )
+    log = command.Log(log_format, log_level)
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, tls, limits, metrics_port, log)
     command.serve_a_drafter(options, affinity, where)
 
 
@@ -115,6 +141,12 @@ def ngram(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    max_sessions: MaxSessions = 1024,
+    max_sessions_per_peer: MaxSessionsPerPeer = None,
+    idle_seconds: IdleSeconds = 600.0,
+    metrics_port: MetricsPort = None,
+    log_format: LogLines = LogFormat.PLAIN,
+    log_level: LogLevelOption = LogLevel.INFO,
     until_stdin_ends: UntilStdinEnds = False,
 ) -> None:
     """Serve a drafter without a model: it copies what followed when the last bytes of the text were seen before.
@@ -123,9 +155,14 @@ def ngram(
     """
     from crossdraft.cli import serve as command
 
-    tls = tls_of(tls_ca, tls_cert, tls_key)
-    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, tls)
+    tls, limits = (
+        tls_of(tls_ca, tls_cert, tls_key),
+        command.limits_of(max_sessions, max_sessions_per_peer, idle_seconds),
+    )
+    log = command.Log(log_format, log_level)
+    where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, tls, limits, metrics_port, log)
     command.serve_an_ngram_drafter(max_ngram, min_ngram, command.pace_of(pace), where)
 
 
 app.command()(fronting.http)
+app.command()(fronting_grpc.grpc)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -71,19 +70,20 @@ FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {
 
 @contextmanager
 def logged(
-    form: LogFormat = LogFormat.PLAIN, level: LogLevel = LogLevel.INFO, stream: TextIO = sys.stderr
+    form: LogFormat = LogFormat.PLAIN, level: LogLevel = LogLevel.INFO, stream: TextIO | None = None
 ) -> Iterator[None]:
-    """Writes what the packages log within the block."""
-    logger, handler = logging.getLogger(ROOT), logging.StreamHandler(stream)
+    """Writes what is logged within the block, to standard error unless a stream is given: what these packages say from
+    `level` on, and warnings of others."""
+    root, logger, handler = logging.getLogger(), logging.getLogger(ROOT), logging.StreamHandler(stream)
     handler.setFormatter(FORMATTERS[form]())
     before = logger.level
-    logger.addHandler(handler)
+    root.addHandler(handler)
     logger.setLevel(level.value.upper())
     try:
         yield
     finally:
         logger.setLevel(before)
-        logger.removeHandler(handler)
+        root.removeHandler(handler)
 
 
 def _in_words(subject: Subject) -> str:
