@@ -87,6 +87,19 @@ def test_folders_that_lack_something(folder: Path, missing: str, complaint: str)
         load_model(str(folder))
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "weights.pth"])
+def test_pickled_weights_are_never_read(folder: Path, name: str) -> None:
+    weights = folder / "model.safetensors"
+    weights.rename(folder / name)
+    with pytest.raises(ModelLoadError, match=f"has its weights in {name}, a pickle, which could run any code"):
+        load_model(str(folder))
+
+
+def test_safe_weights_are_read_beside_pickled_ones(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"nothing that could be unpickled")
+    assert load_model(str(folder)).description.vocabulary_size == VOCABULARY
+
+
 def test_names_dtypes_and_devices_that_do_not_exist(folder: Path) -> None:
     with pytest.raises(ModelLoadError, match="there is no folder"):
         load_model("./nowhere")

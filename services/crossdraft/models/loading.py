@@ -20,6 +20,8 @@ __all__ = ["DTYPES", "LoadedModel", "ModelLoadError", "bundled_names", "fingerpr
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
@@ -95,8 +97,18 @@ def _source(name: str) -> str:
         if not (folder / "config.json").is_file():
             raise ModelLoadError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
         if not any(folder.glob("*.safetensors")):
-            raise ModelLoadError(f"{folder} has no .safetensors weights: save the model with safe_serialization=True")
+            raise ModelLoadError(_no_weights(folder))
     return source
+
+
+def _no_weights(folder: Path) -> str:
+    pickled = next((path.name for pattern in PICKLED for path in sorted(folder.glob(pattern))), None)
+    if pickled is None:
+        return f"{folder} has no .safetensors weights: save the model with save_pretrained"
+    return (
+        f"{folder} has its weights in {pickled}, a pickle, which could run any code when it is read, and is never "
+        "loaded: where you trust it, load it with transformers and save it with save_pretrained, as .safetensors"
+    )
 
 
 def _device(device: str) -> torch.device:
