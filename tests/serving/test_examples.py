@@ -1,0 +1,67 @@
+"""The examples of clients, run against a server."""
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from crossdraft.pipeline import SamplingOptions
+from crossdraft.rpc.endpoint import Listening
+from crossdraft.serving.generation import GenerationOptions, serve_generation
+from crossdraft.serving.keys import Keys
+from crossdraft.serving.orders import OverloadedError
+from tests.serving.fakes import FakeOutputs
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
+JAVASCRIPT = EXAMPLES / "javascript"
+KEY = "alice-0123456789abcdef"
+ASKED = ("Hello", "--key", KEY, "--seed", str(2**64 - 1), "--temperature", "0.5", "--max-tokens", "9")
+NODE = shutil.which("node")
+LANGUAGES = [
+    pytest.param((sys.executable, str(EXAMPLES / "generate.py")), id="python"),
+    pytest.param(
+        (NODE or "node", str(JAVASCRIPT / "generate.js")),
+        id="javascript",
+        marks=pytest.mark.skipif(
+            NODE is None or not (JAVASCRIPT / "node_modules").exists(),
+            reason="needs node, and `npm ci` in deploy/examples/javascript",
+        ),
+    ),
+]
+
+
+async def run(command: tuple[str, ...], outputs: FakeOutputs, *arguments: str) -> tuple[int | None, str, str]:
+    """The example's exit code, output and errors, against a server of these outputs."""
+    options = GenerationOptions(Keys.of({"alice": KEY}))
+    async with serve_generation(outputs, Listening(grace_seconds=0), options) as server:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, server.address, *arguments, stdout=pipe, stderr=pipe)
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.parametrize("command", LANGUAGES)
+async def test_text_comes_out(command: tuple[str, ...]) -> None:
+    outputs = FakeOutputs()
+    code, out, err = await run(command, outputs, *ASKED)
+    assert (code, out.partition("\n")[0]) == (0, "Heé"), err
+    assert "4 tokens" in out + err
+    (order,) = outputs.orders
+    assert (order.request.prompt, order.request.seed, order.request.max_tokens) == ("Hello", 2**64 - 1, 9)
+    assert order.request.options == SamplingOptions(0.5)
+
+
+@pytest.mark.parametrize("command", LANGUAGES)
+async def test_errors_are_said(command: tuple[str, ...]) -> None:
+    code, out, err = await run(command, FakeOutputs(), "Hello", "--model", "other", "--key", KEY)
+    assert (code, out) == (1, "")
+    assert "there is no model 'other'; there is toy" in err
+    code, _, err = await run(command, FakeOutputs(), "Hello", "--key", "wrong")
+    assert code == 1
+    assert "this API key is not known" in err
+    code, _, err = await run(command, FakeOutputs(fault=OverloadedError("no room", 2.5)), "Hello", "--key", KEY)
+    assert code == 1
+    assert "ask again after 2" in err
