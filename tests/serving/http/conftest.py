@@ -15,6 +15,7 @@ from crossdraft.serving.orders import Outputs
 from tests.serving.fakes import FakeOutputs
 
 KEY = "a-key-that-nobody-guesses"
+MESSAGES = [{"role": "user", "content": "Say"}]
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,11 @@ async def served(outputs: FakeOutputs) -> AsyncIterator[Front]:
     """The API over `outputs`, with defaults."""
     async with front(outputs) as running:
         yield running
+
+
+@pytest.fixture
+async def direct(outputs: FakeOutputs) -> AsyncIterator[httpx.AsyncClient]:
+    """The application itself, without a server."""
+    transport = httpx.ASGITransport(make_app(outputs))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        yield client

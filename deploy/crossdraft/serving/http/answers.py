@@ -203,8 +203,14 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class Status(BaseModel):
-    """The answer of /health and /ready."""
+class Alive(BaseModel):
+    """The answer of /health."""
 
-    status: str
-    models: list[str] | None = None
+    status: Literal["ok"]
+
+
+class Ready(BaseModel):
+    """The answer of /ready."""
+
+    status: Literal["ready"]
+    models: list[str]

@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from crossdraft.serving.http.answers import Status
+from crossdraft.serving.http.answers import Alive, Ready
 from crossdraft.serving.http.api import FAULTS, router_of
 from crossdraft.serving.http.errors import (
     ABSENT,
@@ -53,17 +53,17 @@ def _watch(app: FastAPI, outputs: Outputs, options: HttpOptions) -> None:
     """What a cluster asks."""
 
     @app.get("/health", responses={**FAULTS})
-    async def health() -> Status:
+    async def health() -> Alive:
         """The process is alive."""
-        return Status(status="ok")
+        return Alive(status="ok")
 
     @app.get("/ready", responses={**FAULTS})
-    async def ready() -> Status:
+    async def ready() -> Ready:
         """A model can be served."""
         names = [model.name for model in await outputs.models()]
         if not names:
             raise RefusedError(ABSENT.status, "no model can be served yet", ABSENT.type, ABSENT.code)
-        return Status(status="ready", models=names)
+        return Ready(status="ready", models=names)
 
     text_of = options.metrics
     if text_of is not None:
@@ -85,9 +85,9 @@ def _refusals() -> dict[type[Exception], Callable[[Request, Exception], RefusedE
         assert isinstance(error, RequestValidationError)
         return refusal_of_body(error)
 
-    def status(_: Request, error: Exception) -> RefusedError:
+    def status(request: Request, error: Exception) -> RefusedError:
         assert isinstance(error, HTTPException)
-        return refusal_of_status(error)
+        return refusal_of_status(error, request.url.path)
 
     def bug(_: Request, __: Exception) -> RefusedError:
         return RefusedError(BUG.status, BUG.text, BUG.type, BUG.code)  # the server logs the error itself

@@ -74,6 +74,8 @@ def _requests(
     if len(prompts) * body.n > most:
         text = f"n and the number of prompts make {len(prompts) * body.n} outputs; at most {most} in one request"
         raise RefusedError(400, text, INVALID, "too_many_choices", "n")
+    if logprobs is not None:
+        raise RefusedError(400, "logprobs are not served; leave them out", INVALID, "unsupported", "logprobs")
     how = body.speculative
     try:
         options = _options(body)

@@ -67,6 +67,8 @@ class Meaning:
 
 
 INVALID = "invalid_request_error"
+BUSY = "rate_limit_error"
+SHORTEST_WAIT = 1.0  # seconds that a client is asked to wait where nobody knows how long
 WRONG = Meaning(400, INVALID)
 TOO_LONG = Meaning(400, INVALID, "context_length_exceeded")
 # What a service says of itself names addresses, which are not the client's business: it goes into the log.
@@ -78,16 +80,20 @@ BUG = Meaning(500, "server_error", "internal_error", "the server failed; its log
 MEANINGS: Mapping[type[Exception], Meaning] = {
     RequestError: WRONG,
     UnknownModelError: Meaning(404, INVALID, "model_not_found"),
-    OverloadedError: Meaning(429, "rate_limit_error", "overloaded"),
+    OverloadedError: Meaning(429, BUSY, "overloaded"),
     KeyRefusedError: Meaning(401, "authentication_error", "invalid_api_key"),
     rpc.BadMessage: BUG,
     rpc.BadRequest: WRONG,
     rpc.ProtocolBroken: BUG,
     rpc.ContextTooLong: TOO_LONG,
     rpc.TooLarge: Meaning(413, INVALID, "request_too_large", "the prompt is too large for the target; shorten it"),
+    rpc.NameUnknown: Meaning(404, INVALID, "model_not_found"),
     rpc.NotServed: ABSENT,
+    rpc.KeyRefused: ABSENT,
     rpc.NotAllowed: ABSENT,
     rpc.Unreachable: ABSENT,
+    rpc.Full: Meaning(429, BUSY, "overloaded", "the targets have as many sessions as they take; try again later"),
+    rpc.Overloaded: Meaning(429, BUSY, "overloaded"),
     rpc.TimedOut: LATE,
     rpc.Cancelled: ABSENT,
     rpc.Closed: ABSENT,
@@ -111,15 +117,23 @@ def refusal_of(error: Exception, request: str) -> RefusedError:
     meaning = next((MEANINGS[kind] for kind in FOREIGN if isinstance(error, kind)), BUG)
     if meaning.text:
         log.warning("%s: %s: %s", request, type(error).__name__, error)
-    after = error.after if isinstance(error, OverloadedError) else None
-    param = "model" if isinstance(error, UnknownModelError) else None
-    return RefusedError(meaning.status, meaning.text or str(error), meaning.type, meaning.code, param, after)
+    after = error.after if isinstance(error, OverloadedError | rpc.Overloaded) else SHORTEST_WAIT
+    param = "model" if meaning.code == "model_not_found" else None
+    return RefusedError(
+        meaning.status,
+        meaning.text or str(error),
+        meaning.type,
+        meaning.code,
+        param,
+        after if meaning.status == 429 else None,
+    )
 
 
 def refusal_of_body(error: RequestValidationError) -> RefusedError:
-    """The first thing that is wrong with a request's body."""
-    first = error.errors()[0]
-    param = ".".join(_in_body(first["loc"][1:], error.body)) or None
+    """The first thing that is wrong with a request's body, of several ways to read it the one that reads furthest."""
+    faults = [(one, tuple(_in_body(one["loc"][1:], error.body))) for one in error.errors()]
+    first, where = max(faults, key=lambda fault: (fault[1][:1] == faults[0][1][:1], len(fault[1])))
+    param = ".".join(where) or None
     if first["type"] == "extra_forbidden":
         return RefusedError(400, f"Unrecognized request argument supplied: {param}", INVALID, param=param)
     text = str(first["msg"]).removeprefix("Value error, ")
@@ -131,16 +145,15 @@ def refusal_of_body(error: RequestValidationError) -> RefusedError:
 def _in_body(where: Sequence[int | str], body: object) -> Iterator[str]:
     """The part of a validator's path that a client knows: the rest names types that were tried."""
     for part in where:
-        if isinstance(body, dict) and isinstance(part, str):
-            yield part
+        if isinstance(body, dict) and (part in body or part == where[-1]):
+            yield str(part)
             body = body.get(part)
         elif isinstance(body, list) and isinstance(part, int) and part < len(body):
             yield str(part)
             body = body[part]
-        else:
-            return
 
 
-def refusal_of_status(error: HTTPException) -> RefusedError:
+def refusal_of_status(error: HTTPException, path: str) -> RefusedError:
     """What the framework refuses by itself: an unknown path, a wrong method, a body that is too large."""
-    return RefusedError(error.status_code, str(error.detail), INVALID, CODES.get(error.status_code))
+    text = f"there is nothing at {path}" if error.detail == HTTPStatus.NOT_FOUND.phrase else str(error.detail)
+    return RefusedError(error.status_code, text, INVALID, CODES.get(error.status_code))

@@ -1,0 +1,58 @@
+"""/v1/chat/completions, as the official client sees it."""
+
+from crossdraft.pipeline.chat import Chat, Message
+from tests.serving.fakes import FakeOutputs
+from tests.serving.http.conftest import MESSAGES, Front
+
+
+async def test_a_whole_answer(served: Front, outputs: FakeOutputs) -> None:
+    done = await served.openai.chat.completions.create(
+        model="toy",
+        messages=[
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": [{"type": "text", "text": "Say"}, {"type": "text", "text": " it"}]},
+            {"role": "assistant", "content": "What?"},
+            {"role": "user", "content": "This", "name": "me"},
+        ],
+        max_completion_tokens=9,
+        seed=5,
+    )
+    (choice,) = done.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "Heé", "stop")
+    assert done.usage is not None
+    assert done.usage.total_tokens == 7
+    (order,) = outputs.orders
+    said = (("system", "Be kind."), ("user", "Say it"), ("assistant", "What?"), ("user", "This"))
+    assert order.request.prompt == Chat(tuple(Message(*one) for one in said))
+    assert (order.request.max_tokens, order.request.seed) == (9, 5)
+    assert done.id == f"chatcmpl-{order.id}"
+
+
+async def test_a_message_that_was_answered_can_be_sent_again(served: Front, outputs: FakeOutputs) -> None:
+    done = await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
+    again = [*MESSAGES, done.choices[0].message.model_dump(), {"role": "user", "content": "More"}]
+    await served.openai.chat.completions.create(model="toy", messages=again)
+    prompt = outputs.orders[1].request.prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.messages[1] == Message("assistant", "Heé")
+
+
+async def test_a_stream_begins_each_choice_with_its_role(served: Front) -> None:
+    stream = await served.openai.chat.completions.create(
+        model="toy", messages=MESSAGES, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = [chunk async for chunk in stream]
+    for index in range(2):
+        choices = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert [choice.delta.content for choice in choices] == ["He", "é", None]
+        assert [choice.delta.role for choice in choices] == ["assistant", None, None]
+        assert [choice.finish_reason for choice in choices] == [None, None, "stop"]
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.choices) == (3, 8, [])
+
+
+async def test_an_output_without_text_still_has_a_role_and_an_end(served: Front, outputs: FakeOutputs) -> None:
+    outputs.tokens = ()
+    stream = await served.openai.chat.completions.create(model="toy", messages=MESSAGES, stream=True)
+    (only,) = [chunk.choices[0] async for chunk in stream]
+    assert (only.delta.role, only.delta.content, only.finish_reason) == ("assistant", "", "stop")

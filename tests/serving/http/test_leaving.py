@@ -1,0 +1,99 @@
+"""Clients that leave or do not read, and servers that are told to end."""
+
+import asyncio
+import socket
+
+import pytest
+from openai import APIConnectionError
+
+from crossdraft.pipeline import Kind, Token
+from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.server import Listening
+from crossdraft.serving.http import HttpOptions, make_app
+from crossdraft.serving.http.server import HttpServer
+from tests.serving.fakes import FakeOutputs
+from tests.serving.http.conftest import Front, front
+
+LONG = (Token(1, "x" * 50_000, b"", Kind.BONUS, None),) * 1000  # 50 MB, more than sockets keep
+
+
+@pytest.fixture
+def outputs() -> FakeOutputs:
+    return FakeOutputs(waits_after=1)
+
+
+async def test_leaving_a_stream_ends_the_output(served: Front, outputs: FakeOutputs) -> None:
+    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+    assert (await anext(stream)).choices[0].text == "He"
+    await outputs.wait_running(1)
+    await stream.close()
+    await outputs.wait_running(0)
+    assert outputs.yielded == 1
+
+
+@pytest.mark.parametrize(("streamed", "n"), [(False, 1), (False, 3), (True, 3)])
+async def test_leaving_before_the_answer_ends_all_choices(
+    served: Front, outputs: FakeOutputs, streamed: bool, n: int
+) -> None:
+    outputs.waits_after = 0
+    asking = asyncio.create_task(served.post("/v1/completions", prompt="Say", n=n, stream=streamed))
+    await outputs.wait_running(n)
+    asking.cancel()
+    await asyncio.wait([asking])
+    await outputs.wait_running(0)
+    assert outputs.yielded == 0
+
+
+async def test_a_client_that_does_not_read_is_given_up(outputs: FakeOutputs) -> None:
+    outputs.tokens, outputs.waits_after = LONG, None
+    async with front(outputs, HttpOptions(stalled_seconds=0.2)) as hasty:
+        body = {"prompt": "Say", "stream": True}
+        async with hasty.http.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200
+            await outputs.wait_running(1)
+            await outputs.wait_running(0)
+            assert outputs.yielded < len(LONG)
+
+
+async def test_draining_lets_a_stream_end_and_takes_no_other(outputs: FakeOutputs) -> None:
+    async with front(outputs, grace_seconds=30) as served:
+        stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+        first = await anext(stream)
+        draining = asyncio.create_task(served.server.drain())
+        await refused(served.server.address)
+        assert not draining.done()
+        outputs.go_on.set()
+        texts = [first.choices[0].text, *[chunk.choices[0].text async for chunk in stream]]
+        assert texts == ["He", "é", ""]
+        await draining
+
+
+async def test_the_grace_period_ends_what_goes_on(outputs: FakeOutputs) -> None:
+    async with front(outputs, grace_seconds=0) as served:
+        stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+        await anext(stream)
+        await served.server.drain()
+        await outputs.wait_running(0)
+        with pytest.raises(APIConnectionError):
+            await anext(stream)
+
+
+async def refused(address: str) -> None:
+    """Returns once nobody listens there any more."""
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, int(port))
+            except ConnectionResetError:
+                continue  # it waited to be accepted
+            except ConnectionRefusedError:
+                return
+            writer.close()
+
+
+async def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}.*choose another port"):
+            await HttpServer(make_app(FakeOutputs()), Listening(port=port)).start()

@@ -1,0 +1,39 @@
+"""Requests made from the OpenAPI document itself: none meets an error of the server or an undocumented reply."""
+
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from crossdraft.serving.http import HttpOptions, make_app
+from tests.serving.fakes import FakeOutputs
+
+EXAMPLES = 40  # of each operation
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+app = make_app(FakeOutputs(), HttpOptions(metrics=lambda _: (b"", "text/plain")))
+schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+@schema.parametrize()
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+def test_no_request_meets_an_error_of_the_server(case: schemathesis.Case) -> None:
+    case.call_and_validate(checks=CHECKS)
+
+
+def test_the_document_has_every_route() -> None:
+    paths = app.openapi()["paths"]
+    assert set(paths) == {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/v1/models/{model}",
+        "/health",
+        "/ready",
+        "/metrics",
+    }
+    assert not any("422" in operation["responses"] for path in paths.values() for operation in path.values())
