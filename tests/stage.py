@@ -116,7 +116,8 @@ class DrafterLane:
         first, draft = self.sent, self.draft
         proposals: list[Proposal] = []
         branches: list[Branch] = []
-        while self.sent < self.wanted and len(proposals) < draft.chunk:
+        size = draft.first - first if first < draft.first else draft.chunk
+        while self.sent < self.wanted and len(proposals) < size:
             before = self.toy.text
             proposals.append(self._next())
             branches += self._branches(before, proposals[-1], draft)

@@ -178,7 +178,8 @@ class MemoryDrafter(Service):
 
     def _streamed(self, count: int) -> Iterable[Drafted]:
         while self._sent < count:
-            size = min(self._draft.chunk, count - self._sent)
+            full = self._draft.first - self._sent if self._sent < self._draft.first else self._draft.chunk
+            size = min(full, count - self._sent)
             proposals = tuple(self.toy.propose() for _ in range(size))
             yield replace(self._drafted, proposals=proposals, first=self._sent)
             self._sent += size

@@ -92,7 +92,7 @@ def refused(paths: int = 1) -> tuple[Session, list[Command], Turns]:
 def test_a_refusal_goes_on_with_the_branch_that_foresaw_it() -> None:
     session, out, governor = refused()
     draft = next(one for one in requests(out) if isinstance(one, Draft))
-    assert draft == Draft(2, 0, Letters("b"), 2, 1, 1, 1, adopt=1)
+    assert draft == Draft(2, 0, Letters("b"), 2, 1, 1, 1, adopt=1, first=1)
     assert session.counts.branches_hit == session.counts.branches_tried == 1
     assert BranchSeen(True) in governor.seen
 

@@ -30,12 +30,13 @@ CHOICES = st.one_of(
     st.just(PLAIN),
     st.builds(lambda k: Choice(k, k, overlap=False), WINDOWS),
     st.builds(
-        lambda window, wait, patience, depth, width, speculate: Choice(
+        lambda window, wait, patience, depth, width, chunk, speculate: Choice(
             window,
             min(window, wait),
             patience=patience,
             branch_depth=depth,
             branch_width=width,
+            chunk=chunk,
             speculate=speculate,
         ),
         WINDOWS,
@@ -43,6 +44,7 @@ CHOICES = st.one_of(
         st.sampled_from([0.0, 0.5, 30.0]),
         st.integers(0, 2),
         st.integers(1, 2),
+        st.integers(1, 3),
         st.booleans(),
     ),
 )

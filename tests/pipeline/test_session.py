@@ -55,7 +55,7 @@ def test_it_opens_both_sessions_and_then_drafts() -> None:
     assert timer == SetTimer(Timer.TARGET, 1, 30.0)
     assert session.handle(Ready(drafter.lane), 0.0) == []
     draft, deadline, stall = session.handle(Ready(target.lane), 0.0)
-    assert draft == Send(drafter.lane, Draft(1, 0, NOTHING, 3, chunk=3))
+    assert draft == Send(drafter.lane, Draft(1, 0, NOTHING, 3, chunk=1, first=3))
     assert deadline == SetTimer(Timer.DRAFTER, 1, 30.0)
     assert stall == SetTimer(Timer.STALL, 1, 30.0)
 

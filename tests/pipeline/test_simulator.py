@@ -9,6 +9,7 @@ import pytest
 
 from crossdraft.pipeline.forecast import forecast
 from crossdraft.pipeline.governing import PLAIN, Choice, lock_step
+from crossdraft.pipeline.search import Limits, rank
 from crossdraft.pipeline.simulator import simulate
 from crossdraft.pipeline.workload import Workload
 
@@ -159,3 +160,18 @@ def test_plain_passes_may_cost_less() -> None:
     given = replace(workload(0.6, 0.1), plain=0.8 * PASS)
     assert speed(given, PLAIN) == pytest.approx(forecast(given, PLAIN).speed) == pytest.approx(1 / (0.8 * PASS))
     assert speed(given, Choice(4)) == speed(workload(0.6, 0.1), Choice(4))
+
+
+@pytest.mark.parametrize(("acceptance", "trip", "token"), [(0.8, 0, 1 / 20), (0.95, 0.1, 1 / 20), (0.8, 0, 1 / 40)])
+def test_replies_grow_where_that_costs_next_to_nothing(acceptance: float, trip: float, token: float) -> None:
+    given = workload(acceptance, trip, token, 0.01)
+    best = rank(given, Limits(branch_depth=0)).best.choice
+    assert best.chunk >= 3
+    assert speed(given, best, 10_000, 0.1) > 0.97 * speed(given, replace(best, chunk=1), 10_000, 0.1)
+
+
+@pytest.mark.parametrize(("acceptance", "trip", "token"), [(0.95, 0.5, 1 / 20), (0.9, 0.2, 1 / 4)])
+def test_replies_stay_small_where_a_pass_would_return_to_fewer_proposals(
+    acceptance: float, trip: float, token: float
+) -> None:
+    assert rank(workload(acceptance, trip, token, 0.01), Limits(branch_depth=0)).best.choice.chunk == 1

@@ -49,3 +49,21 @@ def test_a_second_target_works_on_what_comes_later() -> None:
     two = outcome(both, Choice(24, wait=1, patience=0.5, speculate=True))
     assert two.counts.speculated > 0
     assert two.speed > 1.03 * one.speed
+
+
+@pytest.mark.parametrize("acceptance", [0.8, 0.95])
+def test_a_pass_that_waits_loses_nothing_to_replies_of_several_proposals(acceptance: float) -> None:
+    near = world(acceptance, 0.1, node=0.01)
+    single, several = (Run(near, Fixed(Choice(24, wait=6, patience=2.0, chunk=chunk))) for chunk in (1, 3))
+    assert several.run().speed > 0.96 * single.run().speed
+    assert several.replies < 0.45 * single.replies
+
+
+def test_fewer_replies_and_no_starving_drafter() -> None:
+    """With a window that is always used up, what matters is that it moves on in time."""
+    narrow = world(1.0, 0.0, node=0.0)
+    single = Run(narrow, Fixed(Choice(8, wait=4, patience=2.0)))
+    several = Run(narrow, Fixed(Choice(8, wait=4, patience=2.0, chunk=3)))
+    assert several.run().speed > 0.98 * single.run().speed
+    assert several.replies < 0.5 * single.replies
+    assert several.advances <= single.advances

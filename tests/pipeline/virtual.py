@@ -89,6 +89,9 @@ class VirtualDrafter:
     growing: list[tuple[Branch, list[tuple[int, Row]], int]] = field(default_factory=list)
     kept: dict[int, tuple[int, list[tuple[int, Row]]]] = field(default_factory=dict)  # number -> end, proposals
     busy: bool = False
+    held: list[Proposal] = field(default_factory=list)  # that no reply has brought yet
+    ripe: list[Branch] = field(default_factory=list)  # finished, likewise
+    worked: float = 0.0  # seconds since the reply before
 
     def row(self, place: int) -> Row:
         said = law_at(place) * self.world.acceptance
@@ -107,7 +110,7 @@ class VirtualDrafter:
         self.draft, self.epoch, self.asked, self.made = request, request.epoch, request.count, 0
         self.text = request.offset + len(request.letters)
         kept = self.kept.get(request.adopt)
-        self.growing, self.kept = [], {}
+        self.growing, self.kept, self.held, self.ripe, self.worked = [], {}, [], [], 0.0
         if kept is None:
             return []
         self.text, self.made = kept[0], len(kept[1])
@@ -123,28 +126,34 @@ class VirtualDrafter:
     def step(self) -> list[Drafted]:
         """One forward."""
         assert self.draft is not None
-        ripe: list[Branch] = []
+        self.worked += self.cost()
         growing = []
         for branch, made, end in self.growing:
             made.append(self.drawn(end))
             if len(made) == self.draft.branch_depth:
                 done = Branch(branch.number, branch.offset, branch.letters, tuple(token for token, _ in made))
                 self.kept[branch.number] = (end + 1, made)
-                ripe.append(done)
+                self.ripe.append(done)
             else:
                 growing.append((branch, made, end + 1))
         self.growing = growing
-        proposals: tuple[Proposal, ...] = ()
-        first = self.made
         if self.made < self.asked:
             token, row = self.drawn(self.text)
-            proposals = (Proposal(token, row),)
+            self.held.append(Proposal(token, row))
             self._branch_off(token, row)
             self.text += 1
             self.made += 1
-        if not proposals and not ripe:
+        return self._due(self.draft)
+
+    def _due(self, draft: Draft) -> list[Drafted]:
+        """A reply is due when it is full, or has all that is wanted."""
+        sent = self.made - len(self.held)
+        size = draft.first - sent if sent < draft.first else draft.chunk
+        if len(self.held) < size and (self.made < self.asked or not (self.held or self.ripe)):
             return []
-        return [Drafted(self.epoch, proposals, self.cost(), first=first, branches=tuple(ripe))]
+        reply = Drafted(self.epoch, tuple(self.held), self.worked, first=sent, branches=tuple(self.ripe))
+        self.held, self.ripe, self.worked = [], [], 0.0
+        return [reply]
 
     def _branch_off(self, token: int, row: Row) -> None:
         assert self.draft is not None
@@ -203,7 +212,7 @@ class Run:
         self.rng = np.random.default_rng(world.seed)
         self.now = 0.0
         self.finished: Finished | None = None
-        self.emitted = 0
+        self.emitted = self.replies = self.advances = 0
         self._session = Session(self._assignment())
         self._drafter = VirtualDrafter(world, self.rng)
         self._targets: dict[Lane, VirtualTarget] = {}
@@ -270,6 +279,7 @@ class Run:
                     self.finished = command
 
     def _tell(self, request: Draft | Advance) -> None:
+        self.advances += isinstance(request, Advance)
         self._send(self._drafter.told(request))
         self._work()
 
@@ -286,5 +296,6 @@ class Run:
         self._work()
 
     def _send(self, replies: list[Drafted]) -> None:
+        self.replies += len(replies)
         for reply in replies:
             self._event(Replied(self._lane, reply), self.now + self.world.round_trip / 2)

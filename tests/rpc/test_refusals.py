@@ -132,6 +132,7 @@ def test_bad_replies_of_a_target_are_refused(bad, complaint):
         (drafting(chunk=0), "chunk must be between 1 and 64, got 0"),
         (drafting(chunk=65), "chunk must be between 1 and 64, got 65"),
         (drafting(branch_depth=65), "branch_depth must be at most 64, got 65"),
+        (drafting(first=65), "first must be at most 64, got 65"),
         (drafting(branch_width=0), "branch_width must be between 1 and 64, got 0"),
         (drafting(branch_width=65), "branch_width must be between"),
         (drafter_pb2.DraftRequest(advance=drafter_pb2.Advance(epoch=1)), "count must be at least 1"),

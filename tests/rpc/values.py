@@ -141,6 +141,7 @@ drafts = st.builds(
     branch_depth=st.integers(0, MOST_PROPOSALS),
     branch_width=counts,
     adopt=st.integers(0, 2**32 - 1),
+    first=st.integers(0, MOST_PROPOSALS),
 )
 branches = st.builds(
     Branch,

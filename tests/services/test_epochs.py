@@ -19,8 +19,8 @@ from tests.fakes import toy_vocabulary
 NOTHING = Letters("")
 
 
-def draft(epoch: int = 1, count: int = 5, chunk: int = 2) -> Draft:
-    return Draft(epoch, 3, Letters("ab"), count, chunk)
+def draft(epoch: int = 1, count: int = 5, chunk: int = 2, first: int = 0) -> Draft:
+    return Draft(epoch, 3, Letters("ab"), count, chunk, first=first)
 
 
 def branch(number: int) -> Branch:
@@ -60,10 +60,13 @@ def test_a_newer_epoch_ends_the_one_before() -> None:
 
 @given(
     chunk=st.integers(1, 6),
+    first=st.integers(0, 6),
     made=st.lists(st.sampled_from(["proposal", "branch", "advance"]), max_size=40),
 )
-def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(chunk: int, made: list[str]) -> None:
-    epoch = Epoch(draft(count=3, chunk=chunk))
+def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(
+    chunk: int, first: int, made: list[str]
+) -> None:
+    epoch = Epoch(draft(count=3, chunk=chunk, first=first))
     packing = Packing(epoch)
     replies: list[Drafted] = []
     branches = 0
@@ -77,14 +80,14 @@ def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(chunk:
             packing.propose(Proposal(packing.made))
         replies += packing.due()
         held = packing.made - epoch.sent
-        assert held < chunk
+        assert held < (first - epoch.sent if epoch.sent < first else chunk)
         assert held == 0 or packing.made < epoch.count  # whatever is wanted and complete is sent
     made_in_all = packing.made
     replies.append(packing.last("enough"))
     tokens = [proposal.token for reply in replies for proposal in reply.proposals]
     assert tokens == list(range(made_in_all))
     assert [number.number for reply in replies for number in reply.branches] == list(range(1, branches + 1))
-    assert all(len(reply.proposals) <= chunk for reply in replies)
+    assert all(len(reply.proposals) <= (first if reply.first < first else chunk) for reply in replies)
     assert [reply.first for reply in replies] == np.cumsum([0, *(len(reply.proposals) for reply in replies)])[
         :-1
     ].tolist()

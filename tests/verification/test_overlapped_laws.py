@@ -48,6 +48,7 @@ OVERLAPPED = (
     Choice(3, 2),
     Choice(4, 0, patience=0),
     Choice(4, 1),
+    Choice(4, 1, chunk=2),
 )
 PATTERNS = tuple(map("".join, itertools.product("DTS", repeat=3))) if FULL else ("DT", "TTD", "DDT", "TDS")
 

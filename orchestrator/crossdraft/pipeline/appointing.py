@@ -37,11 +37,13 @@ def most_proposals(request: GenerationRequest) -> int:
 
 
 def _always_overlapped(request: GenerationRequest) -> Choice:
-    """A pass is sent with k proposals if they come in time, and as many again are drafted meanwhile."""
+    """A pass is sent with k proposals if they come in time, and as many again are drafted meanwhile, in two replies."""
     window = most_proposals(request)
+    wait = min(request.k, window) if request.wait is None else request.wait
     return Choice(
         window=window,
-        wait=min(request.k, window) if request.wait is None else request.wait,
+        wait=wait,
+        chunk=max(1, (wait + 1) // 2),
         branch_depth=request.branches or 0,
         branch_width=request.branch_width or 1,
         speculate=request.speculation,

@@ -247,4 +247,4 @@ class Decoding:
         choice, epoch = self.epoch.choice, self.epoch
         if not (choice.drafts and choice.overlap and self._drafting.received):
             return []
-        return self._drafting.advance(epoch.passed(len(self.output.text)) + choice.window, self._now)
+        return self._drafting.advance(epoch.passed(len(self.output.text)) + choice.window, choice.chunk, self._now)

@@ -96,6 +96,7 @@ class Drafting:
             choice.branch_depth,
             choice.branch_width,
             0 if branch is None else branch.number,
+            choice.first if branch is None else max(choice.first, len(branch.tokens)),
         )
         self.end_epoch()
         self.epoch, self.asked, self._aside = epoch.number, count, False
@@ -104,9 +105,14 @@ class Drafting:
         self._asked_at = now
         return [Send(self.lane, draft), *self._arm(now)]
 
-    def advance(self, count: int, now: float) -> list[Command]:
-        """More proposals of the running epoch are wanted: `count` from its first one on."""
-        if not self.ready or self._aside or count <= self.asked:
+    def advance(self, count: int, chunk: int, now: float) -> list[Command]:
+        """More proposals of the running epoch are wanted: `count` from its first one on.
+
+        Said at once to a drafter that owes nothing. To another only when it may go on by a whole reply, which it
+        hears early enough: a window is larger than that.
+        """
+        least = chunk if self.due else 1
+        if not self.ready or self._aside or count < self.asked + least:
             return []
         assert self.lane is not None
         owed, self.asked = self.due, count

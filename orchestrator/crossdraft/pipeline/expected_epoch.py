@@ -41,6 +41,8 @@ class ExpectedEpoch:
         self._half = workload.drafter_trip / 2
         self._done = self._half + busy  # when the drafter's latest forward so far ends
         self._arrivals = [0.0] * self._adopted
+        self._made = [0.0] * self._adopted  # when the forwards end that make them
+        self._sent = self._adopted  # proposals in replies that are full
         self._judged = 0
         self._ahead = 0  # proposals that the draft is behind the output
         self._stalled = False  # patience has ended, and nothing has come since
@@ -177,10 +179,10 @@ class ExpectedEpoch:
 
     def _busy_at(self, told: float) -> float:
         """Seconds that the drafter's forward at this time still takes."""
-        place = bisect_right(self._arrivals, told + self._half)
-        if place >= len(self._arrivals):
+        place = bisect_right(self._made, told)
+        if place >= len(self._made):
             return 0.0
-        left = self._arrivals[place] - self._half - told
+        left = self._made[place] - told
         return left if left < self._forward else 0.0
 
     def _finish(self, share: float, now: float, tokens: float, nexts: dict[Beginning, float]) -> None:
@@ -197,8 +199,17 @@ class ExpectedEpoch:
         return self._arrivals[place] if place < len(self._arrivals) else float("inf")
 
     def _reveal(self, now: float) -> None:
-        """The window moves on: more proposals are drafted, one after the other."""
-        asked = now + self._half
-        while len(self._arrivals) < self._judged + self._choice.window:
+        """The window moves on: more proposals are drafted, one after the other, and sent several at a time."""
+        wanted, asked = self._judged + self._choice.window, now + self._half
+        if len(self._made) >= wanted:
+            return
+        if self._done <= asked:
+            self._sent = len(self._made)  # all were sent that had been asked for
+        while len(self._made) < wanted:
             self._done = max(self._done, asked) + self._forward
-            self._arrivals.append(self._done + self._half)
+            self._made.append(self._done)
+        del self._arrivals[self._sent :]
+        while (end := self._sent + self._choice.reply(self._sent)) <= wanted:
+            self._arrivals += [self._made[end - 1] + self._half] * (end - self._sent)
+            self._sent = end
+        self._arrivals += [self._done + self._half] * (wanted - self._sent)

@@ -22,6 +22,7 @@ class Choice:
     patience: float = 30.0  # seconds that the target stands idle for proposals at most, then it goes on without
     branch_depth: int = 0  # proposals of each prepared continuation; 0: none
     branch_width: int = 1  # prepared continuations for each proposal
+    chunk: int = 1  # proposals in one reply of the drafter, from its second one on, while epochs overlap
     speculate: bool = False  # a target that is free begins a pass over later proposals before the first returns
     reason: str = ""  # for people
 
@@ -34,6 +35,8 @@ class Choice:
                 f"0 <= branch_depth <= {MOST_PROPOSALS} and 1 <= branch_width <= {MOST_PROPOSALS} must hold, "
                 f"got depth {self.branch_depth}, width {self.branch_width}"
             )
+        if not 1 <= self.chunk <= MOST_PROPOSALS:
+            raise ValueError(f"chunk must be between 1 and {MOST_PROPOSALS}, got {self.chunk}")
 
     @property
     def drafts(self) -> bool:
@@ -41,9 +44,13 @@ class Choice:
         return self.window > 0
 
     @property
-    def chunk(self) -> int:
-        """Proposals in one reply of the drafter: all of a round, or each at once."""
-        return 1 if self.overlap else max(1, self.window)
+    def first(self) -> int:
+        """Proposals in the drafter's first reply: a whole round, or what a pass waits for."""
+        return (self.wait or self.chunk) if self.overlap else self.window
+
+    def reply(self, sent: int) -> int:
+        """Proposals in the drafter's next reply, once it has sent so many of the epoch and while more are wanted."""
+        return self.first - sent if sent < self.first else self.chunk
 
 
 PLAIN = Choice(window=0, reason="plain decoding")

@@ -15,6 +15,14 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # windows and rounds 
 COARSE = (4, 12, 32)  # windows that are tried first
 WAITS = (0, 1, 2, 3, 4, 6, 8)
 BRANCHES = ((2, 1), (4, 1), (8, 1), (4, 2))  # depths and widths
+CHUNK = 4  # proposals of a reply at most
+SHARE = 1 / 6  # of a pass, that making a reply's proposals may take
+CHEAP = 0.99  # of the speed, that replies of several proposals must keep
+SCALES = (
+    1.0,
+    0.94,
+    1.06,
+)  # of a forward, with which they must: whether a reply just precedes the end of a pass is luck
 MARGIN = 1.3  # of patience over the time that proposals are expected to take
 TRIED = 300  # tokens of a simulation, where there is no forecast
 WORTH = 1.03  # what a second target must give to be used
@@ -74,6 +82,8 @@ def rank(workload: Workload, limits: Limits) -> Ranking:
     if limits.branch_depth != 0:
         overlapped = max(overlapped, _branched(workload, overlapped.choice, limits), key=_speed)
         hurried = max(hurried, _branched(workload, hurried.choice, limits), key=_speed)
+    if overlapped.speed > max(plain, rounds, key=_speed).speed:
+        overlapped = _chunked(workload, overlapped)
     if limits.targets > 1:
         overlapped = _speculated(workload, overlapped)
     return Ranking(plain, rounds, hurried, max(plain, rounds, overlapped, key=_speed))
@@ -140,6 +150,19 @@ def _branched(workload: Workload, choice: Choice, limits: Limits) -> Rated:
             for depth, width in wanted
         ),
     )
+
+
+def _chunked(workload: Workload, rated: Rated) -> Rated:
+    """The same with as many proposals in a reply as cost next to nothing: each message costs processor time."""
+    choice, forward = rated.choice, workload.forward(rated.choice)
+    most = min(CHUNK, int(SHARE * workload.pass_seconds(0) / forward)) if forward else CHUNK
+    scaled = [replace(workload, token=scale * workload.token) for scale in SCALES]
+    for chunk in range(most, 1, -1):
+        patience = choice.patience and choice.patience + MARGIN * (chunk - 1) * forward
+        chunked = rate(workload, replace(choice, chunk=chunk, patience=patience))
+        if all(rate(one, chunked.choice).speed >= CHEAP * rate(one, choice).speed for one in scaled):
+            return chunked
+    return rated
 
 
 def _speculated(workload: Workload, rated: Rated) -> Rated:

@@ -60,7 +60,7 @@ class SimulatedDrafter:
 
     def __init__(self, agenda: Agenda, listener: Listener) -> None:
         self._agenda, self._listener = agenda, listener
-        self._epoch, self._asked, self._made = 0, 0, 0
+        self._epoch, self._asked, self._made, self._sent = 0, 0, 0, 0
         self._choice = PLAIN
         self._forward = 0  # number of the one under way
         self._busy = False
@@ -77,6 +77,7 @@ class SimulatedDrafter:
         """Hears of an epoch that has `made` proposals already, or that `asked` are wanted now."""
         if epoch > self._epoch:
             self._epoch, self._asked, self._made, self._choice, self._owed = epoch, asked, made, choice, 0.0
+            self._sent = made
         elif epoch == self._epoch:
             self._asked = max(self._asked, asked)
         self._go_on()
@@ -106,16 +107,18 @@ class SimulatedDrafter:
         self._go_on()
 
     def _reply(self) -> None:
-        """Sends what it has, half a round trip away; each branch follows its proposal by its steps."""
-        choice, half = self._choice, self._listener.workload.drafter_trip / 2
-        if not choice.overlap and self._made < self._asked:
+        """Sends what it has once a reply is full, half a round trip away; finished branches go with it, or alone."""
+        choice, half, sent = self._choice, self._listener.workload.drafter_trip / 2, self._sent
+        if self._made < self._asked and self._made - sent < choice.reply(sent):
             return
-        count = 1 if choice.overlap else self._made
-        self._agenda.after(half, self._listener.arrived, self._epoch, self._made - count, count, self._owed)
-        self._owed = 0.0
+        self._agenda.after(half, self._listener.arrived, self._epoch, sent, self._made - sent, self._owed)
+        self._sent, self._owed = self._made, 0.0
         if choice.branch_depth and choice.overlap:
-            steps = choice.branch_depth * self._listener.workload.forward(choice)
-            self._agenda.after(half + steps, self._listener.branched, self._epoch, self._made - 1)
+            finished = self._made - 1 - choice.branch_depth  # place of the newest whose branches are
+            alone = choice.branch_depth if self._made == self._asked else 0
+            for steps in range(alone + 1):
+                seconds = half + steps * self._listener.workload.forward(choice)
+                self._agenda.after(seconds, self._listener.branched, self._epoch, finished + steps)
 
 
 @dataclass

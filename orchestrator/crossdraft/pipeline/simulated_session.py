@@ -73,7 +73,7 @@ class SimulatedSession:
     def branched(self, epoch: int, place: int) -> None:
         """Branches are there."""
         if epoch == self.epoch:
-            self._branched = place
+            self._branched = max(self._branched, place)
 
     def _change(self, workload: Workload) -> None:
         self.workload = workload
@@ -163,8 +163,9 @@ class SimulatedSession:
 
     def _reveal(self) -> None:
         self._judged += 1
-        if self._choice.overlap:
-            self._asked = self._judged + self._choice.window
+        wanted = self._judged + self._choice.window
+        if self._choice.overlap and wanted >= self._asked + (self._choice.chunk if self._due else 1):
+            self._asked = wanted
             self._tell()
 
     def _refuse(self, place: int) -> None:

@@ -166,12 +166,13 @@ class Draft:
     offset: int  # letters since the start of the output
     letters: Letters
     count: int  # proposals wanted, adopted ones included, 1 to MOST_PROPOSALS; `Advance` asks for more
-    chunk: int = MOST_PROPOSALS  # proposals in one reply; the last of those wanted may have fewer
+    chunk: int = MOST_PROPOSALS  # proposals in one reply, after the first; the last of those wanted may have fewer
     branch_depth: int = 0  # proposals of each branch; 0: no branches
     branch_width: int = 1  # branches for each proposal
     # Number of the branch that the epoch begins with; 0: none. A drafter keeps the branches of the latest epoch that
     # end among its newest MOST_PROPOSALS proposals or after them: no window reaches farther back.
     adopt: int = 0
+    first: int = 0  # proposals that the first reply ends after, adopted ones included; 0: `chunk` of them
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class OpenDrafter(_message.Message):
     def __init__(self, prompt: _Optional[bytes] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., row_width: _Optional[int] = ..., allowed: _Optional[_Union[_common_pb2.Numbers, _Mapping]] = ..., redistribute: _Optional[str] = ..., audited: _Optional[bool] = ..., templated: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("epoch", "offset", "letters", "count", "chunk", "branch_depth", "branch_width", "adopt")
+    __slots__ = ("epoch", "offset", "letters", "count", "chunk", "branch_depth", "branch_width", "adopt", "first")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LETTERS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Draft(_message.Message):
     BRANCH_DEPTH_FIELD_NUMBER: _ClassVar[int]
     BRANCH_WIDTH_FIELD_NUMBER: _ClassVar[int]
     ADOPT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     offset: int
     letters: bytes
@@ -67,7 +68,8 @@ class Draft(_message.Message):
     branch_depth: int
     branch_width: int
     adopt: int
-    def __init__(self, epoch: _Optional[int] = ..., offset: _Optional[int] = ..., letters: _Optional[bytes] = ..., count: _Optional[int] = ..., chunk: _Optional[int] = ..., branch_depth: _Optional[int] = ..., branch_width: _Optional[int] = ..., adopt: _Optional[int] = ...) -> None: ...
+    first: int
+    def __init__(self, epoch: _Optional[int] = ..., offset: _Optional[int] = ..., letters: _Optional[bytes] = ..., count: _Optional[int] = ..., chunk: _Optional[int] = ..., branch_depth: _Optional[int] = ..., branch_width: _Optional[int] = ..., adopt: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class Advance(_message.Message):
     __slots__ = ("epoch", "count")

@@ -31,7 +31,8 @@ class DrafterStub:
     stream, from either side, ends the session.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
-    - `draft` begins an epoch and asks for `count` proposals; they come in replies of `chunk`, each as soon as it is full.
+    - `draft` begins an epoch and asks for `count` proposals; they come in replies of `chunk`, after a first one that
+    may be of another size, each as soon as it is full.
     `advance` raises the count while the epoch runs: `count` is the window's end, and the drafter stops there.
     - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: whatever belongs to
     an older epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are old news,
@@ -68,7 +69,8 @@ class DrafterServicer:
     stream, from either side, ends the session.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
-    - `draft` begins an epoch and asks for `count` proposals; they come in replies of `chunk`, each as soon as it is full.
+    - `draft` begins an epoch and asks for `count` proposals; they come in replies of `chunk`, after a first one that
+    may be of another size, each as soon as it is full.
     `advance` raises the count while the epoch runs: `count` is the window's end, and the drafter stops there.
     - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: whatever belongs to
     an older epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are old news,
@@ -120,7 +122,8 @@ class Drafter:
     stream, from either side, ends the session.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
-    - `draft` begins an epoch and asks for `count` proposals; they come in replies of `chunk`, each as soon as it is full.
+    - `draft` begins an epoch and asks for `count` proposals; they come in replies of `chunk`, after a first one that
+    may be of another size, each as soon as it is full.
     `advance` raises the count while the epoch runs: `count` is the window's end, and the drafter stops there.
     - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: whatever belongs to
     an older epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are old news,

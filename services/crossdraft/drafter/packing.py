@@ -1,4 +1,4 @@
-"""What an epoch makes, as replies of a chunk of proposals each. No I/O."""
+"""What an epoch makes, as replies of several proposals each. No I/O."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ class Packing:
     """Proposals and branches that are not sent yet.
 
     When a reply is due depends on numbers of proposals only, never on what was drawn (the release rule): it is when a
-    chunk is full, or all that are wanted are there. Branches that are finished go with the next reply, or alone
+    reply is full, or all that are wanted are there. Branches that are finished go with the next reply, or alone
     once all proposals are sent. So a branch never arrives before the proposal that it replaces.
     """
 
@@ -42,12 +42,13 @@ class Packing:
 
     def due(self) -> Iterator[Drafted]:
         """The replies that are to be sent now."""
-        epoch, chunk = self._epoch, self._epoch.request.chunk
+        epoch, request = self._epoch, self._epoch.request
         while True:
+            size = request.first - epoch.sent if epoch.sent < request.first else request.chunk
             left = max(0, epoch.count - epoch.sent)
             ready = min(len(self._proposals), left)
-            if ready >= chunk or (ready == left and (ready or self._branches)):
-                yield self._reply(min(ready, chunk), "")
+            if ready >= size or (ready == left and (ready or self._branches)):
+                yield self._reply(min(ready, size), "")
             else:
                 return
 

@@ -122,6 +122,7 @@ def _encode_draft(request: Draft) -> pb.Draft:
         branch_depth=request.branch_depth,
         branch_width=request.branch_width,
         adopt=request.adopt,
+        first=request.first,
     )
 
 
@@ -133,6 +134,8 @@ def _decode_draft(message: pb.Draft) -> Draft:
     _check_proposals(width, "branch_width", "how many branches each proposal has; for none, branch_depth is 0")
     if message.branch_depth > MOST_PROPOSALS:
         raise BadMessage(f"branch_depth must be at most {MOST_PROPOSALS}, got {message.branch_depth}")
+    if message.first > MOST_PROPOSALS:
+        raise BadMessage(f"first must be at most {MOST_PROPOSALS}, got {message.first}")
     return Draft(
         epoch=message.epoch,
         offset=message.offset,
@@ -142,6 +145,7 @@ def _decode_draft(message: pb.Draft) -> Draft:
         branch_depth=message.branch_depth,
         branch_width=width,
         adopt=message.adopt,
+        first=message.first,
     )
 
 
