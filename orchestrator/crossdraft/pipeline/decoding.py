@@ -198,13 +198,13 @@ class Decoding:
         return fetch
 
     def _emit(self, token: int, kind: Kind) -> list[Command]:
-        log_probability = self.fetched.log_probability
+        log_probability, likely = self.fetched.log_probabilities
         offset = len(self.output.text)
         ending = self.output.commit(token)
         self.counts.tokens += 1
         self.counts.kinds[kind] += 1
         letters, kept = self._given.pair.target.letters[token], ending.kept if ending else None
-        emitted = Emitted(token, letters, kind, offset, self.epoch.number, log_probability, kept)
+        emitted = Emitted(token, letters, kind, offset, self.epoch.number, log_probability, kept, likely)
         return [emitted] if ending is None else [emitted, self.end(ending.reason)]
 
     def _branch(self) -> Branch | None:

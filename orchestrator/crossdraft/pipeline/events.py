@@ -123,6 +123,7 @@ class Emitted:
     epoch: int
     log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
     kept: int | None  # set with the last token: letters of the output that count (a stop string does not)
+    likely: tuple[tuple[int, float], ...] = ()  # the most probable ids there and their log-probabilities, if asked for
 
 
 class Reason(Enum):

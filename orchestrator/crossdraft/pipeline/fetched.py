@@ -83,10 +83,10 @@ class Fetched:
         return found if isinstance(found, Row) else None
 
     @property
-    def log_probability(self) -> float | None:
-        """Of the target's draw at the frontier, in nats; None if there is none."""
+    def log_probabilities(self) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+        """Of the target's draw at the frontier, in nats, and of the likeliest ids there; None if it made no draw."""
         found = self.held.answer if self.held is not None else None
-        return found.log_probability if isinstance(found, Sample) else None
+        return (found.log_probability, found.likely) if isinstance(found, Sample) else (None, ())
 
     def add(self, flight: Flight, nodes: Sequence[Row | Sample]) -> None:
         """A pass has returned: what lies before its root is forgotten, if it is the farthest so far."""

@@ -33,6 +33,8 @@ class Token:
     raw: bytes  # the token's own bytes; empty for a control symbol
     kind: Kind
     log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
+    # The most probable ids in its place, each with its bytes and log-probability, if the request asked for logprobs.
+    top: tuple[tuple[int, bytes, float], ...] = ()
 
 
 class Generation:
@@ -139,7 +141,9 @@ class Generation:
         self.ids.append(emitted.token)
         shown = self._shown.add(emitted.letters, emitted.kept)
         self.text += shown
-        return Token(emitted.token, shown, to_bytes(emitted.letters), emitted.kind, emitted.log_probability)
+        letters = self._assignment.pair.target.letters
+        top = tuple((token, to_bytes(letters[token]), value) for token, value in emitted.likely)
+        return Token(emitted.token, shown, to_bytes(emitted.letters), emitted.kind, emitted.log_probability, top)
 
     def _end(self, finished: Finished) -> None:
         """The session is over: figures, and its error if it has one."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import UnionType
 
 from crossdraft.pipeline.chat import Chat, writable
-from crossdraft.verification.exchange import MOST_PROPOSALS, SamplingOptions
+from crossdraft.verification.exchange import MOST_LIKELY, MOST_PROPOSALS, SamplingOptions
 from crossdraft.verification.methods import method_named
 
 Prompt = str | tuple[int, ...] | Chat  # ids are the target's
@@ -27,10 +27,11 @@ NUMBERS = (
     "branches",
     "branch_width",
     "paths",
+    "logprobs",
 )
 SWITCHES = ("ignore_eos", "allow_inexact", "audit", "speculation", "explain")
 MAY_BE_LEFT_OUT = frozenset(
-    {"method", "drafter_temperature", "seed", "window", "wait", "branches", "branch_width", "record"}
+    {"method", "drafter_temperature", "seed", "window", "wait", "branches", "branch_width", "record", "logprobs"}
 )
 # Fields, what they must be instances of, and how that is said.
 KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
@@ -90,6 +91,8 @@ class GenerationRequest:
     # The output's first ids, where an earlier session was lost: it goes on after them. They count for max_tokens and
     # for stop strings, and are not given out again; a seeded or greedy output goes on as it would have.
     committed: tuple[int, ...] = ()
+    # Set: every token comes with its log-probability, and with so many of the most probable ones in its place.
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -106,6 +109,10 @@ class GenerationRequest:
             ),
             (self.seed is None or 0 <= self.seed < 2**64, f"seed must be between 0 and 2**64 - 1, got {self.seed}"),
             (all(self.stop), "a stop string must not be empty"),
+            (
+                self.logprobs is None or 0 <= self.logprobs <= MOST_LIKELY,
+                f"logprobs must be between 0 and {MOST_LIKELY}, got {self.logprobs}",
+            ),
             (1 <= self.paths <= MOST_PATHS, f"paths must be between 1 and {MOST_PATHS}, got {self.paths}"),
         )
         for holds, complaint in checks:
@@ -174,6 +181,11 @@ class GenerationRequest:
             raise RequestError(
                 f"the output of method {method.name!r} has not the target's distribution; choose an exact method, "
                 "or allow it with allow_inexact (--allow-inexact)"
+            )
+        if self.logprobs is not None and not method.samples:
+            raise RequestError(
+                f"method {method.name!r} draws from rows, which do not tell the model's own log-probabilities; "
+                "use --method slem or seeded, or leave logprobs out"
             )
         if self.seed is not None and not self.greedy and not method.seedable:
             raise RequestError(

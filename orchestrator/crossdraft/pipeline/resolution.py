@@ -110,7 +110,7 @@ def resolve(
         method=method,
         chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
         encode=models.tokenization.encode_continuation,
-        open_target=OpenTarget(prompts.target, request.options, noise, request.head),
+        open_target=OpenTarget(prompts.target, request.options, noise, request.head, request.logprobs or 0),
         open_drafter=opening,
         governor=Explained(governor) if request.explain else governor,
         max_tokens=request.max_tokens,
@@ -142,7 +142,7 @@ def choose_method(request: GenerationRequest, models: Models) -> Method:
             raise RequestError(f"method {method.name!r} {complaint}")
         return method
     same = models.pair is not None and models.pair.same_vocabulary
-    seeded = request.seed is not None or models.pair is None
+    seeded = request.seed is not None or models.pair is None or request.logprobs is not None
     return default_method(request.options.temperature, seeded, same)
 
 

@@ -11,6 +11,7 @@ from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row
 from crossdraft.verification.trees import TokenTree
 
 MOST_PROPOSALS = 64  # that one draft is asked for
+MOST_LIKELY = 20  # ids whose log-probability can be asked for beside each draw
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class OpenTarget:
     options: SamplingOptions
     noise: NoiseKey | None  # of its own draws; None: it answers by rows only
     head: int = 64  # ids of a row that travel unasked
+    likely: int = 0  # most probable ids that are told with each draw, at most MOST_LIKELY
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +112,7 @@ class Sample:
 
     token: int
     log_probability: float  # nats, of the model itself: temperature 1, no penalties, no truncation
+    likely: tuple[tuple[int, float], ...] = ()  # the most probable ids and their log-probabilities, alike
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,16 +28,18 @@ class VerifyReply(_message.Message):
     def __init__(self, opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., done: _Optional[_Union[PassDone, _Mapping]] = ..., fetched: _Optional[_Union[RowFetched, _Mapping]] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
-    __slots__ = ("prompt", "options", "noise", "head")
+    __slots__ = ("prompt", "options", "noise", "head", "likely")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     options: _common_pb2.SamplingOptions
     noise: _common_pb2.NoiseKey
     head: int
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ...) -> None: ...
+    likely: int
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ..., likely: _Optional[int] = ...) -> None: ...
 
 class Pass(_message.Message):
     __slots__ = ("number", "committed", "tree", "listed", "wanted", "draws")
@@ -76,12 +78,16 @@ class PassDone(_message.Message):
     def __init__(self, number: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., microseconds: _Optional[int] = ...) -> None: ...
 
 class Samples(_message.Message):
-    __slots__ = ("tokens", "log_probabilities")
+    __slots__ = ("tokens", "log_probabilities", "likely", "likely_log_probabilities")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     log_probabilities: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
+    likely: _containers.RepeatedScalarFieldContainer[int]
+    likely_log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., likely: _Optional[_Iterable[int]] = ..., likely_log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FetchRow(_message.Message):
     __slots__ = ("number", "node", "listed")

@@ -78,7 +78,7 @@ def smallest(values: Probabilities, count: int) -> Ids:
 
 
 @torch.inference_mode()
-def samples(logits: Tensor, laws: Tensor, draws: Draws, offsets: Sequence[int]) -> tuple[Sample, ...]:
+def samples(logits: Tensor, laws: Tensor, draws: Draws, offsets: Sequence[int], likely: int = 0) -> tuple[Sample, ...]:
     """The target's own draw at each node.
 
     Args:
@@ -86,6 +86,7 @@ def samples(logits: Tensor, laws: Tensor, draws: Draws, offsets: Sequence[int]) 
         laws: (n, V), what is drawn from.
         draws: where the draws come from.
         offsets: of each node, in letters since the start of the output.
+        likely: most probable ids that are told beside each draw, fewer where the model has fewer.
     """
     normalizers = logits.logsumexp(-1)
     drawn: list[int] = []
@@ -94,4 +95,14 @@ def samples(logits: Tensor, laws: Tensor, draws: Draws, offsets: Sequence[int]) 
         drawn.append(draws.draw(every, probabilities, offset))
     places = torch.tensor(drawn, dtype=torch.int64, device=logits.device)[:, None]
     log_probabilities = (logits.gather(-1, places)[:, 0] - normalizers).tolist()
-    return tuple(Sample(token, value) for token, value in zip(drawn, log_probabilities, strict=True))
+    beside = _likely(logits, normalizers, likely)
+    return tuple(map(Sample, drawn, log_probabilities, beside))
+
+
+def _likely(logits: Tensor, normalizers: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """The most probable ids of each node with their log-probabilities, the most probable first."""
+    if not count:
+        return [()] * len(logits)
+    found = logits.topk(min(count, logits.shape[-1]), sorted=True)
+    values = (found.values - normalizers[:, None]).tolist()
+    return [tuple(zip(*pair, strict=True)) for pair in zip(found.indices.tolist(), values, strict=True)]

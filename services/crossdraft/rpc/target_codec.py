@@ -6,7 +6,15 @@ from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import target_pb2 as pb
-from crossdraft.verification.exchange import FetchRow, OpenTarget, Pass, PassDone, RowFetched, Sample
+from crossdraft.verification.exchange import (
+    MOST_LIKELY,
+    FetchRow,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+    Sample,
+)
 from crossdraft.verification.rows import Row
 from crossdraft.verification.trees import ROOT, TokenTree
 
@@ -71,6 +79,7 @@ def _encode_open(request: OpenTarget) -> pb.OpenTarget:
         options=codec.encode_options(request.options),
         noise=codec.encode_noise(request.noise),
         head=request.head,
+        likely=request.likely,
     )
 
 
@@ -78,11 +87,14 @@ def _decode_open(message: pb.OpenTarget, vocabulary_size: int | None) -> OpenTar
     if not message.prompt:
         raise BadMessage("prompt is empty; a target needs at least one id, for instance its begin of sequence")
     check_most(message.head, WIDEST_HEAD, "head")
+    if message.likely > MOST_LIKELY:
+        raise BadMessage(f"likely must be at most {MOST_LIKELY}, got {message.likely}")
     return OpenTarget(
         prompt=codec.decode_id_tuple(message.prompt, "prompt", vocabulary_size),
         options=codec.decode_options(message.options, vocabulary_size),
         noise=codec.decode_noise(message.noise) if message.HasField("noise") else None,
         head=message.head if message.HasField("head") else DEFAULT_HEAD,
+        likely=message.likely,
     )
 
 
@@ -156,6 +168,9 @@ def _encode_done(reply: PassDone) -> pb.PassDone:
     else:
         message.samples.tokens.extend(sample.token for sample in samples)
         message.samples.log_probabilities.extend(sample.log_probability for sample in samples)
+        for sample in samples:
+            message.samples.likely.extend(token for token, _ in sample.likely)
+            message.samples.likely_log_probabilities.extend(value for _, value in sample.likely)
     return message
 
 
@@ -178,10 +193,17 @@ def _decode_samples(message: pb.Samples, vocabulary_size: int | None) -> tuple[S
     log_probabilities = tuple(message.log_probabilities)
     if len(tokens) != len(log_probabilities):
         raise BadMessage(f"samples has {len(tokens)} tokens but {len(log_probabilities)} log-probabilities")
-    for value in log_probabilities:
+    likely = codec.decode_id_tuple(message.likely, "samples.likely", vocabulary_size)
+    values = tuple(message.likely_log_probabilities)
+    if len(likely) != len(values) or len(likely) % max(1, len(tokens)):
+        raise BadMessage(f"samples has {len(likely)} likely ids and {len(values)} values for {len(tokens)} tokens")
+    for value in (*log_probabilities, *values):
         if not value <= LOG_TOLERANCE:  # false for NaN as well
             raise BadMessage(f"samples has the log-probability {value}; at most 0 is possible")
-    return tuple(map(Sample, tokens, log_probabilities))
+    each = len(likely) // max(1, len(tokens))
+    pairs = tuple(zip(likely, values, strict=True))
+    beside = (pairs[place * each : (place + 1) * each] for place in range(len(tokens)))
+    return tuple(map(Sample, tokens, log_probabilities, beside))
 
 
 def _encode_fetched(reply: RowFetched) -> pb.RowFetched:

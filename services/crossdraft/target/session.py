@@ -87,7 +87,7 @@ class TargetSession:
         nodes: tuple[Row | Sample, ...]
         if request.draws and self._draws is not None:
             offsets = [self._offset + self._letters(path) for path in paths]
-            nodes = samples(logits, self._laws, self._draws, offsets)
+            nodes = samples(logits, self._laws, self._draws, offsets, self._opening.likely)
         else:
             nodes = tuple(to_rows(self._laws, self._opening.head, request.listed))
         return PassDone(request.number, nodes, seconds)
