@@ -50,6 +50,15 @@ async def test_tokens_and_the_end_come_as_they_were_made(served: Served) -> None
         assert generation.id
 
 
+async def test_log_probabilities_and_their_rivals() -> None:
+    top = ((7, b"\xff", -0.1), (5, b"He", -2.5))
+    tokens = [replace(TOKENS[0], top=top), TOKENS[2]]
+    outputs = FakeOutputs(tokens=tokens)
+    async with serving(outputs) as server, Client(server.address) as client:
+        assert [token async for token in client.generate("Hello", method="seeded", logprobs=2)] == tokens
+    assert outputs.orders[0].request.logprobs == 2
+
+
 async def test_models(served: Served) -> None:
     _, address = served
     async with Client(address) as client:
@@ -78,6 +87,8 @@ EVERYTHING = GenerationRequest(
     branch_width=2,
     paths=1,
     speculation=True,
+    committed=(1, 2),
+    logprobs=0,
 )
 
 
@@ -146,9 +157,7 @@ async def read(generation: RemoteGeneration, into: list[Token]) -> None:
         (errors.ContextTooLong("the context is full"), errors.ContextTooLong, "the context is full"),
     ],
 )
-async def test_what_goes_wrong_is_said(
-    made: list[Token], fault: Exception, error: type[Exception], text: str
-) -> None:
+async def test_what_goes_wrong_is_said(made: list[Token], fault: Exception, error: type[Exception], text: str) -> None:
     outputs = FakeOutputs(fault=fault, fault_after=len(made))
     got: list[Token] = []
     async with serving(outputs) as server, Client(server.address) as client:

@@ -56,14 +56,12 @@ def _prompt(request: GenerationRequest) -> str | tuple[int, ...] | tuple[Turn, .
 
 def generated(token: Token, milliseconds: float) -> Generated:
     """A token, to be sent."""
-    return Generated(
-        token.id, token.raw, token.text, token.kind, token.log_probability, getattr(token, "top", ()), milliseconds
-    )
+    return Generated(token.id, token.raw, token.text, token.kind, token.log_probability, token.top, milliseconds)
 
 
 def token_of(sent: Generated) -> Token:
     """A token that was sent."""
-    return Token(sent.id, sent.text, sent.raw, sent.kind, sent.log_probability)
+    return Token(sent.id, sent.text, sent.raw, sent.kind, sent.log_probability, sent.top)
 
 
 def ended(end: Ended, name: str) -> GenerationEnded:

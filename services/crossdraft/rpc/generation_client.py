@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -120,7 +120,7 @@ class GenerationClient:
                 raise NotServed(
                     f"what listens at {self.address} does not serve {SERVICE}; check the address"
                 ) from error
-            trailer: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()
+            trailer = cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ())  # the stubs differ
             pushback = next((value for key, value in trailer if key == PUSHBACK), "")
             raise from_status(error.code(), error.details(), self.server, pushback) from error
         except (BadMessage, DecodeError) as error:

@@ -25,9 +25,8 @@ def encode_request(request: Generate) -> pb.GenerateRequest:
     """
     given = {name: value for name in SCALARS if (value := getattr(request, name)) is not None}
     try:
-        message = pb.GenerateRequest(**given, stop=request.stop, committed=request.committed)
-        if request.overlap is not None:
-            message.overlap = pb.GenerateRequest.Overlap.Value(request.overlap.upper())
+        overlap = None if request.overlap is None else request.overlap.upper()
+        message = pb.GenerateRequest(**given, stop=request.stop, committed=request.committed, overlap=overlap)
         if request.options is not None:
             message.options.CopyFrom(codec.encode_options(request.options))
         _encode_prompt(request.prompt, message)
