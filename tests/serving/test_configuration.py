@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.pipeline import Overlap
 from crossdraft.serving.configuration import ConfigurationError, load, parse
 
 SMALLEST = """\
@@ -19,7 +18,6 @@ SHIPPED = Path(__file__).parents[2] / "deploy" / "crossdraft.yaml"
 def test_the_smallest_one_has_a_default_for_the_rest() -> None:
     (model,) = parse(SMALLEST).models
     assert (model.target.replicas, model.drafters, model.orchestrators) == (1, (), 1)
-    assert model.defaults.overlap is Overlap.AUTO
 
 
 def test_the_one_that_is_shipped_can_be_read() -> None:
@@ -45,7 +43,6 @@ def test_values_keep_their_types() -> None:
         (SMALLEST + "      replicas: two\n", r"line 5: models\.0\.target\.replicas: .*valid integer"),
         (SMALLEST + "      replica: 2\n", r"line 5: models\.0\.target\.replica: Extra inputs"),
         (SMALLEST + "http:\n  port: 70000\n", r"line 6: http\.port: .*less than or equal to 65535"),
-        (SMALLEST + "    defaults: {method: best}\n", r"line 5: models\.0\.defaults: unknown method 'best'; choose"),
         (SMALLEST + "  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
         (
             SMALLEST + "    drafters: [{name: d, model: m}, {name: d, model: n}]\n",
@@ -53,7 +50,7 @@ def test_values_keep_their_types() -> None:
         ),
         (
             SMALLEST + "    drafters:\n      - {name: d, model: m, frequencies: f.npz}\n",
-            r"line 6: models\.0\.drafters\.0: frequencies needs vocab_keep",
+            r"line 6: models\.0\.drafters\.0: vocab_keep, a number of ids, and frequencies",
         ),
         (SMALLEST + "    drafters:\n      - {name: a b, model: m}\n", r"line 6: models\.0\.drafters\.0\.name: "),
         (SMALLEST + "grace_seconds: -1\n", r"line 5: grace_seconds: "),
@@ -65,6 +62,13 @@ def test_values_keep_their_types() -> None:
 def test_a_fault_is_said_with_its_line(text: str, complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         parse(text)
+
+
+def test_paths_begin_at_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "served.yaml").write_text(SMALLEST + "security: {api_keys: keys.txt}\n")
+    assert load(tmp_path / "served.yaml").security.api_keys == tmp_path / "keys.txt"
+    absolute = parse(SMALLEST + "security: {api_keys: /etc/keys.txt}\n", folder=tmp_path)
+    assert absolute.security.api_keys == Path("/etc/keys.txt")
 
 
 def test_all_faults_are_said_together() -> None:

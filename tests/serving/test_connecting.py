@@ -7,7 +7,7 @@ import pytest
 
 from crossdraft.pipeline import Pipeline
 from crossdraft.rpc.errors import Unreachable
-from crossdraft.serving.connecting import Connection
+from crossdraft.serving.connecting import Addresses, Connection
 
 
 class LatePipeline(Pipeline):
@@ -16,6 +16,10 @@ class LatePipeline(Pipeline):
     def __init__(self, there: asyncio.Event) -> None:
         super().__init__("127.0.0.1:1")
         self.there = there
+        self.followed: list[tuple[object, object]] = []
+
+    async def follow(self, target: object, drafter: object = None) -> None:
+        self.followed.append((target, drafter))
 
     async def __aenter__(self) -> Self:
         if not self.there.is_set():
@@ -28,7 +32,7 @@ class LatePipeline(Pipeline):
 
 async def test_an_attempt_that_nobody_waits_for_opens_it_once_the_target_is_there() -> None:
     there = asyncio.Event()
-    connection = Connection(lambda: LatePipeline(there))
+    connection = Connection(lambda *_: LatePipeline(there), ("127.0.0.1:1",), ())
     with pytest.raises(Unreachable):
         await connection.open()
     connection.begin()
@@ -40,3 +44,33 @@ async def test_an_attempt_that_nobody_waits_for_opens_it_once_the_target_is_ther
     opened = await connection.open()  # the same attempt
     assert connection.pipeline is opened
     await connection.close()
+
+
+class SlowPipeline(LatePipeline):
+    """It takes until `there` is set to open."""
+
+    async def __aenter__(self) -> Self:
+        await self.there.wait()
+        return self
+
+
+async def test_addresses_that_change_while_it_is_opened_are_followed() -> None:
+    there, made = asyncio.Event(), asyncio.Event()
+    used: list[tuple[Addresses, Addresses]] = []
+
+    def make(targets: Addresses, drafters: Addresses) -> SlowPipeline:
+        used.append((targets, drafters))
+        made.set()
+        return SlowPipeline(there)
+
+    connection = Connection(make, ("a:1",), ())
+    await connection.follow(("b:1",), ("c:1",))
+    opening = asyncio.create_task(connection.open())
+    await made.wait()
+    await connection.follow(("d:1",), ())
+    there.set()
+    pipeline = await opening
+    assert isinstance(pipeline, LatePipeline)
+    await connection.follow(("e:1",), ("f:1",))
+    assert used == [(("b:1",), ("c:1",))]
+    assert pipeline.followed == [(("d:1",), ()), (("e:1",), ("f:1",))]

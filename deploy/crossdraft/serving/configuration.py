@@ -9,15 +9,21 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from yaml.nodes import MappingNode, Node, SequenceNode
 
-from crossdraft.pipeline import Overlap
-from crossdraft.verification.methods import METHODS
+from crossdraft.serving.logs import LogFormat
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
 Count = Annotated[int, Field(ge=1, le=1024)]
+
+
+def _absolute(path: Path, info: ValidationInfo) -> Path:
+    return Path(info.context or ".") / path
+
+
+File = Annotated[Path, AfterValidator(_absolute)]  # relative to the folder of the configuration
 
 
 class ConfigurationError(ValueError):
@@ -59,28 +65,13 @@ class DrafterService(Service):
     name: Name  # that requests may ask for
     trusted: bool = True  # else only methods whose output does not depend on what it says
     vocab_keep: Annotated[int, Field(ge=1)] | None = None  # ids that its head keeps
-    frequencies: Path | None = None  # which: a file of `crossdraft frequencies`
-    affinity: Path | None = None  # for rdk: a file of `crossdraft affinity`
+    frequencies: File | None = None  # which: a file of `crossdraft frequencies`
+    affinity: File | None = None  # for rdk: a file of `crossdraft affinity`
 
     @model_validator(mode="after")
     def _together(self) -> Self:
-        if self.frequencies is not None and self.vocab_keep is None:
-            raise ValueError("frequencies needs vocab_keep, the number of ids to keep")
-        return self
-
-
-class Defaults(Part):
-    """What a request is given that does not say."""
-
-    method: str | None = None  # None: by temperature, seed and pair
-    k: Annotated[int, Field(ge=1, le=64)] = 5
-    overlap: Overlap = Overlap.AUTO
-    max_tokens: Annotated[int, Field(ge=1)] = 128
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        if self.method is not None and self.method not in METHODS:
-            raise ValueError(f"unknown method {self.method!r}; choose one of {', '.join(METHODS)}")
+        if (self.frequencies is None) != (self.vocab_keep is None):
+            raise ValueError("vocab_keep, a number of ids, and frequencies, the file that ranks them, go together")
         return self
 
 
@@ -93,7 +84,6 @@ class ServedService(Part):
     orchestrators: Count = 1  # replicas, beside the targets
     orchestrator_resources: Resources = Resources()
     outputs: Annotated[int, Field(ge=1)] = 64  # of one orchestrator at once
-    defaults: Defaults = Defaults()
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -109,8 +99,10 @@ class Http(Part):
     host: str = "127.0.0.1"
     port: Port = 8000
     replicas: Count = 1
+    resources: Resources = Resources(cpus=0.1)
     max_request_mib: Count = 4
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None  # of one key; None: as many as it likes
+    burst: Count = 10  # ... that it may send at once
 
 
 class Grpc(Part):
@@ -124,15 +116,15 @@ class Grpc(Part):
 class Tls(Part):
     """Mutual TLS between all services: files that are on every node (`crossdraft certs` makes them)."""
 
-    ca: Path
-    certificate: Path
-    key: Path
+    ca: File
+    certificate: File
+    key: File
 
 
 class Security(Part):
     """Who may do what."""
 
-    api_keys: Path | None = None  # a file with one key a line; None: everybody may ask
+    api_keys: File | None = None  # a file with one key a line; None: everybody may ask
     tls: Tls | None = None  # None: services trust their network
 
 
@@ -143,7 +135,7 @@ class Configuration(Part):
     http: Http = Http()
     grpc: Grpc | None = None  # None: no gRPC for clients
     security: Security = Security()
-    log_format: Literal["plain", "json"] = "json"
+    log_format: LogFormat = LogFormat.JSON
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when something is stopped
 
     @model_validator(mode="after")
@@ -166,11 +158,11 @@ def load(path: Path) -> Configuration:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the configuration {path}: {error}") from error
-    return parse(text, str(path))
+    return parse(text, str(path), path.absolute().parent)
 
 
-def parse(text: str, name: str = "configuration") -> Configuration:
-    """The same of a text; `name` is what its faults are said of.
+def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
+    """The same of a text; `name` is what its faults are said of, `folder` where its paths begin.
 
     Raises:
         ConfigurationError: it is no YAML, or something in it is wrong.
@@ -184,7 +176,7 @@ def parse(text: str, name: str = "configuration") -> Configuration:
     if not isinstance(root, MappingNode):
         raise ConfigurationError(f"{name}, line 1: a configuration begins with `models:`")
     try:
-        return Configuration.model_validate_json(json.dumps(values, default=str))
+        return Configuration.model_validate_json(json.dumps(values, default=str), context=folder)
     except ValidationError as error:
         faults = (_fault(name, root, one["loc"], one["msg"]) for one in error.errors())
         raise ConfigurationError("\n".join(faults)) from error

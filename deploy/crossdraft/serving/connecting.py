@@ -6,16 +6,22 @@ from collections.abc import Callable
 from crossdraft.pipeline import Pipeline, RequestError
 from crossdraft.rpc.errors import NotServed
 
+Addresses = tuple[str, ...]
+Make = Callable[[Addresses, Addresses], Pipeline]
+
 
 class Connection:
     """One pipeline, shared by all outputs of its model and drafter.
 
     Args:
-        make: a pipeline that is not open yet.
+        make: a pipeline to such targets and drafters that is not open yet.
+        targets: addresses.
+        drafters: likewise.
     """
 
-    def __init__(self, make: Callable[[], Pipeline]) -> None:
+    def __init__(self, make: Make, targets: Addresses, drafters: Addresses) -> None:
         self._make = make
+        self._addresses = (targets, drafters)
         self._pipeline: Pipeline | None = None
         self._opening: asyncio.Task[Pipeline] | None = None
 
@@ -44,12 +50,21 @@ class Connection:
             self._opening = asyncio.create_task(self._open())
         return self._opening
 
+    async def follow(self, targets: Addresses, drafters: Addresses) -> None:
+        """From now on these are the services; sessions that run elsewhere go on there."""
+        self._addresses = (targets, drafters)
+        if self._pipeline is not None:
+            await self._pipeline.follow(targets, drafters)
+
     async def _open(self) -> Pipeline:
-        pipeline = self._make()
+        used = self._addresses
+        pipeline = self._make(*used)
         try:
             self._pipeline = await pipeline.__aenter__()
         except RequestError as error:  # nobody's request is wrong: the addresses are
             raise NotServed(str(error)) from error
+        if used != self._addresses:
+            await self._pipeline.follow(*self._addresses)
         return self._pipeline
 
     async def close(self) -> None:

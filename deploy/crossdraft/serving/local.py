@@ -33,16 +33,16 @@ class NamedDrafter:
     """Drafters of one vocabulary, under one name.
 
     Raises:
-        ValueError: name or addresses are empty.
+        ValueError: the name is empty.
     """
 
     name: str
-    addresses: tuple[str, ...]  # host:port
+    addresses: tuple[str, ...]  # host:port; none: not there yet
     trusted: bool = True  # else only methods are used whose output does not depend on what a drafter says of its laws
 
     def __post_init__(self) -> None:
-        if not self.name or not self.addresses:
-            raise ValueError(f"a drafter needs a name and at least one address, got {self.name!r} {self.addresses}")
+        if not self.name:
+            raise ValueError("a drafter needs a name")
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,25 @@ class LocalOutputs:
             assert generation.statistics is not None
             yield Ended(generation.reason, generation.statistics)
 
+    async def follow(self, model: LocalModel) -> None:
+        """From now on its services have these addresses; sessions that run elsewhere go on there.
+
+        Raises:
+            ValueError: a model or a drafter has a name that was not served before.
+        """
+        drafters = {PLAIN: (), **{drafter.name: drafter.addresses for drafter in model.drafters}}
+        known = {name for served, name in self._connections if served == model.name}
+        if known != set(drafters):
+            raise ValueError(f"{model.name!r} is served with the drafters {sorted(known)}, not {sorted(drafters)}")
+        self._models[model.name] = model
+        for name, addresses in drafters.items():
+            await self._connections[model.name, name].follow(model.targets, addresses)
+
     def _connection_to(self, model: LocalModel, drafter: NamedDrafter | None) -> Connection:
         addresses, trusted = ((), True) if drafter is None else (drafter.addresses, drafter.trusted)
         options = self._options
-        make = partial(connect, model.targets, addresses, options.patience, tls=options.tls, trusted=trusted)
-        return Connection(make)
+        make = partial(connect, patience=options.patience, tls=options.tls, trusted=trusted)
+        return Connection(make, model.targets, addresses)
 
     def _connection(self, order: Order) -> Connection:
         model = self._models.get(order.model)

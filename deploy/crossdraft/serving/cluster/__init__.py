@@ -1,0 +1,1 @@
+"""Outputs over a Ray cluster: services and orchestrators as actors, and who is where."""

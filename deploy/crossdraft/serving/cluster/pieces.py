@@ -1,0 +1,45 @@
+"""What a replica sends back for an order. Errors travel as values: an exception of ours need not be unpickled."""
+
+from dataclasses import dataclass
+
+from crossdraft.pipeline import RequestError, Token
+from crossdraft.rpc.errors import NAMES, Internal, ServiceError
+from crossdraft.serving.orders import Ended, OverloadedError, Traced, UnknownModelError
+
+Expected = RequestError | UnknownModelError | OverloadedError | ServiceError
+EXPECTED = (RequestError, UnknownModelError, OverloadedError, ServiceError)
+SERVICE_ERRORS = {kind.__name__: kind for kind in NAMES if issubclass(kind, ServiceError)}
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Nothing new, but it is being worked on."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The order ends with an error."""
+
+    name: str  # of the error's class
+    text: str
+    after: float = 0.0  # seconds until it may be asked again, where that helps
+
+    @staticmethod
+    def of(error: Expected) -> "Refusal":
+        """As it was raised."""
+        after = error.after if isinstance(error, OverloadedError) else 0.0
+        return Refusal(type(error).__name__, str(error), after)
+
+    def error(self) -> Expected:
+        """To be raised again."""
+        match self.name:
+            case "RequestError":
+                return RequestError(self.text)
+            case "UnknownModelError":
+                return UnknownModelError(self.text)
+            case "OverloadedError":
+                return OverloadedError(self.text, self.after)
+        return SERVICE_ERRORS.get(self.name, Internal)(self.text)
+
+
+Piece = Token | Traced | Ended | Alive | Refusal

@@ -1,0 +1,131 @@
+"""Outputs that go on when the orchestrator that makes them is lost."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import pytest
+
+from crossdraft.pipeline import GenerationRequest, Kind, Reason, RequestError, Token
+from crossdraft.rpc.errors import TimedOut, Unreachable
+from crossdraft.serving.cluster import outputs as module
+from crossdraft.serving.cluster.outputs import ClusterOutputs, Lost
+from crossdraft.serving.cluster.pieces import Alive, Piece, Refusal
+from crossdraft.serving.orders import Ended, Order, OverloadedError, ServedModel, UnknownModelError
+from tests.serving.fakes import figures
+
+SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
+ORDER = Order("one", "small", GenerationRequest("go", seed=1))
+ENDED = Ended(Reason.LENGTH, figures(3))
+Act = Piece | Exception | None  # None: nothing for ever
+
+
+def token(number: int) -> Token:
+    return Token(number, str(number), str(number).encode(), Kind.BONUS, None)
+
+
+class Scripted:
+    """Orchestrators of which each call meets the next script."""
+
+    def __init__(self, *scripts: Sequence[Act]) -> None:
+        self.scripts = list(scripts)
+        self.orders: list[Order] = []
+        self.closed = 0
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        return (SMALL,)
+
+    async def stream(self, order: Order) -> AsyncGenerator[Piece, None]:
+        self.orders.append(order)
+        try:
+            for act in self.scripts.pop(0) if self.scripts else [Lost("nobody is there")]:
+                if isinstance(act, Exception):
+                    raise act
+                if act is None:
+                    await asyncio.Event().wait()
+                else:
+                    yield act
+        finally:
+            self.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENT_AFTER", 0.05)
+    monkeypatch.setattr(module, "LONGEST_SEARCH", 0.2)
+    monkeypatch.setattr(module, "PAUSE", 0.001)
+
+
+async def taken(orchestrators: Scripted, order: Order = ORDER) -> list[object]:
+    return [piece async for piece in ClusterOutputs({"small": orchestrators}).stream(order)]
+
+
+async def test_pieces_pass_as_they_are_but_for_signs_of_life() -> None:
+    one = Scripted([Alive(), token(1), Alive(), token(2), ENDED])
+    assert await taken(one) == [token(1), token(2), ENDED]
+    assert one.orders == [ORDER]
+
+
+@pytest.mark.parametrize("end", [Lost("it died"), None], ids=["died", "silent"])
+async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -> None:
+    one = Scripted([token(1), token(2), end], [end], [token(3), ENDED])
+    assert await taken(one) == [token(1), token(2), token(3), ENDED]
+    assert [order.request.committed for order in one.orders] == [(), (1, 2), (1, 2)]
+    assert {(order.id, order.request.seed) for order in one.orders} == {("one", 1)}
+    assert one.closed == 3
+
+
+async def test_what_a_client_had_before_stays_committed() -> None:
+    one = Scripted([token(3), Lost("it died")], [token(4), ENDED])
+    order = Order("one", "small", GenerationRequest("go", seed=1, committed=(1, 2)))
+    assert await taken(one, order) == [token(3), token(4), ENDED]
+    assert one.orders[1].request.committed == (1, 2, 3)
+
+
+async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
+    one = Scripted([token(1), Lost("it died")])
+    with pytest.raises(Unreachable, match="no orchestrator of 'small' answers: nobody is there"):
+        await taken(one)
+    assert len(one.orders) > 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestError("no prompt"),
+        UnknownModelError("no drafter"),
+        OverloadedError("full", 3.0),
+        Unreachable("no target"),
+        TimedOut("late"),
+    ],
+)
+async def test_expected_errors_are_raised_as_they_were(error: Exception) -> None:
+    one = Scripted([token(1), Refusal.of(error)])
+    with pytest.raises(type(error), match=str(error)) as raised:
+        await taken(one)
+    assert getattr(raised.value, "after", None) == getattr(error, "after", None)
+    assert len(one.orders) == 1
+
+
+async def test_leaving_early_releases_the_orchestrator() -> None:
+    one = Scripted([token(1), None])
+    async with aclosing(ClusterOutputs({"small": one}).stream(ORDER)) as pieces:
+        assert await anext(pieces) == token(1)
+    assert one.closed == 1
+
+
+async def test_a_model_that_nobody_serves_is_said() -> None:
+    with pytest.raises(UnknownModelError, match="there is no model 'large'; there is small"):
+        await anext(ClusterOutputs({"small": Scripted()}).stream(Order("one", "large", ORDER.request)))
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "lost"])
+async def test_models_whose_orchestrators_are_gone_are_not_served(silent: bool) -> None:
+    class Gone(Scripted):
+        async def models(self) -> tuple[ServedModel, ...]:
+            if not silent:
+                raise Lost("it died")
+            await asyncio.Event().wait()
+            return ()
+
+    assert await ClusterOutputs({"gone": Gone(), "small": Scripted()}).models() == (SMALL,)
