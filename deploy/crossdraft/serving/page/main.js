@@ -62,8 +62,8 @@ async function run(request, show) {
   return null;
 }
 
-/** Makes one output in a text's view; returns its tally if it became whole. */
-async function make(request, view, show) {
+/** Makes one output in a text's view, and says what came of it after `name`; returns its tally if it became whole. */
+async function make(request, view, name, show) {
   const tally = new Tally();
   view.begin(request.prompt);
   const end = await run(request, (event) => {
@@ -78,7 +78,7 @@ async function make(request, view, show) {
     show(event, tally);
   });
   view.end();
-  if (end) say(summaryOf(tally, end.reason));
+  if (end) say(name + summaryOf(tally, end.reason));
   return end ? tally : null;
 }
 
@@ -91,7 +91,7 @@ async function generate() {
   figures.compared(null);
   lanes.begin();
   say("Generating …");
-  const tally = await make(request, output, (event, counted) => {
+  const tally = await make(request, output, "", (event, counted) => {
     if (event.spans) lanes.add(event.spans);
     figures.show(counted);
   });
@@ -105,7 +105,7 @@ async function compare() {
   byId("comparison").hidden = false;
   byId("verdict").textContent = "";
   say("Generating without a drafter …");
-  const plain = await make(plainly(request), plainOutput, () => {});
+  const plain = await make(plainly(request), plainOutput, "Without a drafter: ", () => {});
   if (!plain) return;
   const times = tally.tokensPerSecond / plain.tokensPerSecond;
   const same = output.generated === plainOutput.generated;

@@ -6,8 +6,6 @@ const LEAST = 1.5; // pixels of a box
 const DIGIT = 8; // pixels
 const EPOCH_COLOURS = 6;
 const SIGNS = { refused: "✕", hit: "◆", stalled: "■", lost: "!" };
-const WORKS = new Set(["draft", "branches", "scores", "pass"]);
-const KINDS = new Set(["accepted", "corrected", "bonus"]);
 const VERIFICATION = "verification", OUT = "output";
 
 /** The bands of services, wires, session and output, from top to bottom. */
@@ -46,32 +44,42 @@ function isTarget(name) {
   return name.startsWith("target");
 }
 
+// How a span of each kind is drawn.
+const DRAWN = {
+  draft: box("work"), branches: box("work"), scores: box("work"), pass: box("work"), miss: box("miss"), late: box("late"),
+  wait: frame("wait", 0), session: frame("session", 4),
+  accepted: token, corrected: token, bonus: token,
+  sent: way, received: way,
+  epoch: border,
+  refused: sign, hit: sign, stalled: sign, lost: sign,
+};
+
 /**
  * The shapes of a span: [{ tag, attributes, text }], whose coordinates are pixels.
  * `at` turns seconds into pixels; `above` is how many tokens came at the same moment before.
  */
 export function shapesOf(span, bands, at, above) {
-  const band = bands.byLane.get(span.lane);
-  const from = at(span.begin), to = at(span.end), colour = `epoch${span.epoch % EPOCH_COLOURS}`;
-  if (WORKS.has(span.what)) return box(span, band, from, to, `box work ${colour}`);
-  if (span.what === "miss") return box(span, band, from, to, `box miss ${colour}`);
-  if (span.what === "late") return box(span, band, from, to, "box late");
-  if (span.what === "wait") return [rectangle(band, from, to, "box wait", 0)];
-  if (span.what === "session") return [rectangle(band, from, to, "box session", 4)];
-  if (KINDS.has(span.what)) return token(span, band, from, above);
-  if (span.what === "epoch") return [line(from, 0, from, bands.height, "border")];
-  if (span.what === "sent" || span.what === "received") return [way(span, bands, band, from, to, colour)];
-  return span.what in SIGNS ? [sign(span, band, from)] : [];
+  const place = {
+    bands, band: bands.byLane.get(span.lane), from: at(span.begin), to: at(span.end), above,
+    colour: `epoch${span.epoch % EPOCH_COLOURS}`,
+  };
+  return DRAWN[span.what]?.(span, place) ?? [];
 }
 
-function box(span, band, from, to, style) {
-  const shapes = [rectangle(band, from, to, style, 0)];
-  const number = String(span.count);
-  if (to - from > DIGIT * (number.length + 0.5)) {
-    const attributes = { class: "number", x: (from + to) / 2, y: band.middle, dy: "0.35em" };
-    shapes.push({ tag: "text", attributes, text: number });
-  }
-  return shapes;
+function box(style) {
+  return ({ count }, { band, from, to, colour }) => {
+    const shapes = [rectangle(band, from, to, `box ${style} ${colour}`, 0)];
+    const number = String(count);
+    if (to - from > DIGIT * (number.length + 0.5)) {
+      const attributes = { class: "number", x: (from + to) / 2, y: band.middle, dy: "0.35em" };
+      shapes.push({ tag: "text", attributes, text: number });
+    }
+    return shapes;
+  };
+}
+
+function frame(style, inset) {
+  return (_, { band, from, to }) => [rectangle(band, from, to, `box ${style}`, inset)];
 }
 
 function rectangle(band, from, to, style, inset) {
@@ -81,24 +89,28 @@ function rectangle(band, from, to, style, inset) {
   return { tag: "rect", attributes };
 }
 
-function token({ what }, band, at, above) {
-  const x = at + Math.floor(above / STACKED) * TOKEN.width, y = band.top + (above % STACKED) * TOKEN.height;
+function token({ what }, { band, from, above }) {
+  const x = from + Math.floor(above / STACKED) * TOKEN.width, y = band.top + (above % STACKED) * TOKEN.height;
   const attributes = { class: `kind ${what}`, x, y, width: TOKEN.width - 1, height: TOKEN.height - 1 };
   return [{ tag: "rect", attributes }];
 }
 
-function way(span, bands, band, from, to, colour) {
-  const wire = isTarget(span.lane) ? bands.below : bands.above;
+function way({ lane, what }, { bands, band, from, to, colour }) {
+  const wire = isTarget(lane) ? bands.below : bands.above;
   const [own, far] = wire === bands.below ? [wire.top, band.top] : [wire.bottom, band.bottom];
-  const [begin, end] = span.what === "sent" ? [own, far] : [far, own];
-  return line(from, begin, to, end, `way ${colour}`);
+  const [begin, end] = what === "sent" ? [own, far] : [far, own];
+  return [line(from, begin, to, end, `way ${colour}`)];
+}
+
+function border(_, { bands, from }) {
+  return [line(from, 0, from, bands.height, "border")];
 }
 
 function line(x1, y1, x2, y2, style) {
   return { tag: "line", attributes: { class: style, x1, y1, x2, y2 } };
 }
 
-function sign({ what }, band, at) {
-  const attributes = { class: `sign ${what}`, x: at, y: band.middle, dy: "0.35em" };
-  return { tag: "text", attributes, text: SIGNS[what] };
+function sign({ what }, { band, from }) {
+  const attributes = { class: `sign ${what}`, x: from, y: band.middle, dy: "0.35em" };
+  return [{ tag: "text", attributes, text: SIGNS[what] }];
 }
