@@ -61,5 +61,5 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(DEV_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) --editable '.[dev]'
+	$(PIP_INSTALL) --editable '.[dev,serve]'
 	touch $(INSTALLED) $@
