@@ -18,6 +18,7 @@ from crossdraft.serving.client import Client, RemoteGeneration
 from crossdraft.serving.generation import GenerationOptions, GenerationServer, serve_generation
 from crossdraft.serving.keys import Keys
 from crossdraft.serving.orders import OverloadedError
+from crossdraft.serving.rates import RateLimit
 from tests.serving.fakes import TOKENS, TOY, FakeOutputs, figures
 
 KEY = "alice-0123456789abcdef"
@@ -210,6 +211,24 @@ async def test_keys() -> None:
         async with Client(server.address, KEY) as client:
             assert await client.models() == (TOY,)
             assert [token async for token in client.generate("Hello")] == list(TOKENS)
+
+
+async def test_rates() -> None:
+    options = GenerationOptions(Keys.of({"alice": KEY, "bob": KEY[::-1]}), RateLimit(per_minute=1, burst=2))
+    async with (
+        serving(FakeOutputs(), options) as server,
+        GenerationClient(server.address, KEY) as alice,
+        GenerationClient(server.address, KEY[::-1]) as bob,
+    ):
+        assert [reply async for reply in alice.generate(ASKED)]
+        await alice.models()
+        with pytest.raises(errors.Overloaded, match="too many requests of this client") as raised:
+            await alice.models()
+        assert 50 < raised.value.after <= 60
+        assert await bob.models()
+    async with serving(FakeOutputs(), GenerationOptions(rate=RateLimit(1, 1))) as server:
+        for expected in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED):  # another connection each
+            assert await status_of(server.address, "Models", ()) is expected
 
 
 async def test_a_client_that_leaves_gives_everything_back_at_once() -> None:

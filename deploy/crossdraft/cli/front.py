@@ -108,7 +108,8 @@ async def _serve(
         http = HttpServer(make_app(measured, options), listening, {"model": model.name})
         others = {}
         if grpc is not None:
-            others["grpc"] = serve_generation(measured, grpc, GenerationOptions(options.keys, options.stalled_seconds))
+            limited = GenerationOptions(options.keys, options.rate, options.stalled_seconds)
+            others["grpc"] = serve_generation(measured, grpc, limited)
         await serve_until_signalled(Together(http, others))
 
 

@@ -14,6 +14,7 @@ from crossdraft.serving.keys import Keys
 from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs
 from crossdraft.serving.measured import Measured
 from crossdraft.serving.metrics import Metrics
+from crossdraft.serving.rates import RateLimit
 
 __all__ = ["Limits", "Log", "Services", "Where", "serve"]
 
@@ -23,6 +24,7 @@ class Limits:
     """The options that limit clients, as they were typed."""
 
     most_outputs: int
+    rate: tuple[float, int] | None  # requests a minute, and at once
     stalled_seconds: float
 
 
@@ -44,7 +46,8 @@ def serve(
     """
     with checked_options():
         keys = Keys() if api_keys is None else Keys.read(api_keys)
-        options = GenerationOptions(keys, limits.stalled_seconds)
+        rate = None if limits.rate is None else RateLimit(*limits.rate)
+        options = GenerationOptions(keys, rate, limits.stalled_seconds)
         local = LocalOptions(limits.most_outputs, tls=services.tls)
     run_service(_serve(services.local, local, options, where.listening, metrics_port), where)
 

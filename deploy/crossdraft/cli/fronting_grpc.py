@@ -33,6 +33,8 @@ def grpc(
     ] = None,
     max_outputs: Annotated[int, typer.Option(help="At once; more are refused with RESOURCE_EXHAUSTED.")] = 64,
     max_message_mib: Annotated[int, typer.Option(help="Largest request, in MiB.")] = 4,
+    rate: Annotated[float | None, typer.Option(help="Requests a minute of each key, or else address.")] = None,
+    burst: Annotated[int, typer.Option(help="Requests that may come at once within the rate.")] = 10,
     stalled_seconds: Annotated[float, typer.Option(help="After which a client that does not read is given up.")] = 60.0,
     grace_seconds: Annotated[float, typer.Option(help="For open outputs, after SIGTERM.")] = 30.0,
     metrics_port: Annotated[
@@ -50,7 +52,7 @@ def grpc(
 
     tls = tls_of(tls_ca, tls_cert, tls_key)
     services = command.Services(model, tuple(target), tuple(drafter or ()), frozenset(untrusted or ()), tls)
-    limits = command.Limits(max_outputs, stalled_seconds)
+    limits = command.Limits(max_outputs, None if rate is None else (rate, burst), stalled_seconds)
     log = command.Log(log_format, log_level)
     where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, log=log)
     command.serve(services, api_keys, limits, where, metrics_port)

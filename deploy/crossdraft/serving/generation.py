@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -17,6 +17,7 @@ from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
 from crossdraft.serving import translation
 from crossdraft.serving.keys import KeyRefusedError, Keys
 from crossdraft.serving.orders import Ended, Order, Outputs, OverloadedError, UnknownModelError
+from crossdraft.serving.rates import RateLimit, Rates
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class GenerationOptions:
     """
 
     keys: Keys = field(default_factory=Keys)  # none: everybody may ask
+    rate: RateLimit | None = None  # of outputs and lists of models, for each holder of a key, else for each address
     stalled_seconds: float = 60.0  # after which a client that does not read is given up
 
     def __post_init__(self) -> None:
@@ -42,17 +44,25 @@ class GenerationOptions:
 class GenerationService:
     """Makes orders of what clients ask for, and replies of what comes of them."""
 
-    def __init__(self, outputs: Outputs, keys: Keys) -> None:
+    def __init__(
+        self, outputs: Outputs, options: GenerationOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._outputs = outputs
-        self._keys = keys
+        self._keys = options.keys
+        self._rates = None if options.rate is None else Rates(options.rate)
+        self._clock = clock
 
     def admit(self, authorization: str | None, peer: str) -> None:
-        """Whether a client may ask at all; raises KeyRefused if not."""
+        """Whether a client may ask at all, and now; raises KeyRefused or Overloaded if not."""
         try:
-            self._keys.holder(authorization)
+            holder = self._keys.holder(authorization)
         except KeyRefusedError as error:
             log.info("%s was refused: %s", peer, error)
             raise errors.KeyRefused(str(error)) from error
+        client = holder or peer.rpartition(":")[0]
+        wait = 0.0 if self._rates is None else self._rates.take(client, self._clock())
+        if wait:
+            raise errors.Overloaded("too many requests of this client", wait)
 
     async def models(self) -> tuple[Served, ...]:
         """What is served now."""
@@ -107,7 +117,7 @@ class GenerationServer:
     def __init__(self, outputs: Outputs, listening: Listening, options: GenerationOptions) -> None:
         self._outputs = outputs
         self.marks: dict[str, str] = {}  # what else the ready line says
-        service = GenerationService(outputs, options.keys)
+        service = GenerationService(outputs, options)
         handlers = GenerationHandlers(service, options.stalled_seconds)
         self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)
         self._models: tuple[str, ...] = ()

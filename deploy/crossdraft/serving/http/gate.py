@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from crossdraft.rpc.subject import about
 from crossdraft.serving.http.errors import INVALID, RefusedError, refusal_of
 from crossdraft.serving.http.options import HttpOptions
-from crossdraft.serving.http.rates import Rates
 from crossdraft.serving.keys import KeyRefusedError
+from crossdraft.serving.rates import Rates
 
 GUARDED = "/v1"
 ID_HEADER = "x-request-id"

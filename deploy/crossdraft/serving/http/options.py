@@ -4,25 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from crossdraft.serving.keys import Keys
-
-
-@dataclass(frozen=True)
-class RateLimit:
-    """A bucket for each client: it holds `burst` requests, and fills again at `per_minute`.
-
-    Raises:
-        ValueError: a value is not above 0.
-    """
-
-    per_minute: float
-    burst: int
-
-    def __post_init__(self) -> None:
-        if not (0 < self.per_minute < float("inf") and self.burst >= 1):
-            raise ValueError(
-                f"a rate limit needs requests a minute above 0 and a burst of at least 1, "
-                f"got {self.per_minute} and {self.burst}"
-            )
+from crossdraft.serving.rates import RateLimit
 
 
 @dataclass(frozen=True)

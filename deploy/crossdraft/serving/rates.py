@@ -2,9 +2,26 @@
 
 from dataclasses import dataclass
 
-from crossdraft.serving.http.options import RateLimit
-
 MOST_CLIENTS = 10_000  # whose buckets are kept; beyond that the one that asked longest ago is forgotten
+
+
+@dataclass(frozen=True)
+class RateLimit:
+    """A bucket for each client: it holds `burst` requests, and fills again at `per_minute`.
+
+    Raises:
+        ValueError: a value is not above 0.
+    """
+
+    per_minute: float
+    burst: int
+
+    def __post_init__(self) -> None:
+        if not (0 < self.per_minute < float("inf") and self.burst >= 1):
+            raise ValueError(
+                f"a rate limit needs requests a minute above 0 and a burst of at least 1, "
+                f"got {self.per_minute} and {self.burst}"
+            )
 
 
 @dataclass
