@@ -35,6 +35,16 @@ def test_samples_are_drawn_from_the_law_and_priced_by_the_model() -> None:
         assert sample.log_probability == pytest.approx(float(logits.log_softmax(-1)[sample.token]), abs=1e-6)
 
 
+def test_the_most_probable_ids_come_along() -> None:
+    laws = law(LOGITS, SamplingOptions(temperature=0.5, top_k=3))
+    for sample, logits in zip(samples(LOGITS, laws, KeyedDraws(NOISE, NoiseKey(8)), [0] * 4, 5), LOGITS, strict=True):
+        values, ids = logits.log_softmax(-1).sort(descending=True)
+        assert [token for token, _ in sample.likely] == ids[:5].tolist()
+        assert [value for _, value in sample.likely] == pytest.approx(values[:5].tolist(), abs=1e-6)
+    (first, *_) = samples(LOGITS, laws, KeyedDraws(NOISE, NoiseKey(8)), [0] * 4, 999)
+    assert sorted(token for token, _ in first.likely) == list(range(20))
+
+
 def test_greedy_samples_are_the_best_tokens() -> None:
     laws = law(LOGITS, SamplingOptions(temperature=0))
     found = samples(LOGITS, laws, RandomDraws(np.random.default_rng(1)), [0, 1, 2, 3])

@@ -26,6 +26,7 @@ def lists(*counts: int, ids: tuple[int, ...]) -> common_pb2.IdLists:
 
 
 ROWS = rows_codec.encode_rows([Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)])
+LIKELY = {"tokens": [1, 2], "log_probabilities": [-1, -1], "likely": [1, 2], "likely_log_probabilities": [-1, -1]}
 
 
 def opening(**changes: object) -> target_pb2.VerifyRequest:
@@ -105,6 +106,10 @@ def test_bad_requests_to_a_target_are_refused(bad, complaint):
         (done(samples={"tokens": [1], "log_probabilities": [float("nan")]}), "log-probability nan"),
         (done(samples={"tokens": [SIZE], "log_probabilities": [-1]}), "samples.tokens has the id 300"),
         (done(samples={"tokens": [1, 2], "log_probabilities": [-1]}), "2 tokens but 1 log-probabilities"),
+        (done(samples=LIKELY | {"likely": [1]}), "1 likely ids and 2 values for 2 tokens"),
+        (done(samples=LIKELY | {"likely": [1] * 3, "likely_log_probabilities": [-1] * 3}), "3 likely ids and 3 values"),
+        (done(samples=LIKELY | {"likely": [1, SIZE]}), "samples.likely has the id 300"),
+        (done(samples=LIKELY | {"likely_log_probabilities": [-1, 0.5]}), "log-probability 0.5"),
         (fetched(number=1), "a head or a whole row"),
         (fetched(head={}), "head has 0 rows"),
     ],

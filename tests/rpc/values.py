@@ -8,6 +8,7 @@ from crossdraft.rpc.rows_codec import GRID
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.verification.exchange import (
+    MOST_LIKELY,
     MOST_PROPOSALS,
     Advance,
     Branch,
@@ -103,12 +104,27 @@ def drafts_made(draw: st.DrawFn) -> tuple[Proposal, ...]:
     return tuple(Proposal(draw(st.sampled_from(row.ids[row.probabilities > 0].tolist())), row, whose) for row in made)
 
 
-nodes = st.lists(rows(), min_size=1, max_size=4) | st.lists(
-    st.builds(Sample, ids, st.floats(-1e4, 0, width=32)), min_size=1, max_size=4
-)
+log_probabilities = st.floats(-1e4, 0, width=32)
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> list[Sample]:
+    """Of one pass: each with as many likely ids."""
+    likely = st.integers(0, 3).map(lambda count: st.tuples(*[st.tuples(ids, log_probabilities)] * count))
+    return draw(st.lists(st.builds(Sample, ids, log_probabilities, draw(likely)), min_size=1, max_size=4))
+
+
+nodes = st.lists(rows(), min_size=1, max_size=4) | samples()
 
 target_requests = st.one_of(
-    st.builds(OpenTarget, st.lists(ids, min_size=1, max_size=6).map(tuple), options, noise, st.integers(0, 1000)),
+    st.builds(
+        OpenTarget,
+        st.lists(ids, min_size=1, max_size=6).map(tuple),
+        options,
+        noise,
+        st.integers(0, 1000),
+        st.integers(0, MOST_LIKELY),
+    ),
     passes(),
     st.builds(FetchRow, numbers, st.integers(0, 100), st.none() | id_arrays),
 )

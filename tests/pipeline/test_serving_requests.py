@@ -1,0 +1,156 @@
+"""What fronts ask of the pipeline, over real gRPC with tiny random models: ids, chats, logprobs, resuming."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from crossdraft.models.loading import load_model
+from crossdraft.models.running import RunningModel
+from crossdraft.pipeline import Chat, Message, Pipeline, RequestError, SamplingOptions, Token, connect
+from crossdraft.pipeline.generation import Generation
+from crossdraft.pipeline.recording import read
+from crossdraft.pipeline.replay import replay
+from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.server import Server
+from crossdraft.target.servicer import TargetService
+from crossdraft.text.letters import NOTHING, Side, from_bytes
+from crossdraft.verification.exchange import Draft, OpenDrafter
+from tests.services.conftest import AT_ONCE
+from tests.text.kinds import kind
+
+PROMPT = "def main(argument):"
+GREEDY = SamplingOptions(temperature=0)
+TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}assistant\n"
+CHAT = Chat((Message("system", "Be brief."), Message("user", "naïve 🦄?")))
+
+
+@pytest.fixture
+async def pipeline(target: TargetClient, drafter: DrafterClient) -> AsyncIterator[Pipeline]:
+    async with connect(target.address, drafter.address) as connected:
+        yield connected
+
+
+async def tokens_of(generation: Generation) -> list[Token]:
+    return [token async for token in generation]
+
+
+@pytest.mark.parametrize("settings", [{"seed": 7}, {"options": GREEDY}, {"seed": 3, "method": "slem"}], ids=str)
+async def test_a_resumed_output_goes_on_as_it_would_have(pipeline: Pipeline, settings: dict[str, object]) -> None:
+    whole = pipeline.generate(PROMPT, max_tokens=20, **settings)
+    tokens = await tokens_of(whole)
+    for cut in (0, 1, 2, 7, 13, len(tokens) - 1, len(tokens)):
+        committed = tuple(whole.ids[:cut])
+        rest = pipeline.generate(PROMPT, max_tokens=20, committed=committed, **settings)
+        await tokens_of(rest)
+        assert rest.ids == whole.ids[cut:]
+        assert "".join(token.text for token in tokens[:cut]) + rest.text == whole.text
+        assert rest.reason == whole.reason
+
+
+async def test_a_resumed_session_can_be_replayed(pipeline: Pipeline, tmp_path: Path) -> None:
+    for committed in ((5, 6, 7), (5,) * 9):  # the second has ended
+        path = tmp_path / f"{len(committed)}.flight"
+        await tokens_of(pipeline.generate(CHAT, max_tokens=9, committed=committed, record=path))
+        recording = read(path)
+        assert (recording.header.request.prompt, recording.header.request.committed) == (CHAT, committed)
+        assert replay(recording).difference is None
+
+
+async def test_ids_are_the_prompt_as_it_is(pipeline: Pipeline) -> None:
+    ids = pipeline.models.tokenization.encode_prompt(PROMPT)
+    texts = []
+    for prompt in (PROMPT, ids):
+        generation = pipeline.generate(prompt, max_tokens=12, seed=5)
+        await tokens_of(generation)
+        texts.append(generation.text)
+        assert generation.statistics is not None
+        assert generation.statistics.proposals > 0
+    assert texts[0] == texts[1]
+    with pytest.raises(RequestError, match=r"the target's ids are 0 to"):
+        pipeline.generate((10**6,))
+
+
+@pytest.mark.parametrize("settings", [{}, {"options": GREEDY}, {"seed": 4}, {"method": "slem"}], ids=str)
+async def test_logprobs_are_the_models(
+    pipeline: Pipeline, target_model: RunningModel, settings: dict[str, object]
+) -> None:
+    generation = pipeline.generate(PROMPT, max_tokens=10, logprobs=4, **settings)
+    tokens = await tokens_of(generation)
+    prompt = pipeline.models.tokenization.encode_prompt(PROMPT)
+    letters = pipeline.models.tokenization.vocabulary.letters
+    with torch.inference_mode():
+        logits = target_model.thread.engine.model(torch.tensor([[*prompt, *generation.ids]])).logits[0].float()
+    for token, row in zip(tokens, logits[len(prompt) - 1 :].log_softmax(-1), strict=False):
+        assert token.log_probability == pytest.approx(float(row[token.id]), abs=1e-3)
+        values, ids = row.topk(4)
+        assert [value for _, _, value in token.top] == pytest.approx(values.tolist(), abs=1e-3)
+        assert [one for one, _, _ in token.top] == ids.tolist()
+        assert all(raw == letters[one].encode("latin-1", "ignore") for one, raw, _ in token.top)
+
+
+async def test_how_many_logprobs_there_are(pipeline: Pipeline) -> None:
+    for wanted, count in ((None, 0), (0, 0), (20, 20)):
+        tokens = await tokens_of(pipeline.generate(PROMPT, max_tokens=3, seed=1, logprobs=wanted))
+        assert {len(token.top) for token in tokens} == {count}
+    with pytest.raises(RequestError, match=r"'coupled' draws from rows.*--method slem or seeded"):
+        pipeline.generate(PROMPT, method="coupled", logprobs=0)
+    with pytest.raises(RequestError, match="logprobs must be between 0 and 20, got 21"):
+        pipeline.generate(PROMPT, logprobs=21)
+
+
+@pytest.fixture
+def chatting(target_folder: Path, tmp_path: Path) -> Iterator[RunningModel]:
+    """The target with a chat template."""
+    for file in target_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((target_folder / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = RunningModel.of(load_model(str(tmp_path)), Side.TARGET, 1)
+    yield model
+    model.close()
+
+
+async def test_a_chat_is_what_transformers_makes_of_it(chatting: RunningModel, drafter: DrafterClient) -> None:
+    reference = PreTrainedTokenizerFast.from_pretrained(chatting.description.model)
+    messages = [{"role": one.role, "content": one.content} for one in CHAT.messages]
+    ids = torch.tensor([reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)])
+    assert kind("gpt2").id_of("<|endoftext|>") in ids[0]
+    with torch.inference_mode():
+        out = chatting.thread.engine.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, min_new_tokens=8, do_sample=False
+        )
+    async with (
+        Server(TARGET, TargetService(chatting), AT_ONCE) as server,
+        connect(server.address, drafter.address) as pipeline,
+    ):
+        generation = pipeline.generate(CHAT, max_tokens=8, options=GREEDY)
+        await tokens_of(generation)
+        assert generation.ids == out[0, ids.shape[1] :].tolist()
+        assert generation.statistics is not None
+        assert generation.statistics.prompt_tokens == ids.shape[1]
+        assert generation.statistics.proposals > 0
+
+
+async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(
+    drafter: DrafterClient, drafter_model: RunningModel
+) -> None:
+    text = "<s>user\nHello</s>\nassistant\n"
+    ids = drafter_model.tokenization.encode_rendered(text)
+    assert ids[0] == kind("llama2").id_of("<s>")
+    with torch.inference_mode():
+        model = drafter_model.thread.engine.model
+        wanted = int(model(torch.tensor([ids])).logits[0, -1].argmax())
+        plain = drafter_model.tokenization.encode_prompt_letters(from_bytes(text.encode()))
+        assert int(model(torch.tensor([plain])).logits[0, -1].argmax()) != wanted
+    opening = OpenDrafter(from_bytes(text.encode()), GREEDY, None, 0, templated=True)
+    for given, same in ((opening, True), (replace(opening, templated=False), False)):
+        async with drafter.session(given) as session:
+            drafted = await session.draft(Draft(1, 0, NOTHING, 1))
+            assert (drafted.proposals[0].token == wanted) == same
