@@ -90,7 +90,7 @@ def test_renewing_makes_new_keys_for_the_same_hosts(cli: Cli, folder: Path) -> N
         (["--host", "node1", "--host", "node1,10.0.0.1"], 2, "the name 'node1' is taken"),
         (["--host", "ca"], 2, "the name 'ca' is taken"),
         (["--host", "node1", "--days", "0"], 2, "--days must be at least 1, got 0"),
-        (["--host", "node1", "--days", "4000"], 2, "a certificate cannot last 4000: ask for fewer"),
+        (["--host", "node1", "--days", "4000"], 2, "a certificate cannot last 4000 days: ask for fewer"),
         (["--renew"], 1, "has no certificates to renew"),
         (["--renew", "--host", "node1"], 1, "node1.pem to renew: make it without --renew"),
         (["--host", "node1", "--use", "everything"], 2, "Invalid value for '--use'"),
@@ -109,6 +109,18 @@ def test_half_a_ca(cli: Cli, folder: Path) -> None:
     ended = cli("certs", folder, "--host", "node2")
     assert ended.code == 1
     assert "ca.key is missing beside the other half of the CA" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [("ca.pem", "the files of the CA are damaged"), ("node1.key", "the CA's key does not belong to its certificate")],
+)
+def test_a_damaged_ca(cli: Cli, folder: Path, content: str, complaint: str) -> None:
+    cli("certs", folder, "--host", "node1")
+    (folder / "ca.key").write_bytes((folder / content).read_bytes())
+    ended = cli("certs", folder, "--host", "node2")
+    assert (ended.code, ended.out) == (2, "")
+    assert complaint in ended.err
 
 
 def test_files_that_are_of_somebody_else(cli: Cli, folder: Path) -> None:

@@ -89,17 +89,14 @@ def issue(authority: Issued, subject: Subject, days: int, now: datetime | None =
     """A certificate of the CA, with a new key.
 
     Raises:
-        AuthorityError: the CA ends before it would, or its files do not belong together.
+        AuthorityError: the CA ends before it would, or its files are damaged or do not belong together.
     """
     now = now or datetime.now(UTC)
-    ca, signing = x509.load_pem_x509_certificate(authority.certificate), load_pem_private_key(authority.key, None)
-    if not isinstance(signing, EllipticCurvePrivateKey) or signing.public_key() != ca.public_key():
-        raise AuthorityError("the CA's key does not belong to its certificate")
-    left = ca.not_valid_after_utc - now
-    if timedelta(days=days) > left:
+    ca, signing = _loaded(authority)
+    if now + timedelta(days=days) > ca.not_valid_after_utc:
         raise AuthorityError(
-            f"the CA ends in {left.days} days, so a certificate cannot last {days}: ask for fewer, "
-            "or make another CA in another folder"
+            f"the CA ends on {ca.not_valid_after_utc:%Y-%m-%d}, so a certificate cannot last {days} days: "
+            "ask for fewer, or make another CA in another folder"
         )
     key = generate_private_key(SECP256R1())
     builder = (
@@ -115,6 +112,16 @@ def issue(authority: Issued, subject: Subject, days: int, now: datetime | None =
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
     )
     return _signed(builder, key, signing)
+
+
+def _loaded(authority: Issued) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
+    try:
+        ca, signing = x509.load_pem_x509_certificate(authority.certificate), load_pem_private_key(authority.key, None)
+    except (ValueError, TypeError) as error:
+        raise AuthorityError("the files of the CA are damaged: copy them back, or use a new folder") from error
+    if not isinstance(signing, EllipticCurvePrivateKey) or signing.public_key() != ca.public_key():
+        raise AuthorityError("the CA's key does not belong to its certificate: copy both back, or use a new folder")
+    return ca, signing
 
 
 def subject_of(certificate: bytes) -> Subject:
