@@ -1,5 +1,6 @@
 """Spans taken while a session runs are those of its timeline afterwards."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -7,13 +8,16 @@ from itertools import pairwise
 import pytest
 
 from crossdraft.pipeline.events import Emitted
+from crossdraft.pipeline.generation import Generation
 from crossdraft.pipeline.governing import Choice, Fixed, lock_step
+from crossdraft.pipeline.ports import Services
 from crossdraft.pipeline.recording import Recording
 from crossdraft.pipeline.spans import Role, Timeline
 from crossdraft.pipeline.timeline import spans_of
 from crossdraft.pipeline.tracing import named
 from crossdraft.pipeline.watching import OUTPUT, VERIFICATION, Span, Watch, What
 from crossdraft.text.letters import to_bytes
+from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
 from tests.pipeline.recordings import virtual_recording
 from tests.pipeline.virtual import World
 
@@ -99,3 +103,22 @@ def test_what_was_taken_is_not_taken_again() -> None:
         watch.record(step)
     assert watch.take()
     assert watch.take() == ()
+
+
+async def test_a_generation_tells_its_watch_before_the_tokens_that_came_of_it() -> None:
+    target, drafter = toys()
+    watch = Watch()
+    services = Services.of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
+    running = Generation(assignment(governor=lock_step(3)), services, k=3, watch=watch)
+    seen: list[Span] = []
+    tokens = 0
+    async with asyncio.timeout(30), running:
+        async for token in running:
+            seen += watch.take()
+            tokens += 1
+            made = [one for one in seen if one.lane == OUTPUT]
+            assert len(made) >= tokens
+            assert made[tokens - 1].what.value == token.kind.value
+    seen += watch.take()
+    assert running.statistics is not None
+    assert sum(one.what in (What.PASS, What.MISS) for one in seen) == running.statistics.passes

@@ -8,6 +8,7 @@ from playwright.async_api import Browser, Page
 from crossdraft.pipeline import Kind, Overlap, RequestError
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.keys import Keys
+from crossdraft.serving.orders import OverloadedError
 from tests.serving.fakes import TOY
 from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedOutputs, Visit, visiting
 
@@ -109,6 +110,13 @@ async def test_a_refusal_is_said_in_the_servers_words(visit: Visit) -> None:
     visit.outputs.fault = None
     await visit.generate()
     assert await alert.is_hidden()
+
+
+async def test_an_overloaded_server_says_when_to_try_again(visit: Visit) -> None:
+    visit.outputs.fault = OverloadedError("64 outputs are being made", 2.5)
+    await visit.fill(Prompt="x")
+    await visit.press("Generate")
+    await visit.page.get_by_text("64 outputs are being made (try again in 3 s)").wait_for()
 
 
 async def test_an_error_in_the_middle_leaves_what_arrived(visit: Visit) -> None:
