@@ -9,16 +9,29 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from crossdraft.drafter.servicer import DrafterService
 from crossdraft.models.loading import load_model
 from crossdraft.models.running import RunningModel
-from crossdraft.pipeline import Chat, Message, Pipeline, RequestError, SamplingOptions, Token, connect
+from crossdraft.pipeline import (
+    Chat,
+    GenerationRequest,
+    Message,
+    Pipeline,
+    RequestError,
+    SamplingOptions,
+    Token,
+    connect,
+)
+from crossdraft.pipeline.chat import plain
 from crossdraft.pipeline.generation import Generation
 from crossdraft.pipeline.recording import read
 from crossdraft.pipeline.replay import replay
+from crossdraft.pipeline.resolution import resolve
 from crossdraft.rpc.clients import DrafterClient, TargetClient
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
 from crossdraft.target.servicer import TargetService
+from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import NOTHING, Side, from_bytes
 from crossdraft.verification.exchange import Draft, OpenDrafter
 from tests.services.conftest import AT_ONCE
@@ -136,6 +149,22 @@ async def test_a_chat_is_what_transformers_makes_of_it(chatting: RunningModel, d
         assert generation.statistics is not None
         assert generation.statistics.prompt_tokens == ids.shape[1]
         assert generation.statistics.proposals > 0
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_a_template_of_a_drafter_that_is_not_trusted_is_not_run(
+    target: TargetClient, drafter_model: RunningModel, trusted: bool
+) -> None:
+    about = replace(drafter_model.description, chat_template=ChatTemplate("{{ messages[0].content }}"))
+    service = DrafterService(replace(drafter_model, description=about))
+    async with (
+        Server(DRAFTER, service, AT_ONCE) as server,
+        connect(target.address, server.address, trusted=trusted) as pipeline,
+    ):
+        opening = resolve(GenerationRequest(CHAT), pipeline.models).open_drafter
+        assert opening is not None
+        wanted = CHAT.messages[0].content if trusted else plain(CHAT)
+        assert (opening.prompt, opening.templated) == (from_bytes(wanted.encode()), trusted)
 
 
 async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(

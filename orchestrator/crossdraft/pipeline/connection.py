@@ -68,7 +68,7 @@ class Pipeline:
                 what to do. The same of drafters where one is needed.
             RequestError: the targets serve models that differ.
         """
-        team = Team(self._targets, self._drafters, self._patience, self._credentials)
+        team = Team(self._targets, self._drafters, self._patience, self._credentials, self._trusted)
         try:
             await team.gather(self._needs_drafter)
         except BaseException:

@@ -89,7 +89,9 @@ class GenerationRequest:
     explain: bool = False  # the governor's choices are kept, to be shown
     record: Path | None = None  # file for the flight recorder
     # The output's first ids, where an earlier session was lost: it goes on after them. They count for max_tokens and
-    # for stop strings, and are not given out again; a seeded or greedy output goes on as it would have.
+    # for stop strings, and are not given out again. A seeded or greedy output goes on as it would have. Of others the
+    # rest has the target's law after them; but with methods that draw from rows, how long a token takes to decide
+    # depends on the token, so that a session that is lost at some moment has lost some tokens rather than others.
     committed: tuple[int, ...] = ()
     # Set: every token comes with its log-probability, and with so many of the most probable ones in its place.
     logprobs: int | None = None

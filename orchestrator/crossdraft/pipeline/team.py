@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossdraft.pipeline.acquaintance import Acquaintance, Strange, all_tried
@@ -43,6 +43,7 @@ class Team:
         drafters: addresses.
         patience: of the clients.
         credentials: what the clients show and trust; None: plaintext.
+        trusted: whether the drafters are; the chat template of one that is not is never run.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Team:
         drafters: Sequence[str],
         patience: Patience,
         credentials: ClientCredentials | None = None,
+        trusted: bool = True,
     ) -> None:
         self.services = Services(Roster("target"), Roster("drafter"))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
         self._addresses = (targets, drafters)
         self._patience = patience
         self._credentials = credentials
+        self._trusted = trusted
         self._targets: dict[str, Member] = {}  # by address
         self._drafters: dict[str, Member] = {}
         self._parted: list[tuple[Roster[Any], str, Member]] = []  # whose last sessions still go on
@@ -148,6 +151,7 @@ class Team:
             assert self.models is not None
             known = self.models.drafter
             if known is None:
+                about = about if self._trusted else replace(about, chat_template=None)
                 self.models = await asyncio.to_thread(_paired, self.models, about)
             elif _served(about) != _served(known):
                 raise Strange(
