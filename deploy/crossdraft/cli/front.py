@@ -82,6 +82,7 @@ def serve(
     """
     with checked_options():
         metrics = Metrics()
+        local = LocalOptions(limits.most_outputs, tls=services.tls)
         options = HttpOptions(
             Keys() if api_keys is None else Keys.read(api_keys),
             None if limits.rate is None else RateLimit(*limits.rate),
@@ -90,7 +91,6 @@ def serve(
             limits.stalled_seconds,
             metrics.text,
         )
-        local = LocalOptions(limits.most_outputs, tls=services.tls)
         grpc = None if grpc_port is None else replace(where.listening, port=grpc_port, limit=REQUEST_LIMIT)
     run_service(_serve(services.local, local, options, metrics, where.listening, grpc), where)
 

@@ -144,3 +144,18 @@ async def test_what_is_served(stack: Stack) -> None:
     assert isinstance(methods, list)
     assert {"slem", "seeded", "coupled", "tli"} <= set(methods)
     assert "standard" not in methods
+
+
+async def test_log_probabilities_are_the_models(stack: Stack) -> None:
+    done = await stack.front.openai.completions.create(
+        model="demo", prompt=PROMPT, temperature=0, max_tokens=6, logprobs=3
+    )
+    found = done.choices[0].logprobs
+    assert found is not None
+    assert found.tokens is not None
+    assert found.top_logprobs is not None
+    assert found.token_logprobs is not None
+    for token, value, likely in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+        assert len(likely) == 3
+        assert value == pytest.approx(max(likely.values())) == pytest.approx(likely[token])
+        assert value <= 0

@@ -20,7 +20,7 @@ from crossdraft.serving.orders import Outputs, ServedModel, UnknownModelError
 
 OWNER = "crossdraft"
 FAULTS: dict[int | str, dict[str, Any]] = {"4XX": {"model": FaultReply}, "5XX": {"model": FaultReply}}
-EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+EVENTS: dict[str, Any] = {"content": {"text/event-stream": {}}}  # the events of a stream, with chunks as data
 Key = Security(HTTPBearer(auto_error=False, description="Needed if the server has API keys."))
 
 

@@ -74,8 +74,6 @@ def _requests(
     if len(prompts) * body.n > most:
         text = f"n and the number of prompts make {len(prompts) * body.n} outputs; at most {most} in one request"
         raise RefusedError(400, text, INVALID, "too_many_choices", "n")
-    if logprobs is not None:
-        raise RefusedError(400, "logprobs are not served; leave them out", INVALID, "unsupported", "logprobs")
     how = body.speculative
     try:
         options = _options(body)
@@ -98,6 +96,7 @@ def _requests(
         branches=how.branches,
         branch_width=how.branch_width,
         paths=how.paths,
+        logprobs=logprobs,
     )
     return [replace(first, prompt=prompt, choice=choice) for prompt in prompts for choice in range(body.n)]
 

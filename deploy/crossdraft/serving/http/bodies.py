@@ -5,11 +5,10 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from crossdraft.pipeline import Overlap
-from crossdraft.verification.exchange import MOST_PROPOSALS
+from crossdraft.verification.exchange import MOST_LIKELY, MOST_PROPOSALS
 
 MOST_TOKENS = 2**20  # of an output; its target's context ends it before
 MOST_STOPS = 16
-MOST_LOGPROBS = 20
 MOST_PROMPTS = 2048
 
 
@@ -118,7 +117,7 @@ class CompletionBody(Asked):
 
     prompt: Prompt | Ids | Annotated[list[Prompt | Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
     max_tokens: int | None = Field(16, ge=1, le=MOST_TOKENS)
-    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    logprobs: int | None = Field(None, ge=0, le=MOST_LIKELY)
     echo: StrictBool = False
     best_of: int | None = Field(None, description="Not served: must be n, or be left out.")
     suffix: Literal[""] | None = Field(None, description="Not served.")
