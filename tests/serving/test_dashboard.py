@@ -1,0 +1,104 @@
+"""The dashboard asks for metrics that there are."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from crossdraft.pipeline import GenerationRequest
+from crossdraft.rpc.activity import Activity
+from crossdraft.rpc.exposition import PREFIX, Registry, exposition
+from crossdraft.rpc.service_metrics import ServiceMetrics
+from crossdraft.serving.measured import Measured
+from crossdraft.serving.metrics import Metrics
+from crossdraft.serving.orders import Order
+from tests.serving.exposed import faults, names
+from tests.serving.fakes import FakeOutputs
+
+FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "crossdraft.json"
+NAME = re.compile(rf"{PREFIX}[a-zA-Z0-9_]+")
+
+
+class Used:
+    """What a model could have done."""
+
+    steps, seconds, batches, tokens, slots, slots_taken = 5, 0.5, {1: 3, 2: 1, 300: 1}, 40, 4, 1
+
+
+@pytest.fixture
+async def front() -> str:
+    """What a front says after an output."""
+    metrics = Metrics()
+    async with aclosing(Measured(FakeOutputs(), metrics).stream(Order("a", "toy", GenerationRequest("a")))) as stream:
+        async for _ in stream:
+            pass
+    return metrics.text()[0].decode()
+
+
+@pytest.fixture
+def service() -> str:
+    """What a service says after a session."""
+    registry, activity = Registry(), Activity("target")
+    registry.register(ServiceMetrics("target", "toy", activity, Used))
+    with activity.session("", ""):
+        pass
+    return exposition(registry)[0].decode()
+
+
+def queries() -> Iterator[str]:
+    board = json.loads(FILE.read_text())
+    for panel in board["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"]
+
+
+def test_every_metric_that_the_dashboard_asks_for_is_there(front: str, service: str) -> None:
+    asked = {name for query in queries() for name in NAME.findall(query)}
+    assert len(asked) > 30
+    assert asked <= names(front) | names(service)
+
+
+def test_the_dashboards_places_are_its_own() -> None:
+    board = json.loads(FILE.read_text())
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+    assert len(set(places)) == len(places)
+    assert [panel["title"] for panel in board["panels"] if panel["type"] == "row"] == [
+        "Speed",
+        "Speculation",
+        "Cross-node",
+        "Health",
+    ]
+    assert len({panel["id"] for panel in board["panels"]}) == len(places)
+
+
+def test_the_text_keeps_to_the_rules_of_prometheus(front: str, service: str) -> None:
+    assert faults(front) == []
+    assert faults(service) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["crossdraft_a:b 1", "crossdraft_takes_ms 1", "crossdraft_a_total 1", "other 1", "crossdraft_Big 1"],
+)
+def test_the_rules_find_faults(line: str) -> None:
+    name = line.split(" ")[0]
+    assert faults(f"# HELP {name} Some help.\n# TYPE {name} gauge\n{line}\n")
+
+
+def test_openmetrics_is_spoken_where_it_is_asked_for(front: str) -> None:
+    text, kind = Metrics().text("application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    assert text.endswith(b"# EOF\n")
+    assert "# EOF" not in front
+    assert "_created" not in front
+
+
+def test_buckets_of_batches_hold_all_that_is_below_them(service: str) -> None:
+    found = dict(re.findall(r'service_batch_size_bucket{le="([^"]+)"[^}]*} (\S+)', service))
+    assert (found["1.0"], found["2.0"], found["128.0"], found["+Inf"]) == ("3.0", "4.0", "4.0", "5.0")
+    assert "crossdraft_service_batch_size_sum" in service
