@@ -1,5 +1,6 @@
 """Outputs that go on where an earlier session was lost: nothing is lost, doubled or changed."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +22,9 @@ from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDAR
 from tests.fakes import ToyTarget, autoregressive_law, pair_of
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
 from tests.pipeline.test_request import models
+from tests.stage import Stage
 from tests.verification.enumerating import EnumeratingChooser, distance, law_of
-from tests.verification.scheduling import Overlapped, Schedule
+from tests.verification.scheduling import Act, Overlapped, Schedule
 from tests.verification.test_seeded_law import LENGTH, Runs, SeededDrafter, SeededTarget
 from tests.verification.toys import TOYS, Toy
 
@@ -125,6 +127,43 @@ def test_an_output_that_was_cut_after_some_tokens_has_the_targets_law(method: Me
         return committed + replace(first, length=3, committed=committed).run(chooser)
 
     assert distance(law_of(run), autoregressive_law(first.target(None), NESTED.stops, 3)) < EXACT
+
+
+def lost_after(steps: int) -> Callable[[Schedule, Stage], None]:
+    """A session that is lost at a moment that has nothing to do with what was drawn."""
+
+    def play(schedule: Schedule, stage: Stage) -> None:
+        stage.start()
+        for step in range(steps):
+            for lane in list(stage.opening):
+                stage.open(lane)
+            if stage.finished is None:
+                schedule.step(stage, Act(schedule.pattern[step % len(schedule.pattern)]))
+
+    return play
+
+
+@pytest.mark.parametrize(
+    ("method", "exact"),
+    [
+        pytest.param(SLEM, True, id="slem"),
+        pytest.param(TLI, True, id="tli"),
+        pytest.param(COUPLED, False, id="coupled"),
+    ],
+)
+def test_a_moment_at_which_a_session_is_lost(method: Method, exact: bool) -> None:
+    """`coupled` decides a token letter by letter: one that takes longer is more often lost, and drawn anew."""
+    found = []
+    for steps in range(1, 5):
+        second = Overlapped(NESTED, method, (Choice(2, 1),), Schedule("DT"), 2)
+        first = replace(second, play=lost_after(steps))
+
+        def run(chooser: EnumeratingChooser) -> tuple[int, ...]:
+            committed = first.run(chooser)  # noqa: B023 - used at once
+            return committed + replace(second, committed=committed).run(chooser)  # noqa: B023
+
+        found.append(distance(law_of(run), autoregressive_law(second.target(None), NESTED.stops, 2)))
+    assert (max(found) < EXACT) is exact
 
 
 def test_the_services_are_told_all_of_it() -> None:
