@@ -125,7 +125,9 @@ def generate(
     if server is not None:
         if target is not None or untrusted_drafter:
             raise Misused("--target and --untrusted-drafter are the server's own: leave them out, or --server")
-        asked = remote.Asked(server, model or "", drafter, api_key, tls_of(tls_ca, tls_cert, tls_key))
+        if tls_cert is not None or tls_key is not None:
+            raise Misused("a server wants no certificate: give --tls-ca alone, for the CA of its own, and --api-key")
+        asked = remote.Asked(server, model or "", drafter, api_key, tls_ca)
         remote.generate(request, asked, as_json)
         return
     if model is not None:

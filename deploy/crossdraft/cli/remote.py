@@ -1,14 +1,15 @@
 """`crossdraft generate --server`: one continuation that a server makes, shown as it comes."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from crossdraft.cli.failures import Misused
 from crossdraft.cli.generate import NO_DRAFTER, check_address
-from crossdraft.cli.running import run_to_end
+from crossdraft.cli.running import checked_options, run_to_end
 from crossdraft.cli.show import JsonScreen, Screen, TextScreen
 from crossdraft.pipeline import GenerationRequest
 from crossdraft.rpc.errors import NameUnknown
-from crossdraft.rpc.security import TlsFiles, client_credentials
+from crossdraft.rpc.security import trusting_credentials
 from crossdraft.serving.client import Client
 
 
@@ -20,7 +21,7 @@ class Asked:
     model: str  # empty: its only one
     drafter: str | None  # name of one of its drafters, or "none"; None: the default one
     key: str = field(repr=False)  # empty: none
-    tls: TlsFiles | None = None
+    ca: Path | None = None  # of the server's certificate; None: nothing is encrypted
 
     @property
     def drafter_name(self) -> str | None:
@@ -46,7 +47,8 @@ def generate(request: GenerationRequest, asked: Asked, as_json: bool) -> None:
 
 
 async def _generate(request: GenerationRequest, asked: Asked, screen: Screen) -> None:
-    tls = None if asked.tls is None else client_credentials(asked.tls)
+    with checked_options():
+        tls = None if asked.ca is None else trusting_credentials(asked.ca)
     try:
         async with (
             Client(asked.server, asked.key, tls) as client,

@@ -9,7 +9,7 @@ import typer
 from crossdraft.cli.failures import Misused
 
 if TYPE_CHECKING:
-    from crossdraft.rpc.security import TlsFiles
+    from crossdraft.rpc.security import FrontFiles, TlsFiles
 
 TlsCa = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Certificate of the CA that the other side's must be of.")
@@ -36,6 +36,21 @@ def tls_of(ca: Path | None, certificate: Path | None, key: Path | None) -> "TlsF
     from crossdraft.rpc.security import TlsFiles
 
     files = TlsFiles(ca, certificate, key)
+    with checked_options():
+        files.load()
+    return files
+
+
+def front_of(certificate: Path | None, key: Path | None) -> "FrontFiles | None":
+    """What --server-cert and --server-key say together; raises Misused if one is missing or cannot be used."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise Misused("--server-cert and --server-key are given together, or neither is")
+    from crossdraft.cli.running import checked_options
+    from crossdraft.rpc.security import FrontFiles
+
+    files = FrontFiles(certificate, key)
     with checked_options():
         files.load()
     return files

@@ -13,7 +13,7 @@ from crossdraft.cli.running import checked_options
 from crossdraft.models.names import NumberOutOfRangeError
 from crossdraft.rpc.admission import SessionLimits
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.security import TlsError, TlsFiles
+from crossdraft.rpc.security import FrontFiles, TlsError, TlsFiles
 from crossdraft.rpc.server import Listening, run
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.logs import LogFormat, LogLevel, logged
@@ -45,7 +45,7 @@ class Where:
     max_message_mib: int
     grace_seconds: float
     until_stdin_ends: bool = False  # stop as on SIGTERM when standard input ends
-    tls: TlsFiles | None = None
+    tls: TlsFiles | FrontFiles | None = None
     sessions: SessionLimits = field(default_factory=SessionLimits)
     metrics_port: int | None = None
     log: Log = field(default_factory=Log)

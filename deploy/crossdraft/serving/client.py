@@ -25,7 +25,7 @@ class Client:
     Args:
         address: host:port.
         key: of the API; empty: none.
-        tls: of `rpc.security.client_credentials`; None: plaintext.
+        tls: of `rpc.security.trusting_credentials`; None: plaintext.
     """
 
     def __init__(self, address: str, key: str = "", tls: ClientCredentials | None = None) -> None:

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from crossdraft.rpc.admission import SessionLimits
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.security import TlsFiles, server_credentials
+from crossdraft.rpc.security import FrontFiles, TlsFiles, server_credentials
 from crossdraft.rpc.transport import SERVER_OPTIONS, ChannelOptions, MessageLimit
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Listening:
     port: int = 0  # 0: any that is free
     limit: MessageLimit = field(default_factory=MessageLimit)
     grace_seconds: float = 10.0  # how long open sessions may go on after the order to stop
-    tls: TlsFiles | None = None  # None: plaintext, for whoever can reach the port
+    tls: TlsFiles | FrontFiles | None = None  # None: plaintext, for whoever can reach the port
     sessions: SessionLimits = field(default_factory=SessionLimits)
     metrics_port: int | None = None  # where Prometheus reads metrics over HTTP, 0: any that is free; None: nowhere
 
@@ -102,8 +102,8 @@ class Endpoint:
         self.address = f"{self._listening.host}:{port}"
         if tls is None and not self._listening.local:
             log.warning(
-                "%s is open to whoever can reach it, unencrypted: give --tls-ca, --tls-cert and --tls-key "
-                "(`crossdraft certs` makes them), or listen on 127.0.0.1",
+                "%s is open to whoever can reach it, unencrypted: give it a certificate (see its --help; "
+                "`crossdraft certs` makes them), or listen on 127.0.0.1",
                 self.address,
             )
         return self.address

@@ -33,7 +33,7 @@ class GenerationClient:
 
     address: str  # host:port
     key: str = field(default="", repr=False)  # for the API; empty: none
-    tls: grpc.ChannelCredentials | None = None  # of `security.client_credentials`; None: plaintext
+    tls: grpc.ChannelCredentials | None = None  # of `security.trusting_credentials`; None: plaintext
     reply_seconds: float = 300.0  # without any reply, before the server is given up
     limit: MessageLimit = field(default_factory=MessageLimit)
     _channel: grpc.aio.Channel = field(init=False, repr=False)

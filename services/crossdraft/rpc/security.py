@@ -54,18 +54,37 @@ class TlsFiles:
         for authority in authorities:
             _check_authority(self.ca, authority)
         _check_dates(self.ca, max(authorities, key=lambda one: one.not_valid_after_utc), now)
-        own = _certificates(self.certificate, certificate)[0]
-        _check_dates(self.certificate, own, now)
-        if _private_key(self.key, key).public_key() != own.public_key():
-            raise TlsError(
-                f"the key {self.key} does not belong to the certificate {self.certificate}; "
-                "give the two files that were made together"
-            )
+        _check_pair(self.certificate, certificate, self.key, key)
         return Identity(ca, certificate, key)
 
     def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Changes when a file does."""
         return tuple(_stamp(path) for path in (self.ca, self.certificate, self.key))
+
+
+@dataclass(frozen=True)
+class FrontFiles:
+    """The PEM files of a server whose clients need no certificate of their own."""
+
+    certificate: Path  # its own first; then those between it and the CA, if there are any
+    key: Path  # of the certificate, not encrypted
+
+    def load(self) -> grpc.ServerCertificateConfiguration:
+        """The files, checked as those of TlsFiles are; raises TlsError."""
+        certificate, key = _read(self.certificate), _read(self.key)
+        _check_pair(self.certificate, certificate, self.key, key)
+        return grpc.ssl_server_certificate_configuration([(key, certificate)])
+
+    def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Changes when a file does."""
+        return tuple(_stamp(path) for path in (self.certificate, self.key))
+
+
+def trusting_credentials(ca: Path) -> ClientCredentials:
+    """Of a client that shows no certificate, and takes only servers with one of this CA; raises TlsError."""
+    raw = _read(ca)
+    _certificates(ca, raw)
+    return grpc.ssl_channel_credentials(raw)
 
 
 def client_credentials(files: TlsFiles) -> ClientCredentials:
@@ -74,8 +93,11 @@ def client_credentials(files: TlsFiles) -> ClientCredentials:
     return grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
 
 
-def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Of a server that takes only clients with a certificate of the CA; the files are read again when they change.
+def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
+    """Of a server; the files are read again when they change.
+
+    Args:
+        files: of TlsFiles, it takes only clients with a certificate of the CA; of FrontFiles, all.
 
     Raises:
         TlsError: they cannot be used now.
@@ -84,7 +106,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         renewal.first,
         renewal,  # type: ignore[arg-type]  # the stubs do not know that it may return None
-        require_client_authentication=True,
+        require_client_authentication=isinstance(files, TlsFiles),
     )
 
 
@@ -95,11 +117,11 @@ class Renewal:
         TlsError: the files cannot be used now.
     """
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles | FrontFiles) -> None:
         self._files = files
         self._lock = Lock()
         self._stamp = files.stamp()
-        self.first = _configuration(files.load())
+        self.first = _configuration(files)
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
         """None: as it was."""
@@ -109,13 +131,16 @@ class Renewal:
                 return None
             self._stamp = stamp
         try:
-            return _configuration(self._files.load())
+            return _configuration(self._files)
         except TlsError as error:  # while files are being replaced one after another they do not match
             log.warning("the certificate was not renewed, the one before is used on: %s", error)
             return None
 
 
-def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+def _configuration(files: TlsFiles | FrontFiles) -> grpc.ServerCertificateConfiguration:
+    if isinstance(files, FrontFiles):
+        return files.load()
+    identity = files.load()
     return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.ca)
 
 
@@ -145,6 +170,16 @@ def _private_key(path: Path, raw: bytes) -> EllipticCurvePrivateKey | RSAPrivate
     if not isinstance(key, EllipticCurvePrivateKey | RSAPrivateKey):
         raise TlsError(f"the key {path} is of a kind that gRPC does not take: use one of P-256 or RSA")
     return key
+
+
+def _check_pair(path: Path, certificate: bytes, key_path: Path, key: bytes) -> None:
+    """Raises TlsError unless the certificate is valid now, and the key is its own."""
+    own = _certificates(path, certificate)[0]
+    _check_dates(path, own, datetime.now(UTC))
+    if _private_key(key_path, key).public_key() != own.public_key():
+        raise TlsError(
+            f"the key {key_path} does not belong to the certificate {path}; give the two files that were made together"
+        )
 
 
 def _check_authority(path: Path, certificate: x509.Certificate) -> None:
