@@ -14,11 +14,13 @@ from openai import (
     NotFoundError,
     RateLimitError,
 )
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from crossdraft.pipeline import RequestError
 from crossdraft.rpc import errors as rpc
 from crossdraft.serving import orders
-from crossdraft.serving.http import HttpOptions, RateLimit
+from crossdraft.serving.http import HttpOptions, RateLimit, make_app
 from crossdraft.serving.http.errors import MEANINGS, refusal_of
 from crossdraft.serving.keys import Keys
 from crossdraft.serving.orders import OverloadedError
@@ -170,6 +172,14 @@ async def test_keys_are_asked_for_under_v1_only(outputs: FakeOutputs) -> None:
         assert (anonymous.status_code, fault(anonymous)["type"]) == (401, "authentication_error")
         for path in ("/health", "/ready", "/openapi.json", "/"):
             assert (await guarded.http.get(path, headers={"authorization": ""})).status_code == 200
+
+
+async def test_keys_are_asked_for_where_the_application_is_mounted(outputs: FakeOutputs) -> None:
+    app = Starlette(routes=[Mount("/some/where", make_app(outputs, HttpOptions(Keys.of({"me": KEY}))))])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        assert (await client.get("/some/where/v1/models")).status_code == 401
+        known = await client.get("/some/where/v1/models", headers={"authorization": f"Bearer {KEY}"})
+        assert (known.status_code, (await client.get("/some/where/health")).status_code) == (200, 200)
 
 
 @pytest.mark.parametrize("chunked", [False, True])

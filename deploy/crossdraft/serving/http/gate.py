@@ -55,7 +55,7 @@ class Gate:
                 await self._app(scope, self._counted(receive), send_named)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        path = scope["path"]
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # of an application that is mounted elsewhere
         if path == GUARDED or path.startswith(GUARDED + "/"):
             holder = self._options.keys.holder(headers.get("authorization"))
             self._check_rate(holder or (scope.get("client") or ("",))[0])
