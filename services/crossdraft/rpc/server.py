@@ -72,7 +72,11 @@ class Server(Generic[Open, Ask, Answer]):
         listening = self._listening
         if listening.metrics_port is not None:
             self._marks["metrics"] = self._exporter.start(listening.host, listening.metrics_port)
-        return await self._endpoint.start()
+        try:
+            return await self._endpoint.start()
+        except BaseException:
+            await self._exporter.stop()
+            raise
 
     async def drain(self) -> None:
         """Reports NOT_SERVING, takes no new session, lets open ones go on for the grace period, and ends."""

@@ -1,0 +1,68 @@
+"""What a service answers to Prometheus, on a port of its own."""
+
+import asyncio
+import json
+import urllib.request
+
+import pytest
+
+from crossdraft.models.running import RunningModel
+from crossdraft.rpc.clients import TargetClient
+from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.target.servicer import TargetService
+from crossdraft.verification.exchange import OpenTarget, Pass, SamplingOptions
+from crossdraft.verification.trees import TokenTree
+from tests.serving.exposed import faults, value
+
+MEASURED = Listening(grace_seconds=0, metrics_port=0)
+OPENING = OpenTarget((5, 6), SamplingOptions(), None)
+
+
+def read(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+        return str(reply.read().decode())
+
+
+async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: RunningModel) -> None:
+    server = Server(TARGET, TargetService(target_model), MEASURED, use=target_model.use)
+    async with server, TargetClient(server.address) as client:
+        ready = json.loads(server.ready_line())
+        address, who = ready["metrics"], {"role": "target", "model_name": ready["model"]}
+        async with client.session(OPENING) as session:
+            await session.run(Pass(1, (), TokenTree((7,), (-1,))))
+            text = await asyncio.to_thread(read, address)
+            sent = session.traffic.bytes_sent
+    assert faults(text) == []
+    assert value(text, "service_open_sessions", who) == 1
+    assert value(text, "service_sessions_total", who) == 1
+    assert value(text, "service_passes_total", who) == 1
+    assert value(text, "service_pass_nodes_total", who) == 2
+    assert value(text, "service_bytes_total", who | {"direction": "received"}) == sent
+    assert value(text, "service_model_steps_total", who) == 1
+    assert value(text, "service_model_tokens_total", who) == 3
+    assert value(text, "service_batch_size_count", who) == 1
+    assert value(text, "service_model_seconds_total", who) > 0
+    slots = target_model.use().slots
+    assert value(text, "kv_cache_usage_perc", who) == pytest.approx(1 / slots)
+    with pytest.raises(OSError, match="refused"):
+        await asyncio.to_thread(read, address)
+
+
+async def test_a_port_for_metrics_that_is_taken(target_model: RunningModel) -> None:
+    async with Server(TARGET, TargetService(target_model), MEASURED) as server:
+        port = int(json.loads(server.ready_line())["metrics"].rpartition(":")[2])
+        taken = Listening(grace_seconds=0, metrics_port=port)
+        with pytest.raises(CannotListen, match=r"for metrics on .*--metrics-port"):
+            await Server(TARGET, TargetService(target_model), taken).start()
+
+
+def test_ports_are_checked() -> None:
+    with pytest.raises(ValueError, match="metrics_port must be between 0"):
+        Listening(metrics_port=65536)
+
+
+async def test_without_a_port_nothing_listens(target_model: RunningModel) -> None:
+    async with Server(TARGET, TargetService(target_model), Listening(grace_seconds=0)) as server:
+        assert "metrics" not in server.ready_line()

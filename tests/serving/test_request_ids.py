@@ -1,0 +1,54 @@
+"""One id finds the lines of all that worked for a request."""
+
+import io
+import json
+from contextlib import aclosing
+from dataclasses import replace
+
+from crossdraft.drafter.ngram import ServeNgram, ngram_server
+from crossdraft.models.running import RunningModel
+from crossdraft.pipeline import GenerationRequest
+from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.serving.local import LocalModel, LocalOutputs, NamedDrafter
+from crossdraft.serving.logs import LogFormat, logged
+from crossdraft.serving.measured import Measured
+from crossdraft.serving.metrics import Metrics
+from crossdraft.serving.orders import Order
+from crossdraft.target.servicer import TargetService
+from tests.services.conftest import target_folder, target_model
+from tests.serving.exposed import samples, value
+
+__all__ = ["target_folder", "target_model"]
+
+AT_ONCE = Listening(grace_seconds=0)
+ORDER = Order("", "tiny", GenerationRequest("abcabcabc", max_tokens=60, ignore_eos=True))
+
+
+async def test_a_request_is_found_in_every_services_lines(target_model: RunningModel) -> None:
+    stream, metrics = io.StringIO(), Metrics()
+    with logged(LogFormat.JSON, stream=stream):
+        async with (
+            Server(TARGET, TargetService(target_model), AT_ONCE) as target,
+            ngram_server(ServeNgram(listening=AT_ONCE)) as drafter,
+        ):
+            model = LocalModel("tiny", (target.address,), (NamedDrafter("copy", (drafter.address,)),))
+            async with LocalOutputs((model,)) as outputs:
+                measured = Measured(outputs, metrics)
+                for name in ("req-one", "req-two"):
+                    async with aclosing(measured.stream(replace(ORDER, id=name))) as made:
+                        async for _ in made:
+                            pass
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    for name in ("req-one", "req-two"):
+        mine = [line for line in lines if line.get("request_id") == name]
+        roles = {str(line.get("session", "")).partition("-")[0] for line in mine}
+        assert roles == {"", "target", "drafter"}
+        opened = [line for line in mine if line["message"] == "session opened"]
+        assert len(opened) == 2
+        assert all(line["peer"] for line in opened)
+    peers = {"role": "target", "peer": target.address}
+    text = metrics.text()[0].decode()
+    assert value(text, "round_trip_seconds_count", peers) >= 2
+    assert value(text, "wire_bytes_total", peers | {"direction": "sent"}) > 0
+    assert {labels["peer"] for labels, _ in samples(text, "wire_bytes_total")} == {target.address, drafter.address}
