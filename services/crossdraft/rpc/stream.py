@@ -1,8 +1,8 @@
 """One bidirectional stream as a session: requests out without waiting, replies in, both counted, waiting bounded."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -17,6 +17,9 @@ from crossdraft.rpc.transport import MessageLimit
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+
+
+FOREIGN = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)  # what using a call raises
 
 
 @dataclass
@@ -59,7 +62,9 @@ class Stream(Generic[Request, Reply]):
         self._dues = wire.dues()
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._closed = False
-        self._waiting: asyncio.Timeout | None = None
+        self._receiving = False
+        self._timer: asyncio.TimerHandle | None = None  # runs while `receive` waits for a reply that is due
+        self._late = False  # ... and has run out
         # Bytes, not messages: their sizes are counted here.
         method = channel.stream_stream(wire.method, bytes, bytes)
         self._call = method(None, metadata=to_metadata())  # no iterator: requests are written one by one
@@ -74,10 +79,13 @@ class Stream(Generic[Request, Reply]):
         raw = self._wire.write(request).SerializeToString()
         if len(raw) > self._wire.limit.bytes:
             raise TooLarge(f"a {type(request).__name__} of {len(raw)} bytes is over this client's {self._wire.limit}")
-        if self._dues.sent(request) and self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(self._due())
-        async with self._writing, self._foreign_errors():
-            await self._call.write(raw)
+        if self._dues.sent(request) and self._receiving:
+            self._wait_anew()
+        async with self._writing:
+            try:
+                await self._call.write(raw)
+            except FOREIGN as error:
+                raise await self._meaning(error) from error
         self.traffic.messages_sent += 1
         self.traffic.bytes_sent += len(raw)
 
@@ -89,15 +97,18 @@ class Stream(Generic[Request, Reply]):
             Closed: the session was ended in order, by the service or by `close`.
             ServiceError: the stream is broken, or the reply means nothing.
         """
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        began = time.monotonic()
+        self._receiving = True
+        if self._dues.owed:
+            self._wait_anew()
         try:
-            async with self._foreign_errors(), asyncio.timeout_at(self._due() if self._dues.owed else None) as limit:
-                self._waiting = limit
-                raw = await self._call.read()
+            raw = await self._call.read()
+        except FOREIGN as error:
+            raise await self._meaning(error) from error
         finally:
-            self._waiting = None
-            self.traffic.seconds_waited += clock() - began
+            self._receiving = False
+            self._stop_timer()
+            self.traffic.seconds_waited += time.monotonic() - began
         if not isinstance(raw, bytes):  # gRPC's mark of the end
             raise await self._reason()
         self.traffic.messages_received += 1
@@ -133,8 +144,20 @@ class Stream(Generic[Request, Reply]):
         except Closed:
             raise StopAsyncIteration from None
 
-    def _due(self) -> float:
-        return asyncio.get_running_loop().time() + self._reply_seconds
+    def _wait_anew(self) -> None:
+        """From now on a reply is due."""
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(self._reply_seconds, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        """Ends the call, and `receive` with it."""
+        self._late = True
+        self._call.cancel()
 
     def _decoded(self, raw: bytes) -> Reply:
         try:
@@ -143,25 +166,19 @@ class Stream(Generic[Request, Reply]):
             self._call.cancel()
             raise Internal(f"{self.service} sent a reply that means nothing: {error}") from error
 
-    @asynccontextmanager
-    async def _foreign_errors(self) -> AsyncIterator[None]:
-        """Turns what gRPC raises into what it means."""
-        try:
-            yield
-        except TimeoutError as error:
-            self._call.cancel()
-            raise TimedOut(f"{self.service}: no reply within {self._reply_seconds:g} s") from error
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise await self._reason() from error
-        except asyncio.CancelledError as error:
+    async def _meaning(self, error: BaseException) -> ServiceError:
+        """What it means that gRPC has raised this; raises it again if it is the task's own cancellation."""
+        if isinstance(error, asyncio.CancelledError):
             # gRPC raises it in every task that uses a call that somebody else has cancelled.
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise
-            raise await self._reason() from error
+                raise error
+        return await self._reason()
 
     async def _reason(self) -> ServiceError:
         """Why the call, which has ended, did so."""
+        if self._late:
+            return TimedOut(f"{self.service}: no reply within {self._reply_seconds:g} s")
         code = await self._call.code()
         if self._closed or code is grpc.StatusCode.OK:
             return Closed(f"the session with the {self.service} was ended")
