@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_LIMIT = MessageLimit(4)  # a prompt for a context of a million tokens is as large
 
+SHORTEST_WAIT = 1.0  # seconds that a client is asked to wait where nobody knows how long
+
 
 @dataclass(frozen=True)
 class GenerationOptions:
@@ -71,8 +73,9 @@ class GenerationService:
     async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
         """Tokens, then the end; closing it early gives everything back. Raises ServiceError."""
         began = time.monotonic()
+        model = await self._model(request)
         with _errors_of_clients():
-            order = Order(request.id, await self._model(request), translation.request_of(request), request.drafter)
+            order = Order(request.id, model, translation.request_of(request), request.drafter)
             async with aclosing(self._outputs.stream(order)) as made:
                 async for one in made:
                     match one:
@@ -94,7 +97,7 @@ class GenerationService:
 
 @contextmanager
 def _errors_of_clients() -> Iterator[None]:
-    """Turns what goes wrong into what a client is told: what to change, or that no service is left, not which one."""
+    """Turns what goes wrong into what a client is told: what to change, or that no target is there, not where."""
     try:
         yield
     except RequestError as error:
@@ -103,12 +106,16 @@ def _errors_of_clients() -> Iterator[None]:
         raise errors.NameUnknown(str(error)) from error
     except OverloadedError as error:
         raise errors.Overloaded(str(error), error.after) from error
-    except (errors.BadRequest, errors.ContextTooLong, errors.Unreachable) as error:
-        log.info("an output was refused: %s", error)
+    except (errors.BadRequest, errors.ContextTooLong):
         raise
+    except errors.TooLarge as error:
+        raise errors.TooLarge("the prompt is too large for the target; shorten it") from error
+    except errors.Full as error:
+        text = "the targets have as many sessions as they take; ask again later"
+        raise errors.Overloaded(text, SHORTEST_WAIT) from error
     except errors.ServiceError as error:
         log.info("an output failed: %s", error)
-        raise errors.Unreachable("no target can go on with this output now; ask again later") from error
+        raise errors.Unreachable("no target can make this output now; ask again later") from error
 
 
 class GenerationServer:
