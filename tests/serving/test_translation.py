@@ -1,0 +1,46 @@
+"""Nothing of a request or of its figures is forgotten between gRPC and the pipeline; servers that begin together."""
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from crossdraft.pipeline import GenerationRequest, Statistics
+from crossdraft.rpc.endpoint import Listening
+from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.generation import Generate
+from crossdraft.serving import translation
+from crossdraft.serving.generation import serve_generation
+from crossdraft.serving.together import Together
+from crossdraft.v1 import generation_pb2
+from tests.serving.fakes import FakeOutputs
+
+
+def names(kind: type) -> set[str]:
+    return {one.name for one in fields(kind)}
+
+
+def test_every_field_of_a_request_can_be_asked_for_or_stays_with_the_server() -> None:
+    assert names(GenerationRequest) == {*translation.SAME, *translation.STAYS_HERE}
+    assert names(Generate) - names(GenerationRequest) == {"id", "model", "drafter"}
+
+
+def test_every_figure_is_sent_but_those_that_name_services() -> None:
+    sent = set(generation_pb2.Statistics.DESCRIPTOR.fields_by_name)
+    assert sent == set(translation.FIGURES) == names(Statistics) - {"lanes"}
+
+
+async def test_servers_begin_and_end_together() -> None:
+    first, second = (serve_generation(FakeOutputs(), Listening(grace_seconds=0)) for _ in range(2))
+    async with Together(first, {"other": second}) as both:
+        line = json.loads(both.ready_line())
+        assert (line["address"], line["other"]) == (first.address, second.address)
+        taken = Listening(port=int(first.address.rpartition(":")[2]), grace_seconds=0)
+        third = serve_generation(FakeOutputs(), Listening(grace_seconds=0))
+        with pytest.raises(CannotListen):
+            await Together(serve_generation(FakeOutputs(), taken), {"third": third}).__aenter__()
+        free = Listening(port=int(third.address.rpartition(":")[2]), grace_seconds=0)
+        async with serve_generation(FakeOutputs(), free):  # the third one has ended again
+            pass
+    async with serve_generation(FakeOutputs(), taken):
+        pass
