@@ -6,9 +6,10 @@ from math import isfinite
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.averages import PassTimes, Times
+from crossdraft.pipeline.averages import Times
 from crossdraft.pipeline.estimates import Estimates, Learner
-from crossdraft.pipeline.governing import BranchSeen, Choice, DraftSeen, Fixed, Judged, Observation, PassSeen
+from crossdraft.pipeline.governing import PLAIN, BranchSeen, Choice, DraftSeen, Fixed, Judged, Observation, PassSeen
+from crossdraft.pipeline.pass_times import PassTimes, Plane
 from crossdraft.pipeline.simulator import simulate
 from crossdraft.pipeline.workload import Workload
 
@@ -38,12 +39,12 @@ class Watched:
         self._epochs = 0
 
     def observe(self, seen: Observation, now: float) -> None:
-        self.learner.observe(seen)
+        self.learner.observe(seen, now)
 
     def choose(self, now: float) -> Choice:
         self._epochs += 1
         choice = Fixed(self._choices[self._epochs % len(self._choices)]).choose(now)
-        self.learner.begin(choice)
+        self.learner.begin(choice, now)
         return choice
 
 
@@ -79,9 +80,9 @@ def test_one_stall_changes_nothing() -> None:
     watched = Watched([Choice(8, wait=2, patience=0.1)])
     simulate(GIVEN, watched, 500, np.random.default_rng(3))
     before = watched.learner.estimates
-    watched.learner.observe(DraftSeen(1, 3, None, 4.0, 3.0, 0))
-    watched.learner.observe(DraftSeen(1, 0, 5.0, None, 0.002, 0))
-    watched.learner.observe(PassSeen(3, 6.0, 6.0, 0.0, 2))
+    watched.learner.observe(DraftSeen(1, 3, None, 4.0, 3.0, 0), 1e3)
+    watched.learner.observe(DraftSeen(1, 0, 5.0, None, 0.002, 0), 1e3)
+    watched.learner.observe(PassSeen(3, 6.0, 6.0, 0.0, 2), 1e3)
     after = watched.learner.estimates
     assert after.token == pytest.approx(before.token, rel=0.05)
     assert after.drafter_trip == pytest.approx(before.drafter_trip, rel=0.05)
@@ -91,16 +92,16 @@ def test_one_stall_changes_nothing() -> None:
 def test_a_lasting_change_is_learnt() -> None:
     learner = Learner(Estimates())
     for seconds in (0.001,) * 40 + (0.010,) * 9:
-        learner.observe(DraftSeen(1, 1, None, seconds, seconds, 0))
+        learner.observe(DraftSeen(1, 1, None, seconds, seconds, 0), 1e3)
     assert learner.estimates.token == pytest.approx(0.010)
 
 
 def test_tokens_of_the_targets_own_are_compared_and_not_judged() -> None:
     learner = Learner(Estimates())
-    learner.begin(Choice(4))
+    learner.begin(Choice(4), 0.0)
     before = learner.estimates
-    learner.observe(Judged(0, 0, refused=False, tokens=1, settled=1, caught_up=True))
-    learner.observe(Judged(0, 0, refused=True, tokens=0, settled=0, caught_up=True))
+    learner.observe(Judged(0, 0, refused=False, tokens=1, settled=1, caught_up=True), 1e3)
+    learner.observe(Judged(0, 0, refused=True, tokens=0, settled=0, caught_up=True), 1e3)
     after = learner.estimates
     assert (after.compared, after.judged) == (1, 0)
     assert after.match < before.match
@@ -109,30 +110,30 @@ def test_tokens_of_the_targets_own_are_compared_and_not_judged() -> None:
 
 def test_what_was_accepted_before_the_target_went_on_by_itself_is_judged() -> None:
     learner = Learner(Estimates())
-    learner.begin(Choice(4))
-    learner.observe(Judged(0, 3, refused=False, tokens=4, settled=1, caught_up=True))
+    learner.begin(Choice(4), 0.0)
+    learner.observe(Judged(0, 3, refused=False, tokens=4, settled=1, caught_up=True), 1e3)
     assert (learner.estimates.judged, learner.estimates.compared) == (pytest.approx(3, abs=0.05), 0)
-    learner.observe(Judged(3, 2, refused=False, tokens=1, settled=0))
+    learner.observe(Judged(3, 2, refused=False, tokens=1, settled=0), 1e3)
     assert learner.estimates.compared == 1
     assert learner.estimates.judged == pytest.approx(4, abs=0.1)
 
 
 def test_what_is_told_twice_counts_once() -> None:
     learner = Learner(Estimates())
-    learner.begin(Choice(4))
-    learner.observe(Judged(0, 3, refused=False, tokens=3, settled=0))
+    learner.begin(Choice(4), 0.0)
+    learner.observe(Judged(0, 3, refused=False, tokens=3, settled=0), 1e3)
     before = learner.estimates
-    learner.observe(Judged(0, 3, refused=False, tokens=0, settled=0))
+    learner.observe(Judged(0, 3, refused=False, tokens=0, settled=0), 1e3)
     assert learner.estimates == before
 
 
 def test_forgetting_follows_a_text_that_becomes_hard() -> None:
     learner = Learner(Estimates())
     for _ in range(100):
-        learner.observe(Judged(0, 4, refused=False, tokens=4, settled=0))
+        learner.observe(Judged(0, 4, refused=False, tokens=4, settled=0), 1e3)
     easy = learner.estimates.acceptance[0]
     for _ in range(400):
-        learner.observe(Judged(0, 0, refused=True, tokens=1, settled=0))
+        learner.observe(Judged(0, 0, refused=True, tokens=1, settled=0), 1e3)
     assert easy > 0.9
     assert learner.estimates.acceptance[0] < 0.2
 
@@ -156,21 +157,64 @@ def test_estimates_are_plain_numbers() -> None:
     for value in asdict(learnt(GIVEN, Choice(8, wait=2, patience=0.1), tokens=200)).values():
         assert all(isfinite(one) for one in (value if isinstance(value, tuple) else (value,)))
     hits = Learner(Estimates())
-    hits.begin(Choice(4, branch_depth=2, branch_width=2))
+    hits.begin(Choice(4, branch_depth=2, branch_width=2), 0.0)
     for _ in range(20):
-        hits.observe(BranchSeen(False))
+        hits.observe(BranchSeen(False), 1e3)
     assert 0 <= hits.estimates.branch_hit < 0.2
 
 
-def test_pass_times_are_a_line() -> None:
-    times = PassTimes(0.0, 0.0)
-    for _ in range(10):
-        for tokens in (1, 3, 9, 17):
-            times.add(tokens, 0.020 + 0.001 * (tokens - 1))
-    times.add(1, 5.0)
-    base, node = times.line()
-    assert base == pytest.approx(0.020, rel=0.02)
-    assert node == pytest.approx(0.001, rel=0.05)
+def test_pass_times_depend_on_proposals_and_on_what_the_drafter_works() -> None:
+    times = PassTimes(Plane(0.0, 0.0, 0.0))
+    now = 0.0
+    for turn in range(80):
+        proposals, beside = (0, 2, 8, 16)[turn % 4], (0.0, 0.01)[turn // 4 % 2]
+        end = now + 0.020 + 0.001 * proposals + 0.4 * beside
+        times.worked(now, now + beside)
+        times.add(proposals, now, end)
+        now = end
+    times.add(0, now, now + 5.0)
+    found = times.plane()
+    assert found.base == pytest.approx(0.020, rel=0.03)
+    assert found.node == pytest.approx(0.001, rel=0.05)
+    assert found.slowed == pytest.approx(0.4, abs=0.05)
+
+
+def test_what_passes_do_not_tell_apart_is_as_it_was_believed() -> None:
+    times = PassTimes(Plane(0.020, 0.001, 0.3))
+    for turn in range(20):
+        times.worked(turn, turn + 0.026)
+        times.add(0, turn, turn + 0.026)
+    found = times.plane()
+    assert found.slowed == pytest.approx(0.3)
+    assert found.base == pytest.approx(0.026 * 0.7, rel=0.01)
+
+
+def test_plain_passes_and_others_are_told_apart() -> None:
+    learner = Learner(Estimates())
+    for turn in range(40):
+        plain = turn % 2 == 0
+        learner.begin(PLAIN if plain else Choice(4), turn)
+        seconds = 0.020 if plain else 0.030
+        if not plain:
+            learner.observe(DraftSeen(1, 0, 0.0, None, seconds, 0), turn + seconds)
+        learner.observe(PassSeen(1, seconds, seconds, 0.0, 0), turn + seconds)
+    found = learner.estimates
+    assert found.plain == pytest.approx(0.020)
+    assert found.pass_base == pytest.approx(0.020, rel=0.1)
+    assert found.slowed == pytest.approx(1 / 3, abs=0.1)
+
+
+def test_hope_lasts_until_a_drafter_has_been_judged() -> None:
+    learner = Learner(Estimates())
+    learner.begin(Choice(4), 0.0)
+    for _ in range(30):  # far away: all that is compared is what the target has drawn by itself
+        learner.observe(Judged(0, 0, refused=False, tokens=1, settled=1, caught_up=True), 0.0)
+        learner.observe(Judged(0, 0, refused=True, tokens=0, settled=0, caught_up=True), 0.0)
+    assert learner.estimates.acceptance[0] < 0.3
+    assert learner.hopeful.acceptance[0] > 0.85
+    for _ in range(30):
+        learner.observe(Judged(0, 0, refused=True, tokens=1, settled=0), 0.0)
+    assert learner.hopeful.acceptance[0] < 0.2
 
 
 def test_times_without_waits_are_low_ones() -> None:

@@ -28,13 +28,13 @@ class Watched:
 
     def observe(self, seen: Observation, now: float) -> None:
         """As the governor does, and learnt from."""
-        self._learner.observe(seen)
+        self._learner.observe(seen, now)
         self._governor.observe(seen, now)
 
     def choose(self, now: float) -> Choice:
         """As the governor does."""
         choice = self._governor.choose(now)
-        self._learner.begin(choice)
+        self._learner.begin(choice, now)
         return choice
 
 

@@ -25,6 +25,7 @@ SCALES = (
 )  # of a forward, with which they must: whether a reply just precedes the end of a pass is luck
 MARGIN = 1.3  # of patience over the time that proposals are expected to take
 TRIED = 300  # tokens of a simulation, where there is no forecast
+FEW = 8  # proposals of a drafter of which little is known
 WORTH = 1.03  # what a second target must give to be used
 
 
@@ -99,6 +100,23 @@ def patience_for(workload: Workload, wait: int, round_: bool = False) -> float:
     return MARGIN * (workload.drafter_trip + (wait + (0 if round_ else 1)) * workload.token) + 0.1 * workload.pass_base
 
 
+def tried(workload: Workload, choice: Choice) -> Choice:
+    """The same with few proposals and no branches, for a drafter of which little is known."""
+    wait = min(choice.wait, FEW)
+    meanwhile = int((workload.drafter_trip + 2 * workload.plain_seconds) / workload.token) if workload.token else FEW
+    window = min(choice.window, (1 + choice.overlap) * FEW, max(2, wait + meanwhile))
+    patience = choice.patience and min(choice.patience, patience_for(workload, wait, not choice.overlap))
+    return replace(choice, window=window, wait=wait, patience=patience, branch_depth=0, speculate=False)
+
+
+def loss(workload: Workload, choice: Choice) -> float:
+    """Passes of plain decoding that an epoch costs beyond its one token if its first proposal is refused."""
+    waits = choice.patience and workload.drafter_trip + max(1, choice.wait) * workload.token
+    proposals = choice.window if not choice.overlap else min(choice.window, choice.wait + 1)
+    passing = workload.pass_seconds(proposals) * (workload.contention if choice.overlap else 1.0)
+    return (min(waits, choice.patience) + passing) / workload.plain_seconds - 1
+
+
 def _speed(rated: Rated) -> float:
     return rated.speed
 
@@ -123,7 +141,7 @@ def _waiting(workload: Workload, window: int, limits: Limits) -> Iterable[Choice
 
 
 def _finer(workload: Workload, rated: Rated, limits: Limits) -> Rated:
-    """The sizes next to this window, as long as they are better."""
+    """The sizes next to this window, as long as they are better, or less and as good."""
     while True:
         window, choice = rated.choice.window, rated.choice
         below = max((size for size in SIZES if size < window), default=window)
@@ -132,7 +150,7 @@ def _finer(workload: Workload, rated: Rated, limits: Limits) -> Rated:
         if not near:
             return rated
         better = _best(workload, (replace(choice, window=size) for size in near))
-        if better.speed <= rated.speed * 1.002:
+        if better.speed <= rated.speed * (1.002 if better.choice.window > window else 0.999):
             return rated
         rated = better
 

@@ -1,0 +1,53 @@
+"""Governed generations in simulations, for tests."""
+
+import numpy as np
+
+from crossdraft.pipeline.governing import Choice, Governor, Judged, Observation
+from crossdraft.pipeline.governor import Adaptive
+from crossdraft.pipeline.search import Limits
+from crossdraft.pipeline.simulator import Run, simulate
+from crossdraft.pipeline.workload import Workload
+
+PASS = 0.02
+GOOD = Workload((0.8,), 0.6, PASS / 20, PASS, 0.02 * PASS, slope=0.17, drafter_trip=PASS / 2, branch_hit=0.5)
+CHAINS = Limits(branch_depth=0)
+NEVER_SLOWER = 0.97
+
+
+def workload(acceptance: float, token: float, trip: float, node: float) -> Workload:
+    """Costs in passes."""
+    return Workload((acceptance,), 0.7 * acceptance, token * PASS, PASS, node * PASS, drafter_trip=trip * PASS)
+
+
+def run(given: Workload, how: Choice | Governor, tokens: int, seed: int = 0, **more: object) -> Run:
+    return simulate(given, how, tokens, np.random.default_rng(seed), 0.1, **more)  # type: ignore[arg-type]
+
+
+class Counting:
+    """An adaptive governor; counts the tokens of the first seconds, and notes when it gives which kind of reason."""
+
+    waits_for_drafter = False
+
+    def __init__(self, until: float = 0.0) -> None:
+        self.governor = Adaptive(limits=CHAINS)
+        self.tokens = 0
+        self.reasons: list[tuple[float, str]] = []
+        self._until = until
+
+    def observe(self, seen: Observation, now: float) -> None:
+        self.governor.observe(seen, now)
+        if isinstance(seen, Judged) and now <= self._until:
+            self.tokens += seen.tokens
+
+    def choose(self, now: float) -> Choice:
+        choice = self.governor.choose(now)
+        self.reasons.append((now, choice.reason))
+        return choice
+
+    def times(self, words: str) -> list[float]:
+        return [now for now, reason in self.reasons if words in reason]
+
+
+def relative(given: Workload, tokens: int, seeds: range, limits: Limits = CHAINS) -> float:
+    """Speed of governed runs, relative to plain decoding; median."""
+    return float(np.median([PASS * run(given, Adaptive(limits=limits), tokens, seed).speed for seed in seeds]))
