@@ -1,0 +1,24 @@
+"""docs/metrics.md names what there is."""
+
+import re
+from pathlib import Path
+
+from crossdraft.rpc.activity import Activity
+from crossdraft.rpc.exposition import PREFIX, Registry, exposition
+from crossdraft.rpc.service_metrics import ServiceMetrics
+from crossdraft.serving.metrics import Metrics
+from tests.serving.exposed import names
+from tests.serving.test_dashboard import Used
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_every_metric_is_on_the_page_and_nothing_else() -> None:
+    registry = Registry()
+    registry.register(ServiceMetrics("target", "toy", Activity("target"), Used))
+    there = names(Metrics().text()[0].decode()) | names(exposition(registry)[0].decode())
+    families = {re.sub(r"_(bucket|sum|count)$", "", name).removeprefix(PREFIX) for name in there}
+    table = "\n".join(line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `"))
+    told = {name.split("{")[0] for name in re.findall(r"`([^`]+)`", table)}
+    told = {name.replace("…", "spec_decode_num_accepted_tokens") for name in told}
+    assert told == families
