@@ -72,6 +72,7 @@ class Course:
         self._began = began
         self._model = UNKNOWN if model is None else model.name
         self._drafter = drafter_of(order, model)
+        self._live = metrics.live(self._model, self._drafter)
         self._tokens = 0
         self._first: float | None = None
         self._latest = 0.0
@@ -115,9 +116,9 @@ class Course:
             self._first = now
             self._metrics.waiting.labels(self._model).dec()
             self._metrics.running.labels(self._model).inc()
-            self._metrics.first_token(self._model, self._drafter, now)
+            self._live.first_token(now)
         else:
-            self._metrics.token(self._model, self._drafter, now - self._latest)
+            self._live.token(now - self._latest)
         self._tokens += 1
         self._latest = now
 

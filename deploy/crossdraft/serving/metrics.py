@@ -59,6 +59,25 @@ class Took:
     tokens: int
 
 
+@dataclass(frozen=True)
+class Live:
+    """What an output counts while it is being made: found once, as looking labels up takes longer than counting."""
+
+    tokens: Counter
+    to_first: Histogram  # seconds
+    between: Histogram  # seconds
+
+    def first_token(self, seconds: float) -> None:
+        """The first one, so long after the order."""
+        self.tokens.inc()
+        self.to_first.observe(seconds)
+
+    def token(self, seconds: float) -> None:
+        """Another one, so long after the one before."""
+        self.tokens.inc()
+        self.between.observe(seconds)
+
+
 class Metrics:
     """All metrics of a process's outputs, in a registry of their own; methods observe, and are cheap."""
 
@@ -111,15 +130,10 @@ class Metrics:
         """What `GET /metrics` answers, and its content type; `accept` is the request's header."""
         return exposition(self.registry, accept)
 
-    def first_token(self, model: str, drafter: str, seconds: float) -> None:
-        """An output has its first token."""
-        self._tokens.labels(model, drafter).inc()
-        self._first_token.labels(model, drafter).observe(seconds)
-
-    def token(self, model: str, drafter: str, seconds: float) -> None:
-        """An output has another one, so long after the one before."""
-        self._tokens.labels(model, drafter).inc()
-        self._between.labels(model, drafter).observe(seconds)
+    def live(self, model: str, drafter: str) -> Live:
+        """What is told of each token of an output."""
+        labels = (model, drafter)
+        return Live(self._tokens.labels(*labels), self._first_token.labels(*labels), self._between.labels(*labels))
 
     def finished(self, labels: Sequence[str], reason: str, figures: Statistics, took: Took) -> None:
         """An output has come to its end.
