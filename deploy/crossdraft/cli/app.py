@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from crossdraft.cli import bench, generating, recordings, security, serving
+from crossdraft.cli import bench, clustering, generating, recordings, security, serving
 from crossdraft.cli.failures import CommandFailed, Interrupted
 
 # Plain errors and help: an error is then one line whatever the width of the terminal, and rich is not imported.
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.add_typer(serving.app)
 app.add_typer(bench.app)
 recordings.register(app)
+clustering.register(app)
 
 
 class Affinities(StrEnum):

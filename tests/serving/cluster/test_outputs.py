@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from crossdraft.pipeline import GenerationRequest, Kind, Reason, RequestError, Token
+from crossdraft.pipeline import GenerationRequest, Kind, Reason, RequestError, SamplingOptions, Token
 from crossdraft.rpc.errors import TimedOut, Unreachable
 from crossdraft.serving.cluster import outputs as module
 from crossdraft.serving.cluster.outputs import ClusterOutputs, Lost
@@ -51,9 +51,9 @@ class Scripted:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SILENT_AFTER", 0.05)
-    monkeypatch.setattr(module, "LONGEST_SEARCH", 0.2)
-    monkeypatch.setattr(module, "PAUSE", 0.001)
+    monkeypatch.setattr(module, "SILENT_AFTER", 0.5)
+    monkeypatch.setattr(module, "LONGEST_SEARCH", 2.0)
+    monkeypatch.setattr(module, "PAUSE", 0.01)
 
 
 async def taken(orchestrators: Scripted, order: Order = ORDER) -> list[object]:
@@ -63,7 +63,7 @@ async def taken(orchestrators: Scripted, order: Order = ORDER) -> list[object]:
 async def test_pieces_pass_as_they_are_but_for_signs_of_life() -> None:
     one = Scripted([Alive(), token(1), Alive(), token(2), ENDED])
     assert await taken(one) == [token(1), token(2), ENDED]
-    assert one.orders == [ORDER]
+    assert [(order.id, order.request.seed) for order in one.orders] == [("one", 1)]
 
 
 @pytest.mark.parametrize("end", [Lost("it died"), None], ids=["died", "silent"])
@@ -80,6 +80,32 @@ async def test_what_a_client_had_before_stays_committed() -> None:
     order = Order("one", "small", GenerationRequest("go", seed=1, committed=(1, 2)))
     assert await taken(one, order) == [token(3), token(4), ENDED]
     assert one.orders[1].request.committed == (1, 2, 3)
+
+
+async def test_without_a_seed_one_is_drawn_so_that_the_rest_is_the_same_text() -> None:
+    one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
+    await taken(one, Order("one", "small", GenerationRequest("go")))
+    first, second = (order.request for order in one.orders)
+    assert first.method == second.method == "seeded"
+    assert first.seed is not None
+    assert first.seed == second.seed
+    other = Scripted([ENDED])
+    await taken(other, Order("one", "small", GenerationRequest("go")))
+    assert other.orders[0].request.seed != first.seed
+
+
+async def test_greedy_outputs_need_no_seed_and_go_on() -> None:
+    one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
+    greedy = GenerationRequest("go", method="tli", options=SamplingOptions(temperature=0))
+    assert await taken(one, Order("one", "small", greedy)) == [token(1), token(2), ENDED]
+    assert (one.orders[0].request.method, one.orders[0].request.seed) == ("tli", None)
+
+
+async def test_what_would_lose_the_law_by_going_on_ends() -> None:
+    one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
+    with pytest.raises(Unreachable, match="method 'coupled' cannot go on elsewhere"):
+        await taken(one, Order("one", "small", GenerationRequest("go", method="coupled")))
+    assert len(one.orders) == 1
 
 
 async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:

@@ -1,11 +1,12 @@
 """Brings a configuration onto a running Ray cluster: services as detached actors, fronts and orchestrators by Serve."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.schema import DeploymentStatusOverview
 
 from crossdraft.serving.cluster.application import application, tls_of
 from crossdraft.serving.cluster.directing import DirectoryActor, directory
@@ -65,6 +66,31 @@ def undeploy() -> None:
     for named in ray.util.list_named_actors(all_namespaces=True):
         if named["namespace"] == NAMESPACE:
             ray.kill(ray.get_actor(named["name"], NAMESPACE))
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What runs on a cluster."""
+
+    services: tuple[Entry, ...]  # that answer
+    deployments: tuple[tuple[str, str, int], ...]  # of Serve: name, state, replicas that run
+
+    def plain(self) -> dict[str, object]:
+        """For JSON."""
+        services = [asdict(entry) | {"role": entry.role} for entry in self.services]
+        names = ("name", "state", "replicas")
+        return {"services": services, "deployments": [dict(zip(names, one, strict=True)) for one in self.deployments]}
+
+
+def deployed() -> Deployed:
+    """What runs now; raises ValueError if nothing is deployed."""
+    found = serve.status().applications.get(APPLICATION)
+    deployments = () if found is None else found.deployments.items()
+    return Deployed(entries(), tuple((name, one.status.value, _running(one)) for name, one in deployments))
+
+
+def _running(deployment: DeploymentStatusOverview) -> int:
+    return sum(count for state, count in deployment.replica_states.items() if state.value == "RUNNING")
 
 
 def entries() -> tuple[Entry, ...]:
