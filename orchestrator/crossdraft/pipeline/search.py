@@ -18,11 +18,7 @@ BRANCHES = ((2, 1), (4, 1), (8, 1), (4, 2))  # depths and widths
 CHUNK = 4  # proposals of a reply at most
 SHARE = 1 / 6  # of a pass, that making a reply's proposals may take
 CHEAP = 0.99  # of the speed, that replies of several proposals must keep
-SCALES = (
-    1.0,
-    0.94,
-    1.06,
-)  # of a forward, with which they must: whether a reply just precedes the end of a pass is luck
+SCALES = (1.0, 0.94, 1.06)  # of a forward, with which they must: a reply may just precede the end of a pass, or not
 MARGIN = 1.3  # of patience over the time that proposals are expected to take
 TRIED = 300  # tokens of a simulation, where there is no forecast
 FEW = 8  # proposals of a drafter of which little is known

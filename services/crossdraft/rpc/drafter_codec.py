@@ -132,20 +132,12 @@ def _decode_draft(message: pb.Draft) -> Draft:
     _check_proposals(chunk, "chunk", "how many proposals one reply has")
     width = message.branch_width if message.HasField("branch_width") else 1
     _check_proposals(width, "branch_width", "how many branches each proposal has; for none, branch_depth is 0")
-    if message.branch_depth > MOST_PROPOSALS:
-        raise BadMessage(f"branch_depth must be at most {MOST_PROPOSALS}, got {message.branch_depth}")
-    if message.first > MOST_PROPOSALS:
-        raise BadMessage(f"first must be at most {MOST_PROPOSALS}, got {message.first}")
+    for name, value in (("branch_depth", message.branch_depth), ("first", message.first)):
+        if value > MOST_PROPOSALS:
+            raise BadMessage(f"{name} must be at most {MOST_PROPOSALS}, got {value}")
+    offset, letters, depth = message.offset, codec.decode_letters(message.letters, "letters"), message.branch_depth
     return Draft(
-        epoch=message.epoch,
-        offset=message.offset,
-        letters=codec.decode_letters(message.letters, "letters"),
-        count=message.count,
-        chunk=chunk,
-        branch_depth=message.branch_depth,
-        branch_width=width,
-        adopt=message.adopt,
-        first=message.first,
+        message.epoch, offset, letters, message.count, chunk, depth, width, adopt=message.adopt, first=message.first
     )
 
 
