@@ -1,0 +1,18 @@
+"""A gRPC server of outputs on loopback."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from crossdraft.rpc.endpoint import Listening
+from crossdraft.rpc.generation import Generate
+from crossdraft.serving.generation import GenerationOptions, GenerationServer, serve_generation
+from tests.serving.fakes import FakeOutputs
+
+ASKED = Generate("Hello", id="r-1", model="toy")
+LISTENING = Listening(grace_seconds=0)
+
+
+@asynccontextmanager
+async def serving(outputs: FakeOutputs, options: GenerationOptions | None = None) -> AsyncIterator[GenerationServer]:
+    async with serve_generation(outputs, LISTENING, options) as server:
+        yield server
