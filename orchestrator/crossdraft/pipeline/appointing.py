@@ -37,13 +37,17 @@ def most_proposals(request: GenerationRequest) -> int:
 
 
 def _always_overlapped(request: GenerationRequest) -> Choice:
-    """A pass is sent with k proposals if they come in time, and as many again are drafted meanwhile, in two replies."""
+    """A pass is sent with k proposals if they come in time, and as many again are drafted meanwhile, in two replies.
+
+    With a window or a wait of the request's own each of them is a reply: the drafter may be slow beside a pass.
+    """
     window = most_proposals(request)
     wait = min(request.k, window) if request.wait is None else request.wait
+    usual = request.window is None and request.wait is None
     return Choice(
         window=window,
         wait=wait,
-        chunk=max(1, (wait + 1) // 2),
+        chunk=(wait + 1) // 2 if usual else 1,
         branch_depth=request.branches or 0,
         branch_width=request.branch_width or 1,
         speculate=request.speculation,

@@ -41,4 +41,5 @@ def _settings(choice: Choice) -> str:
         return f"with K = {choice.window}"
     branches = f", branches {choice.branch_depth} x {choice.branch_width}" if choice.branch_depth else ""
     patience = f", patience {1e3 * choice.patience:.1f} ms"
-    return f"with window {choice.window}, wait {choice.wait}{patience}{branches}{', speculating' * choice.speculate}"
+    replies = f", replies of {choice.chunk}{', speculating' * choice.speculate}"
+    return f"with window {choice.window}, wait {choice.wait}{patience}{branches}{replies}"
