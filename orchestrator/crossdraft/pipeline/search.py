@@ -97,12 +97,12 @@ def patience_for(workload: Workload, wait: int, round_: bool = False) -> float:
 
 
 def tried(workload: Workload, choice: Choice) -> Choice:
-    """The same with few proposals and no branches, for a drafter of which little is known."""
+    """The same with few proposals, each a reply, and no branches, for a drafter of which little is known."""
     wait = min(choice.wait, FEW)
     meanwhile = int((workload.drafter_trip + 2 * workload.plain_seconds) / workload.token) if workload.token else FEW
     window = min(choice.window, (1 + choice.overlap) * FEW, max(2, wait + meanwhile))
     patience = choice.patience and min(choice.patience, patience_for(workload, wait, not choice.overlap))
-    return replace(choice, window=window, wait=wait, patience=patience, branch_depth=0, speculate=False)
+    return replace(choice, window=window, wait=wait, patience=patience, branch_depth=0, chunk=1, speculate=False)
 
 
 def loss(workload: Workload, choice: Choice) -> float:
