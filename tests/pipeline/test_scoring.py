@@ -9,7 +9,6 @@ from crossdraft.pipeline.session import Session
 from crossdraft.verification.exchange import Draft, Pass, PassDone, Score, Scored
 from crossdraft.verification.methods import SLRS
 from crossdraft.verification.walk import Kind
-from tests.fakes import ToyTarget
 from tests.pipeline.sessions import DRAFTER, TARGET, assignment, emitted, end, requests, scoring, toys
 from tests.running import run_session
 from tests.stage import GONE
@@ -51,7 +50,7 @@ def test_it_emits_what_was_asked_for() -> None:
 
 def after_scoring(session: Session, first: Event) -> tuple[list[object], Finished]:
     """Plays on without a drafter after an event that came instead of scores."""
-    target = ToyTarget(3, 99)
+    target, _ = toys(SLRS)
     out = session.handle(first, 31.0)
     waiting = list(requests(out))
     while waiting:
