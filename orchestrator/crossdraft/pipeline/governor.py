@@ -23,6 +23,7 @@ LAST_INTERVAL = 8.0
 TRIAL_PASSES = 32  # ... and never fewer than so many passes
 RECOVERED = 1.05  # a drafter put aside is tried soon again if the best way with it has become so much faster
 TRIAL_PATIENCE = 2.0  # passes that a round waits for a drafter that is not known to answer
+GLANCE = 6  # proposals of a first epoch: while they hold, it goes on
 FIRST_PATIENCE = 0.05  # seconds; the same before the first pass
 STALL_SHARE = 0.5  # of the time, that the target may stand idle in vain
 HOPED = 1.1  # a way is tried that would be so much faster if the drafter were good
@@ -91,7 +92,7 @@ class Adaptive:
         if self.limits.rounds_only and now < self._calm_until:
             return PLAIN
         if decision is None:
-            return self._first("getting to know the drafter")
+            return self._first("getting to know the drafter", GLANCE)
         attempt = self._attempt(decision, now)
         if attempt is not None:
             return attempt
@@ -167,12 +168,12 @@ class Adaptive:
         self._learner.doubt()
         return self._first("trying a drafter that was put aside")
 
-    def _first(self, reason: str) -> Choice:
+    def _first(self, reason: str, window: int = 2) -> Choice:
         """Little is asked of a drafter that may not answer."""
         if self.limits.rounds_only:
             patience = TRIAL_PATIENCE * self._learner.estimates.pass_base or FIRST_PATIENCE
             return Choice(1, wait=1, overlap=False, patience=patience, reason=reason)
-        return Choice(min(2, self.limits.window), patience=0.0, reason=reason)
+        return Choice(min(window, self.limits.window), patience=0.0, reason=reason)
 
     def explain(self) -> Sequence[str]:
         """What is believed and decided, in lines for people."""
