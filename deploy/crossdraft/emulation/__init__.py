@@ -1,6 +1,7 @@
-"""Distance for tests and benchmarks: hosts on this machine with a real network delay between them."""
+"""Distance for tests and benchmarks: hosts and machines on this one, with a real network delay between them."""
 
+from crossdraft.emulation.machines import Machine, machines
 from crossdraft.emulation.network import Link, NotAllowed, hosts, network, relays
 from crossdraft.emulation.shape import Shape
 
-__all__ = ["Link", "NotAllowed", "Shape", "hosts", "network", "relays"]
+__all__ = ["Link", "Machine", "NotAllowed", "Shape", "hosts", "machines", "network", "relays"]

@@ -1,0 +1,80 @@
+"""Machines with sshd, where this machine allows them."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from crossdraft.emulation import Machine, NotAllowed, machines
+from crossdraft.emulation.outfit import outfit
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Mapping[str, Machine]]:
+    made = machines(["left", "right"], tmp_path)
+    try:
+        found = await made.__aenter__()
+    except NotAllowed as error:
+        pytest.skip(str(error))
+    try:
+        yield found
+    finally:
+        await made.__aexit__(None, None, None)
+
+
+async def said(machine: Machine, command: str, seconds: float = 20.0) -> str:
+    process = await asyncio.create_subprocess_exec(*machine.ssh(command), stdout=subprocess.PIPE)
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), seconds)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0
+    return output.decode().strip()
+
+
+async def test_each_machine_has_a_name_a_home_processes_and_a_place_for_ray_of_its_own(
+    pair: Mapping[str, Machine],
+) -> None:
+    left, right = pair["left"], pair["right"]
+    assert await said(left, "hostname") == "left"
+    assert await said(left, "echo ~") == str(left.home)
+    assert "sshd" in await said(left, "cat /proc/1/comm")
+    await said(left, "touch /tmp/ray/mine /dev/shm/mine")
+    assert await said(right, "ls /tmp/ray /dev/shm") == "/dev/shm:\n\n/tmp/ray:"
+
+
+async def test_machines_reach_each_other_by_name_and_are_reached_by_address(pair: Mapping[str, Machine]) -> None:
+    assert await said(pair["left"], "ssh right hostname") == "right"
+    reached = (await said(pair["right"], "echo $SSH_CONNECTION")).split()[2]
+    assert reached == pair["right"].address != pair["left"].address
+
+
+async def test_a_killed_machine_is_gone_with_all_that_ran_there(pair: Mapping[str, Machine]) -> None:
+    left = pair["left"]
+    sleeping = await asyncio.create_subprocess_exec(*left.ssh("sleep 1000"))
+    await said(left, "until pgrep -x sleep >/dev/null; do sleep 0.05; done")
+    await left.kill()
+    assert await asyncio.wait_for(sleeping.wait(), 10) != 0
+    with pytest.raises(AssertionError):
+        await said(left, "true")
+
+
+async def test_a_machine_that_is_switched_off_is_silent(pair: Mapping[str, Machine]) -> None:
+    await pair["left"].switch_off()
+    with pytest.raises(TimeoutError):
+        await said(pair["left"], "true", seconds=1.0)
+    assert await said(pair["right"], "hostname") == "right"
+
+
+def test_an_outfit_has_packages_of_its_own_and_finds_all_others(tmp_path: Path) -> None:
+    python = outfit(tmp_path / "venv")
+    script = "import sys, grpc, pip; print(sys.prefix); print(grpc.__file__)"
+    found = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True, env={})
+    prefix, shared = found.stdout.split()
+    assert prefix == str(tmp_path / "venv")
+    assert shared.startswith(sys.prefix)
