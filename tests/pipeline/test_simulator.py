@@ -12,6 +12,7 @@ from crossdraft.pipeline.governing import PLAIN, Choice, lock_step
 from crossdraft.pipeline.search import Limits, rank
 from crossdraft.pipeline.simulator import simulate
 from crossdraft.pipeline.workload import Workload
+from tests.verification.scheduling import InTurn
 
 PASS = 1.0
 
@@ -175,3 +176,12 @@ def test_replies_stay_small_where_a_pass_would_return_to_fewer_proposals(
     acceptance: float, trip: float, token: float
 ) -> None:
     assert rank(workload(acceptance, trip, token, 0.01), Limits(branch_depth=0)).best.choice.chunk == 1
+
+
+def test_a_plain_pass_that_is_shorter_than_the_round_trip_ends() -> None:
+    """Both are estimates; the drafter's work beside such a pass must not hold it up for ever."""
+    given = Workload((0.8,), 0.5, 0.001, 0.01, target_trip=0.01, plain=0.004, contention=2.0)
+    assert simulate(given, PLAIN, 100, np.random.default_rng(0)).seconds == pytest.approx(0.4)
+    for choice in (Choice(4, 1), Choice(4, 0, patience=0.0)):
+        governor = InTurn((PLAIN, choice)).fresh()
+        assert simulate(given, governor, 100, np.random.default_rng(0)).tokens >= 100

@@ -165,12 +165,14 @@ class SimulatedTargets:
         """A pass over so many proposals, for the rows at these places; `plain`: the drafter is not asked."""
         workload, now = self._listener.workload, self._agenda.now
         seconds = workload.plain_seconds if plain else workload.pass_seconds(proposals)
-        in_model = self._listener.noisy(seconds - workload.target_trip)
+        # Plain passes are timed apart from the round trip, which may then seem to be the longer of the two.
+        trip = min(workload.target_trip, (1 - NOTHING) * seconds)
+        in_model = self._listener.noisy(seconds - trip)
         worked = self._listener.drafter.worked
         flight = Flight(first, last, proposals, now, now - self._free_since, worked, in_model)
         self._flights.append(flight)
         self.passes += 1
-        self._agenda.after(workload.target_trip + in_model, self._returned, flight)
+        self._agenda.after(trip + in_model, self._returned, flight)
 
     def _returned(self, flight: Flight) -> None:
         """It ends here unless the drafter's work has held it up."""
