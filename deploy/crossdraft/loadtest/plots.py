@@ -1,0 +1,152 @@
+"""A picture of a load test. matplotlib is imported when one is drawn, and needs no display."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crossdraft.loadtest.hops import ROLES, Hop
+from crossdraft.loadtest.report import Report, Run
+from crossdraft.loadtest.timelines import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MILLISECONDS = 1000.0
+DOTS_PER_INCH = 88
+Values = Callable[[Timeline], list[float]]  # seconds
+
+SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
+
+
+def plot(path: Path, report: Report) -> None:
+    """Latencies, rates, acceptance, and where time goes between services.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    figure_of(report).savefig(path, dpi=DOTS_PER_INCH)
+
+
+def figure_of(report: Report) -> "Figure":
+    """The same, not yet written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13.0, 10.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: list[Axes] = [figure.add_subplot(3, 3, place + 1) for place in range(9)]
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(alpha=0.25)
+        one.set_axisbelow(True)
+    runs = report.runs
+    _shares(axes[0], runs, "time to first token", lambda one: [one.first_token])
+    _shares(axes[1], runs, "between chunks", lambda one: list(one.between_chunks))
+    _shares(axes[2], runs, "per token after the first (TPOT)", lambda one: [one.per_token] if one.per_token else [])
+    _shares(axes[3], runs, "end to end", lambda one: [one.end_to_end])
+    _speeds(axes[4], runs)
+    _outcomes(axes[5], runs)
+    _acceptance(axes[6], runs)
+    _round_trips(axes[7], runs)
+    _occupation(axes[8], runs)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(runs)), frameon=False)
+    figure.suptitle(title_of(report), fontsize=11)
+    return figure
+
+
+def title_of(report: Report) -> str:
+    """What was measured, in one line."""
+    conditions = report.conditions
+    load = vars(conditions.load)
+    kind = f"{load['rate']:g} requests/s (Poisson)" if "rate" in load else f"{load['clients']} clients"
+    what = f"{kind}, {conditions.requests * conditions.repeat} requests of up to {conditions.wishes.max_tokens} tokens"
+    return what + (f"\n{conditions.services}" if conditions.services else "")
+
+
+def _shares(axes: "Axes", runs: Sequence[Run], title: str, values_of: Values) -> None:
+    """Share of the values up to each, on a logarithmic axis."""
+    for place, run in enumerate(runs):
+        fine = [one for one in run.timelines if one.fine]
+        values = sorted(max(SHORTEST, MILLISECONDS * value) for one in fine for value in values_of(one))
+        shares = [(number + 1) / len(values) for number in range(len(values))]
+        axes.step(values, shares, where="post", color=f"C{place}", label=run.name)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("ms")
+    axes.set_title(title, fontsize=10, loc="left")
+
+
+def _bars(axes: "Axes", runs: Sequence[Run]) -> list[int]:
+    """Places for a bar of each run."""
+    axes.set_xticks(range(len(runs)), [run.name.replace(", ", "\n") for run in runs], fontsize=8)
+    return list(range(len(runs)))
+
+
+def _speeds(axes: "Axes", runs: Sequence[Run]) -> None:
+    speeds = [run.summary.tokens_per_second for run in runs]
+    drawn = axes.bar(_bars(axes, runs), speeds, color=[f"C{place}" for place in range(len(runs))])
+    axes.bar_label(drawn, fmt="%.1f", fontsize=8)
+    axes.set_title("throughput, tokens/s", fontsize=10, loc="left")
+
+
+def _outcomes(axes: "Axes", runs: Sequence[Run]) -> None:
+    """Shares of the requests: within the goal, answered but too slow, failed."""
+    summaries = [run.summary for run in runs]
+    failed = [sum(one.errors.values()) / one.requests for one in summaries]
+    answered = [1 - share for share in failed]
+    goal = any(one.goodput is not None for one in summaries)
+    good = [answered[place] if one.goodput is None else one.goodput.share for place, one in enumerate(summaries)]
+    slow = [share - of_it for share, of_it in zip(answered, good, strict=True)]
+    places = _bars(axes, runs)
+    axes.bar(places, good, color="#4c9f70", label="within the goal" if goal else "answered")
+    axes.bar(places, slow, bottom=good, color="#e0b040", label="too slow" if goal else "")
+    axes.bar(places, failed, bottom=answered, color="#b04040", label="failed")
+    axes.set_ylim(0, 1.02)
+    axes.set_title("goodput, share of requests" if goal else "share of requests", fontsize=10, loc="left")
+    axes.legend(fontsize=8, loc="lower right")
+
+
+def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
+    for place, run in enumerate(runs):
+        found = run.summary.acceptance
+        if found is not None and found.places:
+            shares = [one.acceptance for one in found.places]
+            axes.plot(range(1, len(shares) + 1), shares, "o-", markersize=3, color=f"C{place}")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("place in a round")
+    axes.set_title("acceptance, given that all before held", fontsize=10, loc="left")
+
+
+def _pairs(axes: "Axes", runs: Sequence[Run]) -> list[tuple[float, Hop]]:
+    """Places for a bar of each run's target and one of its drafter."""
+    _bars(axes, runs)
+    found = []
+    for place, run in enumerate(runs):
+        for hop in run.summary.hops:
+            found.append((place + 0.4 * (ROLES.index(hop.role) - 0.5), hop))
+    for at, hop in found:
+        axes.annotate(hop.role[0].upper(), (at, 0), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=7)
+    return found
+
+
+def _round_trips(axes: "Axes", runs: Sequence[Run]) -> None:
+    pairs = _pairs(axes, runs)
+    places, wire = [at for at, _ in pairs], [hop.wire_ms for _, hop in pairs]
+    axes.bar(places, wire, 0.36, color="#7a9cc6", label="wire, codecs, event loops")
+    axes.bar(places, [hop.queueing_ms for _, hop in pairs], 0.36, bottom=wire, color="#c67a7a", label="queueing")
+    axes.set_ylabel("ms")
+    axes.set_title("a round trip to target (T) and drafter (D), less the model", fontsize=10, loc="left")
+    axes.legend(fontsize=8, loc="upper left")
+
+
+def _occupation(axes: "Axes", runs: Sequence[Run]) -> None:
+    pairs = _pairs(axes, runs)
+    places, model = [at for at, _ in pairs], [hop.model_share for _, hop in pairs]
+    axes.bar(places, model, 0.36, color="#4c9f70", label="in the model")
+    idle = [hop.idle_share for _, hop in pairs]
+    axes.bar(places, idle, 0.36, bottom=[1 - share for share in idle], color="#bbbbbb", label="idle: nothing asked")
+    axes.set_ylim(0, 1.02)
+    axes.set_title("a session's time at target (T) and drafter (D)", fontsize=10, loc="left")
+    axes.legend(fontsize=8, loc="center right")
