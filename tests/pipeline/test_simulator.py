@@ -157,6 +157,12 @@ def test_a_drafter_on_the_same_machine_slows_the_target(choice: Choice) -> None:
         assert speed(shared, undisturbed) == pytest.approx(speed(alone, undisturbed), rel=1e-3)
 
 
+def test_a_plain_pass_below_a_round_trip_does_not_hold_the_simulation_up() -> None:
+    given = replace(workload(0.6, 0.1), target_trip=0.5, plain=0.3, contention=1.3)
+    run = simulate(given, PLAIN, 10, np.random.default_rng(0))
+    assert run.seconds == pytest.approx(10 * 0.3)
+
+
 def test_plain_passes_may_cost_less() -> None:
     given = replace(workload(0.6, 0.1), plain=0.8 * PASS)
     assert speed(given, PLAIN) == pytest.approx(forecast(given, PLAIN).speed) == pytest.approx(1 / (0.8 * PASS))
