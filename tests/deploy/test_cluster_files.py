@@ -1,0 +1,122 @@
+"""The files of `ray up`, as far as they can be checked without machines: Ray's own checks, and what they say."""
+
+import copy
+import json
+import logging
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from crossdraft.serving.configuration import load
+from tests.deploy.placing import unplaced
+
+REPOSITORY = Path(__file__).parents[2]
+FILES = ["deploy/cluster.yaml", "deploy/cluster.local.yaml"]
+CONFIGURATION = load(REPOSITORY / "deploy" / "crossdraft.yaml")
+RAY = "#!/bin/sh\nprintf '%s\\n' \"$@\"\n"  # says how it was called
+
+
+def read(file: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((REPOSITORY / file).read_text(encoding="utf-8"))
+    return found
+
+
+def commands(cluster: dict[str, Any]) -> list[str]:
+    return [one for name, ones in cluster.items() if name.endswith("_commands") for one in ones]
+
+
+def called(command: str, home: Path, folder: Path) -> list[str]:
+    """The arguments that `ray start` gets when a node runs a command."""
+    ray = folder / "ray"
+    ray.write_text(RAY, encoding="ascii")
+    ray.chmod(0o755)
+    environment = {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "HOME": str(home),
+        "RAY_HEAD_IP": "10.0.0.1",
+        "SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22",
+    }
+    done = subprocess.run(["bash", "-ec", command], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_ray_takes_the_file(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    util = pytest.importorskip("ray.autoscaler._private.util")
+    monkeypatch.chdir(REPOSITORY)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    prepared = util.prepare_config(copy.deepcopy(read(file)))
+    util.validate_config(prepared)
+    assert prepared["worker_setup_commands"][0].startswith("test -x ~/crossdraft/venv/bin/python")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_is_copied_is_in_the_repository_or_made_as_the_file_says(file: str) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    made = {f"dist/crossdraft-{project['version']}-py3-none-any.whl", "~/.ray/auth_token"}
+    copied = set(read(file)["file_mounts"].values())
+    assert made <= copied
+    assert [path for path in copied - made if not (REPOSITORY / path).is_file()] == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_command_is_one_for_a_shell(file: str) -> None:
+    for command in commands(read(file)):
+        checked = subprocess.run(["bash", "-nc", command], capture_output=True, text=True, check=False)
+        assert (checked.returncode, checked.stderr) == (0, ""), command
+
+
+def test_machines_of_both_kinds_are_set_up_alike() -> None:
+    cloud, own = (read(file) for file in FILES)
+    assert cloud["setup_commands"] == own["setup_commands"]
+    assert cloud["file_mounts"] == own["file_mounts"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_nodes_ask_for_the_token(file: str, tmp_path: Path) -> None:
+    (setting,) = [one for one in read(file)["setup_commands"] if ".bashrc" in one]
+    for _ in range(2):  # a second time changes nothing
+        subprocess.run(["bash", "-ec", setting], env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, check=True)
+    script = ". ~/.bashrc; echo $RAY_AUTH_MODE; echo $PATH"
+    done = subprocess.run(
+        ["bash", "-c", script], env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, capture_output=True
+    )
+    assert done.stdout.decode().split() == ["token", f"{tmp_path}/crossdraft/venv/bin:/usr/bin:/bin"]
+
+
+def test_a_cloud_of_the_fewest_nodes_has_room_for_what_is_deployed() -> None:
+    cluster = read("deploy/cluster.yaml")
+    kinds = cluster["available_node_types"]
+    counts = {name: kind.get("min_workers", 0) for name, kind in kinds.items()} | {cluster["head_node_type"]: 1}
+    nodes = [kinds[name]["resources"] for name, count in counts.items() for _ in range(count)]
+    assert unplaced(CONFIGURATION, nodes) == []
+
+
+def test_two_machines_and_a_head_have_room_for_what_is_deployed(tmp_path: Path) -> None:
+    cluster = read("deploy/cluster.local.yaml")
+    nodes = []
+    for name in ("head", "worker"):
+        start = cluster[f"{name}_start_ray_commands"][-1]
+        nodes.append({"CPU": 4.0} | offered(called(start, tmp_path, tmp_path)))
+    workers = [nodes[1]] * len(cluster["provider"]["worker_ips"])
+    assert unplaced(CONFIGURATION, [nodes[0], *workers]) == []
+
+
+def test_a_machine_says_what_it_offers_and_uses_the_address_it_was_reached_by(tmp_path: Path) -> None:
+    start = read("deploy/cluster.local.yaml")["worker_start_ray_commands"][-1]
+    own = tmp_path / "crossdraft" / "offers.json"
+    own.parent.mkdir()
+    own.write_text('{"drafter": 2}\n', encoding="ascii")
+    arguments = called(start, tmp_path, tmp_path)
+    assert offered(arguments) == {"drafter": 2}
+    assert {"--address=10.0.0.1:6379", "--node-ip-address=10.0.0.2"} <= set(arguments)
+
+
+def offered(arguments: list[str]) -> dict[str, float]:
+    (resources,) = [one.partition("=")[2] for one in arguments if one.startswith("--resources=")]
+    found: dict[str, float] = json.loads(resources)
+    return found
