@@ -1,0 +1,74 @@
+"""A cluster that `ray up` makes of three machines, as README.md has it: streams, and the loss of a machine."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from crossdraft.emulation import NotAllowed
+from tests.clusters.person import CONFIGURATION, FILE, Person, person
+from tests.clusters.streams import Streams, client_of, faults_of, first_piece
+
+pytest.importorskip("ray.serve")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SEEDS = range(1, 7)
+TOKENS = 64
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def somebody(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Person]:
+    """Who has a cluster up, with everything deployed."""
+    made = person(["head", "left", "right"], tmp_path_factory.mktemp("cluster"))
+    try:
+        found = await made.__aenter__()
+    except NotAllowed as error:
+        pytest.skip(str(error))
+    try:
+        found.replace("deploy/crossdraft.yaml", "cpus: 0.5,", "cpus: 0.1,")  # there may be two cores only
+        found.replace("deploy/crossdraft.yaml", "cpus: 1,", "cpus: 0.5,")
+        await found.make_wheel()
+        await found.ray("get-auth-token", "--generate")
+        await found.ray("up", "--yes", FILE)
+        await found.exec(f"crossdraft deploy {CONFIGURATION}")
+        yield found
+    finally:
+        await made.__aexit__(None, None, None)
+
+
+async def test_an_output_streams_through_openais_client(somebody: Person) -> None:
+    async with client_of(somebody.url) as client:
+        assert await first_piece(client)
+
+
+async def test_status_names_services_on_both_workers(somebody: Person) -> None:
+    said = await somebody.exec("crossdraft status --json")
+    (line,) = [line for line in said.splitlines() if line.startswith("{")]
+    addresses = {service["address"].rpartition(":")[0] for service in json.loads(line)["services"]}
+    assert addresses >= {somebody.machines["left"].address, somebody.machines["right"].address}
+
+
+async def test_nobody_without_the_token_joins(somebody: Person) -> None:
+    command = f"RAY_AUTH_MODE=disabled ray status --address={somebody.head.address}:6379"
+    with pytest.raises(AssertionError, match="ended with"):
+        await somebody.exec(command)
+
+
+async def test_streams_lose_nothing_when_a_machine_is_lost(somebody: Person) -> None:
+    async with client_of(somebody.url) as client:
+        undisturbed = await Streams(client, SEEDS, TOKENS).run()
+        assert [one.tokens for one in undisturbed] == [TOKENS] * len(SEEDS), faults_of(undisturbed, undisturbed)
+        streams = Streams(client, SEEDS, TOKENS)
+        running = asyncio.create_task(streams.run())
+        await streams.under_way()
+        await somebody.machines["left"].switch_off()
+        assert not all(one.ended for one in streams.current.values())
+        assert faults_of(await running, undisturbed) == []
+
+
+async def test_the_cluster_can_be_taken_down(somebody: Person) -> None:
+    await somebody.ray("down", "--yes", FILE)
+    with pytest.raises(OSError, match="Connect call failed"):
+        await asyncio.open_connection(somebody.head.address, 6379)
