@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 
 from crossdraft.loadtest.spreads import Spread
 from crossdraft.loadtest.timelines import Timeline
 
 MILLISECONDS = 1000.0
+
+Repetitions = Sequence[Sequence[Timeline]]  # of the same requests
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,10 @@ class Added:
     per_token_ratio: float | None  # median over requests
 
 
-def added_by(way: str, timelines: Sequence[Timeline], than: str, others: Sequence[Timeline]) -> Added:
-    """Pairs requests of the same number, in the order of their runs where one was made several times."""
-    pairs = [pair for pair in zip(_ordered(timelines), _ordered(others), strict=True) if all(one.fine for one in pair)]
+def added_by(way: str, made: Repetitions, than: str, others: Repetitions) -> Added:
+    """Pairs the requests of each repetition by their numbers."""
+    ordered = (zip(_ordered(one), _ordered(other), strict=True) for one, other in zip(made, others, strict=True))
+    pairs = [pair for pair in chain.from_iterable(ordered) if all(one.fine for one in pair)]
     paces = [
         (one.per_token, other.per_token)
         for one, other in pairs
@@ -42,4 +46,4 @@ def added_by(way: str, timelines: Sequence[Timeline], than: str, others: Sequenc
 
 
 def _ordered(timelines: Sequence[Timeline]) -> list[Timeline]:
-    return sorted(timelines, key=lambda one: one.number)  # stable: runs of a number stay in their order
+    return sorted(timelines, key=lambda one: one.number)

@@ -3,8 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from crossdraft.loadtest.arrivals import Load
@@ -43,12 +43,17 @@ class Run:
     way: str  # HTTP, gRPC, or in process
     delay_ms: float | None  # one way, on an emulated network; None: there is none
     summary: Summary
-    timelines: tuple[Timeline, ...]  # in the order of their numbers; times of repeated runs follow on one another
+    repetitions: tuple[tuple[Timeline, ...], ...]  # of the same requests, in the order of their numbers
 
     @property
     def name(self) -> str:
         """For people."""
         return self.way if self.delay_ms is None else f"{self.way}, {self.delay_ms:g} ms"
+
+    @property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Of all repetitions."""
+        return tuple(chain.from_iterable(self.repetitions))
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ def plain(report: Report) -> dict[str, Any]:
                 "way": run.way,
                 "delay_ms": run.delay_ms,
                 "summary": asdict(run.summary),
-                "requests": requests_of(run.timelines),
+                "requests": requests_of(run),
             }
             for run in report.runs
         ],
@@ -89,24 +94,28 @@ def plain(report: Report) -> dict[str, Any]:
     return plain_values
 
 
-def requests_of(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
-    """A row for each request; moments are milliseconds since it was due, and `due_ms` since the first one was."""
-    first = min((one.due for one in timelines), default=0.0)
+def requests_of(run: Run) -> list[dict[str, Any]]:
+    """A row for each request; moments are milliseconds since it was due, `due_ms` since the first one was."""
     return [
-        {
-            "number": one.number,
-            "category": one.category,
-            "error": one.error,
-            "tokens": one.tokens,
-            "due_ms": _milliseconds(one.due - first),
-            "sent_ms": _milliseconds(one.late),
-            "first_token_ms": _milliseconds(one.first_token) if one.chunks else None,
-            "per_token_ms": None if one.per_token is None else _milliseconds(one.per_token),
-            "end_to_end_ms": _milliseconds(one.end_to_end),
-            "chunks_ms": [_milliseconds(chunk - one.due) for chunk in one.chunks],
-        }
-        for one in timelines
+        {"repetition": number, **_row(one, min(other.due for other in repetition))}
+        for number, repetition in enumerate(run.repetitions)
+        for one in repetition
     ]
+
+
+def _row(one: Timeline, begin: float) -> dict[str, Any]:
+    return {
+        "number": one.number,
+        "category": one.category,
+        "error": one.error,
+        "tokens": one.tokens,
+        "due_ms": _milliseconds(one.due - begin),
+        "sent_ms": _milliseconds(one.late),
+        "first_token_ms": _milliseconds(one.first_token) if one.chunks else None,
+        "per_token_ms": None if one.per_token is None else _milliseconds(one.per_token),
+        "end_to_end_ms": _milliseconds(one.end_to_end),
+        "chunks_ms": [_milliseconds(chunk - one.due) for chunk in one.chunks],
+    }
 
 
 def as_csv(report: Report) -> str:
@@ -115,7 +124,7 @@ def as_csv(report: Report) -> str:
     rows = [
         {"way": run.way, "delay_ms": run.delay_ms, **{name: row[name] for name in row if name != "chunks_ms"}}
         for run in report.runs
-        for row in requests_of(run.timelines)
+        for row in requests_of(run)
     ]
     writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["way"], lineterminator="\n")
     writer.writeheader()

@@ -88,7 +88,7 @@ class Summary:
 
     requests: int
     errors: Mapping[str, int]  # by kind
-    seconds: float  # from when the first request was due to the last end
+    seconds: float  # from when the first request was due to the last end; of repetitions, together
     tokens: int
     tokens_per_second: float
     requests_per_second: float  # answered
@@ -103,10 +103,11 @@ class Summary:
     hops: tuple[Hop, ...]
 
 
-def summary_of(timelines: Sequence[Timeline], load: Load, goal: Goal) -> Summary:
-    """The figures of one run, which has any request."""
+def summary_of(repetitions: Sequence[Sequence[Timeline]], load: Load, goal: Goal) -> Summary:
+    """The figures of one run, whose requests may have been made several times; each time there was any."""
+    timelines = list(chain.from_iterable(repetitions))
     fine = [one for one in timelines if one.fine]
-    seconds = max(one.ended for one in timelines) - min(one.due for one in timelines)
+    seconds = sum(max(one.ended for one in each) - min(one.due for one in each) for each in repetitions)
     tokens = sum(one.tokens for one in fine)
     figures = [one.figures for one in fine if one.figures is not None]
     good = sum(map(goal.met, timelines))
@@ -124,7 +125,7 @@ def summary_of(timelines: Sequence[Timeline], load: Load, goal: Goal) -> Summary
         front_ms=Spread.of(chain.from_iterable(one.front for one in fine), MILLISECONDS),
         acceptance=acceptance_of(fine),
         goodput=Goodput(good / len(timelines), good / seconds if seconds else 0.0) if goal.set else None,
-        schedule=schedule_of(timelines, load),
+        schedule=schedule_of(repetitions, load),
         hops=hops_of(chain.from_iterable(one.lanes for one in figures), sum(one.tokens for one in figures)),
     )
 
@@ -149,15 +150,24 @@ def acceptance_of(timelines: Sequence[Timeline]) -> Acceptance | None:
     )
 
 
-def schedule_of(timelines: Sequence[Timeline], load: Load) -> Schedule:
-    """How the requests of one run lay beside each other."""
-    dues = sorted(one.due for one in timelines)
-    middle, end = (at_once(timelines, moment) for moment in (dues[(len(dues) - 1) // 2], dues[-1]))
+def schedule_of(repetitions: Sequence[Sequence[Timeline]], load: Load) -> Schedule:
+    """How requests lay beside each other; of several times the one that ended with most under way."""
+    timelines = list(chain.from_iterable(repetitions))
+    under_way = [(at_once(each, _last(each)), at_once(each, _middle(each))) for each in repetitions]
+    end, middle = max(under_way)
     return Schedule(
         late=sum(one.late > LATE for one in timelines),
         latest_ms=MILLISECONDS * max(one.late for one in timelines),
-        most=max(at_once(timelines, moment) for moment in dues),
+        most=max(at_once(each, one.due) for each in repetitions for one in each),
         at_middle=middle,
         at_end=end,
         saturated=not isinstance(load, ClosedLoop) and end > FEW and end >= GROWTH * middle,
     )
+
+
+def _middle(timelines: Sequence[Timeline]) -> float:
+    return sorted(one.due for one in timelines)[(len(timelines) - 1) // 2]
+
+
+def _last(timelines: Sequence[Timeline]) -> float:
+    return max(one.due for one in timelines)

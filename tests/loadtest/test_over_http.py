@@ -1,0 +1,198 @@
+"""Streams over HTTP, from a server that says what it is told to."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from crossdraft.loadtest.asking import Question, Wishes
+from crossdraft.loadtest.hearing import Chunk, Failure, Over
+from crossdraft.loadtest.http_stream import HttpStreams
+from crossdraft.loadtest.over_http import Events, OverHttp
+from crossdraft.loadtest.prompts import Prompt
+
+ASKED = Question(0, Prompt("text", "def f("), Wishes(max_tokens=8))
+
+
+def event(value: object) -> bytes:
+    return f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n".encode()
+
+
+def token(text: str, milliseconds: float) -> bytes:
+    trace = {"kind": "accepted", "milliseconds": milliseconds}
+    return event({"choices": [{"text": text}], "crossdraft": trace})
+
+
+STATISTICS = {"tokens": 2, "passes": 1, "accepted": 1, "lanes": [{"role": "target", "open_seconds": 0.5}]}
+END = event({"choices": [{"text": ""}], "crossdraft": {"milliseconds": 9.0, "statistics": STATISTICS}})
+USAGE = event({"choices": [], "usage": {"completion_tokens": 2}})
+DONE = event("[DONE]")
+STREAM = (token("a", 2.5), token("", 5.0), END, USAGE, DONE)
+
+
+class Server:
+    """Answers each request with pieces, in chunks."""
+
+    def __init__(self, *pieces: bytes, status: str = "200 OK", keep: bool = True, whole: bool = True) -> None:
+        self.pieces, self.status, self.keep, self.whole = pieces, status, keep, whole
+        self.connections = 0
+        self.heads: list[str] = []
+        self.bodies: list[dict[str, object]] = []
+        self.gone = asyncio.Event()  # a client has closed its connection
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while head := await self._head(reader):
+                self.heads.append(head)
+                length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
+                self.bodies.append(json.loads(await reader.readexactly(length)))
+                connection = "keep-alive" if self.keep else "close"
+                writer.write(
+                    f"HTTP/1.1 {self.status}\r\nTransfer-Encoding: chunked\r\nConnection: {connection}\r\n\r\n".encode()
+                )
+                for piece in self.pieces:
+                    writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+                    await writer.drain()
+                if self.whole:
+                    writer.write(b"0\r\n\r\n")
+                if not (self.keep and self.whole):
+                    break
+        finally:
+            self.gone.set()
+            writer.close()
+
+    async def _head(self, reader: asyncio.StreamReader) -> str:
+        try:
+            return (await reader.readuntil(b"\r\n\r\n")).decode()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return ""
+
+
+@asynccontextmanager
+async def asking(server: Server, key: str = "") -> AsyncIterator[OverHttp]:
+    listening = await asyncio.start_server(server.serve, "127.0.0.1")
+    port = listening.sockets[0].getsockname()[1]
+    async with listening, HttpStreams(f"http://127.0.0.1:{port}/v1", key) as streams:
+        yield OverHttp(streams)
+
+
+async def heard(way: OverHttp, question: Question = ASKED) -> list[Chunk | Over]:
+    return [one async for one in way.ask(question)]
+
+
+async def test_a_stream_with_a_trace() -> None:
+    server = Server(*STREAM)
+    async with asking(server, "secret") as way:
+        first, second, end = await heard(way)
+    assert isinstance(first, Chunk)
+    assert isinstance(second, Chunk)
+    assert isinstance(end, Over)
+    assert (first.made, second.made) == (0.0025, 0.005)
+    assert first.at <= second.at <= end.at
+    assert end.tokens == 2
+    assert end.figures is not None
+    assert (end.figures.accepted, end.figures.lanes[0].open_seconds) == (1, 0.5)
+    assert server.heads[0].startswith("POST /v1/completions HTTP/1.1\r\n")
+    assert "Authorization: Bearer secret" in server.heads[0]
+    assert server.bodies == [ASKED.body]
+
+
+async def test_events_may_be_cut_anywhere() -> None:
+    whole = b"".join(STREAM)
+    for size in (1, 7, 64):
+        pieces = [whole[begin : begin + size] for begin in range(0, len(whole), size)]
+        events = Events()
+        assert [one for piece in pieces for one in events.feed(piece)] == list(Events().feed(whole))
+    assert list(Events().feed(b": a comment\r\n\r\ndata: 1\r\n\r\ndata: 2\ndata: 3\n\nda")) == ["1", "2\n3"]
+    server = Server(*(bytes([byte]) for byte in whole))
+    async with asking(server) as way:
+        assert len(await heard(way)) == 3
+
+
+async def test_another_servers_stream() -> None:
+    server = Server(
+        event({"choices": [{"delta": {"role": "assistant"}}]}),
+        event({"choices": [{"delta": {"content": "Hi"}}]}),
+        event({"choices": [{"delta": {}, "finish_reason": "stop"}]}),
+        USAGE,
+        DONE,
+    )
+    async with asking(server) as way:
+        chunk, end = await heard(way)
+    assert isinstance(chunk, Chunk)
+    assert chunk.made is None
+    assert isinstance(end, Over)
+    assert (end.tokens, end.figures) == (2, None)
+
+
+async def test_connections_are_used_again_where_the_server_allows_it() -> None:
+    for keep, connections in ((True, 1), (False, 3)):
+        server = Server(*STREAM, keep=keep)
+        async with asking(server) as way:
+            for _ in range(3):
+                await heard(way)
+        assert (server.connections, len(server.bodies)) == (connections, 3)
+
+
+async def test_a_stream_that_is_left_early_is_closed() -> None:
+    server = Server(*STREAM[:2], b"data: more", whole=False)
+    server.keep = True
+    async with asking(server) as way, aclosing(way.ask(ASKED)) as stream:
+        await anext(stream)
+        await stream.aclose()
+        async with asyncio.timeout(10):
+            await server.gone.wait()
+        assert not way.streams._idle
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (lambda: Server(b'{"error": "no room"}', status="429 Too Many Requests"), "HTTP 429", "no room"),
+        (lambda: Server(*STREAM[:2], whole=False), "broken off", "closed the connection"),
+        (lambda: Server(*STREAM[:2]), "broken off", "without its last event"),
+        (lambda: Server(event({"error": {"message": "gone"}})), "error in the stream", "gone"),
+        (lambda: Server(event("nonsense")), "bad event", "no JSON"),
+        (lambda: Server(event([1])), "bad event", "no object"),
+        (lambda: Server(event({"crossdraft": {"statistics": {"passes": 1}}})), "bad event", "mean nothing"),
+    ],
+)
+async def test_what_goes_wrong_has_a_kind(make: Callable[[], Server], kind: str, text: str) -> None:
+    async with asking(make()) as way:
+        with pytest.raises(Failure, match=text) as raised:
+            await heard(way)
+    assert raised.value.kind == kind
+
+
+async def test_nobody_listens() -> None:
+    listening = await asyncio.start_server(Server().serve, "127.0.0.1")
+    port = listening.sockets[0].getsockname()[1]
+    listening.close()
+    await listening.wait_closed()
+    async with HttpStreams(f"http://127.0.0.1:{port}") as streams:
+        with pytest.raises(Failure, match=f"cannot connect to 127.0.0.1:{port}") as raised:
+            await heard(OverHttp(streams))
+    assert raised.value.kind == "no connection"
+
+
+async def test_bytes_that_are_no_http() -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-nothing\r\n\r\n")
+        await reader.read()  # until the client has had enough
+        writer.close()
+
+    listening = await asyncio.start_server(babble, "127.0.0.1")
+    port = listening.sockets[0].getsockname()[1]
+    async with listening, HttpStreams(f"http://127.0.0.1:{port}") as streams:
+        with pytest.raises(Failure) as raised:
+            await heard(OverHttp(streams))
+    assert raised.value.kind == "broken off"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a?b=c"])
+def test_no_url(url: str) -> None:
+    with pytest.raises(ValueError, match="--url must be such as"):
+        HttpStreams(url)

@@ -1,0 +1,133 @@
+"""A load test's report: JSON as its schema says, CSV, tables, a picture."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+from crossdraft.loadtest import plots, tables
+from crossdraft.loadtest.arrivals import ClosedLoop, OpenLoop
+from crossdraft.loadtest.asking import Wishes
+from crossdraft.loadtest.comparisons import added_by
+from crossdraft.loadtest.report import Comparison, Conditions, Report, Run, as_csv, plain
+from crossdraft.loadtest.summaries import Goal, summary_of
+from tests.loadtest.values import FAILED, WHOLE, at
+
+SCHEMA = json.loads(
+    Path(__file__).parents[2].joinpath("deploy", "loadtest", "report.schema.json").read_text(encoding="utf-8")
+)
+GOAL = Goal(150, 200)
+CONDITIONS = Conditions(
+    begun="2026-01-02T03:04:05+00:00",
+    software="0.1.0",
+    cores=2,
+    load=OpenLoop(2.0),
+    goal=GOAL,
+    wishes=Wishes(),
+    requests=2,
+    warm_up=1,
+    repeat=1,
+    seed=7,
+    prompts="bundled",
+    services="",
+)
+
+
+def run_of(way: str, delay: float | None, *timelines: object) -> Run:
+    return Run(way, delay, summary_of([timelines], CONDITIONS.load, GOAL), (timelines,))  # type: ignore[arg-type]
+
+
+RUNS = (
+    run_of("HTTP", 0.0, WHOLE, FAILED),
+    run_of("in process", 0.0, WHOLE, replace(FAILED, error="timed out")),
+    run_of("HTTP", 5.0, *(at(number, 0.1 * number, 1.0 + number) for number in range(20))),
+)
+ADDED = added_by("HTTP", RUNS[0].repetitions, "in process", RUNS[1].repetitions)
+REPORT = Report(CONDITIONS, RUNS, (Comparison(0.0, ADDED),))
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        REPORT,
+        Report(replace(CONDITIONS, load=ClosedLoop(3), goal=Goal()), (run_of("gRPC", None, FAILED),)),
+        Report(CONDITIONS, ()),
+    ],
+    ids=["full", "nothing but errors", "empty"],
+)
+def test_json_is_as_its_schema_says(report: Report) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.Draft202012Validator(SCHEMA).validate(plain(report))
+
+
+def test_the_schema_finds_a_figure_that_it_does_not_know() -> None:
+    found = plain(REPORT)
+    found["runs"][0]["summary"]["hops"][0]["more"] = 1
+    assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(found)
+
+
+def test_requests_are_told_from_when_they_were_due() -> None:
+    first, failed = plain(REPORT)["runs"][0]["requests"]
+    assert (first["due_ms"], first["first_token_ms"], first["end_to_end_ms"]) == (0, 100, 500)
+    assert (first["chunks_ms"], first["per_token_ms"]) == ([100, 200, 200, 400], 100)
+    assert (failed["due_ms"], failed["error"], failed["first_token_ms"]) == (1000, "HTTP 429", None)
+
+
+def test_csv_has_a_line_for_each_request() -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(REPORT))))
+    assert len(rows) == 24
+    assert [(row["way"], row["delay_ms"], row["number"]) for row in rows][:3] == [
+        ("HTTP", "0.0", "0"),
+        ("HTTP", "0.0", "1"),
+        ("in process", "0.0", "0"),
+    ]
+    assert rows[0]["end_to_end_ms"] == "500.0"
+    assert as_csv(Report(CONDITIONS, ())) == "way\n"
+
+
+def test_tables_have_every_figure() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    for table in tables.tables_of(REPORT):
+        console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for wanted in (
+        "HTTP, 0 ms",
+        "100 / 100 / 100 / 100",  # first token
+        "50%, 0.40/s",  # goodput
+        "66.7%",  # acceptance
+        "100% 0%",  # by place
+        "orchestrator and drafter",
+        "4.00 / 3.75 / 4.75 / 4.97",  # round trip
+        "added to in process",
+    ):
+        assert wanted in text, wanted
+
+
+def test_what_must_not_be_overlooked() -> None:
+    late = replace(REPORT, runs=(*RUNS, run_of("HTTP", 9.0, replace(WHOLE, due=9.5))))
+    notes = list(tables.notes_of(late))
+    assert [note.split(":")[0] for note in notes] == ["HTTP, 0 ms", "in process, 0 ms", "HTTP, 5 ms", "HTTP, 9 ms"]
+    assert "1 of 2 requests failed: 1 HTTP 429" in notes[0]
+    assert "saturated: 10 requests" in notes[2]
+    assert "1 requests were sent over 10 ms late, at most 500 ms" in notes[3]
+
+
+def test_a_picture_of_every_figure(tmp_path: Path) -> None:
+    figure = plots.figure_of(REPORT)
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert len(titles) == 9
+    lines = figure.axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["HTTP, 0 ms", "in process, 0 ms", "HTTP, 5 ms"]
+    assert list(lines[0].get_xdata()) == pytest.approx([100])
+    heights = [bar.get_height() for bar in figure.axes[4].patches]
+    assert heights == pytest.approx([run.summary.tokens_per_second for run in RUNS])
+    assert [bar.get_height() for bar in figure.axes[5].patches][:3] == [0.5, 0.5, 0.0]
+    path = tmp_path / "plot.png"
+    plots.plot(path, REPORT)
+    assert path.stat().st_size < 150_000
+    plots.figure_of(Report(CONDITIONS, (run_of("gRPC", None, FAILED),)))  # nothing to draw is no error

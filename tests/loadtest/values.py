@@ -1,0 +1,30 @@
+"""Timelines whose figures can be worked out by hand. Times are seconds."""
+
+from dataclasses import replace
+
+from crossdraft.loadtest.figures import Figures, LaneFigures
+from crossdraft.loadtest.timelines import Timeline
+from crossdraft.pipeline.trips import BOUNDS
+
+TRIPS = (*(4 if bound == 0.005 else 0 for bound in BOUNDS), 0)  # four of 2.5 to 5 ms
+TARGET = LaneFigures("target", 100, 300, TRIPS, 0.016, 0.004, 0.4, 0.002, 1.0, 0.5)
+DRAFTER = LaneFigures("drafter", 50, 150, TRIPS, 0.014, 0.0, 0.1, 0.001, 0.8, 0.2, "unreachable")
+FIGURES = Figures(4, passes=2, accepted=2, corrected=1, judged_at=(2, 1), accepted_at=(2, 0), lanes=(TARGET, DRAFTER))
+# Due at 10, sent at once; tokens after 0.1, 0.2, 0.2 and 0.4 s; its end 0.1 s after the last.
+WHOLE = Timeline(
+    number=0,
+    category="text",
+    due=10.0,
+    sent=10.0,
+    chunks=(10.1, 10.2, 10.2, 10.4),
+    ended=10.5,
+    tokens=4,
+    made=(0.09, 0.18, 0.18, 0.37),
+    figures=FIGURES,
+)
+FAILED = replace(WHOLE, number=1, due=11.0, sent=11.0, chunks=(), ended=12.5, tokens=0, made=(), error="HTTP 429")
+
+
+def at(number: int, due: float, took: float, late: float = 0.0) -> Timeline:
+    """A request with two tokens, the last one with its end."""
+    return Timeline(number, "text", due, due + late, (due + took / 2, due + took), due + took, 2)
