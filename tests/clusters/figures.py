@@ -120,7 +120,7 @@ TARGET_CHANGED = "threads: 1\n      cache_mib: 384\n      resources: {cpus: 1, c
 async def update(somebody: Person, old: str, new: str) -> None:
     """Changes the configuration and deploys it again."""
     somebody.replace("deploy/crossdraft.yaml", old, new)
-    await somebody.ray("rsync-up", FILE, "deploy/crossdraft.yaml", CONFIGURATION)
+    await somebody.ray("rsync-up", FILE)
     await somebody.exec(f"crossdraft deploy {CONFIGURATION}")
 
 
