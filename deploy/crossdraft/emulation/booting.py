@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SHARED_MEMORY = "size=2g"
 CONFIGURATION = """
 ListenAddress 0.0.0.0
 PermitRootLogin prohibit-password
@@ -100,7 +99,7 @@ def main(name: str, folder: Path) -> None:
     ray = Path("/tmp/ray")
     ray.mkdir(exist_ok=True)
     _mount("--make-rprivate", "/")
-    _mount("-t", "tmpfs", "-o", SHARED_MEMORY, "tmpfs", "/dev/shm")
+    _mount("-t", "tmpfs", "tmpfs", "/dev/shm")
     _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
     _mount("--bind", str(boot.own / "ray"), str(ray))
     _mount("--bind", str(_passwd(boot)), "/etc/passwd")
