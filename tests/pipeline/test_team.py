@@ -171,6 +171,26 @@ async def test_a_target_that_is_gone_is_followed_elsewhere_in_mid_stream(target_
         assert ids == [token.id async for token in alone]
 
 
+async def test_a_drafter_that_comes_later_is_trusted_no_more_than_one_from_the_start(
+    target: TargetClient, drafter: DrafterClient
+) -> None:
+    async with asyncio.timeout(60), connect(target.address, trusted=False) as pipeline:
+        assert pipeline.generate(PROMPT, method="coupled").ids == []  # plain, as there is no drafter
+        await pipeline.follow(target.address, drafter.address)
+        await pipeline.drafter_known()
+        with pytest.raises(RequestError, match="this drafter is not trusted"):
+            pipeline.generate(PROMPT, method="coupled")
+
+
+async def test_of_several_lists_of_services_the_last_one_counts(target: TargetClient, nowhere: str) -> None:
+    """Also when the leave of one that has gone is still being taken."""
+    async with connect(target.address, [nowhere, "127.0.0.1:1"]) as pipeline:
+        team = pipeline._connected
+        await asyncio.gather(team.follow([target.address], ["127.0.0.1:2"]), team.follow([target.address], []))
+        assert list(team._targets) == [target.address]
+        assert not team._drafters
+
+
 class Reluctant:
     """A client whose service fails a few times."""
 

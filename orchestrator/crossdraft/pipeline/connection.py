@@ -94,9 +94,9 @@ class Pipeline:
 
     def run(self, request: GenerationRequest, watch: Recorder | None = None) -> Generation:
         """The same for a request that is made already; `watch`, such as a `watching.Watch`, is told its steps."""
-        if self._drafters and not self._trusted:
-            request = without_trust(request)
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
+        if not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later
+            request = without_trust(request)
         targets, before = len(services.targets), self._experience.of(request)
         assignment = resolve(request, models, drawn, targets, before)
         self._experience.keep(request, assignment.governor)

@@ -66,6 +66,7 @@ class Team:
         self.drafter_known = asyncio.Event()  # one has described itself
         self._known = asyncio.Event()  # the target is
         self._learning = (asyncio.Lock(), asyncio.Lock())  # one target, one drafter at a time
+        self._following = asyncio.Lock()  # what was said last counts
 
     async def gather(self, needs_drafter: bool = False) -> Models:
         """Returns when a target is known, and every other service was asked once or has had its time.
@@ -92,6 +93,10 @@ class Team:
 
     async def follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
         """From now on these are the addresses: new ones are got to know, and no session is opened at others."""
+        async with self._following:
+            await self._follow(targets, drafters)
+
+    async def _follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
         services = self.services
         await self._part(services.targets, self._targets, targets)
         await self._part(services.drafters, self._drafters, drafters)
