@@ -202,7 +202,7 @@ def test_what_was_learnt_before_is_where_the_governor_begins() -> None:
 
 
 def test_two_targets_are_held_only_for_speculation() -> None:
-    for speculation, addresses, lanes in ((False, 2, 1), (True, 1, 1), (True, 2, 2), (True, 5, 2)):
+    for speculation, addresses, lanes in ((False, 2, 1), (True, 0, 1), (True, 1, 1), (True, 2, 2), (True, 5, 2)):
         request = GenerationRequest("x", speculation=speculation)
         assert resolve(request, models(), targets=addresses).targets == lanes
 

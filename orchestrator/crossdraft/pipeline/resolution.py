@@ -103,7 +103,7 @@ def resolve(
     pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
     audit = _audit(models, method, noise, drawn) if request.audit else None
     opening = _open_drafter(request, models, prompts, method, audit, noise)
-    targets = min(2, targets) if request.speculation else 1
+    targets = min(2, max(1, targets)) if request.speculation else 1  # where there is none now, one may come
     governor = PLAINLY if opening is None else governor_of(request, method, targets, before)
     assignment = Assignment(
         pair=pair,
