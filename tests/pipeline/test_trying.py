@@ -79,6 +79,16 @@ def test_an_allowance_is_spent_by_epochs_that_lose_and_filled_by_time() -> None:
     assert not allowance.covers(9.0)
 
 
+def test_a_pause_of_the_target_is_not_all_the_drafters_fault() -> None:
+    allowance = Allowance()
+    allowance.observe(PassSeen(1, 1.0, 1.0, 0.0), 1.0)
+    allowance.observe(Judged(0, 5, refused=True, tokens=6, settled=0), 2.0)
+    allowance.over(drafted=True, plain=1.0, now=502.0)
+    assert allowance.overdrawn
+    allowance.over(drafted=False, plain=1.0, now=1002.0)
+    assert allowance.covers(1.0)
+
+
 def test_what_may_be_lost_is_inherited() -> None:
     governor = Adaptive(limits=CHAINS)
     run(replace(FAR, acceptance=(0.1,), match=0.05), governor, 40)

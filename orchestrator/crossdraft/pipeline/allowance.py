@@ -4,6 +4,7 @@ from crossdraft.pipeline.estimates import FIRST_TRY
 from crossdraft.pipeline.governing import Judged, Observation, PassSeen
 
 REFILL = 0.015  # of the time
+DEAREST = 2 * FIRST_TRY  # plain passes that a try may cost
 OVERDRAWN = 2.0  # plain passes below which a drafter is put aside though it is expected to pay
 
 
@@ -28,17 +29,21 @@ class Allowance:
             self._tokens += seen.tokens
 
     def over(self, drafted: bool, plain: float, now: float) -> None:
-        """An epoch is over, with a drafter or without; a plain pass takes `plain` seconds."""
+        """An epoch is over, with a drafter or without; a plain pass takes `plain` seconds.
+
+        What an epoch loses beyond the dearest try, and a pass for each of its tokens, is a pause of the target's, or
+        of the machine's: charged in full, ten seconds would put a drafter aside for as many minutes.
+        """
         if self._since is None or not plain:
             return
         passes = (now - self._since) / plain
-        spent = passes - self._tokens if drafted else 0.0
+        spent = min(passes - self._tokens, DEAREST + self._tokens) if drafted else 0.0
         self.level = min(FIRST_TRY, self.level + REFILL * passes - spent)
         self._since, self._tokens = now, 0
 
     def covers(self, passes: float) -> bool:
         """Whether a try that may cost so much is affordable; a first one always is, unless it is far too dear."""
-        return self.level >= min(passes, FIRST_TRY) and passes <= 2 * FIRST_TRY
+        return self.level >= min(passes, FIRST_TRY) and passes <= DEAREST
 
     @property
     def overdrawn(self) -> bool:
