@@ -12,53 +12,54 @@ from rich.table import Table
 
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.serving.configuration import Configuration, ConfigurationError, load
+from crossdraft.serving.keys import Keys, KeysError
 
 MISSING = "a cluster needs Ray: install crossdraft with the extra `serve`"
+ABSENT = "nothing is deployed there; use `crossdraft deploy`"
+TOKEN = (
+    "the cluster at {} takes only who shows its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+    "RAY_AUTH_TOKEN_PATH as its nodes have it"
+)
 
 
-def deploy(path: Path, address: str, check: bool) -> None:
+def deploy(path: Path, address: str, check: bool, wait_seconds: float) -> None:
     """Raises Misused if the file is wrong, CommandFailed if the cluster cannot do it."""
-    try:
-        configuration = load(path)
-    except ConfigurationError as error:
-        raise Misused(str(error)) from error
+    configuration = _read(path)
     if check:
         print(f"{path} can be used")
         return
     with _cluster(address):
-        _deploy(configuration)
+        from crossdraft.serving.cluster.deploying import Waiting
+        from crossdraft.serving.cluster.deploying import deploy as bring
 
-
-def _deploy(configuration: Configuration) -> None:
-    from crossdraft.serving.cluster.deploying import deploy
-
-    try:
-        found = deploy(configuration)
-    except ValueError as error:
-        raise CommandFailed(str(error)) from error
-    for entry in found:
-        print(f"{entry.model}: {entry.role} at {entry.address}")
-    print(f"HTTP at http://{configuration.http.host}:{configuration.http.port}")
+        try:
+            bring(configuration, Waiting(wait_seconds, _say))
+        except ValueError as error:
+            raise CommandFailed(str(error)) from error
+    http, grpc = configuration.http, configuration.grpc
+    _say(f"HTTP at {http.host}:{http.port} of every node with a replica of Serve's")
+    if grpc is not None:
+        _say(f"gRPC at port {grpc.port}; `crossdraft status` says of which node")
 
 
 def status(address: str, as_json: bool) -> None:
     """Raises CommandFailed if nothing is deployed."""
     with _cluster(address):
-        from crossdraft.serving.cluster.deploying import deployed
+        from crossdraft.serving.cluster.status import deployed
 
         try:
             found = deployed()
         except ValueError as error:
-            raise CommandFailed("nothing is deployed there; use `crossdraft deploy`") from error
+            raise CommandFailed(ABSENT) from error
     if as_json:
         print(json.dumps(found.plain()))
         return
-    table = Table("model", "what", "where", "node", box=None)
-    for entry in found.services:
-        table.add_row(entry.model, entry.role, entry.address, entry.node[:12])
-    for name, state, replicas in found.deployments:
-        table.add_row("", name, f"{replicas} replicas", state)
+    table = Table("model", "what", "where", "metrics", "node", "process", box=None)
+    for one in found.processes:
+        table.add_row(one.model, one.what, one.address, one.metrics, one.node, str(one.process))
     Console().print(table)
+    for name, state, replicas, message in found.deployments:
+        print(f"{name}: {state.lower()}, {replicas} replicas {message}".rstrip())
 
 
 def undeploy(address: str) -> None:
@@ -69,18 +70,36 @@ def undeploy(address: str) -> None:
         end()
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _read(path: Path) -> Configuration:
+    try:
+        configuration = load(path)
+        if configuration.security.api_keys is not None:
+            Keys.read(configuration.security.api_keys)
+    except (ConfigurationError, KeysError) as error:
+        raise Misused(str(error)) from error
+    return configuration
+
+
 @contextmanager
 def _cluster(address: str) -> Iterator[None]:
     """Within it this process is a client of the cluster."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
+        from ray.exceptions import AuthenticationError
     except ImportError as error:
         raise CommandFailed(MISSING) from error
     try:
         ray.init(address, namespace="crossdraft", log_to_driver=False, logging_level=logging.WARNING)
+    except AuthenticationError as error:
+        raise CommandFailed(TOKEN.format(address)) from error
     except (ConnectionError, RuntimeError) as error:
         raise CommandFailed(f"no Ray cluster answers at {address}: {error}; start one with `ray up`") from error
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield
     finally:

@@ -44,6 +44,20 @@ class Resources(Part):
     custom: dict[str, Annotated[float, Field(gt=0)]] = {}  # such as {"target": 1}, as the node's start command has it
 
 
+class Sessions(Part):
+    """What orchestrators may take of one replica."""
+
+    most: Annotated[int, Field(ge=1)] = 1024  # open at once
+    per_peer: Annotated[int, Field(ge=1)] | None = None  # ... with one orchestrator's node; None: no limit of its own
+    idle_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0  # after which a silent one is ended
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.per_peer is not None and self.per_peer > self.most:
+            raise ValueError(f"per_peer, {self.per_peer}, must not be above most, {self.most}")
+        return self
+
+
 class Service(Part):
     """Replicas of one model, each with its own gRPC server."""
 
@@ -57,6 +71,7 @@ class Service(Part):
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default all of a context
     threads: Count | None = None  # of torch; by default torch decides
     trust_remote_code: bool = False
+    sessions: Sessions = Sessions()
 
 
 class DrafterService(Service):
@@ -93,24 +108,39 @@ class ServedService(Part):
         return self
 
 
-class Http(Part):
-    """The front for browsers and OpenAI's clients."""
+class Front(Part):
+    """What clients speak with."""
 
     host: str = "127.0.0.1"
-    port: Port = 8000
+    port: Port = 0
     replicas: Count = 1
     resources: Resources = Resources(cpus=0.1)
-    max_request_mib: Count = 4
-    requests_per_minute: Annotated[int, Field(ge=1)] | None = None  # of one key; None: as many as it likes
+    requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # of one client; None: as many as it likes
     burst: Count = 10  # ... that it may send at once
+    stalled_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0  # after which one that does not read is given up
 
 
-class Grpc(Part):
-    """The front for gRPC clients."""
+class Http(Front):
+    """The front for browsers and OpenAI's clients; the port is Serve's, on every node with a replica of Serve's."""
 
-    host: str = "127.0.0.1"
+    port: Port = 8000
+    max_request_mib: Count = 4
+    max_choices: Count = 32  # outputs that one request may ask for
+
+
+class Grpc(Front):
+    """The front for gRPC clients; several replicas with one port are on different nodes."""
+
     port: Port = 9000
-    max_message_mib: Count = 32
+    max_request_mib: Count = 4
+    certificate: File | None = None  # that clients see; None: nothing is encrypted
+    key: File | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key go together")
+        return self
 
 
 class Tls(Part):
@@ -135,6 +165,7 @@ class Configuration(Part):
     http: Http = Http()
     grpc: Grpc | None = None  # None: no gRPC for clients
     security: Security = Security()
+    metrics: bool = True  # every process answers Prometheus on a port of its own; `crossdraft status` says where
     log_format: LogFormat = LogFormat.JSON
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when something is stopped
 

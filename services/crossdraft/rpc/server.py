@@ -51,6 +51,7 @@ class Server(Generic[Open, Ask, Answer]):
         self.registry = Registry()
         self.registry.register(ServiceMetrics(role.name, service.description.model, handlers.activity, use))
         self._exporter = Exporter(self.registry)
+        self.metrics = ""  # host:port where Prometheus reads, once it listens; empty: nowhere
         self._activity = handlers.activity
 
     @property
@@ -71,7 +72,8 @@ class Server(Generic[Open, Ask, Answer]):
         """
         listening = self._listening
         if listening.metrics_port is not None:
-            self._marks["metrics"] = self._exporter.start(listening.host, listening.metrics_port)
+            self.metrics = self._exporter.start(listening.host, listening.metrics_port)
+            self._marks["metrics"] = self.metrics
         try:
             return await self._endpoint.start()
         except BaseException:

@@ -9,8 +9,8 @@ import pytest
 from crossdraft.pipeline import GenerationRequest, Kind, Reason, RequestError, SamplingOptions, Token
 from crossdraft.rpc.errors import TimedOut, Unreachable
 from crossdraft.serving.cluster import outputs as module
-from crossdraft.serving.cluster.outputs import ClusterOutputs, Lost
-from crossdraft.serving.cluster.pieces import Alive, Piece, Refusal
+from crossdraft.serving.cluster.outputs import ClusterOutputs, Lost, seed_of
+from crossdraft.serving.cluster.pieces import Alive, Began, Piece, Refusal
 from crossdraft.serving.orders import Ended, Order, OverloadedError, ServedModel, UnknownModelError
 from tests.serving.fakes import figures
 
@@ -82,16 +82,50 @@ async def test_what_a_client_had_before_stays_committed() -> None:
     assert one.orders[1].request.committed == (1, 2, 3)
 
 
-async def test_without_a_seed_one_is_drawn_so_that_the_rest_is_the_same_text() -> None:
+async def test_without_a_seed_the_requests_id_gives_one_so_that_the_rest_is_the_same_text() -> None:
     one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
     await taken(one, Order("one", "small", GenerationRequest("go")))
     first, second = (order.request for order in one.orders)
     assert first.method == second.method == "seeded"
-    assert first.seed is not None
-    assert first.seed == second.seed
-    other = Scripted([ENDED])
-    await taken(other, Order("one", "small", GenerationRequest("go")))
-    assert other.orders[0].request.seed != first.seed
+    assert first.seed == second.seed == seed_of("one")
+
+
+async def test_who_asks_again_with_the_same_id_has_the_same_seed_and_others_have_another() -> None:
+    seeds = []
+    for id in ("one", "one", "two"):
+        other = Scripted([ENDED])
+        await taken(other, Order(id, "small", GenerationRequest("go")))
+        seeds.append(other.orders[0].request.seed)
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+async def test_with_another_model_behind_the_name_an_output_does_not_go_on() -> None:
+    same = Scripted([Began("a"), token(1), Lost("it died")], [Began("a"), token(2), ENDED])
+    assert await taken(same) == [token(1), token(2), ENDED]
+    other = Scripted([Began("a"), token(1), Lost("it died")], [Began("b"), token(2), ENDED])
+    with pytest.raises(Unreachable, match="'small' was replaced by another model"):
+        await taken(other)
+    unseen = Scripted([Began("a"), Lost("it died")], [Began("b"), token(1), ENDED])
+    assert await taken(unseen) == [token(1), ENDED]
+
+
+async def test_who_counts_losses_is_told_of_them_and_of_how_long_the_client_waited() -> None:
+    told: list[object] = []
+
+    class Told:
+        def lost(self, model: str) -> None:
+            told.append(model)
+
+        def resumed(self, model: str, seconds: float) -> None:
+            told.append((model, seconds))
+
+    times = iter(range(100))
+    begun, later = [Began("a"), token(1), Lost("it died")], [Began("a"), token(2), token(3), ENDED]
+    one = Scripted(begun, [Lost("it is not there yet")], later)
+    outputs = ClusterOutputs({"small": one}, Told(), clock=lambda: next(times))
+    assert len([piece async for piece in outputs.stream(ORDER)]) == 4
+    # It is 0 at the beginning, 2 with the first token, 3 and 4 at the losses, 6 with the next token.
+    assert told == ["small", ("small", 4)]
 
 
 async def test_greedy_outputs_need_no_seed_and_go_on() -> None:

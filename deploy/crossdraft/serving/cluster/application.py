@@ -1,85 +1,99 @@
 """The Serve application: the HTTP front as ingress, an orchestrator deployment for each model behind it."""
 
-from functools import partial
+import asyncio
+from contextlib import ExitStack
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application, Deployment
 
-from crossdraft.rpc.security import TlsFiles
-from crossdraft.serving.cluster.handles import ServeOrchestrators
-from crossdraft.serving.cluster.naming import APPLICATION, INGRESS, orchestrator_name
+from crossdraft.serving.cluster.directing import FarDirectory, announced
+from crossdraft.serving.cluster.directory import Entry, Role
+from crossdraft.serving.cluster.hosting import entry_of, node_address
+from crossdraft.serving.cluster.measuring import Measuring, http_app
+from crossdraft.serving.cluster.naming import INGRESS, digest_of, orchestrator_name
 from crossdraft.serving.cluster.orchestrating import Orchestrator
-from crossdraft.serving.cluster.outputs import ClusterOutputs
-from crossdraft.serving.configuration import Configuration, Resources, ServedService
-from crossdraft.serving.http import HttpOptions, RateLimit, make_app
-from crossdraft.serving.keys import Keys
-from crossdraft.serving.measured import Measured
-from crossdraft.serving.metrics import Metrics
+from crossdraft.serving.cluster.scraping import add_scraping
+from crossdraft.serving.cluster.told import Fronted, fronted, orchestrated
+from crossdraft.serving.configuration import Configuration, Http, Resources, ServedService
+from crossdraft.serving.logs import logged
 
-MIB = 2**20
 BESIDE_OUTPUTS = 16  # calls of a replica at once besides its outputs: questions for models and health
 MOST_STREAMS = 4096  # requests of one ingress at once
 HEALTH_SECONDS = 2.0  # between two questions
+HEALTH_PATIENCE = 15.0  # seconds for an answer
+ALL = 100  # percent of replicas that may be there twice while they are replaced
 
 
-def application(configuration: Configuration) -> Application:
-    """What `serve.run` is given."""
-    tls, form = tls_of(configuration), configuration.log_format
-    behind = [_orchestrators(model, configuration).bind(model, tls, form) for model in configuration.models]
-    return _ingress(configuration).bind(*behind)
+class Ingress:
+    """A replica of the HTTP front; the orchestrators are named so that Serve has them first."""
+
+    def __init__(self, told: Fronted, http: Http, *orchestrators: object) -> None:
+        self._logged = ExitStack()
+        self._logged.enter_context(logged(told.log_format))
+        self._told, self._http = told, http
+
+    def __serve_build_asgi_app__(self) -> FastAPI:  # Serve calls it in the replica
+        measuring, node = Measuring(self._told), node_address()
+        metrics = measuring.exporter.start(node, 0) if self._told.metrics else ""
+        entry = entry_of(Role.HTTP, "", "", "", metrics, node)
+        self._announcing = asyncio.get_running_loop().create_task(_announce(entry))
+        app = http_app(self._told, self._http, measuring)
+        add_scraping(app, FarDirectory(), self._told.keys)
+        return app
 
 
-def tls_of(configuration: Configuration) -> TlsFiles | None:
-    """What services show each other."""
-    tls = configuration.security.tls
-    return None if tls is None else TlsFiles(tls.ca, tls.certificate, tls.key)
+async def _announce(entry: Entry) -> None:
+    async with announced(entry):
+        await asyncio.Event().wait()  # until the process ends
 
 
-def outputs_of(configuration: Configuration) -> ClusterOutputs:
-    """What fronts hand their orders to; in a process of the cluster, once the application runs."""
-    return ClusterOutputs({model.name: _handle(model) for model in configuration.models})
+def application(configuration: Configuration, room: bool = False) -> Application:
+    """What `serve.run` is given.
+
+    Args:
+        configuration: what is served.
+        room: replicas may be started before those that they replace have ended; else one at a time is replaced.
+    """
+    surge = ALL if room else 0
+    behind = [_orchestrators(model, configuration, surge) for model in configuration.models]
+    return _ingress(configuration, surge).bind(fronted(configuration), configuration.http, *behind)
 
 
-def _orchestrators(model: ServedService, configuration: Configuration) -> Deployment:
-    return serve.deployment(
+def _orchestrators(model: ServedService, configuration: Configuration, surge: int) -> Application:
+    told = orchestrated(model, configuration)
+    deployment = serve.deployment(
         name=orchestrator_name(model.name),
         num_replicas=model.orchestrators,
         max_ongoing_requests=model.outputs + BESIDE_OUTPUTS,
         ray_actor_options=_actor_options(model.orchestrator_resources),
         health_check_period_s=HEALTH_SECONDS,
+        health_check_timeout_s=HEALTH_PATIENCE,
         graceful_shutdown_timeout_s=configuration.grace_seconds,
+        max_surge_percent=surge,
     )(Orchestrator)
+    return _versioned(deployment, told.digest).bind(told)
 
 
-def _ingress(configuration: Configuration) -> Deployment:
-    front = serve.ingress(partial(_front, configuration))()
-    return serve.deployment(
+def _ingress(configuration: Configuration, surge: int) -> Deployment:
+    http, told = configuration.http, fronted(configuration)
+    deployment = serve.deployment(
         name=INGRESS,
-        num_replicas=configuration.http.replicas,
+        num_replicas=http.replicas,
         max_ongoing_requests=MOST_STREAMS,
-        ray_actor_options=_actor_options(configuration.http.resources),
+        ray_actor_options=_actor_options(http.resources),
         health_check_period_s=HEALTH_SECONDS,
+        health_check_timeout_s=HEALTH_PATIENCE,
         graceful_shutdown_timeout_s=configuration.grace_seconds,
-    )(front)
+        max_surge_percent=surge,
+    )(serve.ingress()(Ingress))
+    alone = http.model_copy(update={"replicas": 1, "resources": Resources()})
+    return _versioned(deployment, digest_of(told.digest, alone))
 
 
-def _front(configuration: Configuration) -> FastAPI:
-    """Called in the ingress's replica."""
-    metrics = Metrics()
-    http, keys = configuration.http, configuration.security.api_keys
-    rate = None if http.requests_per_minute is None else RateLimit(http.requests_per_minute, http.burst)
-    options = HttpOptions(
-        keys=Keys() if keys is None else Keys.read(keys),
-        rate=rate,
-        most_bytes=http.max_request_mib * MIB,
-        metrics=metrics.text,
-    )
-    return make_app(Measured(outputs_of(configuration), metrics), options)
-
-
-def _handle(model: ServedService) -> ServeOrchestrators:
-    return ServeOrchestrators(serve.get_deployment_handle(orchestrator_name(model.name), APPLICATION))
+def _versioned(deployment: Deployment, version: str) -> Deployment:
+    """Serve replaces replicas when the version differs, and draws a new one for each deployment unless it is given."""
+    return deployment.options(version=version, _internal=True)
 
 
 def _actor_options(resources: Resources) -> dict[str, object]:

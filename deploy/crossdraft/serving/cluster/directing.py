@@ -1,46 +1,50 @@
-"""The directory as an actor: services announce themselves, orchestrators wait for changes."""
+"""The directory as an actor, and how others speak with it."""
 
 import asyncio
+import logging
+import secrets
 import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from crossdraft.serving.cluster.directory import ANNOUNCED_EVERY, Directory, Entry
 from crossdraft.serving.cluster.naming import DIRECTORY, NAMESPACE
 
+log = logging.getLogger(__name__)
+
 LONGEST_WAIT = 30.0  # seconds that one question may wait for a change
+LATE = 5.0  # seconds after which an answer is not waited for any more
 
 
-def directory() -> Any:
-    """A handle of the cluster's directory, whose methods are those of DirectoryActor with `.remote`.
-
-    Raises:
-        ValueError: nothing is deployed.
-    """
-    return ray.get_actor(DIRECTORY, NAMESPACE)
+class DirectoryGoneError(Exception):
+    """It does not answer now; Ray starts it again."""
 
 
 class DirectoryActor:
-    """One for a cluster. It holds nothing that services would not tell it again."""
+    """One for a cluster. It holds nothing that processes would not tell it again."""
 
     def __init__(self) -> None:
-        self._directory = Directory()
+        self._directory = Directory(time.monotonic(), secrets.randbits(60))
         self._changed = asyncio.Condition()
         self._forgetting = asyncio.get_running_loop().create_task(self._forget())
 
     async def announce(self, entry: Entry) -> None:
-        """A service is there, and says so again before it is forgotten."""
+        """A process is there, and says so again before it is forgotten."""
         async with self._watched():
             self._directory.announce(entry, time.monotonic())
 
-    async def withdraw(self, address: str) -> None:
-        """A service takes no new session."""
+    async def withdraw(self, id: str) -> None:
+        """A process takes nothing new."""
         async with self._watched():
-            self._directory.withdraw(address)
+            self._directory.withdraw(id)
 
     async def entries(self, known: int = -1, seconds: float = 0.0) -> tuple[int, tuple[Entry, ...]]:
-        """Version and services: once the version is not the known one, or this time has passed."""
+        """Version and processes: once it is settled, and the version is not the known one or this time has passed."""
+        await asyncio.sleep(self._directory.unsettled(time.monotonic()))
         try:
             async with asyncio.timeout(min(seconds, LONGEST_WAIT)), self._changed:
                 await self._changed.wait_for(lambda: self._directory.version != known)
@@ -48,8 +52,14 @@ class DirectoryActor:
             pass
         return self._directory.version, self._directory.entries
 
-    def _watched(self) -> "_Watched":
-        return _Watched(self._directory, self._changed)
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """Tells those who wait if the version has changed in a block."""
+        async with self._changed:
+            before = self._directory.version
+            yield
+            if self._directory.version != before:
+                self._changed.notify_all()
 
     async def _forget(self) -> None:
         while True:
@@ -58,18 +68,66 @@ class DirectoryActor:
                 self._directory.forget(time.monotonic())
 
 
-class _Watched:
-    """Tells those who wait if the directory's version has changed in a block."""
+class FarDirectory:
+    """The cluster's directory, from another process. All methods raise DirectoryGoneError."""
 
-    def __init__(self, directory: Directory, changed: asyncio.Condition) -> None:
-        self._directory, self._changed = directory, changed
-        self._before = 0
+    def __init__(self) -> None:
+        self._actor: Any = None  # its handle
 
-    async def __aenter__(self) -> None:
-        await self._changed.acquire()
-        self._before = self._directory.version
+    async def announce(self, entry: Entry) -> None:
+        """As DirectoryActor.announce."""
+        await self._answer((await self._found()).announce.remote(entry), LATE)
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._directory.version != self._before:
-            self._changed.notify_all()
-        self._changed.release()
+    async def withdraw(self, id: str) -> None:
+        """As DirectoryActor.withdraw."""
+        await self._answer((await self._found()).withdraw.remote(id), LATE)
+
+    async def entries(self, known: int = -1, seconds: float = 0.0) -> tuple[int, tuple[Entry, ...]]:
+        """As DirectoryActor.entries."""
+        found: tuple[int, tuple[Entry, ...]]
+        found = await self._answer((await self._found()).entries.remote(known, seconds), seconds + LATE)
+        return found
+
+    async def _found(self) -> Any:
+        if self._actor is None:
+            try:  # in a thread: it asks the head node, and waits
+                self._actor = await asyncio.to_thread(ray.get_actor, DIRECTORY, NAMESPACE)
+            except (RayError, ValueError) as error:
+                raise DirectoryGoneError(f"there is no directory: {error}") from error
+        return self._actor
+
+    async def _answer(self, asked: Awaitable[Any], seconds: float) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                return await asked
+        except (RayError, TimeoutError) as error:
+            self._actor = None
+            raise DirectoryGoneError(f"the directory does not answer: {error}") from error
+
+
+@asynccontextmanager
+async def announced(entry: Entry) -> AsyncIterator[None]:
+    """The directory knows the process during the block, also when it is lost and comes back."""
+    directory = FarDirectory()
+    announcing = asyncio.create_task(_announce(directory, entry))
+    try:
+        yield
+    finally:
+        announcing.cancel()
+        await asyncio.wait([announcing])
+        try:
+            await directory.withdraw(entry.id)
+        except DirectoryGoneError as error:  # it will be forgotten
+            log.warning("%s", error)
+
+
+async def _announce(directory: FarDirectory, entry: Entry) -> None:
+    heard = True
+    while True:
+        try:
+            await directory.announce(entry)
+            heard = True
+        except DirectoryGoneError as error:
+            log.log(logging.WARNING if heard else logging.DEBUG, "%s", error)
+            heard = False
+        await asyncio.sleep(ANNOUNCED_EVERY)

@@ -6,40 +6,41 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
 from typing import NoReturn
 
-from ray.exceptions import RayError
-
 from crossdraft.rpc.errors import Unreachable
-from crossdraft.rpc.security import TlsFiles
-from crossdraft.serving.cluster.directing import directory
-from crossdraft.serving.cluster.directory import Entry
-from crossdraft.serving.cluster.pieces import EXPECTED, Alive, Piece, Refusal
-from crossdraft.serving.configuration import ServedService
+from crossdraft.rpc.exposition import Exporter
+from crossdraft.rpc.subject import about
+from crossdraft.serving.cluster.directing import DirectoryGoneError, FarDirectory, announced
+from crossdraft.serving.cluster.directory import Entry, Role
+from crossdraft.serving.cluster.figures import OrchestratorMetrics
+from crossdraft.serving.cluster.hosting import entry_of, node_address
+from crossdraft.serving.cluster.pieces import EXPECTED, Alive, Began, Piece, Refusal
+from crossdraft.serving.cluster.told import Orchestrated
 from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
-from crossdraft.serving.logs import LogFormat, logged
+from crossdraft.serving.logs import logged
 from crossdraft.serving.orders import Order, ServedModel
 
 log = logging.getLogger(__name__)
 
 PULSE = 0.5  # seconds: a stream is never silent for longer
 ASKED_EVERY = 10.0  # seconds that one question to the directory lasts
-PAUSE = 1.0  # seconds before it is asked again after a failure
+PAUSE = 0.5  # seconds before it is asked again after a failure
 
 
 class Orchestrator:
-    """One replica.
+    """One replica. It is made in a running event loop."""
 
-    Args:
-        served: the model.
-        tls: what it shows to services.
-        log_format: of its log.
-    """
-
-    def __init__(self, served: ServedService, tls: TlsFiles | None, log_format: LogFormat) -> None:
+    def __init__(self, told: Orchestrated) -> None:
         self._logged = ExitStack()
-        self._logged.enter_context(logged(log_format))
-        self._served = served
-        self._options = LocalOptions(served.outputs, tls=tls)
+        self._logged.enter_context(logged(told.log_format))
+        self._told = told
+        self._options = LocalOptions(told.most_outputs, tls=told.tls)
         self._outputs: LocalOutputs | None = None  # once the directory has named a target
+        self._model: LocalModel | None = None  # as it was last followed
+        self._metrics = OrchestratorMetrics(told.model)
+        self._exporter = Exporter(self._metrics.registry)
+        node = node_address()
+        metrics = self._exporter.start(node, 0) if told.metrics else ""
+        self._entry = entry_of(Role.ORCHESTRATOR, told.model, "", "", metrics, node)
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -48,15 +49,21 @@ class Orchestrator:
 
     async def stream(self, order: Order) -> AsyncGenerator[Piece, None]:
         """The pieces of one output, and something at least twice a second. Errors that can be expected are pieces."""
+        yield Began(self._told.target)
         if self._outputs is None:
-            yield Refusal.of(Unreachable(f"no target of {self._served.name!r} is there yet"))
+            yield Refusal.of(Unreachable(f"no target of {self._told.model!r} is there yet"))
             return
-        try:
-            async with aclosing(_with_pulse(self._outputs.stream(order))) as pieces:
-                async for piece in pieces:
-                    yield piece
-        except EXPECTED as error:
-            yield Refusal.of(error)
+        with about(request=order.id):
+            log.info("output ordered: %d tokens are there already", len(order.request.committed))
+        with self._metrics.output(resumed=bool(order.request.committed)) as course:
+            try:
+                async with aclosing(_with_pulse(self._outputs.stream(order))) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                course.finished()
+            except EXPECTED as error:
+                course.refused(error)
+                yield Refusal.of(error)
 
     async def check_health(self) -> None:
         """For Serve; raises RuntimeError if the directory is not followed any more."""
@@ -64,33 +71,38 @@ class Orchestrator:
             raise RuntimeError("the directory is not followed any more") from self._following.exception()
 
     async def _follow(self) -> NoReturn:
-        version = -1
-        while True:
-            try:
-                version, entries = await directory().entries.remote(version, ASKED_EVERY)
-            except (RayError, ValueError) as error:
-                log.warning("the directory does not answer: %s", error)
-                await asyncio.sleep(PAUSE)
-                continue
-            await self._use([entry for entry in entries if entry.model == self._served.name])
+        directory, version = FarDirectory(), -1
+        async with announced(self._entry):
+            while True:
+                try:
+                    version, entries = await directory.entries(version, ASKED_EVERY)
+                except DirectoryGoneError as error:
+                    log.warning("%s", error)
+                    await asyncio.sleep(PAUSE)
+                    continue
+                await self._use([entry for entry in entries if entry.model == self._told.model])
 
     async def _use(self, entries: Sequence[Entry]) -> None:
         """These are the services now."""
-        targets = tuple(entry.address for entry in entries if not entry.drafter)
+        targets = tuple(entry.address for entry in entries if entry.role is Role.TARGET)
+        self._metrics.services(entries)
         if not targets:
             return  # those that are known may still be there: sessions find out by themselves
-        model = LocalModel(self._served.name, targets, tuple(self._drafters(entries)))
+        model = LocalModel(self._told.model, targets, tuple(self._drafters(entries)))
+        if model == self._model:
+            return
+        self._model = model
         if self._outputs is None:
-            outputs = LocalOutputs([model], self._options)
-            self._outputs = await outputs.__aenter__()
+            self._outputs = await LocalOutputs([model], self._options).__aenter__()
         else:
             await self._outputs.follow(model)
 
     def _drafters(self, entries: Sequence[Entry]) -> list[NamedDrafter]:
         """In the order of the configuration; those that nobody serves now have no addresses."""
+        there = [entry for entry in entries if entry.role is Role.DRAFTER]
         return [
-            NamedDrafter(one.name, tuple(entry.address for entry in entries if entry.drafter == one.name), one.trusted)
-            for one in self._served.drafters
+            NamedDrafter(one.name, tuple(entry.address for entry in there if entry.name == one.name), one.trusted)
+            for one in self._told.drafters
         ]
 
 

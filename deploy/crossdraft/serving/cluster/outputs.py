@@ -2,28 +2,31 @@
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Protocol
 
 from crossdraft.pipeline import Token
 from crossdraft.rpc.errors import Unreachable
-from crossdraft.serving.cluster.pieces import Alive, Piece, Refusal
+from crossdraft.rpc.subject import about
+from crossdraft.serving.cluster.pieces import Alive, Began, Piece, Refusal
 from crossdraft.serving.orders import Ended, Order, ServedModel, Traced, UnknownModelError
 from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
 
-SILENT_AFTER = 2.0  # seconds without a piece after which an orchestrator is given up
+SILENT_AFTER = 3.0  # seconds without a piece after which an orchestrator is given up
 LONGEST_SEARCH = 30.0  # seconds without any piece of an output after which it fails
+PAUSE = 0.25  # seconds before another orchestrator is asked
+SEED_BYTES = 8
 NOT_RESUMED = (
     "the orchestrator was lost, and an output of method {!r} cannot go on elsewhere with the same law; "
     "ask again, or use method seeded or slem"
 )
-PAUSE = 0.25  # seconds before another orchestrator is asked
+ANOTHER_MODEL = "{!r} was replaced by another model while this output was being made; ask again"
 
 
 class Lost(Exception):  # noqa: N818 - it says what happened
@@ -42,12 +45,26 @@ class Orchestrators(Protocol):
         ...
 
 
+class Losses(Protocol):
+    """Who is told of orchestrators that were lost with an output."""
+
+    def lost(self, model: str) -> None:
+        """One was."""
+        ...
+
+    def resumed(self, model: str, seconds: float) -> None:
+        """Another one has made the next token, so long after the last sign of the lost one."""
+        ...
+
+
 @dataclass
 class Journal:
     """What a client has been given of one output: enough for another orchestrator to go on from there."""
 
     order: Order
     delivered: list[int] = field(default_factory=list)  # ids
+    target: str = ""  # what the targets ran that made them
+    lost_at: float | None = None  # when the latest orchestrator was heard of last, until another one makes a token
 
     @property
     def rest(self) -> Order:
@@ -56,16 +73,31 @@ class Journal:
         committed = (*request.committed, *self.delivered)
         return replace(self.order, request=replace(request, committed=committed))
 
+    def took_up(self, target: str) -> None:
+        """An orchestrator goes on, with targets that run this; raises Unreachable if it is not the same model."""
+        if self.delivered and target != self.target:
+            raise Unreachable(ANOTHER_MODEL.format(self.order.model))
+        self.target = target
+
 
 class ClusterOutputs:
     """`Outputs` of several models.
 
     Args:
         models: their orchestrators by name.
+        losses: who is told of those that are lost.
+        clock: seconds.
     """
 
-    def __init__(self, models: Mapping[str, Orchestrators]) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, Orchestrators],
+        losses: Losses | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._models = dict(models)
+        self._losses = losses
+        self._clock = clock
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Those whose orchestrators answer and have found a target."""
@@ -77,40 +109,73 @@ class ClusterOutputs:
         orchestrators = self._models.get(order.model)
         if orchestrators is None:
             raise UnknownModelError(f"there is no model {order.model!r}; there is {', '.join(self._models)}")
-        journal, heard = Journal(resumable(order)), time.monotonic()
+        journal, heard = Journal(resumable(order)), self._clock()
         while True:
             try:
                 async with aclosing(_attentive(orchestrators.stream(journal.rest))) as pieces:
                     async for piece in pieces:
-                        heard = time.monotonic()
-                        if isinstance(piece, Refusal):
-                            raise piece.error()
-                        if isinstance(piece, Token):
-                            journal.delivered.append(piece.id)
-                        if not isinstance(piece, Alive):
-                            yield piece
+                        heard = self._clock()
+                        shown = self._noted(piece, journal, heard)
+                        if shown is not None:
+                            yield shown
                 return
             except Lost as error:
-                if not exact_after_loss(journal.order):
-                    raise Unreachable(NOT_RESUMED.format(journal.order.request.method)) from error
-                if time.monotonic() - heard > LONGEST_SEARCH:
-                    raise Unreachable(f"no orchestrator of {order.model!r} answers: {error}") from error
-                log.warning("an orchestrator was lost after %d tokens: %s", len(journal.delivered), error)
+                self._gone(error, journal, heard)
                 await asyncio.sleep(PAUSE)
+
+    def _noted(self, piece: Piece, journal: Journal, now: float) -> Token | Traced | Ended | None:
+        """Keeps the journal; what the client is given of the piece."""
+        match piece:
+            case Refusal():
+                raise piece.error()
+            case Began():
+                journal.took_up(piece.target)
+                return None
+            case Alive():
+                return None
+            case Token():
+                self._delivered(piece, journal, now)
+        return piece
+
+    def _delivered(self, token: Token, journal: Journal, now: float) -> None:
+        journal.delivered.append(token.id)
+        if journal.lost_at is not None and self._losses is not None:
+            self._losses.resumed(journal.order.model, now - journal.lost_at)
+        journal.lost_at = None
+
+    def _gone(self, error: Lost, journal: Journal, heard: float) -> None:
+        """An orchestrator was lost; raises Unreachable if the output must not go on, or has waited for too long."""
+        order = journal.order
+        if not exact_after_loss(order):
+            raise Unreachable(NOT_RESUMED.format(order.request.method)) from error
+        if self._clock() - heard > LONGEST_SEARCH:
+            raise Unreachable(f"no orchestrator of {order.model!r} answers: {error}") from error
+        if journal.lost_at is None:
+            journal.lost_at = heard
+            if self._losses is not None:
+                self._losses.lost(order.model)
+        with about(request=order.id):
+            log.warning("an orchestrator was lost after %d tokens: %s", len(journal.delivered), error)
 
 
 def resumable(order: Order) -> Order:
     """The same order with its chance resolved, so that whoever goes on with it makes the same text.
 
-    Where no method is named and the output is not greedy, the method is `seeded`, with a seed of its own if need be:
-    what began with `coupled` and is resumed has not the target's law, as the moment of a loss depends on what was
-    being decided then.
+    Where no method is named and the output is not greedy, the method is `seeded`: what began with `coupled` and is
+    resumed has not the target's law, as the moment of a loss depends on what was being decided then. Where no seed is
+    named it comes from the order's id, so that a client that asks again with the same id gets the same text, whatever
+    has been lost since.
     """
     request = order.request
     if request.greedy or not (request.method is None or method_named(request.method).seedable):
         return order
-    seed = secrets.randbits(64) if request.seed is None else request.seed
+    seed = seed_of(order.id) if request.seed is None else request.seed
     return replace(order, request=replace(request, method=request.method or SEEDED.name, seed=seed))
+
+
+def seed_of(id: str) -> int:
+    """A seed from a request's id, by a hash with a key of its own, 64 bits."""
+    return int.from_bytes(blake2b(id.encode(), digest_size=SEED_BYTES, key=b"crossdraft seed").digest(), "big")
 
 
 def exact_after_loss(order: Order) -> bool:

@@ -12,6 +12,13 @@ SERVICE_ERRORS = {kind.__name__: kind for kind in NAMES if issubclass(kind, Serv
 
 
 @dataclass(frozen=True)
+class Began:
+    """The first one: the order has been taken up."""
+
+    target: str  # what the targets run, in one word
+
+
+@dataclass(frozen=True)
 class Alive:
     """Nothing new, but it is being worked on."""
 
@@ -42,4 +49,4 @@ class Refusal:
         return SERVICE_ERRORS.get(self.name, Internal)(self.text)
 
 
-Piece = Token | Traced | Ended | Alive | Refusal
+Piece = Began | Token | Traced | Ended | Alive | Refusal

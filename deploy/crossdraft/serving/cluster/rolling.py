@@ -1,0 +1,157 @@
+"""Actors that are begun, replaced and ended, so that open streams go on."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from crossdraft.serving.cluster.directory import Entry
+from crossdraft.serving.cluster.hosting import HostActor
+from crossdraft.serving.cluster.naming import NAMESPACE, slot_of
+from crossdraft.serving.cluster.replicas import Changes, Replica
+from crossdraft.serving.cluster.room import Nodes, amounts_of, fits, written
+
+ALWAYS = -1  # restarts
+MOST_CALLS = 1000  # of one actor at once
+TOLD_EVERY = 15.0  # seconds, while one does not serve yet
+BEYOND_GRACE = 30.0  # seconds after the grace period in which an actor must have ended by itself
+
+Say = Callable[[str], None]
+
+
+class NotServedError(ValueError):
+    """A service cannot be run as the configuration has it; the text says why."""
+
+
+def running() -> tuple[str, ...]:
+    """Names of the actors that host something."""
+    named: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)  # type: ignore[assignment]
+    return tuple(one["name"] for one in named if one["namespace"] == NAMESPACE and slot_of(one["name"]))
+
+
+def free_nodes() -> Nodes:
+    """What each node has left, by Ray's name of the node."""
+    found: Nodes = ray._private.state.available_resources_per_node()  # Serve itself asks so
+    return found
+
+
+class Rollout:
+    """Brings actors to what is wanted; `finish` after everything that uses them has changed over.
+
+    Args:
+        changed: what is to be done.
+        grace_seconds: for what is open in an actor that ends.
+        say: where progress is told.
+    """
+
+    def __init__(self, changed: Changes, grace_seconds: float, say: Say) -> None:
+        self._changed = changed
+        self._grace_seconds = grace_seconds
+        self._say = say
+        self._started: list[Replica] = []
+        self._waiting: list[tuple[str, Replica]] = []  # for which there is no room beside those that they replace
+        self._over: list[str] = []  # that are not needed any more
+
+    def begin(self) -> None:
+        """Starts what is new, then what replaces something, one after the other as far as there is room.
+
+        Raises:
+            NotServedError: one cannot be served; `undo` then.
+        """
+        changed = self._changed
+        self._over = list(changed.ended)
+        self._ready(changed.begun)
+        for old, new in changed.replaced:
+            if _beside(new):
+                self._ready([new])
+                self._over.append(old)
+            else:
+                self._waiting.append((old, new))
+
+    def finish(self) -> None:
+        """Ends what is not needed any more, and replaces the rest: the old one ends, then the new one starts.
+
+        Raises:
+            NotServedError: as `begin`.
+        """
+        self._end(self._over)
+        for old, new in self._waiting:
+            if _beside(new):
+                self._ready([new])
+                self._end([old])
+            else:
+                self._end([old])
+                self._ready([new])
+
+    def undo(self) -> None:
+        """Ends what `begin` has started; what ran before goes on."""
+        _kill(one.name for one in self._started)
+
+    def _ready(self, replicas: Sequence[Replica]) -> None:
+        self._started += replicas
+        started = [(one, _started(one)) for one in replicas]
+        for one, actor in started:
+            entry = self._entry(one, actor)
+            self._say(f"{one.slot} serves at {entry.address}")
+
+    def _entry(self, replica: Replica, actor: Any) -> Entry:
+        answer, amounts = actor.ready.remote(), amounts_of(replica.hosted.resources)
+        while not ray.wait([answer], timeout=TOLD_EVERY)[0]:
+            room = "" if fits(amounts, free_nodes()) else f"; it may wait for a node with {written(amounts)} free"
+            self._say(f"{replica.slot} does not serve yet{room}")
+        try:
+            entry: Entry = ray.get(answer)
+        except RayTaskError as error:
+            raise NotServedError(f"{replica.slot} cannot be served: {error.cause}") from error
+        except RayActorError as error:
+            raise NotServedError(f"{replica.slot} cannot be served: {error}") from error
+        return entry
+
+    def _end(self, names: Collection[str]) -> None:
+        """They take nothing new, and end once what is open has ended, or the grace period has."""
+        draining = []
+        for name in names:
+            self._say(f"{slot_of(name)} ends")
+            try:
+                draining.append(ray.get_actor(name, NAMESPACE).drain.remote())
+            except ValueError:  # it has ended already
+                continue
+        if draining:
+            ray.wait(draining, num_returns=len(draining), timeout=self._grace_seconds + BEYOND_GRACE)
+        _kill(names)
+
+
+def _started(replica: Replica) -> Any:
+    resources = replica.hosted.resources
+    return (
+        ray.remote(HostActor)
+        .options(
+            name=replica.name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy="SPREAD",
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            resources=dict(resources.custom),
+            max_restarts=ALWAYS,
+            max_task_retries=0,
+            max_concurrency=MOST_CALLS,
+        )
+        .remote(replica.hosted)
+    )
+
+
+def _beside(replica: Replica) -> bool:
+    """Whether it can be started before the one that it replaces has ended."""
+    fixed = replica.hosted.port > 0  # on the same node only one of them can have it
+    return not fixed and fits(amounts_of(replica.hosted.resources), free_nodes())
+
+
+def _kill(names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            ray.kill(ray.get_actor(name, NAMESPACE))
+        except ValueError:  # it has ended already
+            continue

@@ -1,0 +1,95 @@
+"""What becomes of the actors that run when a configuration comes."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="the extra `serve` is not installed")
+
+from crossdraft.serving.cluster.naming import slot_of
+from crossdraft.serving.cluster.replicas import Changes, changes, fronts_of, is_front, services_of
+from crossdraft.serving.configuration import parse
+
+BEFORE = """\
+models:
+  - name: small
+    target: {model: m, replicas: 2}
+    drafters: [{name: d, model: n}]
+grpc: {}
+"""
+
+
+def becoming(before: str, after: str, folder: Path | None = None) -> Changes:
+    there = [one.name for one in services_of(parse(before, folder=folder))]
+    return changes(services_of(parse(after, folder=folder)), there)
+
+
+def slots(changed: Changes) -> dict[str, list[str]]:
+    return {
+        "begun": [one.slot for one in changed.begun],
+        "replaced": [f"{slot_of(old)} {new.slot}" for old, new in changed.replaced],
+        "kept": [one.slot for one in changed.kept],
+        "ended": [slot_of(name) for name in changed.ended],
+    }
+
+
+ALL = ["small/target/0", "small/target/1", "small/drafter/d/0"]
+
+
+def test_what_is_the_same_goes_on() -> None:
+    assert slots(becoming(BEFORE, BEFORE)) == {"begun": [], "replaced": [], "kept": ALL, "ended": []}
+
+
+def test_at_first_everything_begins() -> None:
+    assert [one.slot for one in changes(services_of(parse(BEFORE)), []).begun] == ALL
+
+
+def test_another_number_of_replicas_leaves_the_others_alone() -> None:
+    fewer, more = BEFORE.replace("replicas: 2", "replicas: 1"), BEFORE.replace("replicas: 2", "replicas: 3")
+    assert slots(becoming(BEFORE, fewer)) == {
+        "begun": [],
+        "replaced": [],
+        "kept": ["small/target/0", "small/drafter/d/0"],
+        "ended": ["small/target/1"],
+    }
+    assert slots(becoming(BEFORE, more))["begun"] == ["small/target/2"]
+
+
+@pytest.mark.parametrize("changed", ["n, threads: 2", "o", "n, resources: {cpus: 2}", "n, sessions: {most: 4}"])
+def test_a_service_with_other_options_is_replaced_where_it_is(changed: str) -> None:
+    found = slots(becoming(BEFORE, BEFORE.replace("model: n", f"model: {changed}")))
+    assert found["replaced"] == ["small/drafter/d/0 small/drafter/d/0"]
+    assert found["kept"] == ["small/target/0", "small/target/1"]
+
+
+def test_a_drafter_of_another_name_is_another_one() -> None:
+    found = slots(becoming(BEFORE, BEFORE.replace("name: d", "name: e")))
+    assert (found["begun"], found["ended"], found["replaced"]) == (["small/drafter/e/0"], ["small/drafter/d/0"], [])
+
+
+def test_limits_of_the_front_change_no_service() -> None:
+    assert slots(becoming(BEFORE, BEFORE + "http: {burst: 20}\n"))["kept"] == ALL
+
+
+def test_what_two_failed_attempts_have_left_is_replaced_once() -> None:
+    wanted = services_of(parse(BEFORE))
+    found = changes(wanted, ["small/drafter/d/0@one", "small/drafter/d/0@two"])
+    assert [(old, new.slot) for old, new in found.replaced] == [("small/drafter/d/0@one", "small/drafter/d/0")]
+    assert found.ended == ("small/drafter/d/0@two",)
+
+
+def test_other_contents_of_a_file_make_another_service(tmp_path: Path) -> None:
+    text = BEFORE.replace("model: n", "model: n, vocab_keep: 5, frequencies: f.npz")
+    (tmp_path / "f.npz").write_bytes(b"one")
+    before = [one.name for one in services_of(parse(text, folder=tmp_path))]
+    assert before == [one.name for one in services_of(parse(text, folder=tmp_path))]
+    (tmp_path / "f.npz").write_bytes(b"another")
+    assert [one.name for one in services_of(parse(text, folder=tmp_path))][:2] == before[:2]
+    assert [one.name for one in services_of(parse(text, folder=tmp_path))][2] != before[2]
+
+
+def test_fronts_are_told_from_services() -> None:
+    configuration = parse(BEFORE)
+    assert [one.slot for one in fronts_of(configuration)] == ["grpc/0"]
+    assert all(is_front(one.name) for one in fronts_of(configuration))
+    assert not any(is_front(one.name) for one in services_of(configuration))
