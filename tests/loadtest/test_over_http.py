@@ -10,6 +10,7 @@ import pytest
 from crossdraft.loadtest.asking import Question, Wishes
 from crossdraft.loadtest.hearing import Chunk, Failure, Over
 from crossdraft.loadtest.http_stream import HttpStreams
+from crossdraft.loadtest.origin import Origin
 from crossdraft.loadtest.over_http import Events, OverHttp
 from crossdraft.loadtest.prompts import Prompt
 
@@ -75,7 +76,7 @@ class Server:
 async def asking(server: Server, key: str = "") -> AsyncIterator[OverHttp]:
     listening = await asyncio.start_server(server.serve, "127.0.0.1")
     port = listening.sockets[0].getsockname()[1]
-    async with listening, HttpStreams(f"http://127.0.0.1:{port}/v1", key) as streams:
+    async with listening, HttpStreams(Origin.parsed(f"http://127.0.0.1:{port}/v1"), key) as streams:
         yield OverHttp(streams)
 
 
@@ -172,7 +173,7 @@ async def test_nobody_listens() -> None:
     port = listening.sockets[0].getsockname()[1]
     listening.close()
     await listening.wait_closed()
-    async with HttpStreams(f"http://127.0.0.1:{port}") as streams:
+    async with HttpStreams(Origin("127.0.0.1", port, False, "")) as streams:
         with pytest.raises(Failure, match=f"cannot connect to 127.0.0.1:{port}") as raised:
             await heard(OverHttp(streams))
     assert raised.value.kind == "no connection"
@@ -186,13 +187,27 @@ async def test_bytes_that_are_no_http() -> None:
 
     listening = await asyncio.start_server(babble, "127.0.0.1")
     port = listening.sockets[0].getsockname()[1]
-    async with listening, HttpStreams(f"http://127.0.0.1:{port}") as streams:
+    async with listening, HttpStreams(Origin("127.0.0.1", port, False, "")) as streams:
         with pytest.raises(Failure) as raised:
             await heard(OverHttp(streams))
     assert raised.value.kind == "broken off"
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a?b=c"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a?b=c", "http://a:99999", "http://["])
 def test_no_url(url: str) -> None:
     with pytest.raises(ValueError, match="--url must be such as"):
-        HttpStreams(url)
+        Origin.parsed(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "name"),
+    [
+        ("http://a:8000", Origin("a", 8000, False, ""), "a:8000"),
+        ("http://a/v1/", Origin("a", 80, False, ""), "a:80"),
+        ("https://a/under/v1", Origin("a", 443, True, "/under"), "a:443"),
+        ("http://[::1]:9", Origin("::1", 9, False, ""), "[::1]:9"),
+    ],
+)
+def test_urls(url: str, origin: Origin, name: str) -> None:
+    assert Origin.parsed(url) == origin
+    assert origin.name == name

@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import httptools
 
 from crossdraft.loadtest.hearing import Failure
+from crossdraft.loadtest.origin import Origin
 
 NO_CONNECTION = "no connection"
 BROKEN_OFF = "broken off"
@@ -95,21 +95,14 @@ class HttpStreams:
     """Requests to one server. Use it with `async with`.
 
     Args:
-        url: http://HOST:PORT or https://; a path in it comes before that of each request.
+        origin: the server.
         key: of the API; empty: none.
-
-    Raises:
-        ValueError: this is no such URL.
     """
 
-    def __init__(self, url: str, key: str = "") -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"--url must be such as http://127.0.0.1:8000, got {url}")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
-        self._root = parts.path.rstrip("/").removesuffix("/v1")
-        headers = {"Host": parts.netloc.rpartition("@")[2], "Accept": "text/event-stream"}
+    def __init__(self, origin: Origin, key: str = "") -> None:
+        self._origin = origin
+        self._tls = ssl.create_default_context() if origin.encrypted else None
+        headers = {"Host": origin.name, "Accept": "text/event-stream"}
         headers |= {"Content-Type": "application/json", "User-Agent": "crossdraft-loadtest"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
@@ -149,13 +142,16 @@ class HttpStreams:
             exchange = self._idle.pop()
             if not exchange.lost:
                 return exchange
-        loop = asyncio.get_running_loop()
+        loop, origin = asyncio.get_running_loop(), self._origin
         try:
-            _, exchange = await loop.create_connection(Exchange, self._host, self._port, ssl=self._tls)
+            _, exchange = await loop.create_connection(Exchange, origin.host, origin.port, ssl=self._tls)
         except OSError as error:
-            raise Failure(NO_CONNECTION, f"cannot connect to {self._host}:{self._port}: {error}") from error
+            raise Failure(NO_CONNECTION, f"cannot connect to {origin.name}: {error}") from error
         return exchange
 
     def _request(self, path: str, body: bytes) -> bytes:
-        lines = [f"POST {self._root}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in self._headers.items())]
+        lines = [
+            f"POST {self._origin.root}{path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in self._headers.items()),
+        ]
         return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body

@@ -67,14 +67,20 @@ def title_of(report: Report) -> str:
 
 def _shares(axes: "Axes", runs: Sequence[Run], title: str, values_of: Values) -> None:
     """Share of the values up to each, on a logarithmic axis."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     for place, run in enumerate(runs):
         fine = [one for one in run.timelines if one.fine]
         values = sorted(max(SHORTEST, MILLISECONDS * value) for one in fine for value in values_of(one))
         shares = [(number + 1) / len(values) for number in range(len(values))]
         axes.step(values, shares, where="post", color=f"C{place}", label=run.name)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("ms")
+    axes.set_ylabel("share, up to")
     axes.set_title(title, fontsize=10, loc="left")
 
 
@@ -101,11 +107,11 @@ def _outcomes(axes: "Axes", runs: Sequence[Run]) -> None:
     slow = [share - of_it for share, of_it in zip(answered, good, strict=True)]
     places = _bars(axes, runs)
     axes.bar(places, good, color="#4c9f70", label="within the goal" if goal else "answered")
-    axes.bar(places, slow, bottom=good, color="#e0b040", label="too slow" if goal else "")
+    if goal:
+        axes.bar(places, slow, bottom=good, color="#e0b040", label="too slow")
     axes.bar(places, failed, bottom=answered, color="#b04040", label="failed")
-    axes.set_ylim(0, 1.02)
     axes.set_title("goodput, share of requests" if goal else "share of requests", fontsize=10, loc="left")
-    axes.legend(fontsize=8, loc="lower right")
+    _legend_above(axes)
 
 
 def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
@@ -115,6 +121,7 @@ def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
             shares = [one.acceptance for one in found.places]
             axes.plot(range(1, len(shares) + 1), shares, "o-", markersize=3, color=f"C{place}")
     axes.set_ylim(0, 1.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("place in a round")
     axes.set_title("acceptance, given that all before held", fontsize=10, loc="left")
 
@@ -147,6 +154,12 @@ def _occupation(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.bar(places, model, 0.36, color="#4c9f70", label="in the model")
     idle = [hop.idle_share for _, hop in pairs]
     axes.bar(places, idle, 0.36, bottom=[1 - share for share in idle], color="#bbbbbb", label="idle: nothing asked")
-    axes.set_ylim(0, 1.02)
     axes.set_title("a session's time at target (T) and drafter (D)", fontsize=10, loc="left")
-    axes.legend(fontsize=8, loc="center right")
+    _legend_above(axes)
+
+
+def _legend_above(axes: "Axes") -> None:
+    """Over bars that reach 1."""
+    axes.set_ylim(0, 1.2)
+    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    axes.legend(fontsize=8, loc="upper left", ncols=3, frameon=False)
