@@ -118,6 +118,23 @@ def test_a_drafter_lost_before_it_was_asked_is_not_asked() -> None:
     assert {command.kind for command in emitted(out)} == {Kind.BONUS}
 
 
+def test_another_drafter_is_not_asked_about_the_draft_of_one_that_was_lost() -> None:
+    """It knows nothing of that epoch, and would be lost over the question."""
+    session = Session(assignment(SLRS))
+    target, drafter = toys(SLRS)
+    session.start(0.0)
+    session.handle(Ready(TARGET), 0.0)
+    (draft,) = requests(session.handle(Ready(DRAFTER), 0.0))
+    assert isinstance(draft, Draft)
+    (sent,) = requests(session.handle(Replied(DRAFTER, drafter.draft(draft)), 0.0))
+    assert isinstance(sent, Pass)
+    session.handle(Lost(DRAFTER, GONE), 1.0)
+    session.handle(Ready(DRAFTER + 1), 2.0)
+    asked = requests(session.handle(Replied(TARGET, target.run(sent)), 3.0))
+    assert not any(isinstance(one, Score) for one in asked)
+    assert any(isinstance(one, Draft) and one.epoch > draft.epoch for one in asked)
+
+
 def test_scores_of_another_epoch() -> None:
     """Of an older one they are dropped, of a newer one illegal; both change nothing."""
     session, score = scoring()

@@ -121,7 +121,7 @@ class Decoding:
                 case Refused():
                     commands += self.next_epoch(self._now)
                 case NeedPrefix() as need:
-                    if self._drafting.ready:
+                    if self._drafting.told_epoch:
                         return commands + self._drafting.score(need, self.epoch.start, self._now)
                     commands += self.next_epoch(self._now)  # only the drafter knows
                 case NeedSample() if self.fetched.row is not None:

@@ -45,6 +45,11 @@ class Drafting:
         return self.ready and not self._aside and self.received < self.asked
 
     @property
+    def told_epoch(self) -> bool:
+        """Whether it was told of the running epoch's draft: one that has opened since was not."""
+        return self.ready and self.asked > 0
+
+    @property
     def hoped_for(self) -> bool:
         """Whether a first lane is being opened, and none has failed yet."""
         return self.lane is not None and not self.ready and not self._failures
