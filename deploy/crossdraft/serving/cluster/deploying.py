@@ -47,12 +47,8 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
     waiting = waiting or Waiting()
     _await_nodes(configuration, waiting)
     with _serve_begun(configuration.http):
-        _begin_directory()
-        there, grace = running(), configuration.grace_seconds
-        services = [name for name in there if not is_front(name)]
-        fronts = [name for name in there if is_front(name)]
-        below = Rollout(changes(services_of(configuration), services), grace, waiting.say)
-        above = Rollout(changes(fronts_of(configuration), fronts), grace, waiting.say)
+        begin_directory()
+        below, above = rollouts(configuration, waiting.say)
         try:
             below.begin()
             _run(configuration)
@@ -63,6 +59,16 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
             raise
         above.finish()
         below.finish()
+
+
+def rollouts(configuration: Configuration, say: Say) -> tuple[Rollout, Rollout]:
+    """Of services, and of fronts that are not Serve's; from what runs now."""
+    there, grace = running(), configuration.grace_seconds
+    services = [name for name in there if not is_front(name)]
+    fronts = [name for name in there if is_front(name)]
+    below = Rollout(changes(services_of(configuration), services), grace, say)
+    above = Rollout(changes(fronts_of(configuration), fronts), grace, say)
+    return below, above
 
 
 def undeploy() -> None:
@@ -105,7 +111,8 @@ def _offers(nodes: Nodes) -> Iterator[str]:
         yield f"node {name} has {', '.join(f'{key} {amount:g}' for key, amount in sorted(own.items()))}"
 
 
-def _begin_directory() -> None:
+def begin_directory() -> None:
+    """It is there from now on."""
     ray.remote(DirectoryActor).options(
         name=DIRECTORY,
         namespace=NAMESPACE,
@@ -147,12 +154,12 @@ def _serve_begun(http: Http) -> Iterator[None]:
 
 def _run(configuration: Configuration) -> None:
     try:
-        serve.run(application(configuration, _room(configuration)), name=APPLICATION, route_prefix="/")
+        serve.run(application(configuration, room_in_serve(configuration)), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise NotServedError(f"orchestrators or the HTTP front cannot be run: {error}") from error
 
 
-def _room(configuration: Configuration) -> bool:
+def room_in_serve(configuration: Configuration) -> bool:
     """Whether another replica of each kind that Serve runs fits beside those that are there."""
     wanted: list[Amounts] = [amounts_of(model.orchestrator_resources) for model in configuration.models]
     free = free_nodes()

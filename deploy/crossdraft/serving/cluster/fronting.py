@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from crossdraft.serving.cluster.measuring import Measuring
 
 ANY_PORT = 0
+ALL_ADDRESSES = ("0.0.0.0", "[::]", "::")
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,9 @@ class HostingGrpc:
 
     @property
     def address(self) -> str:
-        """Where other machines find it: its host may be all of the node's addresses."""
-        return f"{self._node}:{self._server.address.rpartition(':')[2]}"
+        """Where others find it: where it listens at all addresses of its node, at the one that the cluster knows."""
+        host, _, port = self._server.address.rpartition(":")
+        return f"{self._node if host in ALL_ADDRESSES else host}:{port}"
 
     async def __aenter__(self) -> Self:
         await self._server.start()

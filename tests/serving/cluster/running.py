@@ -1,0 +1,182 @@
+"""A Ray cluster on one machine, and what is done with one."""
+
+import asyncio
+import os
+import signal
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, AsyncStream
+from openai.types import Completion
+
+from crossdraft.serving.cluster.directory import Entry, Role
+from crossdraft.serving.configuration import parse
+
+ray = pytest.importorskip("ray", reason="the extra `serve` is not installed")
+with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
+    warnings.simplefilter("ignore")
+    from crossdraft.serving.cluster.deploying import NoRoomError, NotServedError, Waiting, deploy, undeploy
+    from crossdraft.serving.cluster.status import deployed
+
+__all__ = ["NoRoomError", "NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
+
+HEAD, TARGETS, DRAFTERS = "127.0.0.2", "127.0.0.3", "127.0.0.4"  # Ray takes 127.0.0.1 for another address
+OFFERS = {
+    HEAD: {"ingress": 4},
+    TARGETS: {"target": 3, "orchestrator": 8},
+    DRAFTERS: {"drafter": 3},
+}
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "OMP_NUM_THREADS": "1",
+}
+PATIENCE = 60.0  # seconds for what must come to pass
+MODEL = "small"
+PROMPT = "def main("
+
+
+@dataclass(frozen=True)
+class RunningCluster:
+    """What tests need of it."""
+
+    folder: Path  # with Ray's logs in it
+    http: int  # port
+    grpc: int
+
+    @property
+    def url(self) -> str:
+        """Of the HTTP front."""
+        return f"http://127.0.0.1:{self.http}"
+
+    def configuration(self, targets: str = "replicas: 2", drafters: str = "", rest: str = "") -> str:
+        """A configuration; what is given goes into its parts."""
+        return f"""\
+models:
+  - name: {MODEL}
+    target: {{model: bundled:target, threads: 1, resources: {{cpus: 0.5, custom: {{target: 1}}}}, {targets}}}
+    drafters:
+      - {{name: byte-level, model: bundled:drafter-b, threads: 1, resources: {{cpus: 0.5, custom: {{drafter: 1}}}}}}
+{drafters}
+    orchestrators: 2
+    orchestrator_resources: {{cpus: 0.1, custom: {{orchestrator: 1}}}}
+http: {{port: {self.http}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
+grpc: {{host: {HEAD}, port: {self.grpc}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
+grace_seconds: 2
+{rest}
+"""
+
+    def deploy(self, text: str) -> list[str]:
+        """Brings a configuration; what was said meanwhile."""
+        said: list[str] = []
+        deploy(parse(text, folder=self.folder), Waiting(say=said.append))
+        return said
+
+    def entries(self, role: Role | None = None) -> list[Entry]:
+        """What answers now."""
+        return [one for one in deployed().processes if role is None or one.role is role]
+
+    def complete(self) -> bool:
+        """Whether everything answers that the configuration has without changes."""
+        roles = sorted(one.role for one in self.entries())
+        return roles == sorted([Role.TARGET] * 2 + [Role.DRAFTER, Role.ORCHESTRATOR, Role.ORCHESTRATOR, *FRONTS])
+
+    def client(self) -> AsyncOpenAI:
+        """Of the HTTP front."""
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+
+    def log_of(self, process: int) -> str:
+        """What a process wrote on standard error."""
+        (path,) = self.folder.glob(f"session_latest/logs/worker-*-{process}.err")
+        return path.read_text()
+
+
+FRONTS = (Role.HTTP, Role.GRPC)
+
+
+@contextmanager
+def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
+    """Three nodes, and nothing on them yet; this process is a driver."""
+    from ray.cluster_utils import Cluster
+
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    common: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 80_000_000, "include_dashboard": False}
+    cluster = Cluster()
+    try:
+        for address, offers in OFFERS.items():
+            first = {"temp_dir": str(folder)} if address == HEAD else {}
+            cluster.add_node(node_ip_address=address, resources=offers, **common, **first)
+        ray.init(cluster.address, namespace="tests", log_to_driver=False, _node_ip_address=HEAD)
+        yield RunningCluster(folder, *ports)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Returns once it holds; asks again and again, in a thread."""
+    until = time.monotonic() + PATIENCE
+    while not await asyncio.to_thread(holds):
+        assert time.monotonic() < until, "it has not come to pass"
+        await asyncio.sleep(0.1)
+
+
+def kill(entry: Entry) -> None:
+    """Ends a process as a crash would."""
+    os.kill(entry.process, signal.SIGKILL)
+
+
+@dataclass
+class Heard:
+    """What a client has of one stream."""
+
+    text: str = ""
+    chunks: int = 0
+    tokens: int = 0  # as the server counts them, at the end
+
+
+@asynccontextmanager
+async def streams(client: AsyncOpenAI, seeds: Sequence[int], tokens: int) -> AsyncIterator[list[Heard]]:
+    """Streams with these seeds, each with a chunk at least; at the end of the block all of them have ended."""
+    opened = [await opened_stream(client, seed, tokens) for seed in seeds]
+    heard = [Heard() for _ in seeds]
+    begun = [asyncio.Event() for _ in seeds]
+    async with asyncio.TaskGroup() as group:
+        for stream, one, event in zip(opened, heard, begun, strict=True):
+            group.create_task(_hear(stream, one, event))
+        for event in begun:
+            await event.wait()
+        yield heard
+
+
+async def opened_stream(client: AsyncOpenAI, seed: int, tokens: int) -> AsyncStream[Completion]:
+    """One stream of so many tokens."""
+    return await client.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        max_tokens=tokens,
+        seed=seed,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+
+
+async def _hear(stream: AsyncStream[Completion], heard: Heard, begun: asyncio.Event) -> None:
+    async for chunk in stream:
+        if chunk.choices:
+            heard.text += chunk.choices[0].text
+            heard.chunks += 1
+            begun.set()
+        if chunk.usage is not None:
+            heard.tokens = chunk.usage.completion_tokens

@@ -1,0 +1,116 @@
+"""What clients have of a cluster."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import httpx2 as httpx
+import pytest
+
+from crossdraft.pipeline import SamplingOptions, connect
+from crossdraft.serving.client import Client
+from crossdraft.serving.cluster.directory import Role
+from tests.serving.cluster.running import MODEL, PROMPT, RunningCluster, eventually, opened_stream, streams
+from tests.serving.exposed import faults, samples
+
+GREEDY = SamplingOptions(temperature=0)
+TOKENS = 40
+ENDLESS = 400
+
+
+@pytest.fixture(scope="module")
+def greedy(cluster: RunningCluster) -> str:
+    """What the pipeline makes with the cluster's services, in this process."""
+
+    async def made() -> str:
+        targets = [one.address for one in cluster.entries(Role.TARGET)]
+        drafters = [one.address for one in cluster.entries(Role.DRAFTER)]
+        async with connect(targets, drafters) as pipeline:
+            return "".join([one.text async for one in pipeline.generate(PROMPT, max_tokens=TOKENS, options=GREEDY)])
+
+    return asyncio.run(made())
+
+
+async def test_openais_client_has_the_pipelines_text(cluster: RunningCluster, greedy: str) -> None:
+    async with cluster.client() as client:
+        whole = await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=TOKENS, temperature=0)
+        assert whole.choices[0].text == greedy
+        stream = await client.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=TOKENS, temperature=0, stream=True
+        )
+        chunks = [chunk.choices[0].text async for chunk in stream]
+        assert len(chunks) > 5
+        assert "".join(chunks) == greedy
+        (model,) = (await client.models.list()).data
+        assert model.id == MODEL
+
+
+async def test_a_client_of_grpc_has_the_same_text(cluster: RunningCluster, greedy: str) -> None:
+    (front,) = cluster.entries(Role.GRPC)
+    async with Client(front.address) as client:
+        made = client.generate(PROMPT, max_tokens=TOKENS, options=GREEDY)
+        assert "".join([token.text async for token in made]) == greedy
+
+
+async def test_a_client_that_leaves_ends_what_is_made_for_it(cluster: RunningCluster) -> None:
+    def busy() -> float:
+        return sum(
+            _metric(cluster, role, name)
+            for role, name in (
+                (Role.ORCHESTRATOR, "orchestrator_running_outputs"),
+                (Role.TARGET, "service_open_sessions"),
+            )
+        )
+
+    async with cluster.client() as client:
+        stream = await opened_stream(client, 1, ENDLESS)
+        async with aclosing(aiter(stream)) as chunks:
+            await anext(chunks)
+            assert await asyncio.to_thread(busy) >= 2
+        await stream.close()
+        await eventually(lambda: busy() == 0)
+
+
+async def test_a_requests_id_is_in_the_reply_and_in_the_logs_of_all_who_worked_for_it(cluster: RunningCluster) -> None:
+    async with cluster.client() as client:
+        reply = await client.completions.with_raw_response.create(
+            model=MODEL, prompt=PROMPT, max_tokens=5, extra_headers={"x-request-id": "marked-1"}
+        )
+    assert reply.headers.get_list("x-request-id", split_commas=True)[0] == "marked-1"
+    for role in (Role.HTTP, Role.ORCHESTRATOR, Role.TARGET, Role.DRAFTER):
+        lines = [line for one in cluster.entries(role) for line in _lines(cluster.log_of(one.process))]
+        assert any(line.get("request_id") == "marked-1" for line in lines), role
+
+
+async def test_prometheus_finds_every_process_and_reads_it(cluster: RunningCluster) -> None:
+    async with httpx.AsyncClient() as client:
+        groups = (await client.get(f"{cluster.url}/metrics/targets")).json()
+        assert {group["labels"]["crossdraft_role"] for group in groups} == {role.value for role in Role}
+        assert len(groups) == len(cluster.entries())
+        for group in groups:
+            (address,) = group["targets"]
+            text = (await client.get(f"http://{address}/metrics")).text
+            assert faults(text) == []
+        through_serve = (await client.get(f"{cluster.url}/metrics")).text
+    assert samples(through_serve, "generation_tokens_total")
+    assert sum(count for _, count in samples(through_serve, "output_resume_seconds_count")) >= 0
+
+
+async def test_several_streams_at_once_share_the_orchestrators(cluster: RunningCluster) -> None:
+    async with cluster.client() as client, streams(client, range(4), ENDLESS // 4) as heard:
+        pass
+    assert [one.tokens for one in heard] == [ENDLESS // 4] * 4
+    assert len({one.text for one in heard}) == 4
+
+
+def _metric(cluster: RunningCluster, role: Role, name: str) -> float:
+    """The sum over all processes of a role."""
+    pages = [httpx.get(f"http://{one.metrics}/metrics").text for one in cluster.entries(role)]
+    return sum(amount for page in pages for _, amount in samples(page, name))
+
+
+def _lines(log: str) -> Iterator[dict[str, object]]:
+    for line in log.splitlines():
+        if line.startswith("{"):
+            yield json.loads(line)

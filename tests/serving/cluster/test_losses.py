@@ -1,0 +1,84 @@
+"""Processes of a cluster that die while streams are under way."""
+
+import asyncio
+from contextlib import suppress
+
+import httpx2 as httpx
+import pytest
+from openai import APIError, AsyncOpenAI
+
+from crossdraft.serving.cluster.directory import Role
+from crossdraft.serving.cluster.naming import DIRECTORY, NAMESPACE
+from tests.serving.cluster.running import MODEL, PROMPT, RunningCluster, eventually, kill, ray, streams
+
+SEEDS = range(4)
+TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: RunningCluster) -> list[str]:
+    """The texts of all streams when nothing happens."""
+
+    async def heard() -> list[str]:
+        async with cluster.client() as client, streams(client, SEEDS, TOKENS) as found:
+            pass
+        return [one.text for one in found]
+
+    return asyncio.run(heard())
+
+
+@pytest.mark.parametrize("role", [Role.ORCHESTRATOR, Role.TARGET, Role.DRAFTER])
+async def test_streams_go_on_where_they_were(cluster: RunningCluster, undisturbed: list[str], role: Role) -> None:
+    there = cluster.entries(role)
+    async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
+        kill(there[0])
+        at_the_kill = [one.text for one in heard]
+    assert all(len(begun) < len(whole) for begun, whole in zip(at_the_kill, undisturbed, strict=True))
+    assert [one.text for one in heard] == undisturbed
+    assert [one.tokens for one in heard] == [TOKENS] * len(SEEDS)
+    # It is started again, as another process.
+    await eventually(lambda: cluster.complete() and there[0].process not in {one.process for one in cluster.entries()})
+
+
+async def test_without_its_directory_a_cluster_goes_on_and_all_of_it_is_known_again(
+    cluster: RunningCluster, undisturbed: list[str]
+) -> None:
+    before = cluster.entries()
+    async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
+        ray.kill(ray.get_actor(DIRECTORY, NAMESPACE), no_restart=False)
+    assert [one.text for one in heard] == undisturbed
+    await eventually(cluster.complete)
+    assert cluster.entries() == before
+
+
+async def test_who_asks_again_with_the_same_id_after_the_front_died_has_the_same_text(cluster: RunningCluster) -> None:
+    async with cluster.client() as client:
+        whole = await _asked(client, "again-1")
+        stream = await client.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=TOKENS, stream=True, extra_headers={"x-request-id": "again-1"}
+        )
+        begun = ""
+        with suppress(APIError, httpx.HTTPError):  # or the connection just ends
+            async for chunk in stream:
+                if not begun:
+                    kill(*await asyncio.to_thread(cluster.entries, Role.HTTP))
+                begun += chunk.choices[0].text
+        assert whole.startswith(begun)
+        assert len(begun) < len(whole)
+        again = ""
+        while not again:
+            try:
+                again = await _asked(client, "again-1")
+            except APIError:  # until another one is there
+                await asyncio.sleep(0.2)
+        assert again == whole
+        assert await _asked(client, "another-1") != whole
+    await eventually(cluster.complete)
+
+
+async def _asked(client: AsyncOpenAI, id: str) -> str:
+    """An output without a seed."""
+    reply = await client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=TOKENS, extra_headers={"x-request-id": id}
+    )
+    return reply.choices[0].text

@@ -1,0 +1,121 @@
+"""A cluster that is given other configurations, and its end."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI, AuthenticationError
+
+from crossdraft.pipeline import connect
+from crossdraft.rpc.authority import Subject, Use, issue, new_authority
+from crossdraft.rpc.errors import ServiceError
+from crossdraft.serving.cluster.directory import Role
+from crossdraft.serving.cluster.naming import NAMESPACE
+from tests.serving.cluster.running import (
+    DRAFTERS,
+    HEAD,
+    MODEL,
+    PROMPT,
+    TARGETS,
+    Heard,
+    NoRoomError,
+    NotServedError,
+    RunningCluster,
+    deployed,
+    ray,
+    streams,
+    undeploy,
+)
+
+SEEDS = range(3)
+TOKENS = 60
+OTHER = "      - {name: other, model: bundled:drafter-a, threads: 1, resources: {cpus: 0.5, custom: {drafter: 1}}}"
+
+
+async def test_an_update_drops_no_stream(cluster: RunningCluster) -> None:
+    before = {one.id: one for one in cluster.entries()}
+    async with cluster.client() as client:
+        async with streams(client, SEEDS, TOKENS) as heard:
+            pass
+        undisturbed = [one.text for one in heard]
+        changed = cluster.configuration(targets="replicas: 2, cache_mib: 256", drafters=OTHER)
+        updating = asyncio.create_task(asyncio.to_thread(cluster.deploy, changed))
+        rounds: list[list[Heard]] = []
+        while not updating.done():
+            async with streams(client, SEEDS, TOKENS) as heard:
+                rounds.append(heard)
+        await updating
+        (model,) = (await client.models.list()).data
+    assert len(rounds) > 1
+    for heard in rounds:
+        assert [one.text for one in heard] == undisturbed
+        assert [one.tokens for one in heard] == [TOKENS] * len(SEEDS)
+    assert model.model_dump()["drafters"] == ["byte-level", "other"]
+    after = {one.id: one for one in cluster.entries()}
+    stayed = {one.what for id, one in after.items() if id in before}
+    assert stayed == {"drafter byte-level", "http", "grpc"}
+    assert sorted(one.what for one in after.values()) == [
+        "drafter byte-level", "drafter other", "grpc", "http", "orchestrator", "orchestrator", "target", "target",
+    ]  # fmt: skip
+
+
+def test_the_same_again_changes_nothing(cluster: RunningCluster) -> None:
+    cluster.deploy(cluster.configuration())
+    before = cluster.entries()
+    assert cluster.deploy(cluster.configuration()) == []
+    assert cluster.entries() == before
+
+
+def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluster) -> None:
+    before = cluster.entries()
+    with pytest.raises(NoRoomError, match=r"target of 'small': 5 wanted, each with .*; there is room for 3"):
+        cluster.deploy(cluster.configuration(targets="replicas: 5"))
+    assert cluster.entries() == before
+
+
+def test_a_service_that_cannot_be_run_leaves_the_others_as_they_are(cluster: RunningCluster) -> None:
+    before = cluster.entries()
+    with pytest.raises(NotServedError, match=r"small/drafter/other/0 cannot be served: .*nowhere"):
+        cluster.deploy(cluster.configuration(drafters=OTHER.replace("bundled:drafter-a", "/nowhere")))
+    assert cluster.entries() == before
+    moved = cluster.configuration().replace(f"port: {cluster.http}", "port: 1")
+    with pytest.raises(NotServedError, match="cannot be moved"):
+        cluster.deploy(moved)
+    assert cluster.entries() == before
+
+
+def test_in_the_end_nothing_is_left(cluster: RunningCluster) -> None:
+    undeploy()
+    with pytest.raises(ValueError, match="directory"):
+        deployed()
+    assert [one for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE] == []
+
+
+def test_a_port_that_is_taken_is_said(cluster: RunningCluster) -> None:
+    complaint = f"cannot listen for HTTP on 127.0.0.1:{cluster.http}"
+    with socket.create_server(("127.0.0.1", cluster.http)), pytest.raises(NotServedError, match=complaint):
+        cluster.deploy(cluster.configuration())
+
+
+async def test_with_certificates_and_keys(cluster: RunningCluster, tmp_path: Path) -> None:
+    authority = new_authority(5, None)
+    issued = issue(authority, Subject((HEAD, TARGETS, DRAFTERS), Use.BOTH), 5, None)
+    files = {"ca.pem": authority.certificate, "node.pem": issued.certificate, "node.key": issued.key}
+    for name, raw in files.items():
+        (tmp_path / name).write_bytes(raw)
+    (tmp_path / "keys").write_text("tester 0123456789abcdef\n")
+    rest = f"""security:
+  api_keys: {tmp_path}/keys
+  tls: {{ca: {tmp_path}/ca.pem, certificate: {tmp_path}/node.pem, key: {tmp_path}/node.key}}
+"""
+    await asyncio.to_thread(cluster.deploy, cluster.configuration(targets="replicas: 1", rest=rest))
+    async with AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="0123456789abcdef", max_retries=0) as client:
+        made = await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=5)
+        assert made.usage is not None
+        with pytest.raises(AuthenticationError):
+            await client.with_options(api_key="f" * 16).models.list()
+    (target,) = cluster.entries(Role.TARGET)
+    with pytest.raises(ServiceError):
+        async with connect(target.address):
+            pass
