@@ -6,6 +6,7 @@ from pathlib import Path
 from crossdraft.rpc.activity import Activity
 from crossdraft.rpc.exposition import PREFIX, Registry, exposition
 from crossdraft.rpc.service_metrics import ServiceMetrics
+from crossdraft.serving.cluster.figures import LossMetrics, OrchestratorMetrics
 from crossdraft.serving.metrics import Metrics
 from tests.serving.exposed import names
 from tests.serving.test_dashboard import Used
@@ -16,7 +17,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 def test_every_metric_is_on_the_page_and_nothing_else() -> None:
     registry = Registry()
     registry.register(ServiceMetrics("target", "toy", Activity("target"), Used))
-    there = names(Metrics().text()[0].decode()) | names(exposition(registry)[0].decode())
+    fronts, orchestrator = Metrics(), OrchestratorMetrics("toy")
+    LossMetrics(fronts.registry)
+    texts = [fronts.text()[0], exposition(registry)[0], exposition(orchestrator.registry)[0]]
+    there = {name for text in texts for name in names(text.decode())}
     families = {re.sub(r"_(bucket|sum|count)$", "", name).removeprefix(PREFIX) for name in there}
     table = "\n".join(line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `"))
     told = {name.split("{")[0] for name in re.findall(r"`([^`]+)`", table)}

@@ -121,6 +121,7 @@ def begin_directory() -> None:
         num_cpus=0,
         resources=HEAD,
         max_restarts=ALWAYS,
+        max_task_retries=ALWAYS,  # whatever it is asked may be asked again
         max_concurrency=MOST_CALLS,
     ).remote()
 

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 PULSE = 0.5  # seconds: a stream is never silent for longer
 ASKED_EVERY = 10.0  # seconds that one question to the directory lasts
+FIRST_TARGET = 15.0  # seconds that an order waits for the first target to be known
 PAUSE = 0.5  # seconds before it is asked again after a failure
 
 
@@ -34,7 +35,8 @@ class Orchestrator:
         self._logged.enter_context(logged(told.log_format))
         self._told = told
         self._options = LocalOptions(told.most_outputs, tls=told.tls)
-        self._outputs: LocalOutputs | None = None  # once the directory has named a target
+        self._outputs: LocalOutputs | None = None
+        self._known = asyncio.Event()  # the directory has named a target, and `_outputs` are there
         self._model: LocalModel | None = None  # as it was last followed
         self._metrics = OrchestratorMetrics(told.model)
         self._exporter = Exporter(self._metrics.registry)
@@ -44,26 +46,42 @@ class Orchestrator:
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """What it can make outputs of now: one model, or none yet."""
-        return () if self._outputs is None else await self._outputs.models()
+        """What it can make outputs of now: one model, or none."""
+        try:
+            return await (await self._opened()).models()
+        except Unreachable:
+            return ()
 
     async def stream(self, order: Order) -> AsyncGenerator[Piece, None]:
         """The pieces of one output, and something at least twice a second. Errors that can be expected are pieces."""
         yield Began(self._told.target)
-        if self._outputs is None:
-            yield Refusal.of(Unreachable(f"no target of {self._told.model!r} is there yet"))
-            return
         with about(request=order.id):
             log.info("output ordered: %d tokens are there already", len(order.request.committed))
         with self._metrics.output(resumed=bool(order.request.committed)) as course:
             try:
-                async with aclosing(_with_pulse(self._outputs.stream(order))) as pieces:
+                async with aclosing(_with_pulse(self._made(order))) as pieces:
                     async for piece in pieces:
                         yield piece
                 course.finished()
             except EXPECTED as error:
                 course.refused(error)
                 yield Refusal.of(error)
+
+    async def _made(self, order: Order) -> AsyncGenerator[Piece, None]:
+        outputs = await self._opened()
+        async with aclosing(outputs.stream(order)) as made:
+            async for piece in made:
+                yield piece
+
+    async def _opened(self) -> LocalOutputs:
+        """Serve sends orders as soon as a replica is there, which may be before it knows a target."""
+        try:
+            async with asyncio.timeout(FIRST_TARGET):
+                await self._known.wait()
+        except TimeoutError:
+            raise Unreachable(f"no target of {self._told.model!r} is there") from None
+        assert self._outputs is not None  # it is, once a target is known
+        return self._outputs
 
     async def check_health(self) -> None:
         """For Serve; raises RuntimeError if the directory is not followed any more."""
@@ -94,6 +112,7 @@ class Orchestrator:
         self._model = model
         if self._outputs is None:
             self._outputs = await LocalOutputs([model], self._options).__aenter__()
+            self._known.set()
         else:
             await self._outputs.follow(model)
 
