@@ -1,6 +1,7 @@
 """The Serve application: the HTTP front as ingress, an orchestrator deployment for each model behind it."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from fastapi import FastAPI
@@ -23,6 +24,8 @@ MOST_STREAMS = 4096  # requests of one ingress at once
 HEALTH_SECONDS = 2.0  # between two questions
 HEALTH_PATIENCE = 15.0  # seconds for an answer
 ALL = 100  # percent of replicas that may be there twice while they are replaced
+
+Room = Callable[[Resources], bool]
 
 
 class Ingress:
@@ -48,19 +51,19 @@ async def _announce(entry: Entry) -> None:
         await asyncio.Event().wait()  # until the process ends
 
 
-def application(configuration: Configuration, room: bool = False) -> Application:
+def application(configuration: Configuration, room: Room) -> Application:
     """What `serve.run` is given.
 
     Args:
         configuration: what is served.
-        room: replicas may be started before those that they replace have ended; else one at a time is replaced.
+        room: whether another replica fits beside those that are there: then it is started before the one that it
+            replaces has ended.
     """
-    surge = ALL if room else 0
-    behind = [_orchestrators(model, configuration, surge) for model in configuration.models]
-    return _ingress(configuration, surge).bind(fronted(configuration), configuration.http, *behind)
+    behind = [_orchestrators(model, configuration, room) for model in configuration.models]
+    return _ingress(configuration, room).bind(fronted(configuration), configuration.http, *behind)
 
 
-def _orchestrators(model: ServedService, configuration: Configuration, surge: int) -> Application:
+def _orchestrators(model: ServedService, configuration: Configuration, room: Room) -> Application:
     told = orchestrated(model, configuration)
     deployment = serve.deployment(
         name=orchestrator_name(model.name),
@@ -70,12 +73,12 @@ def _orchestrators(model: ServedService, configuration: Configuration, surge: in
         health_check_period_s=HEALTH_SECONDS,
         health_check_timeout_s=HEALTH_PATIENCE,
         graceful_shutdown_timeout_s=configuration.grace_seconds,
-        max_surge_percent=surge,
+        max_surge_percent=ALL if room(model.orchestrator_resources) else 0,
     )(Orchestrator)
     return _versioned(deployment, told.digest).bind(told)
 
 
-def _ingress(configuration: Configuration, surge: int) -> Deployment:
+def _ingress(configuration: Configuration, room: Room) -> Deployment:
     http, told = configuration.http, fronted(configuration)
     deployment = serve.deployment(
         name=INGRESS,
@@ -85,7 +88,7 @@ def _ingress(configuration: Configuration, surge: int) -> Deployment:
         health_check_period_s=HEALTH_SECONDS,
         health_check_timeout_s=HEALTH_PATIENCE,
         graceful_shutdown_timeout_s=configuration.grace_seconds,
-        max_surge_percent=surge,
+        max_surge_percent=ALL if room(http.resources) else 0,
     )(serve.ingress()(Ingress))
     alone = http.model_copy(update={"replicas": 1, "resources": Resources()})
     return _versioned(deployment, digest_of(told.digest, alone))

@@ -14,7 +14,7 @@ from ray.serve import Application
 from ray.serve.schema import ApplicationStatus
 
 from crossdraft.serving.cluster.application import application
-from crossdraft.serving.cluster.deploying import begin_directory, rollouts, room_in_serve
+from crossdraft.serving.cluster.deploying import begin_directory, rollouts, room_now
 from crossdraft.serving.cluster.naming import APPLICATION, NAMESPACE
 from crossdraft.serving.configuration import Configuration, parse
 from crossdraft.serving.logs import logged
@@ -45,7 +45,7 @@ def build(args: Mapping[str, object]) -> Application:
         name=FINISHER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0
     )
     finisher.remote().finish.remote(configuration)
-    return application(configuration, room_in_serve(configuration))
+    return application(configuration, room_now())
 
 
 class Finisher:

@@ -11,12 +11,12 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 
-from crossdraft.serving.cluster.application import application
+from crossdraft.serving.cluster.application import Room, application
 from crossdraft.serving.cluster.directing import DirectoryActor
 from crossdraft.serving.cluster.naming import APPLICATION, DIRECTORY, NAMESPACE
 from crossdraft.serving.cluster.replicas import changes, fronts_of, is_front, services_of
 from crossdraft.serving.cluster.rolling import ALWAYS, MOST_CALLS, NotServedError, Rollout, Say, free_nodes, running
-from crossdraft.serving.cluster.room import Amounts, Nodes, amounts_of, faults_of, fits, needs_of
+from crossdraft.serving.cluster.room import Nodes, amounts_of, faults_of, fits, needs_of
 from crossdraft.serving.configuration import Configuration, Http
 
 __all__ = ["NoRoomError", "NotServedError", "Waiting", "deploy", "undeploy"]
@@ -155,16 +155,15 @@ def _serve_begun(http: Http) -> Iterator[None]:
 
 def _run(configuration: Configuration) -> None:
     try:
-        serve.run(application(configuration, room_in_serve(configuration)), name=APPLICATION, route_prefix="/")
+        serve.run(application(configuration, room_now()), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise NotServedError(f"orchestrators or the HTTP front cannot be run: {error}") from error
 
 
-def room_in_serve(configuration: Configuration) -> bool:
-    """Whether another replica of each kind that Serve runs fits beside those that are there."""
-    wanted: list[Amounts] = [amounts_of(model.orchestrator_resources) for model in configuration.models]
+def room_now() -> Room:
+    """Whether something fits beside all that runs."""
     free = free_nodes()
-    return all(fits(one, free) for one in (*wanted, amounts_of(configuration.http.resources)))
+    return lambda resources: fits(amounts_of(resources), free)
 
 
 def _last_line(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """The front for gRPC clients, as what an actor hosts."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -65,7 +66,7 @@ class HostedGrpc:
             shown = FrontFiles(grpc.certificate, grpc.key)
         limit = MessageLimit(grpc.max_request_mib)
         listening = Listening(grpc.host, grpc.port, limit, self.grace_seconds, shown)
-        measuring = Measuring(self.told)
+        measuring = await asyncio.to_thread(Measuring, self.told)  # it asks Serve, and waits
         options = GenerationOptions(self.told.keys, rate_of(grpc), grpc.stalled_seconds)
         return HostingGrpc(serve_generation(measuring.outputs, listening, options), measuring, host, self.told.metrics)
 
