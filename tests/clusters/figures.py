@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from openai import AsyncOpenAI
 
@@ -26,7 +27,6 @@ OFFERS = {
     "drafter-1": '{"drafter": 1}',
     "drafter-2": '{"drafter": 1}',
 }
-ORCHESTRATOR = "ray::ServeReplica.*Orchestrator|ray::Orchestrator"  # as its process calls itself
 AFTER = 15.0  # seconds that clients go on after an event
 HEADINGS = ("what happens", "outputs", "broken", "texts that differ", "longest pause: median", "worst")
 
@@ -93,9 +93,11 @@ class Figures:
         await streams.under_way()
         at = time.monotonic()
         await happen()
+        took = time.monotonic() - at
         await asyncio.sleep(AFTER)
         over.set()
         ended = await running
+        name = f"{name} ({took:.0f} s)" if took > 1 else name
         event = Event(name, tuple(ended), tuple(faults_of(ended, self._undisturbed)), at)
         print(*event.row, *event.faults[:3], sep=" | ", flush=True)
         return event
@@ -105,13 +107,10 @@ class Figures:
         await update(self._person, old, new)
 
     async def _kill_orchestrator(self) -> None:
-        for name in ("target-1", "target-2"):
-            machine = self._person.machines[name]
-            found = await said(machine, f"pgrep -f '{ORCHESTRATOR}' | head -n 1")
-            if found:
-                await said(machine, f"kill -9 {found}")
-                return
-        raise AssertionError("no orchestrator was found")
+        found = json_of(await self._person.exec("crossdraft status --json"))
+        one = next(process for process in found["processes"] if process["role"] == "orchestrator")
+        machine = next(machine for machine in self._person.machines.values() if machine.address == one["node"])
+        await said(machine, f"kill -9 {one['process']}")
 
 
 TARGET_CHANGED = "threads: 1\n      cache_mib: 384\n      resources: {cpus: 1, custom: {target"
@@ -122,6 +121,12 @@ async def update(somebody: Person, old: str, new: str) -> None:
     somebody.replace("deploy/crossdraft.yaml", old, new)
     await somebody.ray("rsync-up", FILE)
     await somebody.exec(f"crossdraft deploy {CONFIGURATION}")
+
+
+def json_of(output: str) -> dict[str, Any]:
+    """The object among the lines that a command has written."""
+    found: dict[str, Any] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    return found
 
 
 async def said(machine: Machine, command: str) -> str:

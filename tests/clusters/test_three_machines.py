@@ -46,8 +46,10 @@ async def test_an_output_streams_through_openais_client(somebody: Person) -> Non
 async def test_status_names_services_on_both_workers(somebody: Person) -> None:
     said = await somebody.exec("crossdraft status --json")
     (line,) = [line for line in said.splitlines() if line.startswith("{")]
-    addresses = {service["address"].rpartition(":")[0] for service in json.loads(line)["services"]}
-    assert addresses >= {somebody.machines["left"].address, somebody.machines["right"].address}
+    where = {(one["role"], one["node"]) for one in json.loads(line)["processes"]}
+    workers = [somebody.machines[name].address for name in ("left", "right")]
+    assert where >= {(role, address) for role in ("target", "drafter") for address in workers}
+    assert ("http", somebody.head.address) in where
 
 
 async def test_nobody_without_the_token_joins(somebody: Person) -> None:
