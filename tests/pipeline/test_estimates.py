@@ -204,6 +204,19 @@ def test_plain_passes_and_others_are_told_apart() -> None:
     assert found.slowed == pytest.approx(1 / 3, abs=0.1)
 
 
+def test_a_pass_that_says_nothing_of_its_time_is_not_known() -> None:
+    """A plain one beside a drafter that is still at work: forecasts cannot start from it."""
+    learner = Learner(Estimates())
+    learner.begin(Choice(1, wait=1, overlap=False), 0.0)
+    learner.observe(DraftSeen(1, 0, 0.2, None, 0.1, 0), 0.2)
+    learner.begin(PLAIN, 0.2)
+    learner.observe(PassSeen(1, 0.02, 0.02, 0.0, 0), 0.23)
+    assert not learner.estimates.known
+    learner.observe(PassSeen(1, 0.02, 0.02, 0.0, 0), 1.0)
+    assert learner.estimates.known
+    assert learner.estimates.workload().plain_seconds == pytest.approx(0.02)
+
+
 def test_hope_lasts_until_a_drafter_has_been_judged() -> None:
     learner = Learner(Estimates())
     learner.begin(Choice(4), 0.0)

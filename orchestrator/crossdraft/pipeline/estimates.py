@@ -157,7 +157,6 @@ class Learner:
 
     def _passed(self, seen: PassSeen, now: float) -> None:
         self.seen += 1
-        self._pass_count += 1
         self._target_trips.add(seen.waited - seen.seconds)
         proposals = seen.tokens - 1 if seen.proposals is None else seen.proposals
         if not self._choice.drafts:
@@ -165,6 +164,7 @@ class Learner:
                 return  # it left with a draft, or the drafter is still busy with one
             self._plain.add(seen.waited)
             self.plain_seen += 1
+        self._pass_count += 1
         self._passes.add(proposals, now - seen.waited, now)
 
     def _judged(self, seen: Judged) -> None:
