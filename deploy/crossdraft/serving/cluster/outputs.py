@@ -5,28 +5,24 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import Protocol
 
 from crossdraft.pipeline import Token
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.subject import about
+from crossdraft.serving.cluster.journal import Journal, exact_after_loss, resumable
 from crossdraft.serving.cluster.pieces import Alive, Began, Piece, Refusal
 from crossdraft.serving.orders import Ended, Order, ServedModel, Traced, UnknownModelError
-from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
 
 SILENT_AFTER = 3.0  # seconds without a piece after which an orchestrator is given up
 LONGEST_SEARCH = 30.0  # seconds without any piece of an output after which it fails
 PAUSE = 0.25  # seconds before another orchestrator is asked
-SEED_BYTES = 8
 NOT_RESUMED = (
     "the orchestrator was lost, and an output of method {!r} cannot go on elsewhere with the same law; "
     "ask again, or use method seeded or slem"
 )
-ANOTHER_MODEL = "{!r} was replaced by another model while this output was being made; ask again"
 
 
 class Lost(Exception):  # noqa: N818 - it says what happened
@@ -55,29 +51,6 @@ class Losses(Protocol):
     def resumed(self, model: str, seconds: float) -> None:
         """Another one has made the next token, so long after the last sign of the lost one."""
         ...
-
-
-@dataclass
-class Journal:
-    """What a client has been given of one output: enough for another orchestrator to go on from there."""
-
-    order: Order
-    delivered: list[int] = field(default_factory=list)  # ids
-    target: str = ""  # what the targets ran that made them
-    lost_at: float | None = None  # when the latest orchestrator was heard of last, until another one makes a token
-
-    @property
-    def rest(self) -> Order:
-        """The order for what is missing."""
-        request = self.order.request
-        committed = (*request.committed, *self.delivered)
-        return replace(self.order, request=replace(request, committed=committed))
-
-    def took_up(self, target: str) -> None:
-        """An orchestrator goes on, with targets that run this; raises Unreachable if it is not the same model."""
-        if self.delivered and target != self.target:
-            raise Unreachable(ANOTHER_MODEL.format(self.order.model))
-        self.target = target
 
 
 class ClusterOutputs:
@@ -135,10 +108,13 @@ class ClusterOutputs:
                 return None
             case Token():
                 self._delivered(piece, journal, now)
+            case Ended():
+                return journal.whole(piece)
         return piece
 
     def _delivered(self, token: Token, journal: Journal, now: float) -> None:
         journal.delivered.append(token.id)
+        journal.kinds[token.kind] += 1
         if journal.lost_at is not None and self._losses is not None:
             self._losses.resumed(journal.order.model, now - journal.lost_at)
         journal.lost_at = None
@@ -150,37 +126,13 @@ class ClusterOutputs:
             raise Unreachable(NOT_RESUMED.format(order.request.method)) from error
         if self._clock() - heard > LONGEST_SEARCH:
             raise Unreachable(f"no orchestrator of {order.model!r} answers: {error}") from error
+        journal.resumed = True
         if journal.lost_at is None:
             journal.lost_at = heard
             if self._losses is not None:
                 self._losses.lost(order.model)
         with about(request=order.id):
             log.warning("an orchestrator was lost after %d tokens: %s", len(journal.delivered), error)
-
-
-def resumable(order: Order) -> Order:
-    """The same order with its chance resolved, so that whoever goes on with it makes the same text.
-
-    Where no method is named and the output is not greedy, the method is `seeded`: what began with `coupled` and is
-    resumed has not the target's law, as the moment of a loss depends on what was being decided then. Where no seed is
-    named it comes from the order's id, so that a client that asks again with the same id gets the same text, whatever
-    has been lost since.
-    """
-    request = order.request
-    if request.greedy or not (request.method is None or method_named(request.method).seedable):
-        return order
-    seed = seed_of(order.id) if request.seed is None else request.seed
-    return replace(order, request=replace(request, method=request.method or SEEDED.name, seed=seed))
-
-
-def seed_of(id: str) -> int:
-    """A seed from a request's id, by a hash with a key of its own, 64 bits."""
-    return int.from_bytes(blake2b(id.encode(), digest_size=SEED_BYTES, key=b"crossdraft seed").digest(), "big")
-
-
-def exact_after_loss(order: Order) -> bool:
-    """Whether the rest of an output may be made by another orchestrator without changing its law."""
-    return order.request.greedy or order.request.seed is not None
 
 
 async def _asked(orchestrators: Orchestrators) -> Sequence[ServedModel]:
