@@ -149,7 +149,7 @@ async def test_what_would_lose_the_law_by_going_on_ends() -> None:
 
 async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
     one = Scripted([token(1), Lost("it died")])
-    with pytest.raises(Unreachable, match="no orchestrator of 'small' answers: nobody is there"):
+    with pytest.raises(Unreachable, match="no orchestrator of 'small' can go on: nobody is there"):
         await taken(one)
     assert len(one.orders) > 2
 
@@ -165,11 +165,19 @@ async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
     ],
 )
 async def test_expected_errors_are_raised_as_they_were(error: Exception) -> None:
-    one = Scripted([token(1), Refusal.of(error)])
+    one = Scripted([Refusal.of(error)])
     with pytest.raises(type(error), match=str(error)) as raised:
         await taken(one)
     assert getattr(raised.value, "after", None) == getattr(error, "after", None)
     assert len(one.orders) == 1
+
+
+async def test_an_orchestrator_that_finds_no_target_in_the_middle_of_an_output_is_as_good_as_lost() -> None:
+    one = Scripted([token(1), Refusal.of(Unreachable("no target"))], [token(2), ENDED])
+    assert (await taken(one))[:2] == [token(1), token(2)]
+    other = Scripted([token(1), Refusal.of(RequestError("too long"))])
+    with pytest.raises(RequestError, match="too long"):
+        await taken(other)
 
 
 async def test_leaving_early_releases_the_orchestrator() -> None:

@@ -8,16 +8,17 @@ from contextlib import aclosing
 from typing import Protocol
 
 from crossdraft.pipeline import Token
-from crossdraft.rpc.errors import Unreachable
+from crossdraft.rpc.errors import Cancelled, TimedOut, Unreachable
 from crossdraft.rpc.subject import about
 from crossdraft.serving.cluster.journal import Journal, exact_after_loss, resumable
-from crossdraft.serving.cluster.pieces import Alive, Began, Piece, Refusal
+from crossdraft.serving.cluster.pieces import Alive, Began, Expected, Piece, Refusal
 from crossdraft.serving.orders import Ended, Order, ServedModel, Traced, UnknownModelError
 
 log = logging.getLogger(__name__)
 
 SILENT_AFTER = 3.0  # seconds without a piece after which an orchestrator is given up
-LONGEST_SEARCH = 30.0  # seconds without any piece of an output after which it fails
+LONGEST_SEARCH = 30.0  # seconds without a new token after which an output that was interrupted fails
+ELSEWHERE = (Unreachable, TimedOut, Cancelled)  # errors that another orchestrator need not meet
 PAUSE = 0.25  # seconds before another orchestrator is asked
 NOT_RESUMED = (
     "the orchestrator was lost, and an output of method {!r} cannot go on elsewhere with the same law; "
@@ -100,7 +101,7 @@ class ClusterOutputs:
         """Keeps the journal; what the client is given of the piece."""
         match piece:
             case Refusal():
-                raise piece.error()
+                raise _meant(piece.error(), journal)
             case Began():
                 journal.took_up(piece.target)
                 return None
@@ -124,15 +125,20 @@ class ClusterOutputs:
         order = journal.order
         if not exact_after_loss(order):
             raise Unreachable(NOT_RESUMED.format(order.request.method)) from error
-        if self._clock() - heard > LONGEST_SEARCH:
-            raise Unreachable(f"no orchestrator of {order.model!r} answers: {error}") from error
         journal.resumed = True
         if journal.lost_at is None:
             journal.lost_at = heard
             if self._losses is not None:
                 self._losses.lost(order.model)
+        if self._clock() - journal.lost_at > LONGEST_SEARCH:
+            raise Unreachable(f"no orchestrator of {order.model!r} can go on: {error}") from error
         with about(request=order.id):
             log.warning("an orchestrator was lost after %d tokens: %s", len(journal.delivered), error)
+
+
+def _meant(error: Expected, journal: Journal) -> Exception:
+    """In the middle of an output, an orchestrator that finds no target is as good as lost: another one may."""
+    return Lost(str(error)) if journal.delivered and isinstance(error, ELSEWHERE) else error
 
 
 async def _asked(orchestrators: Orchestrators) -> Sequence[ServedModel]:
