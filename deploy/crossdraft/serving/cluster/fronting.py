@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from crossdraft.rpc.endpoint import Listening
 from crossdraft.rpc.security import FrontFiles
@@ -87,12 +87,14 @@ class HostingGrpc:
         host, _, port = self._server.address.rpartition(":")
         return f"{self._node if host in ALL_ADDRESSES else host}:{port}"
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> str:
+        """As Hosting.start."""
         await self._server.start()
         if self._measured:
             self.metrics = self._exporter.start(self._node, ANY_PORT)
-        return self
+        return self.address
 
-    async def __aexit__(self, *error: object) -> None:
+    async def drain(self) -> None:
+        """As Hosting.drain."""
         await self._server.drain()
         await self._exporter.stop()

@@ -1,6 +1,6 @@
 """What an actor can host."""
 
-from typing import Protocol, Self
+from typing import Protocol
 
 from crossdraft.serving.cluster.directory import Role
 from crossdraft.serving.configuration import Resources
@@ -8,7 +8,7 @@ from crossdraft.serving.logs import LogFormat
 
 
 class Hosting(Protocol):
-    """A server that serves within a block."""
+    """A server."""
 
     @property
     def address(self) -> str:
@@ -20,9 +20,13 @@ class Hosting(Protocol):
         """host:port where Prometheus reads; empty: nowhere."""
         ...
 
-    async def __aenter__(self) -> Self: ...
+    async def start(self) -> str:
+        """Begins to serve; returns the address; raises CannotListen, and may be called again then."""
+        ...
 
-    async def __aexit__(self, *error: object) -> None: ...
+    async def drain(self) -> None:
+        """Takes nothing new, lets what is open go on for the grace period, and ends."""
+        ...
 
 
 class Hosted(Protocol):

@@ -3,17 +3,21 @@
 import asyncio
 import logging
 import os
+import time
 from contextlib import ExitStack
 
 import ray
 
+from crossdraft.rpc.errors import CannotListen
 from crossdraft.serving.cluster.directing import announced
 from crossdraft.serving.cluster.directory import Entry, Role
-from crossdraft.serving.cluster.hosted import Hosted
+from crossdraft.serving.cluster.hosted import Hosted, Hosting
 from crossdraft.serving.logs import logged
 
 log = logging.getLogger(__name__)
 
+PORT_SECONDS = 5.0  # for which a port that is taken is waited for
+PORT_EVERY = 0.25  # seconds
 AGAIN_AFTER = 2.0  # seconds before a process ends that could not serve when it was started again
 
 
@@ -46,11 +50,15 @@ class HostActor:
     async def _serve(self) -> None:
         hosted = self._hosted
         node = node_address()
-        async with await hosted.server(node) as server:
+        server = await hosted.server(node)
+        await _begun(server, hosted.port)
+        try:
             entry = entry_of(hosted.role, hosted.model, hosted.name, server.address, server.metrics, node)
             async with announced(entry):
                 self._entry.set_result(entry)
                 await self._stop.wait()
+        finally:
+            await server.drain()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """What fails at the first start is told to who asks; after that only a new process helps."""
@@ -63,6 +71,20 @@ class HostActor:
             return
         log.critical("%s ended: %s", self._hosted.role, error, exc_info=error)
         asyncio.get_running_loop().call_later(AGAIN_AFTER, os._exit, 1)
+
+
+async def _begun(server: Hosting, port: int) -> None:
+    """It serves; a port that is wanted may still be that of the one before, for a moment. Raises CannotListen."""
+    until = time.monotonic() + (PORT_SECONDS if port else 0.0)
+    while True:
+        try:
+            await server.start()
+        except CannotListen:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(PORT_EVERY)
+        else:
+            return
 
 
 def node_address() -> str:

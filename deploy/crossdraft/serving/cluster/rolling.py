@@ -80,6 +80,10 @@ class Rollout:
             if _beside(new):
                 self._ready([new])
                 self._end([old])
+            elif _fits(new):  # the port is free as soon as the old one takes nothing new
+                draining = self._drain([old])
+                self._ready([new])
+                self._await([old], draining)
             else:
                 self._end([old])
                 self._ready([new])
@@ -96,9 +100,13 @@ class Rollout:
             self._say(f"{one.slot} serves at {entry.address}")
 
     def _entry(self, replica: Replica, actor: Any) -> Entry:
-        answer, amounts = actor.ready.remote(), amounts_of(replica.hosted.resources)
+        answer = actor.ready.remote()
         while not ray.wait([answer], timeout=TOLD_EVERY)[0]:
-            room = "" if fits(amounts, free_nodes()) else f"; it may wait for a node with {written(amounts)} free"
+            room = (
+                ""
+                if _fits(replica)
+                else f"; it may wait for a node with {written(amounts_of(replica.hosted.resources))} free"
+            )
             self._say(f"{replica.slot} does not serve yet{room}")
         try:
             entry: Entry = ray.get(answer)
@@ -109,7 +117,10 @@ class Rollout:
         return entry
 
     def _end(self, names: Collection[str]) -> None:
-        """They take nothing new, and end once what is open has ended, or the grace period has."""
+        self._await(names, self._drain(names))
+
+    def _drain(self, names: Collection[str]) -> list[Any]:
+        """They take nothing new from now on, and end once what is open has ended, or the grace period has."""
         draining = []
         for name in names:
             self._say(f"{slot_of(name)} ends")
@@ -117,6 +128,9 @@ class Rollout:
                 draining.append(ray.get_actor(name, NAMESPACE).drain.remote())
             except ValueError:  # it has ended already
                 continue
+        return draining
+
+    def _await(self, names: Collection[str], draining: list[Any]) -> None:
         if draining:
             ray.wait(draining, num_returns=len(draining), timeout=self._grace_seconds + BEYOND_GRACE)
         _kill(names)
@@ -144,9 +158,12 @@ def _started(replica: Replica) -> Any:
 
 
 def _beside(replica: Replica) -> bool:
-    """Whether it can be started before the one that it replaces has ended."""
-    fixed = replica.hosted.port > 0  # on the same node only one of them can have it
-    return not fixed and fits(amounts_of(replica.hosted.resources), free_nodes())
+    """Whether it can serve before the one that it replaces has ended; of a port there is one on a node."""
+    return replica.hosted.port == 0 and _fits(replica)
+
+
+def _fits(replica: Replica) -> bool:
+    return fits(amounts_of(replica.hosted.resources), free_nodes())
 
 
 def _kill(names: Iterable[str]) -> None:
