@@ -126,6 +126,7 @@ def test_a_stall_makes_the_target_wait_for_nothing_for_a_while() -> None:
     assert governor.choose(0.0).patience > 0
     governor.observe(StallSeen(0.1), 1.0)
     assert governor.choose(1.0).patience == 0
+    assert "too late" in governor.choose(1.0).reason
     assert governor.choose(1.0 + 0.1 * 60).patience > 0
 
 

@@ -103,7 +103,8 @@ class Adaptive:
             return replace(PLAIN, reason="measuring plain decoding")
         if decision.choice.patience > 0 and now < self._calm_until:
             hurried = decision.ranking.hurried
-            return hurried.choice if hurried.speed > decision.ranking.plain.speed else decision.choice
+            if hurried.speed > decision.ranking.plain.speed:
+                return replace(hurried.choice, reason="overlapped, never waiting: the drafter has just been too late")
         return decision.choice
 
     def _think(self) -> None:
