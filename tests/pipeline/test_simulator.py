@@ -191,3 +191,14 @@ def test_a_plain_pass_that_is_shorter_than_the_round_trip_ends() -> None:
     for choice in (Choice(4, 1), Choice(4, 0, patience=0.0)):
         governor = InTurn((PLAIN, choice)).fresh()
         assert simulate(given, governor, 100, np.random.default_rng(0)).tokens >= 100
+
+
+@pytest.mark.parametrize("trip", [0.0, 0.5])
+@pytest.mark.parametrize("worth", [0.5, 1.0, 1.5])
+def test_a_drafter_that_writes_no_faster_than_the_target_is_of_no_use(trip: float, worth: float) -> None:
+    """So the ways of using it need not be compared."""
+    given = workload(0.9, trip, token=worth * PASS, node=0.0, tokens_per_proposal=worth, branch_hit=0.5, slope=0.1)
+    assert rank(given, Limits()).best.choice == PLAIN
+    assert rank(given, Limits(rounds_only=True)).best.choice == PLAIN
+    for choice in (lock_step(1).choice, lock_step(6).choice, Choice(8, patience=0.0), Choice(12, 2, branch_depth=2)):
+        assert speed(given, choice) <= 1.02 / PASS

@@ -67,6 +67,8 @@ class Ranking:
 def rank(workload: Workload, limits: Limits) -> Ranking:
     """Forecasts what may be chosen, coarsely first; some 30 forecasts."""
     plain = rate(workload, PLAIN)
+    if workload.token >= workload.tokens_per_proposal * workload.plain_seconds:
+        return _hopeless(workload, plain)
     rounds = _best(workload, (_round(workload, size) for size in SIZES if size <= limits.window))
     if limits.rounds_only:
         return Ranking(plain, rounds, plain, max(plain, rounds, key=_speed))
@@ -84,6 +86,12 @@ def rank(workload: Workload, limits: Limits) -> Ranking:
     if limits.targets > 1:
         overlapped = _speculated(workload, overlapped)
     return Ranking(plain, rounds, hurried, max(plain, rounds, overlapped, key=_speed))
+
+
+def _hopeless(workload: Workload, plain: Rated) -> Ranking:
+    """A drafter that writes no faster than the target by itself: what is accepted took it as long as it saves."""
+    rounds = rate(workload, _round(workload, 1))
+    return Ranking(plain, rounds, rate(workload, Choice(1, patience=0.0)), plain)
 
 
 def rate(workload: Workload, choice: Choice) -> Rated:
