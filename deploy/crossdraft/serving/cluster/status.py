@@ -39,4 +39,4 @@ def deployed() -> Deployed:
 
 
 def _running(deployment: DeploymentStatusOverview) -> int:
-    return sum(count for state, count in deployment.replica_states.items() if state.value == RUNNING)
+    return sum(count for state, count in deployment.replica_states.items() if state == RUNNING)
