@@ -9,10 +9,11 @@ from crossdraft.pipeline.events import Close, Command, Event, Ready, Replied, Se
 from crossdraft.pipeline.ports import Services
 from crossdraft.pipeline.recording import Step
 from crossdraft.pipeline.stopwatches import LaneWatch
-from crossdraft.pipeline.trips import BOUNDS, TripWatch
+from crossdraft.pipeline.trips import BOUNDS, Owing, TripWatch
 from crossdraft.rpc.stream import Traffic
-from crossdraft.verification.exchange import Advance, Drafted, FetchRow, PassDone, RowFetched, Scored
-from crossdraft.verification.rows import Row
+from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import Advance, Drafted, FetchRow, PassDone, RowFetched, Score, Scored
+from crossdraft.verification.rows import Proposal, Row
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget
 from tests.pipeline.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, target_open
 
@@ -131,6 +132,68 @@ def test_trips_are_counted_by_their_bounds() -> None:
         watch.answered(PassDone(number, (), 0.0), seconds)
     counts = watch.trips.counts
     assert (counts[0], counts[1], counts[-1], sum(counts)) == (1, 1, 1, 3)
+
+
+def test_a_round_trip_says_how_long_it_waited_for_the_model() -> None:
+    watch = TripWatch()
+    watch.asked(PASS, 1.0)
+    watch.answered(PassDone(PASS.number, (), 0.5, queued=0.125), 3.0)
+    watch.answered(PassDone(PASS.number, (), 0.5, queued=9.0), 4.0)  # nobody asked
+    assert (watch.trips.seconds, watch.trips.queued_seconds) == (1.5, 0.125)
+
+
+def owed(*happened: object) -> list[bool]:
+    """After each question or answer, whether the service has anything to do."""
+    owing, found = Owing(), []
+    for what in happened:
+        if isinstance(what, PassDone | Drafted | RowFetched | Scored):
+            owing.answered(what)
+        else:
+            owing.asked(what)
+        found.append(owing.owes)
+    return found
+
+
+def test_a_target_owes_an_answer_to_each_question() -> None:
+    row = Row.certain(1)
+    happened = PASS, FetchRow(1, 0), PassDone(1, (), 0.0), RowFetched(1, 0, row), RowFetched(1, 0, row)
+    assert owed(*happened) == [True, True, True, False, False]
+
+
+def test_a_drafter_owes_proposals_up_to_those_wanted() -> None:
+    draft, one = replace(DRAFT, epoch=3, count=2), (Proposal(1),)
+    happened = (
+        draft,
+        Drafted(3, one, 0.0),
+        Drafted(3, one, 0.0, first=1),
+        Advance(3, 3),
+        Drafted(3, one, 0.0, first=2),
+    )
+    assert owed(*happened) == [True, True, False, True, False]
+    assert owed(draft, Drafted(2, one * 2, 0.0), Drafted(3, (), 0.0, "it stands aside"), Advance(3, 9)) == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    scores = Score(3, 0, (Letters("a"),), 1)
+    later = replace(draft, epoch=4, count=1)
+    happened = draft, Drafted(3, one * 2, 0.0), scores, later, Scored(3, np.zeros(1), 0.0), Drafted(4, one, 0.0)
+    assert owed(*happened) == [True, False, True, True, True, False]
+
+
+def test_a_lane_says_where_its_time_went() -> None:
+    watch = LaneWatch("target")
+    assert watch.figures(5.0).open_seconds == 0
+    watch.opened(Traffic(codec_seconds=0.25), 10.0)
+    watch.asked(PASS, 11.0)
+    watch.answered(PassDone(PASS.number, (), 0.5), 13.0)
+    watch.asked(replace(PASS, number=2), 15.0)
+    figures = watch.figures(16.0)
+    assert (figures.open_seconds, figures.idle_seconds) == (6.0, 3.0)
+    assert (figures.model_seconds, figures.codec_seconds) == (0.5, 0.25)
+    watch.closed(17.0)
+    assert (watch.figures(99.0).open_seconds, watch.figures(99.0).idle_seconds) == (7.0, 3.0)
 
 
 async def test_lanes_say_where_they_were_and_how_they_were_lost() -> None:

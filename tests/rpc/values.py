@@ -130,7 +130,7 @@ target_requests = st.one_of(
 )
 target_replies = st.one_of(
     st.builds(Opened, st.text(max_size=8)),
-    st.builds(PassDone, numbers, nodes.map(tuple), seconds),
+    st.builds(PassDone, numbers, nodes.map(tuple), seconds, seconds),
     st.builds(RowFetched, numbers, st.integers(0, 100), whole_rows() | rows().filter(lambda row: not row.whole)),
 )
 
@@ -183,6 +183,7 @@ drafter_replies = st.one_of(
         reason=st.text(max_size=8),
         first=st.integers(0, 2**32 - 1),
         branches=st.lists(branches, max_size=3).map(tuple),
+        queued=seconds,
     ),
     st.builds(Scored, numbers, scores, seconds),
 )

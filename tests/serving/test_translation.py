@@ -1,19 +1,22 @@
 """Nothing of a request or of its figures is forgotten between gRPC and the pipeline; servers that begin together."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
-from crossdraft.pipeline import GenerationRequest, Statistics
+from crossdraft.pipeline import GenerationRequest, Reason, Statistics
+from crossdraft.pipeline.trips import LaneFigures, Trips
+from crossdraft.rpc import generation_codec
 from crossdraft.rpc.endpoint import Listening
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.generation import Generate
+from crossdraft.rpc.generation import Generate, GenerationEnded, LaneCost
 from crossdraft.serving import translation
 from crossdraft.serving.generation import serve_generation
+from crossdraft.serving.orders import Ended
 from crossdraft.serving.together import Together
 from crossdraft.v1 import generation_pb2
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeOutputs, figures
 
 
 def names(kind: type) -> set[str]:
@@ -25,9 +28,23 @@ def test_every_field_of_a_request_can_be_asked_for_or_stays_with_the_server() ->
     assert names(Generate) - names(GenerationRequest) == {"id", "model", "drafter"}
 
 
-def test_every_figure_is_sent_but_those_that_name_services() -> None:
+def test_every_figure_is_sent() -> None:
     sent = set(generation_pb2.Statistics.DESCRIPTOR.fields_by_name)
-    assert sent == set(translation.FIGURES) == names(Statistics) - {"lanes"}
+    assert sent == set(translation.FIGURES) == names(Statistics)
+
+
+def test_of_lanes_all_is_sent_but_where_services_are() -> None:
+    assert set(generation_pb2.Lane.DESCRIPTOR.fields_by_name) == names(LaneCost)
+    assert names(LaneFigures) - set(translation.OF_LANES) == {"address", "trips"}
+    lane = LaneFigures("target", "10.0.0.1:7001", 1, 2, Trips((3, 4), 0.5, 0.25), "unreachable", 0.1, 0.2, 0.9, 0.3)
+    ended = Ended(Reason.STOP, replace(figures(4), lanes=(lane,)))
+    sent = translation.ended(ended, "r-1")
+    assert "10.0.0.1" not in repr(sent)
+    arrived = generation_codec.decode_reply(generation_codec.encode_reply(sent))
+    assert isinstance(arrived, GenerationEnded)
+    assert translation.ended_of(arrived) == replace(
+        ended, statistics=replace(ended.statistics, lanes=(replace(lane, address=""),))
+    )
 
 
 async def test_servers_begin_and_end_together() -> None:

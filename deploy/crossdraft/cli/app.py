@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from crossdraft.cli import bench, clustering, generating, recordings, security, serving
+from crossdraft.cli import bench, clustering, generating, loadtesting, recordings, security, serving
 from crossdraft.cli.failures import CommandFailed, Interrupted
 
 # Plain errors and help: an error is then one line whatever the width of the terminal, and rich is not imported.
@@ -84,6 +84,7 @@ def _options(
 app.command()(generating.generate)
 app.command()(generating.demo)
 app.command()(security.certs)
+app.command()(loadtesting.loadtest)
 
 
 @app.command()

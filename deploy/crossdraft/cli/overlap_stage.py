@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from crossdraft.cli.failures import Misused
@@ -13,7 +13,6 @@ from crossdraft.emulation import Link, network
 from crossdraft.models.pacing import Pace
 
 LONGEST_DELAY = 60_000  # ms of a message on an emulated network
-FAR = "drafter"  # the name of the drafter's host
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ async def target_service(target: Served) -> AsyncIterator[Running]:
 
 @dataclass(frozen=True)
 class Distant:
-    """A drafter at the far end of a link."""
+    """A service at the far end of a link."""
 
     address: str
     process_id: int
@@ -69,15 +68,20 @@ class Distant:
             await self.link.delay(milliseconds)
 
 
-@asynccontextmanager
-async def drafter_service(drafter: Served, distant: bool) -> AsyncIterator[Distant]:
+def drafter_service(drafter: Served, distant: bool) -> AbstractAsyncContextManager[Distant]:
     """A drafter on the second core, on a host with a link of its own if it is distant; raises CommandFailed."""
+    return service("drafter", drafter, 1, distant)
+
+
+@asynccontextmanager
+async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
+    """A target or drafter on a core, on a host with a link of its own if it is distant; raises CommandFailed."""
     async with AsyncExitStack() as stack:
-        link, prefix, options = None, on_core(1), drafter.options
+        link, prefix, options = None, on_core(core), served.options
         if distant:
-            link = (await stack.enter_async_context(network([FAR])))[FAR]
+            link = (await stack.enter_async_context(network([role])))[role]
             prefix = (*link.place.prefix, *prefix)
             options = (*options, "--host", link.place.listen)
-        (found,) = await stack.enter_async_context(running([Wanted("drafter", drafter.model, 1, options, prefix)]))
+        (found,) = await stack.enter_async_context(running([Wanted(role, served.model, 1, options, prefix)]))
         address = found.address if link is None else await link.address_through(found.address)
         yield Distant(address, found.process_id, link)

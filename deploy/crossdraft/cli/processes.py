@@ -5,15 +5,28 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import IO
+from dataclasses import dataclass, field
+from typing import IO, Protocol
 
 from crossdraft.cli.failures import CommandFailed
 
 START_SECONDS = 120.0  # for loading a small model on a busy machine
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
+
+
+class Startable(Protocol):
+    """A command that serves something, says in a line of JSON where, and ends with its standard input."""
+
+    @property
+    def role(self) -> str:
+        """What error texts call it."""
+        ...
+
+    def command(self) -> list[str]:
+        """As it would be typed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,12 +49,12 @@ class Wanted:
 class Started:
     """Its process, perhaps not ready yet."""
 
-    wanted: Wanted
+    wanted: Startable
     process: asyncio.subprocess.Process
     log: IO[bytes]  # what it writes on stderr
 
-    async def address(self) -> str:
-        """Where it listens, once it does.
+    async def ready(self) -> dict[str, str]:
+        """Its ready line, once it listens.
 
         Raises:
             CommandFailed: it ended or is not ready in time; the text has its own last words.
@@ -53,7 +66,7 @@ class Started:
             raise CommandFailed(f"the {self.wanted.role} is not ready after {START_SECONDS:.0f} s") from None
         if not line:
             raise CommandFailed(f"the {self.wanted.role} did not start: {self._last_words()}")
-        return str(json.loads(line)["address"])
+        return {name: str(value) for name, value in json.loads(line).items()}
 
     def _last_words(self) -> str:
         self.log.seek(0)
@@ -78,10 +91,11 @@ class Running:
 
     address: str
     process_id: int
+    ready: Mapping[str, str] = field(default_factory=dict)  # all of its ready line
 
 
 @asynccontextmanager
-async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
+async def services(wanted: Sequence[Startable]) -> AsyncIterator[list[str]]:
     """Starts services side by side and gives their addresses; ends them at the end of the block.
 
     Raises:
@@ -92,19 +106,20 @@ async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
 
 
 @asynccontextmanager
-async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
+async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
     """The same, and their processes."""
     started: list[Started] = []
     try:
         for one in wanted:
             started.append(await _start(one))
-        yield [Running(await one.address(), one.process.pid) for one in started]
+        ready = [await one.ready() for one in started]
+        yield [Running(line["address"], one.process.pid, line) for one, line in zip(started, ready, strict=True)]
     finally:
         # Not cut short by a second signal: nothing may be left behind.
         await asyncio.shield(asyncio.gather(*(one.end() for one in started)))
 
 
-async def _start(wanted: Wanted) -> Started:
+async def _start(wanted: Startable) -> Started:
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the service has ended
     pipe = asyncio.subprocess.PIPE
     # In a session of its own, so that Ctrl-C reaches this process alone, which then ends it in order.

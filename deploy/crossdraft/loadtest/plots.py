@@ -115,13 +115,15 @@ def _outcomes(axes: "Axes", runs: Sequence[Run]) -> None:
 
 
 def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for place, run in enumerate(runs):
         found = run.summary.acceptance
         if found is not None and found.places:
             shares = [one.acceptance for one in found.places]
             axes.plot(range(1, len(shares) + 1), shares, "o-", markersize=3, color=f"C{place}")
     axes.set_ylim(0, 1.02)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("place in a round")
     axes.set_title("acceptance, given that all before held", fontsize=10, loc="left")
 

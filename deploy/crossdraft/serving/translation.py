@@ -6,14 +6,15 @@ from typing import Any
 
 from crossdraft.pipeline import GenerationRequest, Reason, RequestError, Statistics, Token
 from crossdraft.pipeline.chat import Chat, Message
-from crossdraft.rpc.generation import Generate, Generated, GenerationEnded, Served, Turn
+from crossdraft.pipeline.trips import LaneFigures, Trips
+from crossdraft.rpc.generation import Generate, Generated, GenerationEnded, LaneCost, Served, Turn
 from crossdraft.serving.orders import Ended, ServedModel
 
 # Of the same name and kind in both; of the others, `prompt` differs in kind.
 SAME = tuple(sorted({one.name for one in fields(Generate)} & {one.name for one in fields(GenerationRequest)}))
 SETTINGS = tuple(name for name in SAME if name != "prompt")
-# The figures of the lanes name services that are no client's to know.
-FIGURES = tuple(one.name for one in fields(Statistics) if one.name != "lanes")
+FIGURES = tuple(one.name for one in fields(Statistics))
+OF_LANES = tuple(sorted({one.name for one in fields(LaneCost)} & {one.name for one in fields(LaneFigures)}))
 STAYS_HERE = ("explain", "record")  # of a GenerationRequest: what only the process can do that makes the output
 
 
@@ -66,13 +67,29 @@ def token_of(sent: Generated) -> Token:
 
 def ended(end: Ended, name: str) -> GenerationEnded:
     """The end of the output of a request of this id, to be sent."""
-    return GenerationEnded(name, end.reason.value, {figure: getattr(end.statistics, figure) for figure in FIGURES})
+    figures = {figure: getattr(end.statistics, figure) for figure in FIGURES}
+    return GenerationEnded(name, end.reason.value, figures | {"lanes": tuple(map(_cost, end.statistics.lanes))})
 
 
 def ended_of(sent: GenerationEnded) -> Ended:
     """An end that was sent; raises ValueError if its reason is unknown."""
     figures: Mapping[str, Any] = sent.figures
-    return Ended(Reason(sent.reason), Statistics(**figures))
+    lanes = tuple(map(_lane, figures.get("lanes", ())))
+    return Ended(Reason(sent.reason), Statistics(**{**figures, "lanes": lanes}))
+
+
+def _cost(lane: LaneFigures) -> LaneCost:
+    """Without its address: where services are is no client's to know."""
+    figures = {name: getattr(lane, name) for name in OF_LANES}
+    trips = lane.trips
+    return LaneCost(
+        trip_counts=trips.counts, trip_seconds=trips.seconds, queued_seconds=trips.queued_seconds, **figures
+    )
+
+
+def _lane(cost: LaneCost) -> LaneFigures:
+    figures = {name: getattr(cost, name) for name in OF_LANES}
+    return LaneFigures(address="", trips=Trips(cost.trip_counts, cost.trip_seconds, cost.queued_seconds), **figures)
 
 
 def served(model: ServedModel) -> Served:

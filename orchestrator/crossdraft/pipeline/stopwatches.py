@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from crossdraft.pipeline.events import Reply
-from crossdraft.pipeline.trips import LaneFigures, TripWatch
-from crossdraft.verification.exchange import Advance, Pass, PassDone, RowFetched
+from crossdraft.pipeline.trips import LaneFigures, Owing, TripWatch, model_seconds
+from crossdraft.verification.exchange import Advance, Pass, PassDone
 
 
 class TrafficCount(Protocol):
@@ -16,6 +16,7 @@ class TrafficCount(Protocol):
 
     bytes_sent: int
     bytes_received: int
+    codec_seconds: float
 
 
 class LaneWatch:
@@ -34,6 +35,10 @@ class LaneWatch:
         self._flying = 0  # passes in flight
         self._took_off = 0.0
         self._trips = TripWatch()
+        self._model_seconds = 0.0
+        self._owing = Owing()
+        self._owed = 0.0  # seconds in which anything was, until it was not
+        self._owed_since: float | None = None
 
     def opened(self, traffic: TrafficCount, now: float) -> None:
         """Its session is open."""
@@ -47,6 +52,8 @@ class LaneWatch:
     def asked(self, request: object, now: float) -> None:
         """A request leaves. `Advance` asks for no answer of its own."""
         self._trips.asked(request, now)
+        self._owing.asked(request)
+        self._note_owing(now)
         if not isinstance(request, Advance):
             self._asked = now
         if isinstance(request, Pass):
@@ -56,9 +63,11 @@ class LaneWatch:
     def answered(self, reply: Reply, now: float) -> None:
         """The first answer since the last question: what the model did not take was wire, codecs and queues."""
         self._trips.answered(reply, now)
+        self._owing.answered(reply)
+        self._note_owing(now)
+        self._model_seconds += model_seconds(reply)
         if self._asked is not None:
-            in_model = 0.0 if isinstance(reply, RowFetched) else reply.seconds
-            self.wire_seconds += max(0.0, now - self._asked - in_model)
+            self.wire_seconds += max(0.0, now - self._asked - model_seconds(reply))
             self._asked = None
         if isinstance(reply, PassDone):
             self._land(now, 1)
@@ -68,12 +77,30 @@ class LaneWatch:
             self._flown += now - self._took_off
         self._flying = max(0, self._flying - passes)
 
-    @property
-    def figures(self) -> LaneFigures:
+    def _note_owing(self, now: float) -> None:
+        if self._owing.owes:
+            self._owed_since = now if self._owed_since is None else self._owed_since
+        elif self._owed_since is not None:
+            self._owed, self._owed_since = self._owed + now - self._owed_since, None
+
+    def figures(self, now: float) -> LaneFigures:
         """What it cost so far."""
-        sent = 0 if self.traffic is None else self.traffic.bytes_sent
-        received = 0 if self.traffic is None else self.traffic.bytes_received
-        return LaneFigures(self.role, self.address, sent, received, self._trips.trips, self.lost)
+        if self.traffic is None:
+            return LaneFigures(self.role, self.address, 0, 0, self._trips.trips, self.lost)
+        end = now if self._closed is None else self._closed
+        owed = self._owed + (0.0 if self._owed_since is None else max(0.0, end - self._owed_since))
+        return LaneFigures(
+            role=self.role,
+            address=self.address,
+            bytes_sent=self.traffic.bytes_sent,
+            bytes_received=self.traffic.bytes_received,
+            trips=self._trips.trips,
+            lost=self.lost,
+            model_seconds=self._model_seconds,
+            codec_seconds=self.traffic.codec_seconds,
+            open_seconds=end - self._opened,
+            idle_seconds=max(0.0, end - self._opened - owed),
+        )
 
     def idle(self, now: float) -> tuple[float, float]:
         """Seconds without a pass in flight, and seconds that it has been open."""
@@ -150,7 +177,7 @@ class Clock:
             drafter_bytes=sent["drafter"] + received["drafter"],
             idle_seconds=sum(seconds for seconds, _ in idle),
             target_lane_seconds=sum(seconds for _, seconds in idle),
-            lanes=tuple(lane.figures for lane in lanes),
+            lanes=tuple(lane.figures(now) for lane in lanes),
         )
 
 

@@ -29,6 +29,7 @@ class Trips:
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)  # by BOUNDS, those above the last one included
     seconds: float = 0.0  # of all together
+    queued_seconds: float = 0.0  # of these, waiting for the model
 
 
 class TripWatch:
@@ -38,6 +39,7 @@ class TripWatch:
         self._due: deque[tuple[object, float]] = deque()  # questions without an answer, and when they left
         self._counts = [0] * (len(BOUNDS) + 1)
         self._seconds = 0.0
+        self._queued = 0.0
 
     def asked(self, request: object, now: float) -> None:
         """A question leaves; `Advance` is none of its own."""
@@ -52,15 +54,20 @@ class TripWatch:
         for _ in range(place):
             self._due.popleft()
         _, left = self._due.popleft()
-        in_model = 0.0 if isinstance(reply, RowFetched) else reply.seconds
-        took = max(0.0, now - left - in_model)
+        took = max(0.0, now - left - model_seconds(reply))
         self._counts[bisect_left(BOUNDS, took)] += 1
         self._seconds += took
+        self._queued += reply.queued if isinstance(reply, PassDone | Drafted) else 0.0
 
     @property
     def trips(self) -> Trips:
         """What was measured so far."""
-        return Trips(tuple(self._counts), self._seconds)
+        return Trips(tuple(self._counts), self._seconds, self._queued)
+
+
+def model_seconds(reply: Reply) -> float:
+    """What the model took for an answer, as its service says."""
+    return 0.0 if isinstance(reply, RowFetched) else reply.seconds
 
 
 def _answers(reply: Reply, request: object) -> bool:
@@ -75,6 +82,43 @@ def _answers(reply: Reply, request: object) -> bool:
             return isinstance(request, Score) and request.epoch == reply.epoch
 
 
+class Owing:
+    """Whether a service has anything to do for a session: an answer, or proposals up to those wanted last."""
+
+    def __init__(self) -> None:
+        self._answers = 0  # passes, rows and scores
+        self._epoch, self._wanted, self._drafted = 0, 0, 0
+
+    @property
+    def owes(self) -> bool:
+        """Whether it has."""
+        return self._answers > 0 or self._drafted < self._wanted
+
+    def asked(self, request: object) -> None:
+        """A question leaves. A new epoch ends all that was due for the one before."""
+        match request:
+            case Draft():
+                self._epoch, self._wanted, self._drafted, self._answers = request.epoch, request.count, 0, 0
+            case Advance():
+                self._wanted = max(self._wanted, request.count) if self._wanted else 0
+            case _:
+                self._answers += 1
+
+    def answered(self, reply: Reply) -> None:
+        """An answer came; one of an older epoch counts for nothing."""
+        match reply:
+            case Drafted(epoch=self._epoch):
+                self._drafted = max(self._drafted, reply.first + len(reply.proposals))
+                if reply.reason:  # no more will come
+                    self._wanted = 0
+            case Drafted():
+                pass
+            case Scored() if reply.epoch != self._epoch:
+                pass
+            case _:
+                self._answers = max(0, self._answers - 1)
+
+
 @dataclass(frozen=True)
 class LaneFigures:
     """What one session with a service cost."""
@@ -85,3 +129,7 @@ class LaneFigures:
     bytes_received: int
     trips: Trips
     lost: str = ""  # how the service failed: `rpc.errors.name_of`, or BLAMED
+    model_seconds: float = 0.0  # in the model, for all answers
+    codec_seconds: float = 0.0  # in which messages were made and read, in this process
+    open_seconds: float = 0.0
+    idle_seconds: float = 0.0  # of these, without anything asked that is not answered: `Owing`

@@ -122,6 +122,7 @@ class PassDone:
     number: int
     nodes: tuple[Row | Sample, ...]  # one for each of `Pass.answered`
     seconds: float  # in the model
+    queued: float = 0.0  # seconds before, in which it waited for the model
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ class Drafted:
     reason: str = ""
     first: int = 0  # place of the first of `proposals` in the epoch, from 0
     branches: tuple[Branch, ...] = ()
+    queued: float = 0.0  # seconds before, in which the drafting waited for the model
 
 
 @dataclass(frozen=True)

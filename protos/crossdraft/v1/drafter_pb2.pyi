@@ -80,7 +80,7 @@ class Advance(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Drafted(_message.Message):
-    __slots__ = ("epoch", "tokens", "target_ids", "rows", "microseconds", "reason", "first", "branches")
+    __slots__ = ("epoch", "tokens", "target_ids", "rows", "microseconds", "reason", "first", "branches", "queued_microseconds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class Drafted(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     target_ids: bool
@@ -97,7 +98,8 @@ class Drafted(_message.Message):
     reason: str
     first: int
     branches: _containers.RepeatedCompositeFieldContainer[Branch]
-    def __init__(self, epoch: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., target_ids: _Optional[bool] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., microseconds: _Optional[int] = ..., reason: _Optional[str] = ..., first: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ...) -> None: ...
+    queued_microseconds: int
+    def __init__(self, epoch: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., target_ids: _Optional[bool] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., microseconds: _Optional[int] = ..., reason: _Optional[str] = ..., first: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., queued_microseconds: _Optional[int] = ...) -> None: ...
 
 class Branch(_message.Message):
     __slots__ = ("number", "offset", "letters", "tokens")

@@ -165,7 +165,7 @@ class Ended(_message.Message):
     def __init__(self, id: _Optional[str] = ..., reason: _Optional[_Union[Ended.Reason, str]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
 
 class Statistics(_message.Message):
-    __slots__ = ("method", "k", "prompt_tokens", "tokens", "accepted", "corrected", "bonus", "passes", "row_misses", "rows_fetched", "epochs", "proposals", "stood_aside", "drafter_lost", "seconds", "first_token_seconds", "drafter_seconds", "target_seconds", "wire_seconds", "verification_seconds", "bytes_sent", "bytes_received", "scores", "audited", "proposed_at", "judged_at", "accepted_at", "rows_completed", "drafters_lost", "targets_lost", "rewinds", "branches", "branch_tokens", "branches_tried", "branches_hit", "stalls", "speculated", "events", "target_bytes", "drafter_bytes", "idle_seconds", "target_lane_seconds")
+    __slots__ = ("method", "k", "prompt_tokens", "tokens", "accepted", "corrected", "bonus", "passes", "row_misses", "rows_fetched", "epochs", "proposals", "stood_aside", "drafter_lost", "seconds", "first_token_seconds", "drafter_seconds", "target_seconds", "wire_seconds", "verification_seconds", "bytes_sent", "bytes_received", "scores", "audited", "proposed_at", "judged_at", "accepted_at", "rows_completed", "drafters_lost", "targets_lost", "rewinds", "branches", "branch_tokens", "branches_tried", "branches_hit", "stalls", "speculated", "events", "target_bytes", "drafter_bytes", "idle_seconds", "target_lane_seconds", "lanes")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +208,7 @@ class Statistics(_message.Message):
     DRAFTER_BYTES_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TARGET_LANE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
     method: str
     k: int
     prompt_tokens: int
@@ -250,7 +251,34 @@ class Statistics(_message.Message):
     drafter_bytes: int
     idle_seconds: float
     target_lane_seconds: float
-    def __init__(self, method: _Optional[str] = ..., k: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., corrected: _Optional[int] = ..., bonus: _Optional[int] = ..., passes: _Optional[int] = ..., row_misses: _Optional[int] = ..., rows_fetched: _Optional[int] = ..., epochs: _Optional[int] = ..., proposals: _Optional[int] = ..., stood_aside: _Optional[int] = ..., drafter_lost: _Optional[str] = ..., seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., drafter_seconds: _Optional[float] = ..., target_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., verification_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., scores: _Optional[int] = ..., audited: _Optional[int] = ..., proposed_at: _Optional[_Iterable[int]] = ..., judged_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., rows_completed: _Optional[int] = ..., drafters_lost: _Optional[int] = ..., targets_lost: _Optional[int] = ..., rewinds: _Optional[int] = ..., branches: _Optional[int] = ..., branch_tokens: _Optional[int] = ..., branches_tried: _Optional[int] = ..., branches_hit: _Optional[int] = ..., stalls: _Optional[int] = ..., speculated: _Optional[int] = ..., events: _Optional[int] = ..., target_bytes: _Optional[int] = ..., drafter_bytes: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., target_lane_seconds: _Optional[float] = ...) -> None: ...
+    lanes: _containers.RepeatedCompositeFieldContainer[Lane]
+    def __init__(self, method: _Optional[str] = ..., k: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., corrected: _Optional[int] = ..., bonus: _Optional[int] = ..., passes: _Optional[int] = ..., row_misses: _Optional[int] = ..., rows_fetched: _Optional[int] = ..., epochs: _Optional[int] = ..., proposals: _Optional[int] = ..., stood_aside: _Optional[int] = ..., drafter_lost: _Optional[str] = ..., seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., drafter_seconds: _Optional[float] = ..., target_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., verification_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., scores: _Optional[int] = ..., audited: _Optional[int] = ..., proposed_at: _Optional[_Iterable[int]] = ..., judged_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., rows_completed: _Optional[int] = ..., drafters_lost: _Optional[int] = ..., targets_lost: _Optional[int] = ..., rewinds: _Optional[int] = ..., branches: _Optional[int] = ..., branch_tokens: _Optional[int] = ..., branches_tried: _Optional[int] = ..., branches_hit: _Optional[int] = ..., stalls: _Optional[int] = ..., speculated: _Optional[int] = ..., events: _Optional[int] = ..., target_bytes: _Optional[int] = ..., drafter_bytes: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., target_lane_seconds: _Optional[float] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ...) -> None: ...
+
+class Lane(_message.Message):
+    __slots__ = ("role", "bytes_sent", "bytes_received", "trip_counts", "trip_seconds", "queued_seconds", "model_seconds", "codec_seconds", "open_seconds", "idle_seconds", "lost")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    TRIP_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    bytes_sent: int
+    bytes_received: int
+    trip_counts: _containers.RepeatedScalarFieldContainer[int]
+    trip_seconds: float
+    queued_seconds: float
+    model_seconds: float
+    codec_seconds: float
+    open_seconds: float
+    idle_seconds: float
+    lost: str
+    def __init__(self, role: _Optional[str] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., trip_counts: _Optional[_Iterable[int]] = ..., trip_seconds: _Optional[float] = ..., queued_seconds: _Optional[float] = ..., model_seconds: _Optional[float] = ..., codec_seconds: _Optional[float] = ..., open_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class ModelsRequest(_message.Message):
     __slots__ = ()

@@ -66,16 +66,18 @@ class TokenTree(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PassDone(_message.Message):
-    __slots__ = ("number", "rows", "samples", "microseconds")
+    __slots__ = ("number", "rows", "samples", "microseconds", "queued_microseconds")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     number: int
     rows: _common_pb2.Rows
     samples: Samples
     microseconds: int
-    def __init__(self, number: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., microseconds: _Optional[int] = ...) -> None: ...
+    queued_microseconds: int
+    def __init__(self, number: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., microseconds: _Optional[int] = ..., queued_microseconds: _Optional[int] = ...) -> None: ...
 
 class Samples(_message.Message):
     __slots__ = ("tokens", "log_probabilities", "likely", "likely_log_probabilities")

@@ -66,12 +66,13 @@ class Drafting:
                 self._epoch.sent += 1
         self._plant()
 
-    def run(self, send: Callable[[Drafted], None]) -> Job[None]:
+    def run(self, send: Callable[[Drafted], None], queued: float) -> Job[None]:
         """Drafts until all that is wanted is sent and every branch is finished, or the epoch is over.
 
+        `queued` is how many seconds this has waited for the model.
         What is wanted may grow while this runs. When drafting cannot go on, the last reply says why.
         """
-        self._packing.resume()
+        self._packing.resume(queued)
         self._send(send)
         try:
             while not self._epoch.over and (self._drafts or self._growing):

@@ -20,7 +20,7 @@ class Packing:
         self._epoch = epoch
         self._proposals: list[Proposal] = []
         self._branches: list[Branch] = []
-        self._since = 0.0
+        self._since = self._queued = 0.0
         self.resume()
 
     @property
@@ -28,9 +28,10 @@ class Packing:
         """Proposals of the epoch so far, sent or not."""
         return self._epoch.sent + len(self._proposals)
 
-    def resume(self) -> None:
-        """Time counts from now on: nothing was drafted before."""
+    def resume(self, queued: float = 0.0) -> None:
+        """Time counts from now on: nothing was drafted before, in seconds that the next reply tells."""
         self._since = time.perf_counter()
+        self._queued = queued
 
     def propose(self, proposal: Proposal) -> None:
         """One more proposal."""
@@ -64,4 +65,5 @@ class Packing:
         self._branches.clear()
         epoch.sent += size
         seconds, self._since = now - self._since, now
-        return Drafted(epoch.number, taken, seconds, reason, first, branches)
+        queued, self._queued = self._queued, 0.0
+        return Drafted(epoch.number, taken, seconds, reason, first, branches, queued)

@@ -195,6 +195,7 @@ def _encode_drafted(reply: Drafted) -> pb.Drafted:
         reason=reply.reason,
         first=reply.first,
         branches=[_encode_branch(branch) for branch in reply.branches],
+        queued_microseconds=codec.encode_seconds(reply.queued),
     )
 
 
@@ -208,9 +209,8 @@ def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted
         seconds=codec.decode_seconds(message.microseconds),
         reason=message.reason,
         first=message.first,
-        branches=tuple(
-            _decode_branch(branch, f"branches[{place}]", size) for place, branch in enumerate(message.branches)
-        ),
+        branches=tuple(_decode_branch(one, f"branches[{place}]", size) for place, one in enumerate(message.branches)),
+        queued=codec.decode_seconds(message.queued_microseconds),
     )
 
 

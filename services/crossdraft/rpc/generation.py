@@ -6,7 +6,25 @@ from dataclasses import dataclass
 from crossdraft.verification.exchange import SamplingOptions
 from crossdraft.verification.walk import Kind
 
-Figure = str | int | float | tuple[int, ...]
+
+@dataclass(frozen=True)
+class LaneCost:
+    """What one session with a service cost. The fields are those of the proto."""
+
+    role: str
+    bytes_sent: int
+    bytes_received: int
+    trip_counts: tuple[int, ...]
+    trip_seconds: float
+    queued_seconds: float
+    model_seconds: float
+    codec_seconds: float
+    open_seconds: float
+    idle_seconds: float
+    lost: str
+
+
+Figure = str | int | float | tuple[int, ...] | tuple[LaneCost, ...]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Protobuf to plain values and back: what clients and the Generation service say to each other."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, cast
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.generation import Figure, Generate, Generated, GenerationEnded, Reply, Served, Turn
+from crossdraft.rpc.generation import Figure, Generate, Generated, GenerationEnded, LaneCost, Reply, Served, Turn
 from crossdraft.v1 import generation_pb2 as pb
 from crossdraft.verification.walk import Kind
 
@@ -77,7 +78,7 @@ def encode_reply(reply: Reply) -> pb.GenerateReply:
             return pb.GenerateReply(token=_encode_token(reply))
         case GenerationEnded():
             ended = pb.Ended(id=reply.id, reason=reply.reason.upper())
-            ended.statistics.CopyFrom(pb.Statistics(**cast(dict[str, Any], dict(reply.figures))))
+            ended.statistics.CopyFrom(_encode_figures(reply.figures))
             return pb.GenerateReply(ended=ended)
 
 
@@ -146,7 +147,19 @@ def decode_models(message: pb.ModelsReply) -> tuple[Served, ...]:
     )
 
 
+def _encode_figures(figures: Mapping[str, Figure]) -> pb.Statistics:
+    lanes = cast(Iterable[LaneCost], figures.get("lanes", ()))
+    counted = {name: value for name, value in figures.items() if name != "lanes"}
+    return pb.Statistics(**cast(dict[str, Any], counted), lanes=[pb.Lane(**asdict(lane)) for lane in lanes])
+
+
 def _decode_figures(message: pb.Statistics) -> Mapping[str, Figure]:
+    figures: dict[str, Any] = _plain(message)
+    return figures | {"lanes": tuple(LaneCost(**_plain(lane)) for lane in message.lanes)}
+
+
+def _plain(message: pb.Statistics | pb.Lane) -> dict[str, Any]:
+    """Its fields by name, lists as tuples."""
     values = ((field.name, getattr(message, field.name)) for field in message.DESCRIPTOR.fields)
     return {name: value if isinstance(value, str | int | float) else tuple(value) for name, value in values}
 

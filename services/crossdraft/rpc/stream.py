@@ -31,6 +31,7 @@ class Traffic:
     bytes_sent: int = 0  # serialized, before HTTP/2 frames
     bytes_received: int = 0
     seconds_waited: float = 0.0  # for replies
+    codec_seconds: float = 0.0  # in which messages were made of requests, and replies of messages
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ class Stream(Generic[Request, Reply]):
             TooLarge: it is over the client's limit; nothing was sent.
             ServiceError: the stream is closed; the error says why.
         """
+        began = time.perf_counter()
         raw = self._wire.write(request).SerializeToString()
+        self.traffic.codec_seconds += time.perf_counter() - began
         if len(raw) > self._wire.limit.bytes:
             raise TooLarge(f"a {type(request).__name__} of {len(raw)} bytes is over this client's {self._wire.limit}")
         if self._dues.sent(request) and self._receiving:
@@ -113,7 +116,9 @@ class Stream(Generic[Request, Reply]):
             raise await self._reason()
         self.traffic.messages_received += 1
         self.traffic.bytes_received += len(raw)
+        began = time.perf_counter()
         reply = self._decoded(raw)
+        self.traffic.codec_seconds += time.perf_counter() - began
         self._dues.came(reply)
         return reply
 

@@ -158,7 +158,11 @@ def _decode_fetch(message: pb.FetchRow, vocabulary_size: int | None) -> FetchRow
 
 def _encode_done(reply: PassDone) -> pb.PassDone:
     """A pass's answers are all rows or all samples; raises ValueError if they are not."""
-    message = pb.PassDone(number=reply.number, microseconds=codec.encode_seconds(reply.seconds))
+    message = pb.PassDone(
+        number=reply.number,
+        microseconds=codec.encode_seconds(reply.seconds),
+        queued_microseconds=codec.encode_seconds(reply.queued),
+    )
     rows = [node for node in reply.nodes if isinstance(node, Row)]
     samples = [node for node in reply.nodes if isinstance(node, Sample)]
     if bool(rows) == bool(samples):
@@ -185,7 +189,8 @@ def _decode_done(message: pb.PassDone, vocabulary_size: int | None) -> PassDone:
             nodes = ()
     if not nodes:
         raise BadMessage("done has no rows and no samples; it needs one answer at least")
-    return PassDone(message.number, nodes, codec.decode_seconds(message.microseconds))
+    seconds, queued = map(codec.decode_seconds, (message.microseconds, message.queued_microseconds))
+    return PassDone(message.number, nodes, seconds, queued)
 
 
 def _decode_samples(message: pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:

@@ -60,7 +60,7 @@ class TargetSession:
         self._number = request.number
         self._output += request.committed
         self._offset += self._letters(request.committed)
-        return await self._running.thread.run(self._pass(request))
+        return await self._running.thread.run(self._pass(request, time.perf_counter()))
 
     async def close(self) -> None:
         """Frees the place in the cache."""
@@ -75,8 +75,8 @@ class TargetSession:
     def _letters(self, ids: tuple[int, ...]) -> int:
         return len(self._running.tokenization.letters_of(ids))
 
-    def _pass(self, request: Pass) -> Job[PassDone]:
-        """Runs in the model thread."""
+    def _pass(self, request: Pass, asked: float) -> Job[PassDone]:
+        """Runs in the model thread; `asked` is when it was to."""
         every = tuple(request.tree.paths())
         paths = tuple(every[row] for row in request.answered)
         began = time.perf_counter()
@@ -90,7 +90,7 @@ class TargetSession:
             nodes = samples(logits, self._laws, self._draws, offsets, self._opening.likely)
         else:
             nodes = tuple(to_rows(self._laws, self._opening.head, request.listed))
-        return PassDone(request.number, nodes, seconds)
+        return PassDone(request.number, nodes, seconds, began - asked)
 
     async def _fetch(self, request: FetchRow) -> RowFetched:
         """From the laws of the latest pass; no forward."""

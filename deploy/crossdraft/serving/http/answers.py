@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from crossdraft.pipeline import Kind, Statistics
+from crossdraft.pipeline.trips import LaneFigures
 from crossdraft.pipeline.watching import Span
 
 
@@ -25,6 +26,31 @@ class Usage(BaseModel):
 
 
 Finish = Literal["stop", "length"]
+
+
+class Lane(BaseModel):
+    """What one session with a service cost. Where the service is stays with the server."""
+
+    role: Literal["target", "drafter"]
+    bytes_sent: int  # serialized
+    bytes_received: int
+    trip_counts: list[int]  # questions by the length of their round trip, without the model: `pipeline.trips.BOUNDS`
+    trip_seconds: float  # of all together
+    queued_seconds: float  # of these, waiting for the model
+    model_seconds: float  # in the model, for all answers
+    codec_seconds: float  # in which the orchestrator made and read messages
+    open_seconds: float
+    idle_seconds: float  # of these, without anything asked that was not answered
+    lost: str  # how the service failed
+
+    @staticmethod
+    def of(lane: LaneFigures) -> "Lane":
+        """Of one session."""
+        trips = lane.trips
+        figures: dict[str, object] = {"trip_counts": trips.counts, "trip_seconds": trips.seconds}
+        figures["queued_seconds"] = trips.queued_seconds
+        others = Lane.model_fields.keys() - figures.keys()
+        return Lane.model_validate(figures | {name: getattr(lane, name) for name in others})
 
 
 class Figures(BaseModel):
@@ -50,6 +76,10 @@ class Figures(BaseModel):
     verification_seconds: float
     idle_share: float  # of the target's time
     wire_bytes: int
+    proposed_at: list[int]  # by place in a round, from the first on: rounds with a proposal there
+    judged_at: list[int]  # ... in which it was accepted or refused
+    accepted_at: list[int]  # ... in which it was accepted
+    lanes: list[Lane]  # sessions with services, in the order of their opening
     branches_tried: int
     branches_hit: int
     drafter_lost: str
@@ -60,8 +90,9 @@ class Figures(BaseModel):
     def of(statistics: Statistics) -> "Figures":
         """Those of an output."""
         wire = statistics.bytes_sent + statistics.bytes_received
-        names = [name for name in Figures.model_fields if name != "wire_bytes"]
-        return Figures(wire_bytes=wire, **{name: getattr(statistics, name) for name in names})
+        lanes = [Lane.of(lane) for lane in statistics.lanes]
+        names = Figures.model_fields.keys() - {"wire_bytes", "lanes"}
+        return Figures(wire_bytes=wire, lanes=lanes, **{name: getattr(statistics, name) for name in names})
 
 
 class Trace(BaseModel):
