@@ -33,15 +33,19 @@ TOKENS = 60
 OTHER = "      - {name: other, model: bundled:drafter-a, threads: 1, resources: {cpus: 0.5, custom: {drafter: 1}}}"
 
 
+def changed(cluster: RunningCluster) -> str:
+    """Other options of targets and of the gRPC front, and another drafter beside the one that there was."""
+    text = cluster.configuration(targets="replicas: 2, cache_mib: 256", drafters=OTHER)
+    return text.replace(f"port: {cluster.grpc}", f"port: {cluster.grpc}, burst: 11")
+
+
 async def test_an_update_drops_no_stream(cluster: RunningCluster) -> None:
     before = {one.id: one for one in cluster.entries()}
     async with cluster.client() as client:
         async with streams(client, SEEDS, TOKENS) as heard:
             pass
         undisturbed = [one.text for one in heard]
-        changed = cluster.configuration(targets="replicas: 2, cache_mib: 256", drafters=OTHER)
-        changed = changed.replace(f"port: {cluster.grpc}", f"port: {cluster.grpc}, burst: 11")
-        updating = asyncio.create_task(asyncio.to_thread(cluster.deploy, changed))
+        updating = asyncio.create_task(asyncio.to_thread(cluster.deploy, changed(cluster)))
         rounds: list[list[Heard]] = []
         while not updating.done():
             async with streams(client, SEEDS, TOKENS) as heard:
@@ -62,27 +66,25 @@ async def test_an_update_drops_no_stream(cluster: RunningCluster) -> None:
 
 
 def test_the_same_again_changes_nothing(cluster: RunningCluster) -> None:
-    cluster.deploy(cluster.configuration())
     before = cluster.entries()
-    assert cluster.deploy(cluster.configuration()) == []
+    assert cluster.deploy(changed(cluster)) == []
     assert cluster.entries() == before
 
 
 def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluster) -> None:
     before = cluster.entries()
     with pytest.raises(NoRoomError, match=r"target of 'small': 5 wanted, each with .*; there is room for 3"):
-        cluster.deploy(cluster.configuration(targets="replicas: 5"))
+        cluster.deploy(changed(cluster).replace("replicas: 2", "replicas: 5"))
     assert cluster.entries() == before
 
 
 def test_a_service_that_cannot_be_run_leaves_the_others_as_they_are(cluster: RunningCluster) -> None:
     before = cluster.entries()
     with pytest.raises(NotServedError, match=r"small/drafter/other/0 cannot be served: .*nowhere"):
-        cluster.deploy(cluster.configuration(drafters=OTHER.replace("bundled:drafter-a", "/nowhere")))
+        cluster.deploy(changed(cluster).replace("bundled:drafter-a", "/nowhere"))
     assert cluster.entries() == before
-    moved = cluster.configuration().replace(f"port: {cluster.http}", "port: 1")
     with pytest.raises(NotServedError, match="cannot be moved"):
-        cluster.deploy(moved)
+        cluster.deploy(changed(cluster).replace(f"port: {cluster.http}", "port: 1"))
     assert cluster.entries() == before
 
 
@@ -100,8 +102,8 @@ def test_a_port_that_is_taken_is_said(cluster: RunningCluster) -> None:
 
 
 async def test_with_certificates_and_keys(cluster: RunningCluster, tmp_path: Path) -> None:
-    authority = new_authority(5, None)
-    issued = issue(authority, Subject((HEAD, TARGETS, DRAFTERS), Use.BOTH), 5, None)
+    authority = new_authority(10)
+    issued = issue(authority, Subject((HEAD, TARGETS, DRAFTERS), Use.BOTH), 5)
     files = {"ca.pem": authority.certificate, "node.pem": issued.certificate, "node.key": issued.key}
     for name, raw in files.items():
         (tmp_path / name).write_bytes(raw)

@@ -6,6 +6,7 @@ Services are begun while it is built. What they replace ends once Serve runs the
 import logging
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import ray
 import yaml
@@ -41,9 +42,8 @@ def build(args: Mapping[str, object]) -> Application:
         except ValueError:
             below.undo()
             raise
-    finisher = ray.remote(Finisher).options(
-        name=FINISHER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0
-    )
+    actor: Any = ray.remote(Finisher)
+    finisher = actor.options(name=FINISHER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0)
     finisher.remote().finish.remote(configuration)
     return application(configuration, room_now())
 

@@ -78,8 +78,8 @@ def undeploy() -> None:
     if not serve.status().applications:
         serve.shutdown()
     for named in ray.util.list_named_actors(all_namespaces=True):
-        if named["namespace"] == NAMESPACE:  # type: ignore[index]  # Ray says it returns strings
-            ray.kill(ray.get_actor(named["name"], NAMESPACE))  # type: ignore[index]
+        if named["namespace"] == NAMESPACE:
+            ray.kill(ray.get_actor(named["name"], NAMESPACE))
 
 
 def _await_nodes(configuration: Configuration, waiting: Waiting) -> None:

@@ -109,7 +109,8 @@ class FarDirectory:
 async def announced(entry: Entry) -> AsyncIterator[None]:
     """The directory knows the process during the block, also when it is lost and comes back."""
     directory = FarDirectory()
-    announcing = asyncio.create_task(_announce(directory, entry))
+    heard = await _announced(directory, entry)
+    announcing = asyncio.create_task(_announce(directory, entry, heard))
     try:
         yield
     finally:
@@ -121,13 +122,17 @@ async def announced(entry: Entry) -> AsyncIterator[None]:
             log.warning("%s", error)
 
 
-async def _announce(directory: FarDirectory, entry: Entry) -> None:
-    heard = True
+async def _announce(directory: FarDirectory, entry: Entry, heard: bool) -> None:
     while True:
-        try:
-            await directory.announce(entry)
-            heard = True
-        except DirectoryGoneError as error:
-            log.log(logging.WARNING if heard else logging.DEBUG, "%s", error)
-            heard = False
         await asyncio.sleep(ANNOUNCED_EVERY)
+        heard = await _announced(directory, entry, logging.WARNING if heard else logging.DEBUG)
+
+
+async def _announced(directory: FarDirectory, entry: Entry, level: int = logging.WARNING) -> bool:
+    """Whether the directory has heard of it."""
+    try:
+        await directory.announce(entry)
+    except DirectoryGoneError as error:
+        log.log(level, "%s", error)
+        return False
+    return True

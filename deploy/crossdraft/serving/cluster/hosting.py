@@ -89,7 +89,7 @@ async def _begun(server: Hosting, port: int) -> None:
 
 def node_address() -> str:
     """Of the node where this process runs."""
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    return str(ray.util.get_node_ip_address())
 
 
 def entry_of(role: Role, model: str, name: str, address: str, metrics: str, node: str) -> Entry:

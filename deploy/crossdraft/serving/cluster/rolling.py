@@ -26,7 +26,7 @@ class NotServedError(ValueError):
 
 def running() -> tuple[str, ...]:
     """Names of the actors that host something."""
-    named: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)  # type: ignore[assignment]
+    named: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
     return tuple(one["name"] for one in named if one["namespace"] == NAMESPACE and slot_of(one["name"]))
 
 
@@ -121,7 +121,7 @@ class Rollout:
 
     def _drain(self, names: Collection[str]) -> list[Any]:
         """They take nothing new from now on, and end once what is open has ended, or the grace period has."""
-        draining = []
+        draining: list[Any] = []
         for name in names:
             self._say(f"{slot_of(name)} ends")
             try:

@@ -1,6 +1,7 @@
 """What runs on a cluster."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import ray
 from ray import serve
@@ -30,7 +31,9 @@ class Deployed:
 
 def deployed() -> Deployed:
     """Raises ValueError if nothing is deployed."""
-    _, entries = ray.get(ray.get_actor(DIRECTORY, NAMESPACE).entries.remote())
+    directory: Any = ray.get_actor(DIRECTORY, NAMESPACE)
+    entries: tuple[Entry, ...]
+    _, entries = ray.get(directory.entries.remote())
     found = serve.status().applications.get(APPLICATION)
     if found is None:
         return Deployed(tuple(entries), "not started", ())
