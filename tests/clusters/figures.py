@@ -27,7 +27,7 @@ OFFERS = {
     "drafter-1": '{"drafter": 1}',
     "drafter-2": '{"drafter": 1}',
 }
-AFTER = 15.0  # seconds that clients go on after an event
+AFTER = 12.0  # seconds that clients go on after an event
 HEADINGS = ("what happens", "outputs", "broken", "texts that differ", "longest pause: median", "worst")
 
 
@@ -120,7 +120,7 @@ async def update(somebody: Person, old: str, new: str) -> None:
     """Changes the configuration and deploys it again."""
     somebody.replace("deploy/crossdraft.yaml", old, new)
     await somebody.ray("rsync-up", FILE)
-    await somebody.exec(f"crossdraft deploy {CONFIGURATION}")
+    await somebody.exec(f"crossdraft deploy {CONFIGURATION}", seconds=400.0)
 
 
 def json_of(output: str) -> dict[str, Any]:
@@ -145,7 +145,7 @@ async def bring_up(somebody: Person) -> list[tuple[str, float]]:
     await somebody.make_wheel()
     await somebody.ray("get-auth-token", "--generate")
     await somebody.ray("up", "--yes", FILE)
-    await timed(somebody, "until all machines are nodes", somebody.all_alive())
+    await timed(somebody, "until all machines are nodes", somebody.all_alive(300.0))
     await somebody.exec(f"crossdraft deploy {CONFIGURATION}", seconds=400.0)
     async with client_of(somebody.url) as client:
         await timed(somebody, "first token by the openai client", first_piece(client))

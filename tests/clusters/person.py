@@ -69,6 +69,14 @@ class Person:
         assert old in text, f"{file} has no {old}"
         path.write_text(text.replace(old, new), encoding="utf-8")
 
+    def spare(self) -> None:
+        """Settings for two cores: parts of one for each replica, no dashboard, no processes in stock."""
+        self.replace("deploy/crossdraft.yaml", "cpus: 0.5,", "cpus: 0.1,")
+        self.replace("deploy/crossdraft.yaml", "cpus: 1,", "cpus: 0.5,")
+        self.replace(FILE, "--autoscaling-config=", "--include-dashboard=false --autoscaling-config=")
+        for machine in self.machines.values():
+            (machine.home / ".bashrc").write_text("export RAY_prestart_worker_first_driver=0\n", encoding="ascii")
+
     def clone(self) -> None:
         """What a checkout has that the commands use, with the machines' addresses written in."""
         for file in ("constraints.txt", FILE, "deploy/crossdraft.yaml"):

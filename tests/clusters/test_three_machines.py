@@ -27,8 +27,7 @@ async def somebody(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pe
     except NotAllowed as error:
         pytest.skip(str(error))
     try:
-        found.replace("deploy/crossdraft.yaml", "cpus: 0.5,", "cpus: 0.1,")  # there may be two cores only
-        found.replace("deploy/crossdraft.yaml", "cpus: 1,", "cpus: 0.5,")
+        found.spare()
         await found.make_wheel()
         await found.ray("get-auth-token", "--generate")
         await found.ray("up", "--yes", FILE)
