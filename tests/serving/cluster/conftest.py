@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def cluster() -> "Iterator[RunningCluster]":
-    """Three nodes with loopback addresses, and the usual configuration on them."""
+    """Two nodes with loopback addresses, and the usual configuration on them."""
     from tests.serving.cluster.running import running
 
     # Not below pytest's folder: paths of sockets in it would be too long.

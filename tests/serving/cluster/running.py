@@ -26,11 +26,10 @@ with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
 
 __all__ = ["NoRoomError", "NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
 
-HEAD, TARGETS, DRAFTERS = "127.0.0.2", "127.0.0.3", "127.0.0.4"  # Ray takes 127.0.0.1 for another address
+HEAD, TARGETS = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for another address
 OFFERS = {
-    HEAD: {"ingress": 4},
+    HEAD: {"ingress": 4, "drafter": 3},
     TARGETS: {"target": 3, "orchestrator": 8},
-    DRAFTERS: {"drafter": 3},
 }
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
@@ -103,7 +102,7 @@ FRONTS = (Role.HTTP, Role.GRPC)
 
 @contextmanager
 def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
-    """Three nodes, and nothing on them yet; this process is a driver."""
+    """Two nodes, and nothing on them yet; this process is a driver."""
     from ray.cluster_utils import Cluster
 
     before = {name: os.environ.get(name) for name in ENVIRONMENT}

@@ -12,7 +12,7 @@ from crossdraft.serving.cluster.naming import DIRECTORY, NAMESPACE
 from tests.serving.cluster.running import MODEL, PROMPT, RunningCluster, eventually, kill, ray, streams
 
 SEEDS = range(4)
-TOKENS = 120
+TOKENS = 60
 
 
 @pytest.fixture(scope="module")

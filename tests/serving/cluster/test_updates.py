@@ -13,7 +13,6 @@ from crossdraft.rpc.errors import ServiceError
 from crossdraft.serving.cluster.directory import Role
 from crossdraft.serving.cluster.naming import NAMESPACE
 from tests.serving.cluster.running import (
-    DRAFTERS,
     HEAD,
     MODEL,
     PROMPT,
@@ -103,7 +102,7 @@ def test_a_port_that_is_taken_is_said(cluster: RunningCluster) -> None:
 
 async def test_with_certificates_and_keys(cluster: RunningCluster, tmp_path: Path) -> None:
     authority = new_authority(10)
-    issued = issue(authority, Subject((HEAD, TARGETS, DRAFTERS), Use.BOTH), 5)
+    issued = issue(authority, Subject((HEAD, TARGETS), Use.BOTH), 5)
     files = {"ca.pem": authority.certificate, "node.pem": issued.certificate, "node.key": issued.key}
     for name, raw in files.items():
         (tmp_path / name).write_bytes(raw)
