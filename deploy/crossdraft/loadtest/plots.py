@@ -16,6 +16,7 @@ MILLISECONDS = 1000.0
 DOTS_PER_INCH = 88
 Values = Callable[[Timeline], list[float]]  # seconds
 
+JUDGED = 10  # proposals, at least, of which a share is drawn
 SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
 
 
@@ -75,7 +76,8 @@ def _shares(axes: "Axes", runs: Sequence[Run], title: str, values_of: Values) ->
         shares = [(number + 1) / len(values) for number in range(len(values))]
         axes.step(values, shares, where="post", color=f"C{place}", label=run.name)
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 50 * low else (1.0,)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.02)
@@ -120,7 +122,7 @@ def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
     for place, run in enumerate(runs):
         found = run.summary.acceptance
         if found is not None and found.places:
-            shares = [one.acceptance for one in found.places]
+            shares = [one.acceptance for one in found.places if one.judged >= JUDGED]
             axes.plot(range(1, len(shares) + 1), shares, "o-", markersize=3, color=f"C{place}")
     axes.set_ylim(0, 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -147,7 +149,8 @@ def _round_trips(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.bar(places, [hop.queueing_ms for _, hop in pairs], 0.36, bottom=wire, color="#c67a7a", label="queueing")
     axes.set_ylabel("ms")
     axes.set_title("a round trip to target (T) and drafter (D), less the model", fontsize=10, loc="left")
-    axes.legend(fontsize=8, loc="upper left")
+    axes.set_ylim(top=1.25 * max((hop.wire_ms + hop.queueing_ms for _, hop in pairs), default=1.0))
+    axes.legend(fontsize=8, loc="upper left", ncols=2, frameon=False)
 
 
 def _occupation(axes: "Axes", runs: Sequence[Run]) -> None:
