@@ -1,6 +1,6 @@
 """The figures of BENCHMARKS.md about clusters: `python -m tests.clusters.figures`, in a checkout, as root.
 
-Five machines: a head, two for targets and orchestrators, two for drafters. Commands are those of README.md. What
+Four machines: a head, two for targets and orchestrators, one for drafters. Commands are those of README.md. What
 happens to seeded streams when something is lost or changed is measured by their clients.
 """
 
@@ -24,8 +24,7 @@ from tests.clusters.streams import Stream, Streams, client_of, faults_of, first_
 OFFERS = {
     "target-1": '{"target": 1, "orchestrator": 8}',
     "target-2": '{"target": 1, "orchestrator": 8}',
-    "drafter-1": '{"drafter": 1}',
-    "drafter-2": '{"drafter": 1}',
+    "drafters": '{"drafter": 2}',
 }
 AFTER = 12.0  # seconds that clients go on after an event
 HEADINGS = ("what happens", "outputs", "broken", "texts that differ", "longest pause: median", "worst")
@@ -70,10 +69,9 @@ class Figures:
             ),
             await self._event(
                 "configuration: targets change",
-                lambda: self._update("threads: 1\n      resources: {cpus: 1, custom: {target", TARGET_CHANGED),
+                lambda: self._update("threads: 1\n      resources: {cpus: 0.5, custom: {target", TARGET_CHANGED),
             ),
-            await self._event("a drafter's link is cut", machines["drafter-1"].link.cut),
-            await self._event("a drafter's machine is switched off", machines["drafter-2"].switch_off),
+            await self._event("the link of the drafters' machine is cut", machines["drafters"].link.cut),
             await self._event("a target's machine is switched off", machines["target-1"].switch_off),
         ]
 
@@ -113,7 +111,7 @@ class Figures:
         await said(machine, f"kill -9 {one['process']}")
 
 
-TARGET_CHANGED = "threads: 1\n      cache_mib: 384\n      resources: {cpus: 1, custom: {target"
+TARGET_CHANGED = "threads: 1\n      cache_mib: 384\n      resources: {cpus: 0.5, custom: {target"
 
 
 async def update(somebody: Person, old: str, new: str) -> None:
@@ -168,8 +166,10 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
 async def measure(clients: int, tokens: int, folder: Path) -> dict[str, object]:
     """Prints the tables; returns what they say."""
     async with person(["head", *OFFERS], folder) as somebody:
+        somebody.spare()
         steps = await bring_up(somebody)
-        print(*table(("step", "seconds"), [(name, f"{seconds:.1f}") for name, seconds in steps]), "", sep="\n")
+        lines = table(("step", "seconds"), [(name, f"{seconds:.1f}") for name, seconds in steps])
+        print(*lines, "", sep="\n", flush=True)
         async with client_of(somebody.url) as client:
             events = await Figures(somebody, client, clients, tokens).events()
         print(*table(HEADINGS, [event.row for event in events]), sep="\n")
