@@ -106,7 +106,7 @@ class Person:
         """Python on the head, past Ray's launcher."""
         line = subprocess.list2cmdline(words)
         command = f"bash -ic {_quoted(f'python -c {_quoted(script)} {line}')}"
-        await self.run("on the head", *self.head.ssh(command), seconds=seconds)
+        await self.run(f"python on {self.head.name}", *self.head.ssh(command), seconds=seconds)
 
     async def all_alive(self, seconds: float = 120.0) -> None:
         """Returns once every machine is a node."""

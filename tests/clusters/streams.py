@@ -25,10 +25,9 @@ class Stream:
     times: list[float] = field(default_factory=list)  # when each piece came, seconds of the monotonic clock
 
     def pause(self, since: float) -> float | None:
-        """The longest time without a piece that ended after `since`, seconds; None: it did not run then."""
+        """The longest time without a piece that ended after `since`, seconds; None: there was none."""
         pairs = zip(self.times, self.times[1:], strict=False)
-        pauses = [after - before for before, after in pairs if after > since]
-        return max(pauses) if pauses and self.times[0] < since else None
+        return max((after - before for before, after in pairs if after > since), default=None)
 
 
 class Streams:
