@@ -112,7 +112,7 @@ def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
     try:
         for address, offers in OFFERS.items():
             first = {"temp_dir": str(folder)} if address == HEAD else {}
-            cluster.add_node(node_ip_address=address, resources=offers, **common, **first)
+            _add_node(cluster, node_ip_address=address, resources=offers, **common, **first)
         ray.init(cluster.address, namespace="tests", log_to_driver=False, _node_ip_address=HEAD)
         yield RunningCluster(folder, *ports)
     finally:
@@ -120,6 +120,16 @@ def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
         cluster.shutdown()
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _add_node(cluster: Any, **how: Any) -> None:
+    """Ray gives a node 30 s to start, which on a busy machine may not be enough: then once more."""
+    try:
+        cluster.add_node(**how)
+    except Exception as error:  # Ray has no class for it
+        if "timed out during startup" not in str(error):
+            raise
+        cluster.add_node(**how)
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
