@@ -18,8 +18,9 @@ from pathlib import Path
 from crossdraft.emulation.booting import Boot, name_lines, write_boot
 from crossdraft.emulation.network import Link, NotAllowed, hosts
 
-NEEDED = ("sshd", "ssh", "ssh-keygen", "rsync", "nsenter", "unshare", "mount")  # commands
+NEEDED = ("sshd", "ssh", "ssh-keygen", "rsync", "nsenter", "setpriv", "unshare", "mount")  # commands
 WHERE = (*os.get_exec_path(), "/usr/sbin", "/sbin")
+TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # a machine does not outlive this process
 OWN = ("--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc")
 BOOT_SECONDS = 30.0
 OFF_SECONDS = 10.0
@@ -95,7 +96,7 @@ async def machines(names: Sequence[str], folder: Path) -> AsyncIterator[Mapping[
 
 async def _booted(boot: Boot, link: Link, key: Path, stack: AsyncExitStack) -> Machine:
     boot.furnish(key)
-    command = (*link.place.prefix, "unshare", *OWN, sys.executable, "-m", "crossdraft.emulation.booting")
+    command = (*TOGETHER, *link.place.prefix, "unshare", *OWN, sys.executable, "-m", "crossdraft.emulation.booting")
     with boot.log.open("wb") as log:
         outer = await asyncio.create_subprocess_exec(
             *(*command, boot.name, str(boot.folder)),
