@@ -1,6 +1,7 @@
 """A cluster that is given other configurations, and its end."""
 
 import asyncio
+import os
 import socket
 from pathlib import Path
 
@@ -25,6 +26,10 @@ from tests.serving.cluster.running import (
     ray,
     streams,
     undeploy,
+)
+
+pytestmark = pytest.mark.skipif(
+    "CROSSDRAFT_FULL_TESTS" not in os.environ, reason="takes minutes: CROSSDRAFT_FULL_TESTS=1 runs it"
 )
 
 SEEDS = range(3)
