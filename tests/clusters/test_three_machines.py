@@ -16,7 +16,7 @@ pytest.importorskip("ray.serve")
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(
-        "CROSSDRAFT_FULL_TESTS" not in os.environ, reason="takes minutes: CROSSDRAFT_FULL_TESTS=1 runs it"
+        "CROSSDRAFT_FULL_TESTS" not in os.environ, reason="takes minutes; CROSSDRAFT_FULL_TESTS=1 runs it"
     ),
 ]
 
