@@ -62,7 +62,10 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @contextmanager
 def serving(role: str, folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
     """A service's process and its ready line; it is ended with the block."""
-    command = [*COMMAND, "serve", role, "--model", str(folder), "--threads", "1", "--grace-seconds", "0", *options]
+    # Nobody reads what it logs of sessions while they run: a pipe that is full would stop the service.
+    quiet = () if "--log-level" in options else ("--log-level", "warning")
+    own = ("--model", str(folder), "--threads", "1", "--grace-seconds", "0", *quiet)
+    command = [*COMMAND, "serve", role, *own, *options]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         try:

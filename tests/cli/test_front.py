@@ -4,6 +4,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
@@ -14,6 +16,15 @@ from tests.cli.conftest import COMMAND, Cli
 KEY = "a-key-that-nobody-guesses"
 
 
+@contextmanager
+def ended(process: "subprocess.Popen[str]") -> Iterator[None]:
+    """The process is ended with the block, also if an assertion fails in it: else the test would wait for ever."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def test_it_serves_and_ends_quietly_on_sigterm(pair: tuple[str, ...], tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"me {KEY}\n")
@@ -21,7 +32,7 @@ def test_it_serves_and_ends_quietly_on_sigterm(pair: tuple[str, ...], tmp_path: 
     command = [*COMMAND, "serve", "http", "--target", target, "--drafter", f"small={drafter}", "--model", "tiny"]
     command += ["--port", "0", "--api-keys", str(keys)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process, ended(process):
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         assert (ready["ready"], ready["role"], ready["model"]) == (True, "http", "tiny")
