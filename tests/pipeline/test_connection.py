@@ -97,7 +97,9 @@ async def test_sampling_ends_and_counts(pipeline: Pipeline) -> None:
 
 
 async def test_scores_come_from_the_drafters_model(pipeline: Pipeline) -> None:
-    generation = pipeline.generate(PROMPT, method="slrs", k=3, max_tokens=16, row_width=4096, overlap="off")
+    generation = pipeline.generate(
+        PROMPT, method="slrs", k=3, max_tokens=16, row_width=4096, overlap="off", ignore_eos=True
+    )
     kinds = [token.kind async for token in generation]
     assert len(kinds) == 16
     assert generation.statistics is not None
