@@ -130,7 +130,7 @@ def test_every_condition_is_a_cell(cli: Cli, running: list[Served], tmp_path: Pa
         assert all(way["tokens"] > 0 and way["seconds"] > 0 for way in cell["ways"])
         assert cell["ways"][0]["ratio"]["value"] == 1
         assert [way["predicted"] is None for way in cell["ways"]] == [True, False, False, False, False]
-        assert cell["estimates"]["pass_base"] > 0
+        assert cell["estimates"]["pass_base"] >= 0.0005  # paced to 0.001: an estimate from few passes
 
 
 @pytest.mark.parametrize(

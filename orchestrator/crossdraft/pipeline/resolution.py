@@ -123,6 +123,11 @@ def resolve(
         committed=request.committed,
         audit=audit,
     )
+    return _checked(assignment)
+
+
+def _checked(assignment: Assignment) -> Assignment:
+    """The same; raises RequestError if the output cannot go on after what is committed already."""
     fault = fault_of_committed(assignment)
     if fault:
         raise RequestError(fault)
