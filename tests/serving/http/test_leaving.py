@@ -1,8 +1,10 @@
 """Clients that leave or do not read, and servers that are told to end."""
 
 import asyncio
+import logging
 import socket
 
+import httpx2 as httpx
 import pytest
 from openai import APIConnectionError
 
@@ -68,14 +70,25 @@ async def test_draining_lets_a_stream_end_and_takes_no_other(outputs: FakeOutput
         await draining
 
 
-async def test_the_grace_period_ends_what_goes_on(outputs: FakeOutputs) -> None:
+async def test_the_grace_period_ends_what_goes_on_and_says_so_once(
+    outputs: FakeOutputs, caplog: pytest.LogCaptureFixture
+) -> None:
     async with front(outputs, grace_seconds=0) as served:
-        stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
-        await anext(stream)
+        streams = [await served.openai.completions.create(model="toy", prompt="Say", stream=True) for _ in range(2)]
+        for stream in streams:
+            await anext(stream)
+        waiting = asyncio.create_task(served.post("/v1/completions", prompt="Say"))
+        await outputs.wait_running(3)
         await served.server.drain()
         await outputs.wait_running(0)
-        with pytest.raises(APIConnectionError):
-            await anext(stream)
+        for stream in streams:
+            with pytest.raises(APIConnectionError):
+                await anext(stream)
+        with pytest.raises(httpx.TransportError):
+            await waiting
+    (said,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said.getMessage() == "3 open requests are ended: the grace period of 0 s is over (--grace-seconds)"
+    assert said.exc_info is None
 
 
 async def refused(address: str) -> None:

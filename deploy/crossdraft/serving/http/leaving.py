@@ -62,7 +62,7 @@ class EventStream(Response):
             try:
                 await unless_gone(receive, self._send(send))
             except ClientGoneError:
-                log.info("%s: the client left", scope["path"])
+                log.info("%s: the connection ended before the stream", scope["path"])
             except TimeoutError:
                 log.warning("%s: the client has not read for %g s", scope["path"], self._stalled_seconds)
 

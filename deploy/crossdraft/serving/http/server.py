@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,15 +16,22 @@ from fastapi import FastAPI
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Listening
 
+log = logging.getLogger(__name__)
+
 BACKLOG = 2048  # connections that wait to be accepted
+ENDING_SECONDS = 10  # for what is ended at the end of the grace period to give back what it has
 
 
 class _Uvicorn(uvicorn.Server):
-    """Without signal handlers of its own, and with word of when it listens."""
+    """Without signal handlers of its own, with word of when it listens, and with an end that connections notice.
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    Uvicorn cancels what goes on after the grace period, and takes that for errors of the application.
+    """
+
+    def __init__(self, config: uvicorn.Config, grace_seconds: float) -> None:
         super().__init__(config)
         self.listens = asyncio.Event()
+        self._grace_seconds = grace_seconds
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -34,6 +42,22 @@ class _Uvicorn(uvicorn.Server):
         """As it is, and says so."""
         await super().startup(sockets)
         self.listens.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As it is; connections that are open at the end of the grace period are closed."""
+        closing = asyncio.create_task(self._close_after_grace())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            closing.cancel()
+
+    async def _close_after_grace(self) -> None:
+        await asyncio.sleep(self._grace_seconds)
+        if self.server_state.tasks:
+            text = "%d open requests are ended: the grace period of %g s is over (--grace-seconds)"
+            log.warning(text, len(self.server_state.tasks), self._grace_seconds)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 class HttpServer:
@@ -69,9 +93,9 @@ class HttpServer:
             access_log=False,
             server_header=False,
             backlog=BACKLOG,
-            timeout_graceful_shutdown=ceil(self._listening.grace_seconds),
+            timeout_graceful_shutdown=ceil(self._listening.grace_seconds) + ENDING_SECONDS,
         )
-        self._server = _Uvicorn(config)
+        self._server = _Uvicorn(config, self._listening.grace_seconds)
         self._task = asyncio.create_task(self._server.serve([where]))
         self.address = f"{self._listening.host}:{where.getsockname()[1]}"
         await self._server.listens.wait()
