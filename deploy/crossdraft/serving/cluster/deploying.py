@@ -1,40 +1,27 @@
 """Brings a configuration onto a running Ray cluster: services as detached actors, fronts and orchestrators by Serve."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray import serve
-from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 
 from crossdraft.serving.cluster.application import Room, application
 from crossdraft.serving.cluster.directing import DirectoryActor
+from crossdraft.serving.cluster.installed import installed
 from crossdraft.serving.cluster.naming import APPLICATION, DIRECTORY, NAMESPACE
+from crossdraft.serving.cluster.nodes import NoRoomError, Waiting, await_nodes
 from crossdraft.serving.cluster.replicas import changes, fronts_of, is_front, services_of
 from crossdraft.serving.cluster.rolling import ALWAYS, MOST_CALLS, NotServedError, Rollout, Say, free_nodes, running
-from crossdraft.serving.cluster.room import Nodes, amounts_of, faults_of, fits, needs_of
+from crossdraft.serving.cluster.room import amounts_of, fits, needs_of
 from crossdraft.serving.configuration import Configuration, Http
 
 __all__ = ["NoRoomError", "NotServedError", "Waiting", "deploy", "undeploy"]
 
 HEAD = {"node:__internal_head__": 0.001}  # Ray's own resource: the cluster ends with its head node anyway
-ASKED_EVERY = 1.0  # seconds, while nodes are waited for
-
-
-class NoRoomError(ValueError):
-    """No node has what the configuration wants; the text says what is missing."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """For what, and for how long."""
-
-    node_seconds: float = 0.0  # for nodes that are being started
-    say: Say = print  # where progress is told
 
 
 def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None:
@@ -42,10 +29,11 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
 
     Raises:
         NoRoomError: nodes lack resources.
-        NotServedError: something cannot be run with its options; what ran before goes on.
+        NotServedError: something cannot be run with its options, or nodes have another crossdraft; what ran before
+            goes on.
     """
     waiting = waiting or Waiting()
-    _await_nodes(configuration, waiting)
+    await_nodes(needs_of(configuration), waiting)
     with _serve_begun(configuration.http):
         begin_directory()
         below, above = rollouts(configuration, waiting.say)
@@ -82,37 +70,14 @@ def undeploy() -> None:
             ray.kill(ray.get_actor(named["name"], NAMESPACE))
 
 
-def _await_nodes(configuration: Configuration, waiting: Waiting) -> None:
-    """Returns once the nodes that are there have what is wanted, as far as that can be said."""
-    needs, until, told = needs_of(configuration), time.monotonic() + waiting.node_seconds, ""
-    faults = faults_of(needs, _nodes())
-    if faults and waiting.node_seconds:  # an autoscaler starts what is asked for; without one nobody hears it
-        request_resources(bundles=[dict(need.amounts) for need in needs for _ in range(need.count)])
-    while faults and time.monotonic() < until:
-        if told != (told := "; ".join(faults)):
-            waiting.say(f"waiting for nodes: {told}")
-        time.sleep(ASKED_EVERY)
-        faults = faults_of(needs, _nodes())
-    if waiting.node_seconds:
-        request_resources(bundles=[])
-    if faults:
-        raise NoRoomError("\n".join((*faults, *_offers(_nodes()))))
-
-
-def _nodes() -> Nodes:
-    """What each node that is alive has in all."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    return {f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})": node["Resources"] for node in nodes}
-
-
-def _offers(nodes: Nodes) -> Iterator[str]:
-    for name, has in sorted(nodes.items()):
-        own = {key: amount for key, amount in has.items() if not key.startswith(("node:", "memory", "object_store"))}
-        yield f"node {name} has {', '.join(f'{key} {amount:g}' for key, amount in sorted(own.items()))}"
-
-
 def begin_directory() -> None:
-    """It is there from now on."""
+    """It is there from now on, of this crossdraft; others find it by its name again."""
+    try:
+        there: Any = ray.get_actor(DIRECTORY, NAMESPACE)
+        if ray.get(there.installed.remote()) != installed():
+            ray.kill(there)
+    except ValueError:  # there is none
+        pass
     ray.remote(DirectoryActor).options(
         name=DIRECTORY,
         namespace=NAMESPACE,

@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayError
 
 from crossdraft.serving.cluster.directory import ANNOUNCED_EVERY, Directory, Entry
+from crossdraft.serving.cluster.installed import installed
 from crossdraft.serving.cluster.naming import DIRECTORY, NAMESPACE
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,13 @@ class DirectoryActor:
 
     def __init__(self) -> None:
         self._directory = Directory(time.monotonic(), secrets.randbits(60))
+        self._installed = installed()
         self._changed = asyncio.Condition()
         self._forgetting = asyncio.get_running_loop().create_task(self._forget())
+
+    async def installed(self) -> str:
+        """The crossdraft that it runs."""
+        return self._installed
 
     async def announce(self, entry: Entry) -> None:
         """A process is there, and says so again before it is forgotten."""

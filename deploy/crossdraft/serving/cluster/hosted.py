@@ -64,7 +64,7 @@ class Hosted(Protocol):
 
     @property
     def digest(self) -> str:
-        """Differs when what it hosts does, contents of files included."""
+        """Differs when what it hosts does, contents of files and the installed package included."""
         ...
 
     async def server(self, host: str) -> Hosting:

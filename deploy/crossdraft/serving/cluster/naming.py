@@ -2,6 +2,8 @@
 
 from hashlib import sha256
 
+from crossdraft.serving.cluster.installed import installed
+
 NAMESPACE = "crossdraft"
 DIRECTORY = "directory"
 APPLICATION = "crossdraft"  # of Serve
@@ -32,3 +34,8 @@ def orchestrator_name(model: str) -> str:
 def digest_of(*parts: object) -> str:
     """Tells values apart that are shown differently; all of them are shown in full (dataclasses, bytes)."""
     return sha256(repr(parts).encode()).hexdigest()[:SHOWN]
+
+
+def version_of(*parts: object) -> str:
+    """Of a process that is told these, as `digest_of`; with another crossdraft it is another process."""
+    return digest_of(installed(), *parts)

@@ -13,7 +13,7 @@ from crossdraft.rpc.security import TlsFiles
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.cluster.directory import Role
 from crossdraft.serving.cluster.files import contents, tls_paths
-from crossdraft.serving.cluster.naming import digest_of
+from crossdraft.serving.cluster.naming import version_of
 from crossdraft.serving.configuration import DrafterService, Resources, Service
 from crossdraft.serving.logs import LogFormat
 from crossdraft.target.servicer import ServeTarget, target_server
@@ -57,7 +57,7 @@ class HostedService:
         """As Hosted.digest; how many there are makes no difference."""
         alone = self.service.model_copy(update={"replicas": 1})
         rest = (self.model, self.tls, self.grace_seconds, self.metrics, self.log_format)
-        return digest_of(alone, rest, contents((*self._files(), *tls_paths(self.tls))))
+        return version_of(alone, rest, contents((*self._files(), *tls_paths(self.tls))))
 
     def _files(self) -> Iterator[Path]:
         if isinstance(self.service, DrafterService):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.serving.cluster.files import contents, tls_paths
-from crossdraft.serving.cluster.naming import digest_of
+from crossdraft.serving.cluster.naming import digest_of, version_of
 from crossdraft.serving.configuration import Configuration, ServedService, Service
 from crossdraft.serving.keys import Keys
 from crossdraft.serving.logs import LogFormat
@@ -34,8 +34,8 @@ class Orchestrated:
 
     @property
     def digest(self) -> str:
-        """Differs when any of it does, the files included."""
-        return digest_of(self, contents(tls_paths(self.tls)))
+        """Differs when any of it does, the files and the package included."""
+        return version_of(self, contents(tls_paths(self.tls)))
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Fronted:
 
     @property
     def digest(self) -> str:
-        """Differs when any of it does, the keys included."""
-        return digest_of(self, contents(() if self.api_keys is None else (self.api_keys,)))
+        """Differs when any of it does, the keys and the package included."""
+        return version_of(self, contents(() if self.api_keys is None else (self.api_keys,)))
 
 
 def tls_of(configuration: Configuration) -> TlsFiles | None:

@@ -1,0 +1,65 @@
+"""What tells one crossdraft from another."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="the extra `serve` is not installed")
+
+from crossdraft.serving.cluster import installed, naming
+from crossdraft.serving.cluster.naming import slot_of
+from crossdraft.serving.cluster.replicas import changes, fronts_of, services_of
+from crossdraft.serving.configuration import Configuration, parse
+
+with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
+    warnings.simplefilter("ignore")
+    from crossdraft.serving.cluster.application import application
+
+TEXT = """\
+models:
+  - name: small
+    target: {model: m, replicas: 2}
+    drafters: [{name: d, model: n}]
+grpc: {}
+"""
+
+
+def names(configuration: Configuration) -> list[str]:
+    return [one.name for one in (*services_of(configuration), *fronts_of(configuration))]
+
+
+def versions(configuration: Configuration) -> set[str]:
+    """Of what Serve runs."""
+    built = application(configuration, lambda resources: True)
+    below = [one._bound_deployment for one in built._bound_deployment.init_args[2:]]
+    return {str(one.version) for one in (built._bound_deployment, *below)}
+
+
+def test_another_package_replaces_everything_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    configuration = parse(TEXT)
+    before, served = names(configuration), versions(configuration)
+    assert (names(configuration), versions(configuration)) == (before, served)
+    monkeypatch.setattr(naming, "installed", lambda: "0.2.0+other")
+    wanted = (*services_of(configuration), *fronts_of(configuration))
+    replaced = [(slot_of(old), new.slot) for old, new in changes(wanted, before).replaced]
+    assert sorted(replaced) == sorted((slot_of(name), slot_of(name)) for name in before)
+    assert len(served) == 2
+    assert served.isdisjoint(versions(configuration))
+
+
+def test_a_package_is_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = installed.on_disk()
+    assert found == installed.on_disk() == installed.installed()
+    folder = tmp_path / "invented_package"
+    (folder / "__pycache__").mkdir(parents=True)
+    (folder / "one.py").write_text("ONE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(installed, "PACKAGE", folder.name)
+    before = installed.on_disk()
+    (folder / "__pycache__" / "one.pyc").write_bytes(b"compiled")
+    assert installed.on_disk() == before
+    (folder / "one.py").write_text("ONE = 2\n")
+    changed = installed.on_disk()
+    (folder / "one.py").rename(folder / "two.py")
+    assert len({before, changed, installed.on_disk()}) == 3
