@@ -78,3 +78,16 @@ def test_an_outfit_has_packages_of_its_own_and_finds_all_others(tmp_path: Path) 
     prefix, shared = found.stdout.split()
     assert prefix == str(tmp_path / "venv")
     assert shared.startswith(sys.prefix)
+
+
+async def test_two_machines_that_are_parted_do_not_reach_each_other_but_are_reached(
+    pair: Mapping[str, Machine],
+) -> None:
+    reach = "timeout 1 bash -c 'echo > /dev/tcp/right/22' && echo yes || echo no"
+    left, right = pair["left"], pair["right"]
+    assert await said(left, reach) == "yes"
+    await left.link.part(right.link)
+    assert await said(left, reach) == "no"
+    assert await said(right, "hostname") == "right"
+    await right.link.join(left.link)
+    assert await said(left, reach) == "yes"

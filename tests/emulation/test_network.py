@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from crossdraft.emulation import relays
+from crossdraft.emulation import NotAllowed, relays
 from tests.emulation.conftest import Echo
 
 SOON = 0.3  # seconds in which anything that is not cut arrives
@@ -74,3 +74,9 @@ async def test_a_service_that_is_not_there_closes_the_connection() -> None:
         assert await reader.read() == b""
         writer.close()
         await writer.wait_closed()
+
+
+async def test_hosts_behind_relays_cannot_be_parted() -> None:
+    async with relays(["near", "far"]) as links:
+        with pytest.raises(NotAllowed, match="nothing passes between near and far"):
+            await links["near"].part(links["far"])

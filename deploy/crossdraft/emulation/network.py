@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import IO
 
-from crossdraft.emulation.orders import Order, Place, Reshape, Through, read_places, write_order
+from crossdraft.emulation.orders import Order, Part, Place, Reshape, Through, read_places, write_order
 from crossdraft.emulation.shape import Shape
 
 SWITCH, RELAY = "crossdraft.emulation.switch", "crossdraft.emulation.relay"
@@ -67,9 +67,26 @@ class Link:
         """What is sent from now on passes again."""
         await self._reshape(replace(self._shape, cut=False))
 
+    async def part(self, other: "Link") -> None:
+        """Nothing passes between the two hosts from now on, and neither is told; all else passes as before.
+
+        Raises:
+            NotAllowed: they are behind relays, where each is reached from here only.
+        """
+        await self._part(other, True)
+
+    async def join(self, other: "Link") -> None:
+        """What these hosts send each other from now on passes again. Raises NotAllowed."""
+        await self._part(other, False)
+
     async def address_through(self, address: str) -> str:
         """By which HOST:PORT a service of the host, which listens on `address`, is reached through the link."""
         return await self._carrier.tell(Through(self.name, address))
+
+    async def _part(self, other: "Link", parted: bool) -> None:
+        complaint = await self._carrier.tell(Part(self.name, other.name, parted))
+        if complaint:
+            raise NotAllowed(complaint)
 
     async def _reshape(self, shape: Shape) -> None:
         await self._carrier.tell(Reshape(self.name, shape))

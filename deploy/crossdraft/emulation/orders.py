@@ -23,7 +23,17 @@ class Through:
     address: str  # HOST:PORT, as the service names it
 
 
-Order = Reshape | Through
+@dataclass(frozen=True)
+class Part:
+    """From now on nothing passes between these two hosts, or it passes again."""
+
+    host: str
+    other: str
+    parted: bool
+
+
+Order = Reshape | Through | Part
+KINDS = {"reshape": Reshape, "through": Through, "part": Part}
 
 
 @dataclass(frozen=True)
@@ -36,16 +46,16 @@ class Place:
 
 def write_order(order: Order) -> bytes:
     """One line."""
-    kind = "reshape" if isinstance(order, Reshape) else "through"
+    (kind,) = (name for name, made in KINDS.items() if isinstance(order, made))
     return json.dumps({kind: asdict(order)}).encode() + b"\n"
 
 
 def read_order(line: bytes) -> Order:
     """Raises ValueError or TypeError for anything that `write_order` does not write."""
     ((kind, fields),) = json.loads(line).items()
-    if kind == "through":
-        return Through(**fields)
-    return Reshape(fields["host"], Shape(**fields["shape"]))
+    if kind == "reshape":
+        return Reshape(fields["host"], Shape(**fields["shape"]))
+    return Part(**fields) if kind == "part" else Through(**fields)
 
 
 def write_places(places: dict[str, Place]) -> bytes:

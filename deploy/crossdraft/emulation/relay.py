@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from crossdraft.emulation.orders import Place, Reshape, Through, read_order, write_places
+from crossdraft.emulation.orders import Part, Place, Reshape, Through, read_order, write_places
 from crossdraft.emulation.shape import Lane, Shape
 
 LOOPBACK = "127.0.0.1"
@@ -127,6 +127,10 @@ async def _serve(names: Sequence[str]) -> None:
             case Reshape(host, shape):
                 links[host].reshape(shape)
                 _say(b"\n")
+            case Part(host, other, _):
+                _say(
+                    f"nothing passes between {host} and {other} in any case: each is reached from here".encode() + b"\n"
+                )
             case Through(host, address):
                 _say((await links[host].through(address)).encode() + b"\n")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crossdraft.emulation.devices import Device, far_device, own_device
-from crossdraft.emulation.orders import Place, Reshape, Through, read_order, write_places
+from crossdraft.emulation.orders import Part, Place, Reshape, Through, read_order, write_places
 from crossdraft.emulation.shape import Lane, Shape
 
 BURST = 64  # packets that one device may bring before the others are looked at
@@ -46,12 +46,17 @@ class Switch:
         self._by_fd = {port.device.fd: port for port in ports}
         self._by_address = {bytes(map(int, port.device.address.split("."))): port for port in ports}
         self._shapes = {port.name: UNDELAYED for port in ports}
+        self._parted: set[frozenset[str]] = set()  # names of two hosts each
         self._waiting: list[Packet] = []
         self._entered = 0
 
     def reshape(self, name: str, shape: Shape) -> None:
         """Takes effect for what enters from now on; a cut also drops what is on its way to or from the host."""
         self._shapes[name] = shape
+
+    def part(self, names: frozenset[str], parted: bool) -> None:
+        """From now on nothing passes between two hosts, or it passes again."""
+        self._parted = self._parted | {names} if parted else self._parted - {names}
 
     def run(self) -> None:
         """Until standard input ends."""
@@ -75,6 +80,9 @@ class Switch:
             case Reshape(host, shape):
                 self.reshape(host, shape)
                 _say(b"\n")
+            case Part(host, other, parted):
+                self.part(frozenset((host, other)), parted)
+                _say(b"\n")
             case Through(_, address):
                 _say(address.encode() + b"\n")
         return True
@@ -87,7 +95,7 @@ class Switch:
 
     def _write(self, fd: int, packet: bytes) -> None:
         source = self._by_address.get(packet[12:16])
-        if source is not None and not (self._cut(source) or self._cut(self._by_fd[fd])):
+        if source is not None and not self._cut(source, self._by_fd[fd]):
             with suppress(OSError):  # a full device drops it, as networks do
                 os.write(fd, packet)
 
@@ -102,17 +110,18 @@ class Switch:
                 self._send(port, peer, packet)
 
     def _send(self, port: Port, peer: Port, packet: bytes) -> None:
-        out, into = self._shapes[port.name], self._shapes[peer.name]
-        if out.cut or into.cut:
+        if self._cut(port, peer):
             return
+        out, into = self._shapes[port.name], self._shapes[peer.name]
         lane = port.lanes.setdefault(peer.device.fd, Lane())
         delay, jitter = out.back_ms + into.there_ms, out.jitter_ms + into.jitter_ms
         self._entered += 1
         due = lane.due(time.monotonic(), delay, jitter)
         heapq.heappush(self._waiting, (due, self._entered, peer.device.fd, packet))
 
-    def _cut(self, port: Port) -> bool:
-        return self._shapes[port.name].cut
+    def _cut(self, one: Port, other: Port) -> bool:
+        shapes = self._shapes
+        return shapes[one.name].cut or shapes[other.name].cut or frozenset((one.name, other.name)) in self._parted
 
 
 def _say(line: bytes) -> None:
