@@ -1,5 +1,6 @@
 """Mutual TLS on loopback: who is spoken to, and what is said to who is not."""
 
+import gc
 import logging
 import os
 import shutil
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from weakref import ref
 
 import grpc
 import pytest
@@ -24,7 +26,7 @@ from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.endpoint import Listening
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
-from crossdraft.rpc.security import TlsError, TlsFiles, client_credentials
+from crossdraft.rpc.security import Shown, TlsError, TlsFiles, client_credentials
 from crossdraft.rpc.server import Server
 from crossdraft.verification.exchange import OpenTarget, Pass, SamplingOptions
 from crossdraft.verification.trees import TokenTree
@@ -132,6 +134,39 @@ async def test_a_renewed_certificate_is_served_to_new_connections_without_a_rest
         cluster.files("target")
         assert await describe(server.address, client) == "f1"
     assert "the certificate was not renewed, the one before is used on: " in caplog.text
+
+
+async def test_a_clients_renewed_certificate_is_shown_to_new_sessions_without_a_restart(cluster, caplog):
+    files = cluster.files("orchestrator", days=1)
+    async with serving(cluster.files("target")) as server, TargetClient(server.address, tls=Shown(files)) as client:
+        before = client.channel
+        async with client.session(OPEN) as session:
+            assert client.channel is before
+            cluster.files("orchestrator", use=Use.SERVICE)  # one that cannot connect
+            with pytest.raises(Unreachable):
+                await client.describe()
+            assert client.channel is not before
+            assert (await session.run(Pass(1, (), TokenTree()))).number == 1  # what is open goes on
+            files.key.write_text("half written")
+            with pytest.raises(Unreachable):
+                await client.describe()
+            assert "the certificate was not renewed, the one before is used on: " in caplog.text
+            cluster.files("orchestrator")
+            assert (await client.describe()).fingerprint == "f1"
+            assert (await session.run(Pass(2, (), TokenTree()))).number == 2
+
+
+async def test_a_connection_that_is_not_used_any_more_ends(cluster):
+    files = cluster.files("orchestrator")
+    async with serving(cluster.files("target")) as server, TargetClient(server.address, tls=Shown(files)) as client:
+        async with client.session(OPEN) as session:
+            before = ref(client.channel)
+            cluster.files("orchestrator")
+            await client.describe()
+            assert (await session.run(Pass(1, (), TokenTree()))).number == 1
+        del session
+        gc.collect()
+        assert before() is None
 
 
 async def test_an_expired_certificate_of_a_server_is_said_by_the_client(cluster, monkeypatch):

@@ -125,7 +125,7 @@ def _said(folder: Path, wanted: dict[str, Subject], days: int, made: bool) -> li
     lines += [
         f"on {example}, add to `crossdraft serve` and `crossdraft generate`:",
         f"  --tls-ca ca.pem --tls-cert {example}.pem --tls-key {example}.key",
-        "a service takes renewed files when they are replaced; it need not be started again",
+        "whoever runs takes renewed files when they are replaced; nothing need be started again",
     ]
     return lines
 

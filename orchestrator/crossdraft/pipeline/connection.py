@@ -25,7 +25,7 @@ from crossdraft.pipeline.resolution import Models, Secrets, resolve
 from crossdraft.pipeline.team import Team, tokenization_of
 from crossdraft.pipeline.trust import without_trust
 from crossdraft.rpc.clients import Patience
-from crossdraft.rpc.security import TlsFiles, client_credentials
+from crossdraft.rpc.security import Shown, TlsFiles
 
 __all__ = ["Pipeline", "connect", "tokenization_of"]
 
@@ -54,7 +54,7 @@ class Pipeline:
             raise ValueError("give at least one address of a target, such as 127.0.0.1:7001")
         self._patience = patience or Patience()
         self._needs_drafter = needs_drafter
-        self._credentials = None if tls is None else client_credentials(tls)
+        self._shown = None if tls is None else Shown(tls)
         self._trusted = trusted
         self._team: Team | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
@@ -68,7 +68,7 @@ class Pipeline:
                 what to do. The same of drafters where one is needed.
             RequestError: the targets serve models that differ.
         """
-        team = Team(self._targets, self._drafters, self._patience, self._credentials, self._trusted)
+        team = Team(self._targets, self._drafters, self._patience, self._shown, self._trusted)
         try:
             await team.gather(self._needs_drafter)
         except BaseException:
@@ -115,6 +115,11 @@ class Pipeline:
     async def drafter_known(self) -> None:
         """Returns once a drafter has said what it is; generations that begin from then on can use it."""
         await self._connected.drafter_known.wait()
+
+    @property
+    def target_there(self) -> bool:
+        """Whether a target can be reached, as far as that is known: connections are watched all the time."""
+        return self._connected.target_there
 
     @property
     def models(self) -> Models:

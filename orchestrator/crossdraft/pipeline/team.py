@@ -12,7 +12,7 @@ from crossdraft.pipeline.resolution import Models
 from crossdraft.pipeline.roster import Roster
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import BadMessage, ServiceError, TimedOut
-from crossdraft.rpc.security import ClientCredentials
+from crossdraft.rpc.security import Shown
 from crossdraft.text.letters import Side
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import Tokenization
@@ -42,7 +42,7 @@ class Team:
         targets: addresses, at least one.
         drafters: addresses.
         patience: of the clients.
-        credentials: what the clients show and trust; None: plaintext.
+        shown: what the clients show and trust; None: plaintext.
         trusted: whether the drafters are; the chat template of one that is not is never run.
     """
 
@@ -51,14 +51,14 @@ class Team:
         targets: Sequence[str],
         drafters: Sequence[str],
         patience: Patience,
-        credentials: ClientCredentials | None = None,
+        shown: Shown | None = None,
         trusted: bool = True,
     ) -> None:
         self.services = Services(Roster("target"), Roster("drafter"))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
         self._addresses = (targets, drafters)
         self._patience = patience
-        self._credentials = credentials
+        self._shown = shown
         self._trusted = trusted
         self._targets: dict[str, Member] = {}  # by address
         self._drafters: dict[str, Member] = {}
@@ -91,6 +91,11 @@ class Team:
             one.warn()
         return self.models or models
 
+    @property
+    def target_there(self) -> bool:
+        """Whether one of the targets that are known can be reached."""
+        return any(one.acquaintance.there for one in self._targets.values())
+
     async def follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
         """From now on these are the addresses: new ones are got to know, and no session is opened at others."""
         async with self._following:
@@ -102,11 +107,11 @@ class Team:
         await self._part(services.drafters, self._drafters, drafters)
         for address in targets:
             if address not in self._targets:
-                target = TargetClient(address, self._patience, tls=self._credentials)
+                target = TargetClient(address, self._patience, tls=self._shown)
                 self._targets[address] = Member(target, Acquaintance(target, self._welcome_target))
         for address in drafters:
             if address not in self._drafters:
-                drafter = DrafterClient(address, self._patience, tls=self._credentials)
+                drafter = DrafterClient(address, self._patience, tls=self._shown)
                 self._drafters[address] = Member(drafter, Acquaintance(drafter, self._welcome_drafter))
 
     async def _part(self, roster: Roster[Any], members: dict[str, Member], staying: Collection[str]) -> None:

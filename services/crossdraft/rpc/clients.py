@@ -10,12 +10,13 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec, drafter_codec, target_codec
+from crossdraft.rpc.channels import ServiceChannel
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.dues import DrafterDues, TargetDues
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
-from crossdraft.rpc.security import ClientCredentials
+from crossdraft.rpc.security import ClientCredentials, Shown
 from crossdraft.rpc.stream import Stream, Wire
-from crossdraft.rpc.transport import MessageLimit, client_options
+from crossdraft.rpc.transport import MessageLimit
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
 from crossdraft.verification.exchange import (
     Description,
@@ -97,8 +98,8 @@ class _Client:
     address: str  # host:port
     patience: Patience = field(default_factory=Patience)
     limit: MessageLimit = field(default_factory=MessageLimit)
-    tls: ClientCredentials | None = None  # None: plaintext
-    channel: grpc.aio.Channel = field(init=False, repr=False)
+    tls: ClientCredentials | Shown | None = None  # None: plaintext
+    _channel: ServiceChannel = field(init=False, repr=False)
     _description: Description | None = field(default=None, init=False, repr=False)
 
     role = "service"
@@ -106,11 +107,12 @@ class _Client:
     describe_method = ""
 
     def __post_init__(self) -> None:
-        options = client_options(self.tls is not None) + self.limit.options()
-        if self.tls is None:
-            self.channel = grpc.aio.insecure_channel(self.address, options=options)
-        else:
-            self.channel = grpc.aio.secure_channel(self.address, self.tls, options=options)
+        self._channel = ServiceChannel(self.address, self.limit, self.tls)
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """For what begins now."""
+        return self._channel.current()
 
     @property
     def service(self) -> str:
@@ -141,9 +143,13 @@ class _Client:
         """What the service said when it was last asked; asks if it never was."""
         return self._description or await self.describe()
 
+    def reachable(self) -> bool | None:
+        """As `ServiceChannel.reachable`."""
+        return self._channel.reachable()
+
     async def close(self) -> None:
         """Closes the channel, and with it all its sessions."""
-        await self.channel.close(None)
+        await self._channel.close()
 
     async def __aenter__(self) -> Self:
         return self

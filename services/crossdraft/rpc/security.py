@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 MAKE = "crossdraft certs DIR --host NAME"
 RENEW = "crossdraft certs DIR --renew"
+NOT_RENEWED = "the certificate was not renewed, the one before is used on: %s"
 
 ClientCredentials = grpc.ChannelCredentials
 
@@ -93,6 +94,30 @@ def client_credentials(files: TlsFiles) -> ClientCredentials:
     return grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
 
 
+class Shown:
+    """What a client shows and trusts: the files as they are, read again when they have changed.
+
+    Raises:
+        TlsError: they cannot be used now.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._stamp = files.stamp()
+        self._credentials = client_credentials(files)
+
+    def now(self) -> ClientCredentials:
+        """The same object while nothing has changed, which costs three looks at the file system."""
+        stamp = self._files.stamp()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._credentials = client_credentials(self._files)
+            except TlsError as error:  # as in Renewal
+                log.warning(NOT_RENEWED, error)
+        return self._credentials
+
+
 def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
     """Of a server; the files are read again when they change.
 
@@ -133,7 +158,7 @@ class Renewal:
         try:
             return _configuration(self._files)
         except TlsError as error:  # while files are being replaced one after another they do not match
-            log.warning("the certificate was not renewed, the one before is used on: %s", error)
+            log.warning(NOT_RENEWED, error)
             return None
 
 

@@ -57,6 +57,7 @@ class Stream(Generic[Request, Reply]):
         self, channel: grpc.aio.Channel, wire: Wire[Request, Reply], service: str, reply_seconds: float
     ) -> None:
         self.traffic = Traffic()
+        self._channel = channel  # that nobody refers to any more closes itself
         self._wire = wire
         self.service = service
         self._reply_seconds = reply_seconds
