@@ -207,6 +207,9 @@ class Reluctant:
             raise Unreachable("not yet")
         return DESCRIPTION
 
+    def reachable(self) -> bool:
+        return True
+
 
 async def test_it_asks_until_it_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)

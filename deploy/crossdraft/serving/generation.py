@@ -1,12 +1,13 @@
 """Outputs over gRPC: the service crossdraft.v1.Generation before `Outputs`."""
 
+import asyncio
 import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NoReturn, Self
 
 from crossdraft.pipeline import RequestError, Token
 from crossdraft.rpc import errors
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 REQUEST_LIMIT = MessageLimit(4)  # a prompt for a context of a million tokens is as large
 
 SHORTEST_WAIT = 1.0  # seconds that a client is asked to wait where nobody knows how long
+REPORTED_EVERY = 1.0  # seconds between two questions of the health service which models are there
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class GenerationServer:
         handlers = GenerationHandlers(service, options.stalled_seconds)
         self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)
         self._models: tuple[str, ...] = ()
+        self._reporting: asyncio.Task[NoReturn] | None = None
 
     @property
     def address(self) -> str:
@@ -136,12 +139,25 @@ class GenerationServer:
 
     async def start(self) -> str:
         """Begins to listen; returns the address; raises CannotListen."""
-        self._models = tuple(model.name for model in await self._outputs.models())
-        return await self._endpoint.start()
+        models = await self._outputs.models()
+        self._models = tuple(model.name for model in models)
+        address = await self._endpoint.start(any(model.there for model in models))
+        self._reporting = asyncio.create_task(self._report())
+        return address
 
     async def drain(self) -> None:
         """Reports NOT_SERVING, takes no new output, lets open ones go on for the grace period, and ends."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            await asyncio.wait([self._reporting])
         await self._endpoint.drain()
+
+    async def _report(self) -> NoReturn:
+        """The health service says NOT_SERVING while no target of any model can be reached."""
+        while True:
+            await asyncio.sleep(REPORTED_EVERY)
+            with suppress(OverloadedError):  # who makes them is busy, which changes nothing
+                await self._endpoint.report(any(model.there for model in await self._outputs.models()))
 
     def ready_line(self) -> str:
         """One line of JSON that says where what is served."""

@@ -215,5 +215,11 @@ def _served(model: LocalModel, pipeline: Pipeline, created: int) -> ServedModel:
     known = pipeline.models
     methods = tuple(method.name for method in METHODS.values() if not fault_of_pair(method, known))
     return ServedModel(
-        model.name, created, known.context, model.drafter_names, methods, known.target.chat_template is not None
+        model.name,
+        created,
+        known.context,
+        model.drafter_names,
+        methods,
+        chats=known.target.chat_template is not None,
+        there=pipeline.target_there,
     )

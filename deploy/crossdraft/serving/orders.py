@@ -22,6 +22,7 @@ class ServedModel:
     drafters: tuple[str, ...]  # names that an order may ask for, the default first; none: decoding is plain
     methods: tuple[str, ...]  # that its pairs allow, of `verification.methods.METHODS`
     chats: bool  # it has a chat template of its own
+    there: bool = True  # a target of it can be reached now; else orders fail until one is back
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,10 @@ def _lane(cost: LaneCost) -> LaneFigures:
 
 
 def served(model: ServedModel) -> Served:
-    """A model, to be sent."""
-    return Served(**asdict(model))
+    """A model, to be sent. Whether it is there now, the health service says."""
+    figures = asdict(model)
+    del figures["there"]
+    return Served(**figures)
 
 
 def model_of(sent: Served) -> ServedModel:

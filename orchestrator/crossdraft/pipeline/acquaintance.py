@@ -1,15 +1,19 @@
-"""Gets to know services: each is asked to describe itself until it has, those that are down in the background."""
+"""Gets to know services: each is asked to describe itself until it has, those that are down in the background.
+
+Those that are known are watched, so that it is known at any time whether they can be reached.
+"""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.verification.exchange import Description
 
 FIRST_PAUSE = 0.25  # seconds between two questions to a service that does not answer; it doubles
 LONGEST_PAUSE = 4.0
+WATCHED_EVERY = 0.25  # seconds between two looks at the connection to a service that is known
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +30,10 @@ class Described(Protocol):
 
     async def describe(self) -> Description:
         """What the service says of its model; raises ServiceError."""
+        ...
+
+    def reachable(self) -> bool | None:
+        """Whether it can be reached now; None: that is being found out."""
         ...
 
 
@@ -48,6 +56,7 @@ class Acquaintance:
 
     def __init__(self, client: Client, welcome: Welcome[Client]) -> None:
         self.error: ServiceError | None = None  # the latest, while it is not known
+        self.there = False  # it is known, and could be reached when that was last found out
         self._warned = False
         self._client = client
         self.strange: Strange | None = None
@@ -61,7 +70,7 @@ class Acquaintance:
             log.warning("%s; it is tried again", self.error or f"{self._client.service} has not answered yet")
 
     async def close(self) -> None:
-        """Asks no more."""
+        """Asks and watches no more."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -73,6 +82,15 @@ class Acquaintance:
                 pause = min(2 * pause, LONGEST_PAUSE)
         finally:
             self._tried()
+        if self.strange is None:
+            await self._watch(client)
+
+    async def _watch(self, client: Client) -> NoReturn:
+        self.there = True
+        while True:
+            await asyncio.sleep(WATCHED_EVERY)
+            reachable = client.reachable()
+            self.there = self.there if reachable is None else reachable
 
     async def _asked(self, client: Client, welcome: Welcome[Client]) -> bool:
         """Whether there is nothing more to ask."""

@@ -77,8 +77,11 @@ class Endpoint:
         reflection.enable_server_reflection(names, self._server)
         self.address = ""  # host:port, once it listens
 
-    async def start(self) -> str:
+    async def start(self, serving: bool = True) -> str:
         """Begins to listen; returns the address.
+
+        Args:
+            serving: as `report` is told first.
 
         Raises:
             CannotListen: the port is taken, or not for this user, or the host is not of this machine.
@@ -97,8 +100,7 @@ class Endpoint:
                 "choose another port, or 0 for any that is free"
             ) from error
         await self._server.start()
-        for name in self._names:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self.report(serving)
         self.address = f"{self._listening.host}:{port}"
         if tls is None and not self._listening.local:
             log.warning(
@@ -107,6 +109,12 @@ class Endpoint:
                 self.address,
             )
         return self.address
+
+    async def report(self, serving: bool) -> None:
+        """What the health service says of the services. Of the process, which has no name there, it says SERVING."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in self._names:
+            await self._health.set(name, status)
 
     async def drain(self) -> None:
         """Reports NOT_SERVING, takes no new call, lets open ones go on for the grace period, and ends."""

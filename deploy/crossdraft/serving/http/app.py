@@ -1,6 +1,6 @@
 """The application: the API, and what watches it."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,7 +21,7 @@ from crossdraft.serving.http.errors import (
 from crossdraft.serving.http.gate import ID_KEY, Gate, reply_of
 from crossdraft.serving.http.leaving import ClientGoneError
 from crossdraft.serving.http.options import HttpOptions
-from crossdraft.serving.orders import Outputs
+from crossdraft.serving.orders import Outputs, ServedModel
 from crossdraft.serving.page import mount
 
 CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads it
@@ -59,10 +59,11 @@ def _watch(app: FastAPI, outputs: Outputs, options: HttpOptions) -> None:
 
     @app.get("/ready", responses={**FAULTS})
     async def ready() -> Ready:
-        """A model can be served."""
-        names = [model.name for model in await outputs.models()]
+        """A model can be served; if not, the error says why."""
+        models = await outputs.models()
+        names = [model.name for model in models if model.there]
         if not names:
-            raise RefusedError(ABSENT.status, "no model can be served yet", ABSENT.type, ABSENT.code)
+            raise RefusedError(ABSENT.status, _absence(models), ABSENT.type, ABSENT.code)
         return Ready(status="ready", models=names)
 
     text_of = options.metrics
@@ -73,6 +74,13 @@ def _watch(app: FastAPI, outputs: Outputs, options: HttpOptions) -> None:
             """For Prometheus."""
             text, kind = text_of(request.headers.get("accept", ""))
             return Response(text, headers={"content-type": kind})
+
+
+def _absence(models: Sequence[ServedModel]) -> str:
+    """Why nothing can be served; it does not say where targets are."""
+    if not models:
+        return "no model can be served yet: no target has answered since the start"
+    return f"no target of {', '.join(model.name for model in models)} can be reached any more; they are tried again"
 
 
 def _refusals() -> dict[type[Exception], Callable[[Request, Exception], RefusedError]]:

@@ -1,0 +1,108 @@
+"""Whether anything can be served now: /ready, and the health service of the gRPC front; the process is alive anyway."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from crossdraft.rpc.endpoint import Listening
+from crossdraft.rpc.generation_handlers import SERVICE
+from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.server import Server
+from crossdraft.serving.generation import serve_generation
+from crossdraft.serving.local import LocalModel, LocalOutputs
+from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.serving.fakes import TOY, FakeOutputs
+from tests.serving.http.conftest import Front, front
+from tests.text.kinds import kind
+
+STATUS = health_pb2.HealthCheckResponse
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crossdraft.pipeline.acquaintance.WATCHED_EVERY", 0.01)
+    monkeypatch.setattr("crossdraft.serving.generation.REPORTED_EVERY", 0.01)
+
+
+def target(port: int = 0) -> Server:
+    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
+    return Server(TARGET, ToyTargetService(described), Listening(port=port, grace_seconds=0))
+
+
+def port_of(server: Server) -> int:
+    return int(server.address.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def health(address: str) -> AsyncIterator[health_pb2_grpc.HealthStub]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield health_pb2_grpc.HealthStub(channel)
+
+
+async def becomes(served: Front, status: int) -> str:
+    """The text of /ready once it has this status."""
+    async with asyncio.timeout(20):
+        while (response := await served.http.get("/ready")).status_code != status:
+            assert (await served.http.get("/health")).json() == {"status": "ok"}
+    return response.text
+
+
+async def test_targets_that_go_and_come_back() -> None:
+    first, second = target(), target()
+    await first.start()
+    await second.start()
+    addresses = (first.address, second.address)
+    async with LocalOutputs((LocalModel("demo", addresses),)) as outputs, front(outputs) as served:
+        assert await becomes(served, 200) == '{"status":"ready","models":["demo"]}'
+        await first.drain()
+        assert await becomes(served, 200)  # the other one is there
+        await second.drain()
+        assert "no target of demo can be reached any more" in await becomes(served, 503)
+        (listed,) = (await served.openai.models.list()).data
+        assert listed.id == "demo"  # it is served, though nothing can be made now
+        async with target(port_of(second)):
+            await becomes(served, 200)
+            async with target(port_of(first)):
+                assert await becomes(served, 200)
+        await becomes(served, 503)
+
+
+async def test_the_health_service_says_the_same() -> None:
+    serving = target()
+    await serving.start()
+    async with (
+        LocalOutputs((LocalModel("demo", (serving.address,)),)) as outputs,
+        serve_generation(outputs, Listening(grace_seconds=0)) as server,
+        health(server.address) as stub,
+        asyncio.timeout(20),
+    ):
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == STATUS.SERVING
+        await serving.drain()
+        assert (await watch.read()).status == STATUS.NOT_SERVING
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == STATUS.SERVING  # the process
+        async with target(port_of(serving)):
+            assert (await watch.read()).status == STATUS.SERVING
+        watch.cancel()
+
+
+async def test_a_front_that_begins_before_its_targets_is_not_ready() -> None:
+    outputs = FakeOutputs(served=())
+    async with (
+        front(outputs) as served,
+        serve_generation(outputs, Listening(grace_seconds=0)) as server,
+        health(server.address) as stub,
+        asyncio.timeout(20),
+    ):
+        assert "no model can be served yet" in await becomes(served, 503)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == STATUS.NOT_SERVING
+        outputs.served = (TOY, replace(TOY, name="gone", there=False))
+        assert (await watch.read()).status == STATUS.SERVING
+        assert await becomes(served, 200) == '{"status":"ready","models":["toy"]}'
+        watch.cancel()
