@@ -1,6 +1,7 @@
 """What tells one crossdraft from another."""
 
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -51,15 +52,24 @@ def test_another_package_replaces_everything_where_it_is(monkeypatch: pytest.Mon
 def test_a_package_is_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = installed.on_disk()
     assert found == installed.on_disk() == installed.installed()
-    folder = tmp_path / "invented_package"
-    (folder / "__pycache__").mkdir(parents=True)
-    (folder / "one.py").write_text("ONE = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(installed, "PACKAGE", folder.name)
+    part = tmp_path / "one" / "invented_package" / "part"
+    (part / "__pycache__").mkdir(parents=True)
+    (part / "__init__.py").write_text("ONE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path / "one")
+    monkeypatch.setattr(installed, "PACKAGE", "invented_package")
     before = installed.on_disk()
-    (folder / "__pycache__" / "one.pyc").write_bytes(b"compiled")
+    (part / "__pycache__" / "__init__.pyc").write_bytes(b"compiled")
     assert installed.on_disk() == before
-    (folder / "one.py").write_text("ONE = 2\n")
+    (part / "__init__.py").write_text("ONE = 2\n")
     changed = installed.on_disk()
-    (folder / "one.py").rename(folder / "two.py")
+    (part / "more.py").touch()
     assert len({before, changed, installed.on_disk()}) == 3
+
+
+def test_a_folder_that_has_the_packages_name_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = installed.on_disk()
+    (tmp_path / "crossdraft" / "venv").mkdir(parents=True)
+    (tmp_path / "crossdraft" / "venv" / "many.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(tmp_path / "crossdraft") in list(import_module("crossdraft").__path__)
+    assert installed.on_disk() == found

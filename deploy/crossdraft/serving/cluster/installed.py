@@ -28,11 +28,16 @@ def on_disk() -> str:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """Of all folders that the namespace package has, with the names that imports give them."""
+    """With the names that imports give them.
+
+    Every folder of its name on Python's path belongs to a namespace package, also a ~/crossdraft when a program is run
+    from home: so only folders count that are packages themselves.
+    """
     for folder in map(Path, import_module(PACKAGE).__path__):
-        for path in folder.rglob("*"):
-            if COMPILED not in path.parts and path.is_file():
-                yield path.relative_to(folder).as_posix(), path
+        for beginning in folder.glob("*/__init__.py"):
+            for path in beginning.parent.rglob("*"):
+                if COMPILED not in path.parts and path.is_file():
+                    yield path.relative_to(folder).as_posix(), path
 
 
 def _version() -> str:

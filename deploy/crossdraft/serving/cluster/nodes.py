@@ -63,11 +63,13 @@ def _different(needs: Sequence[Need]) -> Sequence[str]:
     """Nodes where something may run, and whose crossdraft is not this one."""
     nodes = [node for node in _alive() if any(fits(need.amounts, {"": node["Resources"]}) for need in needs)]
     asked = [(_name(node), _asked(node)) for node in nodes]
-    answers = [(name, _answer(answer)) for name, answer in asked]
+    found: dict[str, list[str]] = {}
+    for name, answer in asked:
+        found.setdefault(_answer(answer), []).append(name)
     return [
-        f"node {name} has {answer}, and {installed()} is to run: install the same one on all nodes"
-        for name, answer in answers
-        if answer != installed()
+        f"crossdraft {installed()} is to run, and there is {other} on node {', '.join(names)}: install the same one there"
+        for other, names in found.items()
+        if other != installed()
     ]
 
 
@@ -80,9 +82,9 @@ def _answer(asked: Any) -> str:
     try:
         found: str = ray.get(asked, timeout=ANSWER_SECONDS)
     except GetTimeoutError:
-        return f"not answered for {ANSWER_SECONDS:.0f} s"
+        return f"no answer for {ANSWER_SECONDS:.0f} s"
     except RayError as error:
-        return f"no crossdraft that can be asked ({type(error).__name__})"
+        return f"none that can be asked ({type(error).__name__})"
     return found
 
 
