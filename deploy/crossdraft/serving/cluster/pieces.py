@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from crossdraft.pipeline import RequestError, Token
-from crossdraft.pipeline.request import PromptTooLongError
 from crossdraft.rpc.errors import NAMES, Internal, ServiceError
-from crossdraft.serving.orders import Ended, OverloadedError, Traced, UnknownDrafterError, UnknownModelError
+from crossdraft.serving.orders import Ended, OverloadedError, Traced, UnknownModelError
 
 Expected = RequestError | UnknownModelError | OverloadedError | ServiceError
 EXPECTED = (RequestError, UnknownModelError, OverloadedError, ServiceError)
@@ -31,24 +30,18 @@ class Refusal:
     name: str  # of the error's class
     text: str
     after: float = 0.0  # seconds until it may be asked again, where that helps
-    field: str = ""  # of the request, where it is that one's fault
 
     @staticmethod
     def of(error: Expected) -> "Refusal":
         """As it was raised."""
         after = error.after if isinstance(error, OverloadedError) else 0.0
-        field = error.field if isinstance(error, RequestError) else ""
-        return Refusal(type(error).__name__, str(error), after, field)
+        return Refusal(type(error).__name__, str(error), after)
 
     def error(self) -> Expected:
         """To be raised again."""
         match self.name:
-            case "PromptTooLongError":
-                return PromptTooLongError(self.text, self.field)
             case "RequestError":
-                return RequestError(self.text, self.field)
-            case "UnknownDrafterError":
-                return UnknownDrafterError(self.text)
+                return RequestError(self.text)
             case "UnknownModelError":
                 return UnknownModelError(self.text)
             case "OverloadedError":
