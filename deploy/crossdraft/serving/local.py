@@ -18,7 +18,15 @@ from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.rpc.subject import about
 from crossdraft.serving.connecting import Connection
-from crossdraft.serving.orders import Ended, Order, OverloadedError, ServedModel, Traced, UnknownModelError
+from crossdraft.serving.orders import (
+    Ended,
+    Order,
+    OverloadedError,
+    ServedModel,
+    Traced,
+    UnknownDrafterError,
+    UnknownModelError,
+)
 from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)
@@ -184,7 +192,7 @@ class LocalOutputs:
         connection = self._connections.get((model.name, name))
         if connection is None:
             there = ", ".join(model.drafter_names) or "none"
-            raise UnknownModelError(f"{model.name!r} has no drafter {name!r}; there is {there}")
+            raise UnknownDrafterError(f"{model.name!r} has no drafter {name!r}; there is {there}")
         return connection
 
     def _default(self, model: LocalModel) -> Connection:

@@ -63,7 +63,8 @@ class Outputs(Protocol):
 
         Raises:
             RequestError: the order cannot be served; the text says what to change.
-            UnknownModelError: no model, or no drafter of it, has this name.
+            UnknownModelError: no model has this name.
+            UnknownDrafterError: no drafter of the model has this name.
             OverloadedError: there is no room for another output now.
             ServiceError: no target is left.
         """
@@ -72,6 +73,10 @@ class Outputs(Protocol):
 
 class UnknownModelError(LookupError):
     """Nothing of this name is served; the text lists what is."""
+
+
+class UnknownDrafterError(UnknownModelError):
+    """The same of a model's drafters."""
 
 
 class OverloadedError(Exception):

@@ -41,7 +41,7 @@ def prompts_of(prompt: Prompt, target: Description, tokenization: Tokenization, 
             wrong = [token for token in prompt if token >= tokenization.vocabulary.size]
             if wrong:
                 last = tokenization.vocabulary.size - 1
-                raise RequestError(f"the prompt has the id {wrong[0]}; the target's ids are 0 to {last}")
+                raise RequestError(f"the prompt has the id {wrong[0]}; the target's ids are 0 to {last}", "prompt")
             return Prompts(prompt, tokenization.prompt_letters(prompt))
 
 

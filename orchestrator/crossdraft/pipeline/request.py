@@ -50,6 +50,14 @@ KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
 class RequestError(ValueError):
     """The request cannot be served; the text says what to change."""
 
+    def __init__(self, text: str, field: str = "") -> None:
+        super().__init__(text)
+        self.field = field  # of GenerationRequest, where it is that one's fault
+
+
+class PromptTooLongError(RequestError):
+    """The prompt leaves no room in the target's context."""
+
 
 class Overlap(StrEnum):
     """Whether the drafter drafts on while the target verifies."""
@@ -99,27 +107,37 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         self._check_types()
         checks = (
-            (bool(self.prompt), "the prompt is empty; give at least one character, or one token id"),
-            (1 <= self.k <= MOST_PROPOSALS, f"k must be between 1 and {MOST_PROPOSALS}, got {self.k}"),
-            (self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}"),
-            (1 <= self.row_width <= WIDEST, f"row_width must be between 1 and {WIDEST}, got {self.row_width}"),
-            (1 <= self.head <= WIDEST, f"head must be between 1 and {WIDEST}, got {self.head}"),
-            (0 <= self.choice < 2**32, f"choice must be between 0 and 2**32 - 1, got {self.choice}"),
+            (bool(self.prompt), "prompt", "the prompt is empty; give at least one character, or one token id"),
+            (1 <= self.k <= MOST_PROPOSALS, "k", f"k must be between 1 and {MOST_PROPOSALS}, got {self.k}"),
+            (self.max_tokens >= 1, "max_tokens", f"max_tokens must be at least 1, got {self.max_tokens}"),
+            (
+                1 <= self.row_width <= WIDEST,
+                "row_width",
+                f"row_width must be between 1 and {WIDEST}, got {self.row_width}",
+            ),
+            (1 <= self.head <= WIDEST, "head", f"head must be between 1 and {WIDEST}, got {self.head}"),
+            (0 <= self.choice < 2**32, "choice", f"choice must be between 0 and 2**32 - 1, got {self.choice}"),
             (
                 self.drafter_temperature is None or 0 <= self.drafter_temperature < float("inf"),
+                "drafter_temperature",
                 f"drafter_temperature must be 0 or more, got {self.drafter_temperature}",
             ),
-            (self.seed is None or 0 <= self.seed < 2**64, f"seed must be between 0 and 2**64 - 1, got {self.seed}"),
-            (all(self.stop), "a stop string must not be empty"),
+            (
+                self.seed is None or 0 <= self.seed < 2**64,
+                "seed",
+                f"seed must be between 0 and 2**64 - 1, got {self.seed}",
+            ),
+            (all(self.stop), "stop", "a stop string must not be empty"),
             (
                 self.logprobs is None or 0 <= self.logprobs <= MOST_LIKELY,
+                "logprobs",
                 f"logprobs must be between 0 and {MOST_LIKELY}, got {self.logprobs}",
             ),
-            (1 <= self.paths <= MOST_PATHS, f"paths must be between 1 and {MOST_PATHS}, got {self.paths}"),
+            (1 <= self.paths <= MOST_PATHS, "paths", f"paths must be between 1 and {MOST_PATHS}, got {self.paths}"),
         )
-        for holds, complaint in checks:
+        for holds, name, complaint in checks:
             if not holds:
-                raise RequestError(complaint)
+                raise RequestError(complaint, name)
         self._check_prompt()
         self._check_overlap()
         self._check_method()
@@ -146,11 +164,11 @@ class GenerationRequest:
             # A bool is an int for Python, and none here.
             wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
             if wrong and not (value is None and name in MAY_BE_LEFT_OUT):
-                raise RequestError(f"{name} must be {what}, got {value!r}")
+                raise RequestError(f"{name} must be {what}, got {value!r}", name)
 
     def _check_overlap(self) -> None:
         if self.overlap not in [*Overlap]:
-            raise RequestError(f"overlap must be auto, on or off, got {self.overlap!r}")
+            raise RequestError(f"overlap must be auto, on or off, got {self.overlap!r}", "overlap")
         object.__setattr__(self, "overlap", Overlap(self.overlap))  # its plain text is taken, too
         for name, value, least in (
             ("window", self.window, 1),
@@ -161,11 +179,12 @@ class GenerationRequest:
             if value is None:
                 continue
             if not least <= value <= MOST_PROPOSALS:
-                raise RequestError(f"{name} must be between {least} and {MOST_PROPOSALS}, got {value}")
+                raise RequestError(f"{name} must be between {least} and {MOST_PROPOSALS}, got {value}", name)
             if self.overlap is Overlap.OFF:
-                raise RequestError(f"{name} means nothing with overlap off: leave it out, or overlap (--overlap on)")
+                complaint = f"{name} means nothing with overlap off: leave it out, or overlap (--overlap on)"
+                raise RequestError(complaint, name)
         if self.wait is not None and self.wait > (self.window or MOST_PROPOSALS):
-            raise RequestError(f"wait must be at most window, which is {self.window}, got {self.wait}")
+            raise RequestError(f"wait must be at most window, which is {self.window}, got {self.wait}", "wait")
 
     def _check_method(self) -> None:
         if self.method is None:
@@ -173,26 +192,30 @@ class GenerationRequest:
         try:
             method = method_named(self.method)
         except ValueError as error:
-            raise RequestError(str(error)) from error
+            raise RequestError(str(error), "method") from error
         if method.whole_draft and self.overlap is Overlap.ON:
             raise RequestError(
                 f"method {method.name!r} judges a whole draft at once, so nothing can be drafted meanwhile; "
-                "use --overlap auto or off, or another method"
+                "use --overlap auto or off, or another method",
+                "method",
             )
         if not (method.exact or self.allow_inexact):
             raise RequestError(
                 f"the output of method {method.name!r} has not the target's distribution; choose an exact method, "
-                "or allow it with allow_inexact (--allow-inexact)"
+                "or allow it with allow_inexact (--allow-inexact)",
+                "method",
             )
         if self.logprobs is not None and not method.samples:
             raise RequestError(
                 f"method {method.name!r} draws from rows, which do not tell the model's own log-probabilities; "
-                "use --method slem or seeded, or leave logprobs out"
+                "use --method slem or seeded, or leave logprobs out",
+                "method",
             )
         if self.seed is not None and not self.greedy and not method.seedable:
             raise RequestError(
                 f"the output of method {method.name!r} depends on timing, so a seed would not repeat it; "
-                "use --method seeded, or leave the seed out"
+                "use --method seeded, or leave the seed out",
+                "method",
             )
 
 

@@ -14,7 +14,7 @@ from crossdraft.pipeline.explanation import Explained
 from crossdraft.pipeline.governing import PLAIN, Fixed
 from crossdraft.pipeline.output import fault_of_committed
 from crossdraft.pipeline.prompts import Prompts, prompts_of
-from crossdraft.pipeline.request import GenerationRequest, RequestError
+from crossdraft.pipeline.request import GenerationRequest, PromptTooLongError, RequestError
 from crossdraft.text.letters import from_bytes
 from crossdraft.text.pairing import Pair
 from crossdraft.text.tokenization import Tokenization
@@ -144,7 +144,7 @@ def choose_method(request: GenerationRequest, models: Models) -> Method:
         method = method_named(request.method)
         complaint = fault_of_pair(method, models)
         if complaint:
-            raise RequestError(f"method {method.name!r} {complaint}")
+            raise RequestError(f"method {method.name!r} {complaint}", "method")
         return method
     same = models.pair is not None and models.pair.same_vocabulary
     seeded = request.seed is not None or models.pair is None or request.logprobs is not None
@@ -179,7 +179,7 @@ def _prompts(request: GenerationRequest, models: Models) -> Prompts:
     if not prompts.target:
         raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
     if len(prompts.target) >= models.context:
-        raise RequestError(
+        raise PromptTooLongError(
             f"the prompt has {len(prompts.target)} tokens, and the target's context holds {models.context} "
             "with at least one of them generated; shorten the prompt"
         )
@@ -190,7 +190,7 @@ def _prompts(request: GenerationRequest, models: Models) -> Prompts:
     ):
         wrong = [token for token in ids if not 0 <= token < size]
         if wrong:
-            raise RequestError(f"{name} names id {wrong[0]}, and the target's ids are 0 to {size - 1}")
+            raise RequestError(f"{name} names id {wrong[0]}, and the target's ids are 0 to {size - 1}", name)
     return prompts
 
 

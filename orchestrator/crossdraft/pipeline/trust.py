@@ -20,6 +20,7 @@ def without_trust(request: GenerationRequest) -> GenerationRequest:
     if method_named(request.method).trusting:
         raise RequestError(
             f"with method {request.method!r} a drafter that lies about the laws that it drew from changes the output, "
-            f"and this drafter is not trusted; use {' or '.join(map(repr, SAFE))}, or leave the method out"
+            f"and this drafter is not trusted; use {' or '.join(map(repr, SAFE))}, or leave the method out",
+            "method",
         )
     return request

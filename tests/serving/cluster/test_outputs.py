@@ -7,12 +7,13 @@ from contextlib import aclosing
 import pytest
 
 from crossdraft.pipeline import GenerationRequest, Kind, Reason, RequestError, SamplingOptions, Token
+from crossdraft.pipeline.request import PromptTooLongError
 from crossdraft.rpc.errors import TimedOut, Unreachable
 from crossdraft.serving.cluster import outputs as module
 from crossdraft.serving.cluster.journal import seed_of
 from crossdraft.serving.cluster.outputs import ClusterOutputs, Lost
 from crossdraft.serving.cluster.pieces import Alive, Began, Piece, Refusal
-from crossdraft.serving.orders import Ended, Order, OverloadedError, ServedModel, UnknownModelError
+from crossdraft.serving.orders import Ended, Order, OverloadedError, ServedModel, UnknownDrafterError, UnknownModelError
 from tests.serving.fakes import figures
 
 SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
@@ -158,7 +159,10 @@ async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
     "error",
     [
         RequestError("no prompt"),
-        UnknownModelError("no drafter"),
+        RequestError("no such method", "method"),
+        PromptTooLongError("too long"),
+        UnknownModelError("no model"),
+        UnknownDrafterError("no drafter"),
         OverloadedError("full", 3.0),
         Unreachable("no target"),
         TimedOut("late"),
@@ -168,7 +172,8 @@ async def test_expected_errors_are_raised_as_they_were(error: Exception) -> None
     one = Scripted([Refusal.of(error)])
     with pytest.raises(type(error), match=str(error)) as raised:
         await taken(one)
-    assert getattr(raised.value, "after", None) == getattr(error, "after", None)
+    assert type(raised.value) is type(error)
+    assert vars(raised.value) == vars(error)
     assert len(one.orders) == 1
 
 

@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from crossdraft.pipeline import RequestError
+from crossdraft.pipeline.request import PromptTooLongError
 from crossdraft.rpc import errors as rpc
 from crossdraft.serving import orders
 from crossdraft.serving.http import HttpOptions, RateLimit, make_app
@@ -64,6 +65,7 @@ def test_what_services_say_of_themselves_is_not_for_clients(kind: type[Exception
     [
         (RequestError("method 'tli' needs another drafter"), 400, None),
         (rpc.ContextTooLong("the prompt has 9 tokens"), 400, "context_length_exceeded"),
+        (PromptTooLongError("the prompt has 9 tokens"), 400, "context_length_exceeded"),
         (OverloadedError("64 outputs are being made", 2.2), 429, "overloaded"),
         (rpc.Unreachable("gone"), 503, "service_unavailable"),
         (rpc.TimedOut("late"), 504, "timeout"),
@@ -125,9 +127,30 @@ async def test_a_model_that_is_not_there(served: Front) -> None:
         (COMPLETIONS, {"prompt": [1], "echo": True}, None, "echo is served for prompts of text"),
         (COMPLETIONS, {"prompt": "a", "stream_options": {}}, None, "needs stream"),
         (COMPLETIONS, {"prompt": "a", "speculative": {"k": 0}}, "speculative.k", "greater than or equal to 1"),
-        (COMPLETIONS, {"prompt": "a", "speculative": {"method": "best"}}, None, "unknown method 'best'"),
-        (COMPLETIONS, {"prompt": "a", "speculative": {"overlap": "off", "window": 3}}, None, "overlap off"),
-        (COMPLETIONS, {"prompt": "a", "seed": 1, "speculative": {"method": "coupled"}}, None, "use --method seeded"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "speculative": {"method": "best"}},
+            "speculative.method",
+            "unknown method 'best'",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "speculative": {"overlap": "off", "window": 3}},
+            "speculative.window",
+            "overlap off",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "speculative": {"window": 2, "wait": 3}},
+            "speculative.wait",
+            "at most window",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "seed": 1, "speculative": {"method": "coupled"}},
+            "speculative.method",
+            "use --method seeded",
+        ),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content", "Field required"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid"),

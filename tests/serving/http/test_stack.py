@@ -96,12 +96,15 @@ async def test_a_chat_with_a_model_that_has_no_template(stack: Stack) -> None:
 
 
 async def test_what_the_pair_cannot_do_is_said(stack: Stack) -> None:
-    with pytest.raises(openai.BadRequestError, match="needs a drafter with the target's vocabulary"):
+    with pytest.raises(openai.BadRequestError, match="needs a drafter with the target's vocabulary") as refused:
         await ask(stack, {"method": "standard"})
-    with pytest.raises(openai.NotFoundError, match="'demo' has no drafter 'b'; there is a"):
+    assert refused.value.param == "speculative.method"
+    with pytest.raises(openai.NotFoundError, match="'demo' has no drafter 'b'; there is a") as unknown:
         await ask(stack, {"drafter": "b"})
-    with pytest.raises(openai.BadRequestError, match="shorten the prompt"):
+    assert (unknown.value.code, unknown.value.param) == ("drafter_not_found", "speculative.drafter")
+    with pytest.raises(openai.BadRequestError, match="shorten the prompt") as long:
         await stack.front.openai.completions.create(model="demo", prompt="word " * 2000)
+    assert long.value.code == "context_length_exceeded"
     await stack.released()
 
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from crossdraft.pipeline import RequestError, Token
+from crossdraft.pipeline.request import PromptTooLongError
 from crossdraft.rpc.errors import NAMES, Internal, ServiceError
-from crossdraft.serving.orders import Ended, OverloadedError, Traced, UnknownModelError
+from crossdraft.serving.orders import Ended, OverloadedError, Traced, UnknownDrafterError, UnknownModelError
 
 Expected = RequestError | UnknownModelError | OverloadedError | ServiceError
 EXPECTED = (RequestError, UnknownModelError, OverloadedError, ServiceError)
@@ -30,18 +31,24 @@ class Refusal:
     name: str  # of the error's class
     text: str
     after: float = 0.0  # seconds until it may be asked again, where that helps
+    field: str = ""  # of the request, where it is that one's fault
 
     @staticmethod
     def of(error: Expected) -> "Refusal":
         """As it was raised."""
         after = error.after if isinstance(error, OverloadedError) else 0.0
-        return Refusal(type(error).__name__, str(error), after)
+        field = error.field if isinstance(error, RequestError) else ""
+        return Refusal(type(error).__name__, str(error), after, field)
 
     def error(self) -> Expected:
         """To be raised again."""
         match self.name:
+            case "PromptTooLongError":
+                return PromptTooLongError(self.text, self.field)
             case "RequestError":
-                return RequestError(self.text)
+                return RequestError(self.text, self.field)
+            case "UnknownDrafterError":
+                return UnknownDrafterError(self.text)
             case "UnknownModelError":
                 return UnknownModelError(self.text)
             case "OverloadedError":

@@ -11,9 +11,11 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from crossdraft.pipeline import RequestError
+from crossdraft.pipeline.request import PromptTooLongError
 from crossdraft.rpc import errors as rpc
+from crossdraft.serving.http.bodies import Speculative
 from crossdraft.serving.keys import KeyRefusedError
-from crossdraft.serving.orders import OverloadedError, UnknownModelError
+from crossdraft.serving.orders import OverloadedError, UnknownDrafterError, UnknownModelError
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,9 @@ BUG = Meaning(500, "server_error", "internal_error", "the server failed; its log
 
 # The first class that an error is an instance of counts: subclasses come before their bases.
 MEANINGS: Mapping[type[Exception], Meaning] = {
+    PromptTooLongError: TOO_LONG,
     RequestError: WRONG,
+    UnknownDrafterError: Meaning(404, INVALID, "drafter_not_found"),
     UnknownModelError: Meaning(404, INVALID, "model_not_found"),
     OverloadedError: Meaning(429, BUSY, "overloaded"),
     KeyRefusedError: Meaning(401, "authentication_error", "invalid_api_key"),
@@ -118,15 +122,28 @@ def refusal_of(error: Exception, request: str) -> RefusedError:
     if meaning.text:
         log.warning("%s: %s: %s", request, type(error).__name__, error)
     after = error.after if isinstance(error, OverloadedError | rpc.Overloaded) else SHORTEST_WAIT
-    param = "model" if meaning.code == "model_not_found" else None
     return RefusedError(
         meaning.status,
         meaning.text or str(error),
         meaning.type,
         meaning.code,
-        param,
+        param_of(error),
         after if meaning.status == 429 else None,
     )
+
+
+def param_of(error: Exception) -> str | None:
+    """The field of a body that an error is about, by its path; None if it is about none, or several."""
+    match error:
+        case UnknownDrafterError():
+            return "speculative.drafter"
+        case UnknownModelError() | rpc.NameUnknown():
+            return "model"
+        case RequestError(field=field) if field in Speculative.model_fields:
+            return f"speculative.{field}"
+        case RequestError(field=field):
+            return field or None
+    return None
 
 
 def refusal_of_body(error: RequestValidationError) -> RefusedError:
