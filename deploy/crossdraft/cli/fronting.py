@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from crossdraft.cli.observing import LogFormat, LogLevel, LogLevelOption, LogLines
-from crossdraft.cli.security import TlsCa, TlsCert, TlsKey, tls_of
+from crossdraft.cli.security import FrontCertificate, FrontKey, TlsCa, TlsCert, TlsKey, front_of, tls_of
 
 
 def http(
@@ -41,6 +41,8 @@ def http(
     burst: Annotated[int, typer.Option(help="Requests that may come at once within the rate.")] = 10,
     stalled_seconds: Annotated[float, typer.Option(help="After which a client that does not read is given up.")] = 60.0,
     grace_seconds: Annotated[float, typer.Option(help="For open requests, after SIGTERM.")] = 30.0,
+    ssl_certfile: FrontCertificate = None,
+    ssl_keyfile: FrontKey = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -48,7 +50,7 @@ def http(
     log_level: LogLevelOption = LogLevel.INFO,
     until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)] = False,
 ) -> None:
-    """Serve OpenAI's HTTP API before targets and drafters. TLS options are for the services, not for clients."""
+    """Serve OpenAI's HTTP API before targets and drafters. --ssl-... is for clients, --tls-... for services."""
     from crossdraft.cli import front as command
 
     tls = tls_of(tls_ca, tls_cert, tls_key)
@@ -56,5 +58,6 @@ def http(
     rates = None if rate is None else (rate, burst)
     limits = command.Limits(max_outputs, max_choices, max_body_mib, rates, stalled_seconds)
     log = command.Log(log_format, log_level)
-    where = command.Where(host, port, 1, grace_seconds, until_stdin_ends, log=log)
+    shown = front_of(ssl_certfile, ssl_keyfile)
+    where = command.Where(host, port, 1, grace_seconds, until_stdin_ends, shown, log=log)
     command.serve(services, api_keys, limits, where, grpc_port)

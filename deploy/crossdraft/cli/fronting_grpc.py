@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from crossdraft.cli.observing import LogFormat, LogLevel, LogLevelOption, LogLines
-from crossdraft.cli.security import TlsCa, TlsCert, TlsKey, front_of, tls_of
+from crossdraft.cli.security import FrontCertificate, FrontKey, TlsCa, TlsCert, TlsKey, front_of, tls_of
 
 
 def grpc(
@@ -40,10 +40,8 @@ def grpc(
     metrics_port: Annotated[
         int | None, typer.Option(help="Answer Prometheus there over HTTP; 0 is any free one.")
     ] = None,
-    server_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate that clients see; without it nothing is encrypted.")
-    ] = None,
-    server_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+    ssl_certfile: FrontCertificate = None,
+    ssl_keyfile: FrontKey = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -51,13 +49,13 @@ def grpc(
     log_level: LogLevelOption = LogLevel.INFO,
     until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)] = False,
 ) -> None:
-    """Serve crossdraft.v1.Generation before targets and drafters. --tls-... are for the services, not for clients."""
+    """Serve crossdraft.v1.Generation before targets and drafters. --ssl-... is for clients, --tls-... for services."""
     from crossdraft.cli import front_grpc as command
 
     tls = tls_of(tls_ca, tls_cert, tls_key)
     services = command.Services(model, tuple(target), tuple(drafter or ()), frozenset(untrusted or ()), tls)
     limits = command.Limits(max_outputs, None if rate is None else (rate, burst), stalled_seconds)
     log = command.Log(log_format, log_level)
-    shown = front_of(server_cert, server_key)
+    shown = front_of(ssl_certfile, ssl_keyfile)
     where = command.Where(host, port, max_message_mib, grace_seconds, until_stdin_ends, shown, log=log)
     command.serve(services, api_keys, limits, where, metrics_port)

@@ -16,6 +16,14 @@ TlsCa = Annotated[
 ]
 TlsCert = Annotated[Path | None, typer.Option(metavar="FILE", help="This side's certificate; see `crossdraft certs`.")]
 TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")]
+# Named as vLLM's and uvicorn's.
+FrontCertificate = Annotated[
+    Path | None,
+    typer.Option(
+        "--ssl-certfile", metavar="FILE", help="Certificate that clients see; without it nothing is encrypted."
+    ),
+]
+FrontKey = Annotated[Path | None, typer.Option("--ssl-keyfile", metavar="FILE", help="Its key.")]
 
 
 class Uses(StrEnum):
@@ -42,11 +50,11 @@ def tls_of(ca: Path | None, certificate: Path | None, key: Path | None) -> "TlsF
 
 
 def front_of(certificate: Path | None, key: Path | None) -> "FrontFiles | None":
-    """What --server-cert and --server-key say together; raises Misused if one is missing or cannot be used."""
+    """What --ssl-certfile and --ssl-keyfile say together; raises Misused if one is missing or cannot be used."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise Misused("--server-cert and --server-key are given together, or neither is")
+        raise Misused("--ssl-certfile and --ssl-keyfile are given together, or neither is")
     from crossdraft.cli.running import checked_options
     from crossdraft.rpc.security import FrontFiles
 

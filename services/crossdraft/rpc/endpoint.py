@@ -52,6 +52,16 @@ class Listening:
             return self.host == "localhost"
 
 
+def warn_if_open(listening: Listening, address: str) -> None:
+    """Says that others can read and ask what passes over an address without TLS, if they can reach it."""
+    if not listening.local:
+        log.warning(
+            "%s is open to whoever can reach it, unencrypted: give it a certificate (see its --help; "
+            "`crossdraft certs` makes them), or listen on 127.0.0.1",
+            address,
+        )
+
+
 class Endpoint:
     """One port with services on it, standard health and reflection among them. Must be made in a running event loop.
 
@@ -102,12 +112,8 @@ class Endpoint:
         await self._server.start()
         await self.report(serving)
         self.address = f"{self._listening.host}:{port}"
-        if tls is None and not self._listening.local:
-            log.warning(
-                "%s is open to whoever can reach it, unencrypted: give it a certificate (see its --help; "
-                "`crossdraft certs` makes them), or listen on 127.0.0.1",
-                self.address,
-            )
+        if tls is None:
+            warn_if_open(self._listening, self.address)
         return self.address
 
     async def report(self, serving: bool) -> None:

@@ -13,8 +13,11 @@ from typing import Self
 import uvicorn
 from fastapi import FastAPI
 
+from crossdraft.rpc.endpoint import warn_if_open
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening
+from crossdraft.serving.http.tls import Certified
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class HttpServer:
 
     Args:
         app: what answers.
-        listening: where; of its fields host, port and grace_seconds.
+        listening: where; of its fields host, port, tls (of FrontFiles, else none) and grace_seconds.
         marks: what else the ready line says.
     """
 
@@ -82,7 +85,10 @@ class HttpServer:
 
         Raises:
             CannotListen: the port is taken, or not for this user, or the host is not of this machine.
+            TlsError: certificate or key cannot be used.
         """
+        tls = self._listening.tls
+        secured = Certified(tls) if isinstance(tls, FrontFiles) else None
         where = await asyncio.to_thread(_bound, self._listening)
         config = uvicorn.Config(
             self._app,
@@ -93,12 +99,15 @@ class HttpServer:
             access_log=False,
             server_header=False,
             backlog=BACKLOG,
+            ssl_context_factory=None if secured is None else lambda *_: secured.context,
             timeout_graceful_shutdown=ceil(self._listening.grace_seconds) + ENDING_SECONDS,
         )
         self._server = _Uvicorn(config, self._listening.grace_seconds)
         self._task = asyncio.create_task(self._server.serve([where]))
         self.address = f"{self._listening.host}:{where.getsockname()[1]}"
         await self._server.listens.wait()
+        if secured is None:
+            warn_if_open(self._listening, self.address)
         return self.address
 
     async def drain(self) -> None:
