@@ -58,6 +58,14 @@ async def test_a_port_for_metrics_that_is_taken(target_model: RunningModel) -> N
             await Server(TARGET, TargetService(target_model), taken).start()
 
 
+async def test_the_port_is_on_the_services_own_address_only(target_model: RunningModel) -> None:
+    async with Server(TARGET, TargetService(target_model), MEASURED) as server:
+        host, _, port = json.loads(server.ready_line())["metrics"].rpartition(":")
+        assert host == "127.0.0.1"
+        with pytest.raises(OSError, match="refused"):
+            await asyncio.to_thread(read, f"127.0.0.2:{port}")
+
+
 def test_ports_are_checked() -> None:
     with pytest.raises(ValueError, match="metrics_port must be between 0"):
         Listening(metrics_port=65536)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from crossdraft.cli.observing import LogFormat, LogLevel, LogLevelOption, LogLines
+from crossdraft.cli.observing import LogFormat, LogLevel, LogLevelOption, LogLines, MetricsPort
 from crossdraft.cli.security import FrontCertificate, FrontKey, TlsCa, TlsCert, TlsKey, front_of, tls_of
 
 
@@ -37,9 +37,7 @@ def grpc(
     burst: Annotated[int, typer.Option(help="Requests that may come at once within the rate.")] = 10,
     stalled_seconds: Annotated[float, typer.Option(help="After which a client that does not read is given up.")] = 60.0,
     grace_seconds: Annotated[float, typer.Option(help="For open outputs, after SIGTERM.")] = 30.0,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Answer Prometheus there over HTTP; 0 is any free one.")
-    ] = None,
+    metrics_port: MetricsPort = None,
     ssl_certfile: FrontCertificate = None,
     ssl_keyfile: FrontKey = None,
     tls_ca: TlsCa = None,

@@ -14,5 +14,5 @@ LogLines = Annotated[
 LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="The least that is written.")]
 MetricsPort = Annotated[
     int | None,
-    typer.Option(metavar="PORT", help="Answer Prometheus on this port of the same host, over HTTP; 0 is any free one."),
+    typer.Option(metavar="PORT", help="Answer Prometheus on this port of --host, over plain HTTP; 0 is any free one."),
 ]
