@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 FILE = "deploy/cluster.local.yaml"
 CONFIGURATION = "~/crossdraft/crossdraft.yaml"  # on the head
 PORT = 8000
+SOURCES = ("services", "orchestrator", "deploy", "protos", "pyproject.toml", "README.md", "LICENSE")  # of the wheel
 WORDS = 2000  # characters of what a command said that are shown when it fails
 
 ALIVE = """
@@ -86,11 +87,24 @@ class Person:
         addresses = f"[{', '.join(workers)}]"
         self.edit(FILE, head_ip=head, worker_ips=addresses, ssh_user="root", ssh_private_key=str(self.head.key))
 
-    async def make_wheel(self) -> None:
+    def changed_sources(self) -> Path:
+        """Another version of crossdraft: this one with a line more."""
+        changed = self.folder / "changed"
+        for name in SOURCES:
+            whole = REPOSITORY / name
+            if whole.is_dir():
+                shutil.copytree(whole, changed / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copyfile(whole, changed / name)
+        with (changed / "orchestrator/crossdraft/pipeline/__init__.py").open("a", encoding="utf-8") as file:
+            file.write("# Changed.\n")
+        return changed
+
+    async def make_wheel(self, sources: Path = REPOSITORY) -> None:
         """As `make wheel`, without asking a package index."""
         dist = self.checkout / "dist"
         build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(dist)]
-        await self.run("make wheel", *build, cwd=REPOSITORY)
+        await self.run("make wheel", *build, cwd=sources)
 
     async def ray(self, *words: str, seconds: float = 180.0, name: str | None = None) -> str:
         """A command of Ray's; what it said."""
@@ -159,6 +173,13 @@ async def person(names: Sequence[str], folder: Path) -> AsyncIterator[Person]:
         somebody = Person(folder / "person", found)
         somebody.clone()
         yield somebody
+
+
+async def said(machine: Machine, command: str) -> str:
+    """What a command on a machine writes."""
+    process = await asyncio.create_subprocess_exec(*machine.ssh(command), stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    return output.decode().strip()
 
 
 def _quoted(text: str) -> str:

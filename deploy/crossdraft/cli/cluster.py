@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.generate import check_address
 from crossdraft.serving.configuration import Configuration, ConfigurationError, load
 from crossdraft.serving.keys import Keys, KeysError
 
 MISSING = "a cluster needs Ray: install crossdraft with the extra `serve`"
 ABSENT = "nothing is deployed there; use `crossdraft deploy`"
+AUTO = "auto"
+NOBODY = "no Ray cluster answers at {}: {}; start one with `ray up`"
+CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
 TOKEN = (
     "the cluster at {} takes only who shows its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
     "RAY_AUTH_TOKEN_PATH as its nodes have it"
@@ -88,6 +93,7 @@ def _read(path: Path) -> Configuration:
 def _cluster(address: str) -> Iterator[None]:
     """Within it this process is a client of the cluster."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _check_reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address)
     try:
         import ray
         from ray.exceptions import AuthenticationError
@@ -98,9 +104,21 @@ def _cluster(address: str) -> Iterator[None]:
     except AuthenticationError as error:
         raise CommandFailed(TOKEN.format(address)) from error
     except (ConnectionError, RuntimeError) as error:
-        raise CommandFailed(f"no Ray cluster answers at {address}: {error}; start one with `ray up`") from error
+        raise CommandFailed(NOBODY.format(address, error)) from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raises Misused if it is no address, CommandFailed if nobody listens there. `auto` is for Ray to find."""
+    if address == AUTO:
+        return
+    check_address("--address", address)
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise CommandFailed(NOBODY.format(address, error)) from error

@@ -1,6 +1,5 @@
 """One Ray cluster for all tests of this folder; it starts with the first test that wants it."""
 
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,17 +14,13 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def cluster() -> "Iterator[RunningCluster]":
     """Two nodes with loopback addresses, and the usual configuration on them."""
-    from tests.serving.cluster.running import running
+    from tests.serving.cluster.running import free_port, running
 
     # Not below pytest's folder: paths of sockets in it would be too long.
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
-        running(Path(folder), [_free_port(), _free_port()]) as found,
+        running(Path(folder), [free_port(), free_port()]) as found,
     ):
-        found.deploy(found.configuration())
+        done = found.command("deploy", found.file(found.configuration()))
+        assert done.returncode == 0, done.stderr
         yield found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])

@@ -3,6 +3,9 @@
 import asyncio
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -11,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 
 from crossdraft.serving.cluster.directory import Entry, Role
 from crossdraft.serving.configuration import parse
+from tests.serving.exposed import samples
 
 ray = pytest.importorskip("ray", reason="the extra `serve` is not installed")
 with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
@@ -38,6 +43,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 PATIENCE = 60.0  # seconds for what must come to pass
+COMMAND_SECONDS = 180.0
+KEY = "0123456789abcdef"
 MODEL = "small"
 PROMPT = "def main("
 
@@ -47,6 +54,7 @@ class RunningCluster:
     """What tests need of it."""
 
     folder: Path  # with Ray's logs in it
+    address: str  # of Ray
     http: int  # port
     grpc: int
 
@@ -55,8 +63,9 @@ class RunningCluster:
         """Of the HTTP front."""
         return f"http://127.0.0.1:{self.http}"
 
-    def configuration(self, targets: str = "replicas: 2", drafters: str = "", rest: str = "") -> str:
+    def configuration(self, targets: str = "replicas: 2", drafters: str = "", tls: str = "") -> str:
         """A configuration; what is given goes into its parts."""
+        (self.folder / "keys").write_text(f"tester {KEY}\n")
         return f"""\
 models:
   - name: {MODEL}
@@ -68,9 +77,20 @@ models:
     orchestrator_resources: {{cpus: 0.1, custom: {{orchestrator: 1}}}}
 http: {{port: {self.http}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
 grpc: {{host: {HEAD}, port: {self.grpc}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
+security: {{api_keys: keys{tls}}}
 grace_seconds: 2
-{rest}
 """
+
+    def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Types `crossdraft WORDS`, with the cluster's address."""
+        line = [sys.executable, "-m", "crossdraft.cli", *words, "--address", self.address]
+        return subprocess.run(line, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+
+    def file(self, text: str) -> str:
+        """The name of a file with a configuration."""
+        path = self.folder / "small.yaml"
+        path.write_text(text)
+        return str(path)
 
     def deploy(self, text: str) -> list[str]:
         """Brings a configuration; what was said meanwhile."""
@@ -89,7 +109,17 @@ grace_seconds: 2
 
     def client(self) -> AsyncOpenAI:
         """Of the HTTP front."""
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE)
+
+    def metric(self, role: Role, name: str) -> float:
+        """The sum over all processes of a role."""
+        pages = [httpx.get(f"http://{one.metrics}/metrics").text for one in self.entries(role)]
+        return sum(amount for page in pages for _, amount in samples(page, name))
+
+    def busy(self) -> float:
+        """Outputs under way at orchestrators, and sessions at services."""
+        outputs = self.metric(Role.ORCHESTRATOR, "orchestrator_running_outputs")
+        return outputs + sum(self.metric(role, "service_open_sessions") for role in (Role.TARGET, Role.DRAFTER))
 
     def log_of(self, process: int) -> str:
         """What a process wrote on standard error."""
@@ -114,7 +144,7 @@ def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
             first = {"temp_dir": str(folder)} if address == HEAD else {}
             _add_node(cluster, node_ip_address=address, resources=offers, **common, **first)
         ray.init(cluster.address, namespace="tests", log_to_driver=False, _node_ip_address=HEAD)
-        yield RunningCluster(folder, *ports)
+        yield RunningCluster(folder, cluster.address, *ports)
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -130,6 +160,12 @@ def _add_node(cluster: Any, **how: Any) -> None:
         if "timed out during startup" not in str(error):
             raise
         cluster.add_node(**how)
+
+
+def free_port() -> int:
+    """Of loopback; nobody has it now."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
 
 
 async def eventually(holds: Callable[[], bool]) -> None:

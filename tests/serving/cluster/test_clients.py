@@ -11,7 +11,7 @@ import pytest
 from crossdraft.pipeline import SamplingOptions, connect
 from crossdraft.serving.client import Client
 from crossdraft.serving.cluster.directory import Role
-from tests.serving.cluster.running import MODEL, PROMPT, RunningCluster, eventually, opened_stream, streams
+from tests.serving.cluster.running import KEY, MODEL, PROMPT, RunningCluster, eventually, opened_stream, streams
 from tests.serving.exposed import faults, samples
 
 GREEDY = SamplingOptions(temperature=0)
@@ -48,28 +48,19 @@ async def test_openais_client_has_the_pipelines_text(cluster: RunningCluster, gr
 
 async def test_a_client_of_grpc_has_the_same_text(cluster: RunningCluster, greedy: str) -> None:
     (front,) = cluster.entries(Role.GRPC)
-    async with Client(front.address) as client:
+    async with Client(front.address, key=KEY) as client:
         made = client.generate(PROMPT, max_tokens=TOKENS, options=GREEDY)
         assert "".join([token.text async for token in made]) == greedy
 
 
 async def test_a_client_that_leaves_ends_what_is_made_for_it(cluster: RunningCluster) -> None:
-    def busy() -> float:
-        return sum(
-            _metric(cluster, role, name)
-            for role, name in (
-                (Role.ORCHESTRATOR, "orchestrator_running_outputs"),
-                (Role.TARGET, "service_open_sessions"),
-            )
-        )
-
     async with cluster.client() as client:
         stream = await opened_stream(client, 1, ENDLESS)
         async with aclosing(aiter(stream)) as chunks:
             await anext(chunks)
-            assert await asyncio.to_thread(busy) >= 2
+            assert await asyncio.to_thread(cluster.busy) >= 2
         await stream.close()
-        await eventually(lambda: busy() == 0)
+        await eventually(lambda: cluster.busy() == 0)
 
 
 async def test_a_requests_id_is_in_the_reply_and_in_the_logs_of_all_who_worked_for_it(cluster: RunningCluster) -> None:
@@ -84,7 +75,7 @@ async def test_a_requests_id_is_in_the_reply_and_in_the_logs_of_all_who_worked_f
 
 
 async def test_prometheus_finds_every_process_and_reads_it(cluster: RunningCluster) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {KEY}"}) as client:
         groups = (await client.get(f"{cluster.url}/metrics/targets")).json()
         assert {group["labels"]["crossdraft_role"] for group in groups} == {role.value for role in Role}
         assert len(groups) == len(cluster.entries())
@@ -102,12 +93,6 @@ async def test_several_streams_at_once_share_the_orchestrators(cluster: RunningC
         pass
     assert [one.tokens for one in heard] == [ENDLESS // 4] * 4
     assert len({one.text for one in heard}) == 4
-
-
-def _metric(cluster: RunningCluster, role: Role, name: str) -> float:
-    """The sum over all processes of a role."""
-    pages = [httpx.get(f"http://{one.metrics}/metrics").text for one in cluster.entries(role)]
-    return sum(amount for page in pages for _, amount in samples(page, name))
 
 
 def _lines(log: str) -> Iterator[dict[str, object]]:

@@ -67,7 +67,7 @@ def _different(needs: Sequence[Need]) -> Sequence[str]:
     for name, answer in asked:
         found.setdefault(_answer(answer), []).append(name)
     return [
-        f"crossdraft {installed()} is to run, and there is {other} on node {', '.join(names)}: install the same one there"
+        f"crossdraft {installed()} is to run, and node {', '.join(names)} has {other}: install the same one there"
         for other, names in found.items()
         if other != installed()
     ]

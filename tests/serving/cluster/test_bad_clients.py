@@ -1,0 +1,84 @@
+"""Clients that a cluster's HTTP has to bear: each gets the right answer, and nothing of theirs stays."""
+
+import asyncio
+import json
+import socket
+from collections import Counter
+
+import httpx2 as httpx
+import pytest
+from openai import AuthenticationError, BadRequestError
+
+from tests.serving.cluster.running import KEY, MODEL, PROMPT, RunningCluster, eventually
+
+CROWD = 200
+MIB = 2**20
+HEADERS = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+SECONDS = 120.0
+
+
+async def test_a_key_that_is_wrong_or_missing_is_refused_everywhere(cluster: RunningCluster) -> None:
+    async with cluster.client() as client:
+        with pytest.raises(AuthenticationError, match="key"):
+            await client.with_options(api_key="f" * 16).completions.create(model=MODEL, prompt=PROMPT)
+    async with httpx.AsyncClient(base_url=cluster.url) as client:
+        for path in ("/v1/models", "/metrics/targets"):
+            assert (await client.get(path)).status_code == 401
+            assert (await client.get(path, headers=HEADERS)).status_code == 200
+
+
+async def test_what_is_too_long_is_refused(cluster: RunningCluster) -> None:
+    async with cluster.client() as client:
+        with pytest.raises(BadRequestError, match="token"):
+            await client.completions.create(model=MODEL, prompt="x = 1\n" * 20_000, max_tokens=1)
+    async with httpx.AsyncClient(base_url=cluster.url, headers=HEADERS, timeout=SECONDS) as client:
+        body = json.dumps({"model": MODEL, "prompt": "x" * (5 * MIB)})
+        reply = await client.post("/v1/completions", content=body)
+    assert reply.status_code == 413
+    assert reply.json()["error"]["code"] == "request_too_large"
+    await eventually(lambda: cluster.busy() == 0)
+
+
+async def test_a_crowd_is_served_or_told_to_come_again(cluster: RunningCluster) -> None:
+    limits = httpx.Limits(max_connections=CROWD)
+    async with httpx.AsyncClient(base_url=cluster.url, headers=HEADERS, timeout=SECONDS, limits=limits) as client:
+        replies = await asyncio.gather(*(_asked(client, seed) for seed in range(CROWD)))
+        statuses = Counter(reply.status_code for reply in replies)
+        assert set(statuses) <= {200, 429}, statuses
+        assert statuses[200] >= 64
+        for reply in replies:
+            if reply.status_code == 200:
+                assert reply.json()["usage"]["completion_tokens"] == 2
+            else:
+                assert int(reply.headers["retry-after"]) >= 1
+        await eventually(lambda: cluster.busy() == 0)
+        assert (await _asked(client, 0)).status_code == 200
+
+
+async def test_clients_that_do_not_read_are_in_nobodys_way(cluster: RunningCluster) -> None:
+    silent = [_silent(cluster) for _ in range(2)]
+    try:
+        async with httpx.AsyncClient(base_url=cluster.url, headers=HEADERS, timeout=SECONDS) as client:
+            assert (await _asked(client, 1)).status_code == 200
+        await eventually(lambda: cluster.busy() == 0)
+    finally:
+        for one in silent:
+            one.close()
+
+
+async def _asked(client: httpx.AsyncClient, seed: int) -> httpx.Response:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "seed": seed, "ignore_eos": True}
+    return await client.post("/v1/completions", json=body)
+
+
+def _silent(cluster: RunningCluster) -> socket.socket:
+    """A connection with a stream under way, of which nothing is read."""
+    body = json.dumps(
+        {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "logprobs": 5, "stream": True, "ignore_eos": True}
+    )
+    head = "".join(f"{name}: {value}\r\n" for name, value in (HEADERS | {"content-length": str(len(body))}).items())
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    one.connect(("127.0.0.1", cluster.http))
+    one.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: cluster\r\n{head}\r\n{body}".encode())
+    return one

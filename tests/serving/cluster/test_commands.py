@@ -1,0 +1,98 @@
+"""`crossdraft deploy` and `status`, typed where a cluster runs; it was itself deployed so."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from crossdraft.serving.cluster import nodes
+from crossdraft.serving.cluster.directory import Role
+from tests.serving.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster
+
+
+def test_status_shows_every_process_and_serves_replicas(cluster: RunningCluster) -> None:
+    done = cluster.command("status")
+    assert done.returncode == 0, done.stderr
+    for one in cluster.entries():
+        assert any({one.what.split()[0], one.node, str(one.process)} <= set(line.split()) for line in _lines(done))
+    assert f"Orchestrator-{MODEL}: healthy, 2 replicas" in _lines(done)
+    assert "Ingress: healthy, 1 replicas" in _lines(done)
+
+
+def test_status_as_json_says_where_each_one_is(cluster: RunningCluster) -> None:
+    done = cluster.command("status", "--json")
+    (line,) = _lines(done)
+    found = json.loads(line)
+    assert found["state"] == "RUNNING"
+    assert [(one["role"], one["process"]) for one in found["processes"]] == [
+        (one.role.value, one.process) for one in cluster.entries()
+    ]
+    assert {one["node"] for one in found["processes"] if one["role"] == Role.TARGET} == {TARGETS}
+    assert {one["node"] for one in found["processes"] if one["role"] == Role.DRAFTER} == {HEAD}
+
+
+def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
+    before = cluster.entries()
+    done = cluster.command("deploy", cluster.file(cluster.configuration()))
+    assert done.returncode == 0, done.stderr
+    assert _lines(done) == [
+        f"HTTP at 127.0.0.1:{cluster.http} of every node with a replica of Serve's",
+        f"gRPC at port {cluster.grpc}; `crossdraft status` says of which node",
+    ]
+    assert cluster.entries() == before
+
+
+def test_a_resource_that_no_node_has_is_said_with_what_they_have(cluster: RunningCluster) -> None:
+    before = cluster.entries()
+    file = cluster.file(cluster.configuration().replace("custom: {target: 1}", "custom: {accelerator: 1}"))
+    done = cluster.command("deploy", file, "--wait-seconds", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        "target of 'small': 2 wanted, each with CPU 0.5, accelerator 1 on one node; there is room for 0" in done.stderr
+    )
+    assert f"node {TARGETS}" in done.stderr
+    assert "CPU 4, orchestrator 8, target 3" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert cluster.entries() == before
+
+
+def test_a_configuration_that_is_wrong_is_refused_with_its_line(cluster: RunningCluster) -> None:
+    text = cluster.configuration().replace("orchestrators: 2", "orchestrators: many")
+    line = 1 + next(number for number, one in enumerate(text.splitlines()) if "many" in one)
+    done = cluster.command("deploy", cluster.file(text))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"small.yaml, line {line}: models.0.orchestrators: Input should be a valid integer" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["status"], ["undeploy"]])
+def test_where_no_cluster_is_that_is_said_at_once(words: list[str]) -> None:
+    with socket.create_server((HEAD, 0)) as taken:
+        address = f"{HEAD}:{taken.getsockname()[1]}"
+    done = _typed(*words, "--address", address)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"no Ray cluster answers at {address}" in done.stderr
+    assert "start one with `ray up`" in done.stderr
+    wrong = _typed(*words, "--address", "nowhere")
+    assert wrong.returncode == 2
+    assert "--address must be HOST:PORT" in wrong.stderr
+
+
+def test_nothing_is_begun_while_a_node_has_another_crossdraft(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = cluster.entries()
+    monkeypatch.setattr(nodes, "installed", lambda: "0.2.0+other")
+    with pytest.raises(NotServedError, match=rf"0\.2\.0\+other is to run, and node .*{TARGETS}"):
+        cluster.deploy(cluster.configuration())
+    assert cluster.entries() == before
+
+
+def _typed(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "crossdraft.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _lines(done: "subprocess.CompletedProcess[str]") -> list[str]:
+    return [line.rstrip() for line in done.stdout.splitlines()]
