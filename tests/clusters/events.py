@@ -14,7 +14,7 @@ import httpx2
 from openai import AsyncOpenAI
 
 from crossdraft.emulation import Link, Machine
-from tests.clusters.person import CONFIGURATION, FILE, Person, said
+from tests.clusters.person import CONFIGURATION, FILE, NEXT, VERSION, Person, said
 from tests.clusters.streams import Stream, Streams, faults_of
 
 AFTER = 20.0  # seconds that clients go on after an event: by then Ray knows of a machine that is lost
@@ -86,7 +86,7 @@ class Disturbed:
         await self._restored()
         yield "rolling update: options of targets and orchestrators change", self._update
         await self._restored()
-        yield "upgrade: another wheel, all processes are replaced", self._upgrade
+        yield "upgrade: another version, all processes are replaced", self._upgrade
         await self._restored()
         yield "a drafter's machine is switched off", machines["drafter-1"].switch_off
         await self._restored()
@@ -144,6 +144,7 @@ class Disturbed:
     async def _upgrade(self) -> None:
         somebody = self._person
         await somebody.make_wheel(somebody.changed_sources())
+        somebody.replace(FILE, f"crossdraft-{VERSION}", f"crossdraft-{NEXT}")
         await somebody.ray("up", "--yes", "--no-restart", FILE)
         await deploy(somebody)
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ REPOSITORY = Path(__file__).parents[2]
 FILE = "deploy/cluster.local.yaml"
 CONFIGURATION = "~/crossdraft/crossdraft.yaml"  # on the head
 PORT = 8000
+VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+NEXT = "99.0.0"
 SOURCES = ("services", "orchestrator", "deploy", "protos", "pyproject.toml", "README.md", "LICENSE")  # of the wheel
 WORDS = 2000  # characters of what a command said that are shown when it fails
 
@@ -88,7 +91,7 @@ class Person:
         self.edit(FILE, head_ip=head, worker_ips=addresses, ssh_user="root", ssh_private_key=str(self.head.key))
 
     def changed_sources(self) -> Path:
-        """Another version of crossdraft: this one with a line more."""
+        """Another version of crossdraft: this one with another number."""
         changed = self.folder / "changed"
         for name in SOURCES:
             whole = REPOSITORY / name
@@ -96,8 +99,8 @@ class Person:
                 shutil.copytree(whole, changed / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copyfile(whole, changed / name)
-        with (changed / "orchestrator/crossdraft/pipeline/__init__.py").open("a", encoding="utf-8") as file:
-            file.write("# Changed.\n")
+        file = changed / "pyproject.toml"
+        file.write_text(file.read_text("utf-8").replace(f'version = "{VERSION}"', f'version = "{NEXT}"'), "utf-8")
         return changed
 
     async def make_wheel(self, sources: Path = REPOSITORY) -> None:
