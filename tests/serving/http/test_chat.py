@@ -1,6 +1,7 @@
 """/v1/chat/completions, as the official client sees it."""
 
 from crossdraft.pipeline.chat import Chat, Message
+from crossdraft.serving.http.bodies import MOST_TOKENS
 from tests.serving.fakes import FakeOutputs
 from tests.serving.http.conftest import MESSAGES, Front
 
@@ -56,3 +57,11 @@ async def test_an_output_without_text_still_has_a_role_and_an_end(served: Front,
     stream = await served.openai.chat.completions.create(model="toy", messages=MESSAGES, stream=True)
     (only,) = [chunk.choices[0] async for chunk in stream]
     assert (only.delta.role, only.delta.content, only.finish_reason) == ("assistant", "", "stop")
+
+
+async def test_without_max_tokens_a_chat_may_fill_the_context_and_a_completion_is_short(
+    served: Front, outputs: FakeOutputs
+) -> None:
+    await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
+    await served.openai.completions.create(model="toy", prompt="Say")
+    assert [order.request.max_tokens for order in outputs.orders] == [MOST_TOKENS, 16]
