@@ -60,12 +60,14 @@ class Disturbed:
         self._undisturbed: list[Stream] = []
         self._whole: Counter[str] = Counter()  # processes by role, when nothing is missing
 
-    async def events(self) -> list[Event]:
-        """All of them, one after the other."""
+    async def events(self, wanted: str = "") -> list[Event]:
+        """All of them whose names have `wanted`, one after the other."""
         self._whole = await roles(self._person.url)
         found = [await self._quiet()]
         print(*found[0].row, sep=" | ", flush=True)
         async for name, happen in self._happenings():
+            if wanted not in name:
+                continue
             found.append(await self._event(name, happen))
             print(*found[-1].row, *found[-1].faults[:3], sep=" | ", flush=True)
         return found

@@ -54,7 +54,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
         yield f"| {' | '.join(row)} |"
 
 
-async def measure(clients: int, tokens: int, folder: Path) -> dict[str, object]:
+async def measure(clients: int, tokens: int, wanted: str, folder: Path) -> dict[str, object]:
     """Prints the tables; returns what they say."""
     load = os.getloadavg()[0]
     async with person(["head", *OFFERS], folder) as somebody:
@@ -64,7 +64,7 @@ async def measure(clients: int, tokens: int, folder: Path) -> dict[str, object]:
         lines = table(("step", "seconds"), [(name, f"{seconds:.1f}") for name, seconds in steps])
         print(f"load average before: {load:.1f}", *lines, "", sep="\n", flush=True)
         async with client_of(somebody.url) as client:
-            events = await Disturbed(somebody, client, clients, tokens).events()
+            events = await Disturbed(somebody, client, clients, tokens).events(wanted)
         print("", *table(HEADINGS, [event.row for event in events]), sep="\n")
         print(*(f"\n{event.name}: {fault}" for event in events for fault in event.faults), sep="\n")
         outcomes = [dict(zip(HEADINGS, event.row, strict=True)) for event in events]
@@ -76,10 +76,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=20, help="that stream at once")
     parser.add_argument("--tokens", type=int, default=100, help="of each output")
+    parser.add_argument("--only", default="", metavar="WORDS", help="events whose names have these words")
     parser.add_argument("--json", type=Path, help="write all figures there")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        found = asyncio.run(measure(given.clients, given.tokens, Path(folder)))
+        found = asyncio.run(measure(given.clients, given.tokens, given.only, Path(folder)))
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

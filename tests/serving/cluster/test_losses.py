@@ -1,6 +1,10 @@
 """Processes of a cluster that die while streams are under way."""
 
 import asyncio
+import json
+import os
+import signal
+from collections import Counter
 from contextlib import suppress
 
 import httpx2 as httpx
@@ -38,6 +42,22 @@ async def test_streams_go_on_where_they_were(cluster: RunningCluster, undisturbe
     assert [one.tokens for one in heard] == [TOKENS] * len(SEEDS)
     # It is started again, as another process.
     await eventually(lambda: cluster.complete() and there[0].process not in {one.process for one in cluster.entries()})
+
+
+async def test_an_orchestrator_that_falls_silent_is_given_up_once(
+    cluster: RunningCluster, undisturbed: list[str]
+) -> None:
+    (front,) = cluster.entries(Role.HTTP)
+    silent, _ = cluster.entries(Role.ORCHESTRATOR)
+    before = len(cluster.log_of(front.process))
+    async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
+        os.kill(silent.process, signal.SIGSTOP)
+    assert [one.text for one in heard] == undisturbed
+    said = [json.loads(line) for line in cluster.log_of(front.process)[before:].splitlines() if line.startswith("{")]
+    given_up = Counter(line["request_id"] for line in said if "an orchestrator was lost" in line["message"])
+    assert set(given_up.values()) == {1}
+    kill(silent)
+    await eventually(lambda: cluster.complete() and silent.process not in {one.process for one in cluster.entries()})
 
 
 async def test_without_its_directory_a_cluster_goes_on_and_all_of_it_is_known_again(

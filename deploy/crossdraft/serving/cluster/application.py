@@ -12,7 +12,7 @@ from crossdraft.serving.cluster.directing import FarDirectory, announced
 from crossdraft.serving.cluster.directory import Entry, Role
 from crossdraft.serving.cluster.hosting import entry_of, node_address
 from crossdraft.serving.cluster.measuring import Measuring, http_app
-from crossdraft.serving.cluster.naming import INGRESS, digest_of, orchestrator_name
+from crossdraft.serving.cluster.naming import ASKING, INGRESS, digest_of, orchestrator_name
 from crossdraft.serving.cluster.orchestrating import Orchestrator
 from crossdraft.serving.cluster.scraping import add_scraping
 from crossdraft.serving.cluster.told import Fronted, fronted, orchestrated
@@ -84,7 +84,7 @@ def _ingress(configuration: Configuration, room: Room) -> Deployment:
         name=INGRESS,
         num_replicas=http.replicas,
         max_ongoing_requests=MOST_STREAMS,
-        ray_actor_options=_actor_options(http.resources),
+        ray_actor_options=_actor_options(http.resources) | {"runtime_env": ASKING},
         health_check_period_s=HEALTH_SECONDS,
         health_check_timeout_s=HEALTH_PATIENCE,
         graceful_shutdown_timeout_s=configuration.grace_seconds,

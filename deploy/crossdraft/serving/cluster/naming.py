@@ -9,6 +9,9 @@ DIRECTORY = "directory"
 APPLICATION = "crossdraft"  # of Serve
 INGRESS = "Ingress"
 SHOWN = 12  # characters of a digest
+# Of a front's process: which orchestrator gets an order is asked anew each time. What Serve remembers of one that has
+# fallen silent is that it has nothing to do, so it would be chosen again and again until Ray knows that it is lost.
+ASKING = {"env_vars": {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "0"}}
 
 
 def slot_name(model: str, role: str, name: str, number: int) -> str:

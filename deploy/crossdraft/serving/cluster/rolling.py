@@ -8,8 +8,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from crossdraft.serving.cluster.directory import Entry
 from crossdraft.serving.cluster.hosting import HostActor
-from crossdraft.serving.cluster.naming import NAMESPACE, slot_of
-from crossdraft.serving.cluster.replicas import Changes, Replica
+from crossdraft.serving.cluster.naming import ASKING, NAMESPACE, slot_of
+from crossdraft.serving.cluster.replicas import Changes, Replica, is_front
 from crossdraft.serving.cluster.room import Nodes, amounts_of, fits, written
 
 ALWAYS = -1  # restarts
@@ -152,6 +152,7 @@ def _started(replica: Replica) -> Any:
             max_restarts=ALWAYS,
             max_task_retries=0,
             max_concurrency=MOST_CALLS,
+            runtime_env=ASKING if is_front(replica.name) else None,
         )
         .remote(replica.hosted)
     )
