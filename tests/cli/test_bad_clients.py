@@ -1,0 +1,167 @@
+"""The fronts and what bad clients leave behind: the right answers, and nothing of theirs stays in any process.
+
+Two equal rounds come after one that warms up; what a process keeps, it would keep of each.
+"""
+
+import asyncio
+import gc
+import json
+import subprocess
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crossdraft.rpc.clients import TargetClient
+from crossdraft.rpc.errors import Unreachable
+from tests.cli.bad_clients import BETWEEN_LOOKS, CROWD, KEY, MALFORMED, SILENT, Grpc, Http
+from tests.cli.conftest import COMMAND, serving
+from tests.services.conftest import save
+from tests.text.kinds import kind
+
+CONTEXT = 2048  # tokens
+CACHE = ("--cache-mib", "16")  # memory that services take piece by piece, whoever their clients are
+PLACES = 16  # outputs at once
+MOST_GROWTH = 16.0  # MiB of one process, from one round to the next: 40 KiB a request would be 20
+
+RIGHT: dict[str, dict[str, Any]] = {
+    "http": {
+        "wrong key": {"401 invalid_api_key": 20},
+        "too large": {"413 request_too_large": 3},
+        "too long": {"400 context_length_exceeded": 3},
+        "silent": {"given up": SILENT},
+    },
+    "grpc": {
+        "wrong key": {"KeyRefused": 20},
+        "too large": {"TooLarge": 3},
+        "too long": {"BadRequest": 3},
+        "silent": {"CANCELLED": SILENT},
+    },
+}
+CROWDED = {"http": ("200", "429 overloaded"), "grpc": ("OK", "Overloaded")}
+REFUSALS = {
+    "http": ("400", "401", "404", "405", "413", "closed"),
+    "grpc": ("INVALID_ARGUMENT", "UNIMPLEMENTED"),
+}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of all."""
+
+    name: str
+    id: int
+    metrics: str  # host:port
+
+    @property
+    def mebibytes(self) -> float:
+        """That it has in memory."""
+        status = Path(f"/proc/{self.id}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
+
+    @property
+    def files(self) -> int:
+        """That it has open, sockets among them."""
+        return len(list(Path(f"/proc/{self.id}/fd").iterdir()))
+
+    @property
+    def busy(self) -> float:
+        """Sessions or outputs that it has now."""
+        names = ("service_open_sessions{", "num_requests_running{", "num_requests_waiting{")
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=30) as reply:
+            lines = reply.read().decode().splitlines()
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith(tuple(f"crossdraft_{n}" for n in names))
+        )
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A front and the services behind it."""
+
+    clients: Http | Grpc
+    processes: tuple[Process, ...]
+    target: str
+
+    async def idle(self) -> None:
+        """Returns once nobody has a session any more."""
+        async with asyncio.timeout(60):
+            while any([await asyncio.to_thread(lambda one=one: one.busy) for one in self.processes]):  # noqa: ASYNC110
+                await asyncio.sleep(BETWEEN_LOOKS)
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Process], tuple[str, ...], list[str]]]:
+    """Target and drafter with mutual TLS, and the options of a front before them."""
+    folder = tmp_path_factory.mktemp("stack")
+    subprocess.run([*COMMAND, "certs", folder / "certs", "--host", "local,127.0.0.1"], check=True, capture_output=True)
+    names = {"--tls-ca": "ca.pem", "--tls-cert": "local.pem", "--tls-key": "local.key"}
+    tls = tuple(text for option, name in names.items() for text in (option, str(folder / "certs" / name)))
+    for name, some in (("target", "gpt2"), ("drafter", "llama2")):
+        (folder / name).mkdir()
+        save(folder / name, kind(some), CONTEXT)
+    with (
+        serving("target", folder / "target", *tls, *CACHE, "--metrics-port", "0") as (one, target),
+        serving("drafter", folder / "drafter", *tls, *CACHE, "--metrics-port", "0") as (two, drafter),
+    ):
+        where = ("--target", target["address"], "--drafter", f"small={drafter['address']}", *tls)
+        there = [Process("target", one.pid, target["metrics"]), Process("drafter", two.pid, drafter["metrics"])]
+        yield there, where, [target["address"]]
+
+
+@contextmanager
+def front(role: str, where: tuple[str, ...], keys: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The process of a front, and its ready line."""
+    limits = ("--max-outputs", str(PLACES), "--stalled-seconds", "1", "--grace-seconds", "0", "--log-level", "error")
+    command = [*COMMAND, "serve", role, "--model", "toy", "--port", "0", "--api-keys", str(keys), *where, *limits]
+    measured = ("--metrics-port", "0") if role == "grpc" else ()
+    with subprocess.Popen([*command, *measured], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.pid, json.loads(process.stdout.readline())
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+@pytest.fixture(params=["http", "grpc"])
+async def stack(
+    request: pytest.FixtureRequest, services: tuple[list[Process], tuple[str, ...], list[str]], tmp_path: Path
+) -> AsyncIterator[Stack]:
+    keys = tmp_path / "keys"
+    keys.write_text(f"me {KEY}\n")
+    there, where, (target,) = services
+    with front(request.param, where, keys) as (pid, ready):
+        address, metrics = ready["address"], ready.get("metrics", ready["address"])
+        clients = Http(address) if request.param == "http" else Grpc(address, metrics)
+        yield Stack(clients, (*there, Process(request.param, pid, metrics)), target)
+
+
+async def test_bad_clients_are_answered_and_leave_nothing(stack: Stack) -> None:
+    role = stack.processes[-1].name
+    kept: list[tuple[list[float], list[int]]] = []
+    for _ in range(3):
+        answers = await stack.clients.round()
+        async with TargetClient(stack.target) as stranger:
+            with pytest.raises(Unreachable, match="takes only clients with a valid certificate"):
+                await stranger.describe()
+        await stack.idle()
+        gc.collect()
+        kept.append(([one.mebibytes for one in stack.processes], [one.files for one in stack.processes]))
+        malformed, crowd = answers.pop("malformed"), answers.pop("crowd")
+        assert answers == RIGHT[role]
+        assert sum(malformed.values()) == MALFORMED
+        assert all(status.startswith(REFUSALS[role]) for status in malformed), malformed
+        assert set(crowd) <= set(CROWDED[role]), crowd
+        assert crowd[CROWDED[role][0]] >= PLACES
+        assert sum(crowd.values()) == CROWD
+    names = [one.name for one in stack.processes]
+    print(role, names, *kept, malformed, crowd, sep="\n")
+    (_, (before, opened), (after, open_now)) = kept
+    growth = {name: now - then for name, then, now in zip(names, before, after, strict=True)}
+    assert all(grown <= MOST_GROWTH for grown in growth.values()), growth
+    assert all(now <= then + 2 for then, now in zip(opened, open_now, strict=True)), (opened, open_now)
