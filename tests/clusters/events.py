@@ -45,8 +45,9 @@ class Event:
         broken = sum(bool(one.fault) for one in self.streams)
         counts = (len(self.streams), broken, len(self.faults) - broken)
         name = f"{self.name} ({self.took:.0f} s)" if self.took > 1 else self.name
-        times = (median(pauses), max(pauses), max(_pauses(later, self.at)))
-        return (name, *map(str, counts), *(f"{seconds:.2f} s" for seconds in times))
+        times = (median(pauses), max(pauses), *([max(_pauses(later, self.at))] if later else []))
+        written = [f"{seconds:.2f} s" for seconds in times]
+        return (name, *map(str, counts), *written, *([] if later else [""]))
 
 
 class Disturbed:
