@@ -21,10 +21,8 @@ ABSENT = "nothing is deployed there; use `crossdraft deploy`"
 AUTO = "auto"
 NOBODY = "no Ray cluster answers at {}: {}; start one with `ray up`"
 CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
-TOKEN = (
-    "the cluster at {} takes only who shows its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
-    "RAY_AUTH_TOKEN_PATH as its nodes have it"
-)
+SHOW = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as its nodes have it"
+TOKEN = f"the cluster at {{}} takes only who shows its token: {SHOW}"
 
 
 def deploy(path: Path, address: str, check: bool, wait_seconds: float) -> None:
@@ -104,7 +102,7 @@ def _cluster(address: str) -> Iterator[None]:
     except AuthenticationError as error:
         raise CommandFailed(TOKEN.format(address)) from error
     except (ConnectionError, RuntimeError) as error:
-        raise CommandFailed(NOBODY.format(address, error)) from error
+        raise CommandFailed(f"{NOBODY.format(address, error)}, or, if it wants a token, {SHOW}") from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield
