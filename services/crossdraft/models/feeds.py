@@ -27,6 +27,14 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one step takes of a work."""
+
+    work: Work
+    tokens: int  # the most that it is fed, at least 1
+
+
+@dataclass(frozen=True)
 class Held:
     """What a slot holds: committed ids at their own places, then the nodes of a tree, in order."""
 
@@ -51,7 +59,7 @@ class Feed:
 def plan(held: Held, work: Work) -> Feed:
     """What `work` has to feed, given what its slot holds. Pure."""
     context, tree = work.context, work.tree
-    kept = _common(held.ids, context)
+    kept = common(held.ids, context)
     branch = _emitted(held.tree, context[kept:]) if kept == len(held.ids) else ()
     root = branch[-1] if branch else ROOT
     shared = _shared(held.tree, tree, root) if kept + len(branch) == len(context) and kept == len(held.ids) else ()
@@ -86,7 +94,7 @@ def visible(feed: Feed, begin: int, end: int, used: int) -> NDArray[np.bool_]:
     return seen
 
 
-def _common(held: tuple[int, ...], context: tuple[int, ...]) -> int:
+def common(held: tuple[int, ...], context: tuple[int, ...]) -> int:
     """Length of the common prefix; the usual case, all of `held`, is one comparison, else they are few (bisection)."""
     if context[: len(held)] == held:
         return len(held)
