@@ -1,0 +1,71 @@
+"""When sessions that were answered ask again. No clock: times are told, in seconds of any one clock."""
+
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+
+# As TCP learns round trips (RFC 6298): a smoothed mean, and a smoothed deviation from it.
+GAIN = 1 / 8
+DEVIATION_GAIN = 1 / 4
+DEVIATIONS = 2  # beyond the mean: a session that is later than this is not waited for any more
+
+
+@dataclass
+class _Gap:
+    """Between an answer and the next question."""
+
+    mean: float  # seconds
+    deviation: float  # seconds
+    answered: float | None = None  # when, if there was no question since
+
+    @property
+    def longest(self) -> float:
+        return self.mean + DEVIATIONS * self.deviation
+
+
+class Returns:
+    """Sessions, and how soon each comes back."""
+
+    def __init__(self) -> None:
+        self._gaps: dict[Hashable, _Gap] = {}
+        self._answered: dict[Hashable, float] = {}  # sessions that never came back yet
+        self._usual: _Gap | None = None  # of all: what is expected of a session that never came back yet
+
+    def answered(self, session: Hashable, now: float) -> None:
+        """It knows what it asked for."""
+        if session in self._gaps:
+            self._gaps[session].answered = now
+        else:
+            self._answered[session] = now
+
+    def asked(self, session: Hashable, now: float) -> None:
+        """It asks for more."""
+        known = self._gaps.get(session)
+        answered = self._answered.pop(session, None) if known is None else known.answered
+        if answered is None:
+            return
+        gap = max(0.0, now - answered)
+        self._usual = _learned(self._usual, gap)
+        self._gaps[session] = _learned(known, gap)
+
+    def over(self, session: Hashable) -> None:
+        """It never comes back."""
+        self._gaps.pop(session, None)
+        self._answered.pop(session, None)
+
+    def expected(self, now: float, besides: Collection[Hashable] = ()) -> list[float]:
+        """Seconds until each session should be back at the latest, ascending; without those that are late already."""
+        found = []
+        for session, gap in self._gaps.items():
+            if gap.answered is not None and session not in besides:
+                found.append(gap.answered + gap.longest - now)
+        if self._usual is not None:
+            longest = self._usual.longest
+            found += [at + longest - now for session, at in self._answered.items() if session not in besides]
+        return sorted(left for left in found if left > 0)
+
+
+def _learned(before: _Gap | None, gap: float) -> _Gap:
+    if before is None:
+        return _Gap(gap, gap / 2)
+    deviation = before.deviation + DEVIATION_GAIN * (abs(gap - before.mean) - before.deviation)
+    return _Gap(before.mean + GAIN * (gap - before.mean), deviation)
