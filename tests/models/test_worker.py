@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from crossdraft.models.engine import ContextOverflowError, Engine, Work
-from crossdraft.models.worker import Job, ModelThread, ModelThreadClosedError
+from crossdraft.models.worker import Answer, Job, ModelThread, ModelThreadClosedError
 from tests.models.tiny import VOCABULARY, tiny_llama
 
 MODEL = tiny_llama()
@@ -16,8 +16,8 @@ PROMPT = (5, 17, 3)
 
 def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
     for _ in range(count):
-        logits = yield Work(session, ids)
-        ids = (*ids, int(logits[0].argmax()))
+        answer = yield Work(session, ids)
+        ids = (*ids, int(answer.logits[0].argmax()))
     return ids
 
 
@@ -26,7 +26,7 @@ def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
     work = next(job)
     while True:
         try:
-            work = job.send(engine.forward([work])[0])
+            work = job.send(Answer(engine.forward([work])[0], 0.0, 0.0, 1, 0))
         except StopIteration as end:
             return end.value
 

@@ -22,6 +22,7 @@ class Answer:
     queued: float  # seconds from when it was asked for to its first step
     seconds: float  # of its steps, and between them where they are several
     sessions: int  # that shared its last step, itself included
+    tokens: int  # that this step fed, of all of them
 
 
 Job = Generator[Work, Answer, T]
@@ -38,7 +39,6 @@ class Running(Generic[T]):
         self.work: Work
         self.asked = submitted  # when it asked for its work
         self.began: float | None = None  # the first step of its work, if there was one
-        self.due: int | None = None  # tokens that its work would be fed, if that is known
         self.live = True
         self.future: asyncio.Future[T] = loop.create_future()
         self._job = job
@@ -52,7 +52,7 @@ class Running(Generic[T]):
 
     def answer(self, answer: Answer, check: Callable[[Work], None], clock: Callable[[], float]) -> None:
         """Hands it the answer to its work, and runs it up to its next one."""
-        self.began = self.due = None
+        self.began = None
         with Delivering(self):
             self.work = self._job.send(answer)
             self.asked = clock()

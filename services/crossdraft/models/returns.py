@@ -1,6 +1,6 @@
 """When sessions that were answered ask again. No clock: times are told, in seconds of any one clock."""
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 # As TCP learns round trips (RFC 6298): a smoothed mean, and a smoothed deviation from it.
@@ -52,16 +52,12 @@ class Returns:
         self._gaps.pop(session, None)
         self._answered.pop(session, None)
 
-    def expected(self, now: float, besides: Collection[Hashable] = ()) -> list[float]:
-        """Seconds until each session should be back at the latest, ascending; without those that are late already."""
-        found = []
-        for session, gap in self._gaps.items():
-            if gap.answered is not None and session not in besides:
-                found.append(gap.answered + gap.longest - now)
+    def expected(self, now: float) -> dict[Hashable, float]:
+        """Seconds until a session should be back at the latest; without those that are late already."""
+        found = {session: gap.answered + gap.longest for session, gap in self._gaps.items() if gap.answered is not None}
         if self._usual is not None:
-            longest = self._usual.longest
-            found += [at + longest - now for session, at in self._answered.items() if session not in besides]
-        return sorted(left for left in found if left > 0)
+            found |= {session: answered + self._usual.longest for session, answered in self._answered.items()}
+        return {session: at - now for session, at in found.items() if at > now}
 
 
 def _learned(before: _Gap | None, gap: float) -> _Gap:

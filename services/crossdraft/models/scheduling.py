@@ -78,7 +78,8 @@ class Scheduler:
         if not dues:
             self._paused = None
             return Pause(None)
-        expected = self.returns.expected(now, {due.session for due in dues})
+        here = {due.session for due in dues}
+        expected = sorted(left for session, left in self.returns.expected(now).items() if session not in here)
         step = self._step(dues, expected)
         seconds = self.costs.seconds(sum(step.tokens.values()))
         began = now if self._paused is None else self._paused

@@ -1,7 +1,6 @@
 """A target session: what is committed, and the answers to passes over trees that begin after it."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 
@@ -71,7 +70,7 @@ class TargetSession:
         if isinstance(request, FetchRow):
             return await self._fetch(request)
         self._begin(request)
-        return await self._running.thread.run(self._pass(request, time.perf_counter()))
+        return await self._running.thread.run(self._pass(request))
 
     async def close(self) -> None:
         """Frees the place in the cache."""
@@ -102,13 +101,12 @@ class TargetSession:
     def _letters(self, ids: tuple[int, ...]) -> int:
         return len(self._running.tokenization.letters_of(ids))
 
-    def _pass(self, request: Pass, asked: float) -> Job[PassDone]:
-        """Runs in the model thread; `asked` is when it was to."""
+    def _pass(self, request: Pass) -> Job[PassDone]:
+        """Runs in the model thread."""
         every = tuple(request.tree.paths())
         paths = tuple(every[row] for row in request.answered)
-        began = time.perf_counter()
-        logits = yield Work(self, (*self._opening.prompt, *self._output), request.tree, request.answered)
-        seconds = time.perf_counter() - began
+        answer = yield Work(self, (*self._opening.prompt, *self._output), request.tree, request.answered)
+        logits = answer.logits
         self._answered = request.answered
         self._laws = law(logits, self._opening.options, History(self._opening.prompt, self._output, paths))
         nodes: tuple[Row | Sample, ...]
@@ -117,29 +115,37 @@ class TargetSession:
             nodes = samples(logits, self._laws, self._draws, offsets, self._opening.likely)
         else:
             nodes = tuple(to_rows(self._laws, self._opening.head, request.listed))
-        return PassDone(request.number, nodes, seconds, began - asked)
+        return PassDone(request.number, nodes, answer.seconds, answer.queued, shared=answer.sessions, fed=answer.tokens)
 
     async def _drawing(self, request: Pass, run: Run) -> None:
         self._begin(request)
-        await self._running.thread.run(self._run(request, run, time.perf_counter()))
+        await self._running.thread.run(self._run(request, run))
 
-    def _run(self, request: Pass, run: Run, asked: float) -> Job[None]:
+    def _run(self, request: Pass, run: Run) -> Job[None]:
         """Runs in the model thread: each token is drawn after those before it, and is committed when it is told."""
         opening, draws = self._opening, self._draws
         assert draws is not None
         drawn: tuple[int, ...] = ()
         offset, more, stops = self._offset, True, self._running.description.stops
         while more:
-            began = time.perf_counter()
-            logits = yield Work(self, (*opening.prompt, *self._output, *drawn))
-            seconds = time.perf_counter() - began
+            answer = yield Work(self, (*opening.prompt, *self._output, *drawn))
+            logits = answer.logits
             laws = law(logits, opening.options, History(opening.prompt, self._output, (drawn,)))
             (sample,) = samples(logits, laws, draws, [offset], opening.likely)
             drawn = (*drawn, sample.token)
             offset += self._letters(drawn[-1:])
             more = len(drawn) < request.run and sample.token not in stops and not run.over
-            run.drew(PassDone(request.number, (sample,), seconds, began - asked, more))
-            asked = time.perf_counter()
+            run.drew(
+                PassDone(
+                    request.number,
+                    (sample,),
+                    answer.seconds,
+                    answer.queued,
+                    more,
+                    shared=answer.sessions,
+                    fed=answer.tokens,
+                )
+            )
 
     async def _fetch(self, request: FetchRow) -> RowFetched:
         """From the laws of the latest pass; no forward."""
