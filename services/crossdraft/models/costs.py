@@ -1,7 +1,7 @@
 """What a step costs, learned from the steps themselves. No clock, no torch."""
 
 FADING = 0.98  # weight of a step against the one after it: the latest fifty count
-DOUBLING = 16  # tokens that are taken to double a step's time, until steps of several sizes have been seen
+DOUBLING = 8  # tokens that are taken to double a step's time, until steps of several sizes have been seen
 DOUBT = 4.0  # tokens^2: steps must differ by more than this before they are trusted over DOUBLING
 REACH = 2  # a step takes at most so many times the tokens of any lately
 

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 # As TCP learns round trips (RFC 6298): a smoothed mean, and a smoothed deviation from it.
 GAIN = 1 / 8
 DEVIATION_GAIN = 1 / 4
-DEVIATIONS = 2  # beyond the mean: a session that is later than this is not waited for any more
+STRAY = (
+    2  # times as late as anybody was waited for: a later return counts as one that late, since it may be the only one
+)
+LEAST = 0.001  # seconds; ... and no return is a stray before
+DEVIATIONS = 3  # beyond the mean: a session that is later than this is not waited for any more
 
 
 @dataclass
@@ -63,5 +67,6 @@ class Returns:
 def _learned(before: _Gap | None, gap: float) -> _Gap:
     if before is None:
         return _Gap(gap, gap / 2)
+    gap = min(gap, STRAY * max(before.longest, LEAST))
     deviation = before.deviation + DEVIATION_GAIN * (abs(gap - before.mean) - before.deviation)
     return _Gap(before.mean + GAIN * (gap - before.mean), deviation)

@@ -23,7 +23,7 @@ from crossdraft.models.returns import Returns
 SHORT = 16  # tokens of text that a short work may have
 STRETCH = 1.8  # times a step without them that one with prompts may take: its bound is 2, and costs are estimates
 LEAST = 4  # tokens of long works that any step takes
-PATIENCE = 0.5  # of a step's time: more than that, and one alone in its turn has the better of it
+PATIENCE = 0.7  # of a step's time, in all
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,13 @@ class Due:
     since: float  # when it was asked for, in seconds
     tokens: int  # that it would be fed now
     end: int  # of these, the last ones, which go together
+    begun: bool = False  # some of its text was fed by an earlier step
 
     @property
     def long(self) -> bool:
-        """Whether it may come in several steps."""
-        return self.tokens - self.end > SHORT
+        """Whether it may come in several steps. The rest of a long text is no short work: it is not what is usual."""
+        text = self.tokens - self.end
+        return text > (0 if self.begun else SHORT)
 
 
 @dataclass(frozen=True)

@@ -150,15 +150,16 @@ class ModelThread:
     def _due(self, running: Running[Any]) -> Due:
         work = running.work
         tokens = self.engine.due(work)
-        return Due(work.session, running.asked, tokens, min(tokens, 1 + len(work.tree)))
+        return Due(work.session, running.asked, tokens, min(tokens, 1 + len(work.tree)), running.began is not None)
 
     def _step(self, seated: "list[Running[Any]]", step: Step) -> float:
         """Takes a step, and its answers on to the jobs; returns how long to wait for more: not at all."""
-        jobs = [seated[index] for index in step.tokens]
+        taken = sorted(step.tokens.items())  # the oldest first: places are given in this order
+        jobs = [seated[index] for index, _ in taken]
         began, fed = self._clock(), self.engine.fed
         self.steps += 1
         self.batches[len(jobs)] += 1
-        found = self._forwarded(jobs, [Share(seated[index].work, tokens) for index, tokens in step.tokens.items()])
+        found = self._forwarded(jobs, [Share(seated[index].work, tokens) for index, tokens in taken])
         ended, fed = self._clock(), self.engine.fed - fed
         self._scheduler.stepped(fed, ended - began)
         for running, logits in zip(jobs, found, strict=True):
