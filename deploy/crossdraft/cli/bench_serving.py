@@ -1,4 +1,4 @@
-"""`crossdraft bench throughput`: the commands that look at many sessions at once."""
+"""`crossdraft bench throughput`, `engine`, `memory` and `prefill`: the commands that look at many sessions at once."""
 
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from crossdraft.cli.bench_pipeline import PROMPTS, JsonFile, Limit, MarkdownFile
 from crossdraft.cli.bundled import DEFAULT_DRAFTER
 
 WAYS = ["crossdraft", "plain", "generate_batch", "assisted"]
+LOADS = ["1x1", "1x6", "16x1", "16x6"]
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -54,3 +55,54 @@ def throughput(
         tuple(threads),
     )
     command.measure(plan, json_file, markdown_file)
+
+
+@app.command()
+def engine(
+    target: Target = "bundled:target",
+    load: Annotated[list[str], typer.Option(metavar="SESSIONSxTOKENS", help="Of a pass; repeatable.")] = LOADS,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each session before the pass.")] = 128,
+    turns: Annotated[int, typer.Option(min=1, help="Of each load in both ways.")] = 50,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="As torch names it.")] = "cpu",
+    cache_mib: CacheMib = 1024,
+    json_file: JsonFile = None,
+) -> None:
+    """The engine's pass beside a bare forward with a StaticCache, on the same tokens, with one thread."""
+    from crossdraft.cli import engine_passes as command
+
+    plan = command.Plan(target, dtype, device, cache_mib, command.loads_of(load), context, turns)
+    command.measure(plan, json_file)
+
+
+@app.command()
+def memory(
+    target: Target = "bundled:target",
+    sessions: Annotated[int, typer.Option(min=10, help="In all.")] = 10_000,
+    at_once: Annotated[int, typer.Option("--concurrency", min=1, help="Under way together.")] = 32,
+    longest: Annotated[int, typer.Option(min=32, help="Tokens of a session, at most.")] = 512,
+    steps: Annotated[int, typer.Option(min=1, help="Tokens that a session draws, at most.")] = 8,
+    cache_mib: CacheMib = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Of lengths and ids.")] = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Many sessions of all lengths through one engine: memory of the process, and places held, over time."""
+    from crossdraft.cli import memory as command
+    from crossdraft.models.soaking import Soaking
+
+    command.measure(target, cache_mib, Soaking(sessions, at_once, longest, steps, seed), json_file)
+
+
+@app.command()
+def prefill(
+    target: Target = "bundled:target",
+    streams: Annotated[int, typer.Option(min=1, help="Under way when the prompt comes.")] = 8,
+    prompt: Annotated[int, typer.Option(min=64, help="Tokens of the long prompt.")] = 1500,
+    times: Annotated[int, typer.Option(min=1, help="That it comes.")] = 5,
+    cache_mib: CacheMib = 1024,
+    json_file: JsonFile = None,
+) -> None:
+    """A long prompt that comes while others stream: what their tokens wait, beside what they usually do."""
+    from crossdraft.cli import prefill as command
+
+    command.measure(command.Plan(target, streams, prompt, times, cache_mib), json_file)

@@ -29,6 +29,7 @@ from crossdraft.pipeline import GenerationRequest, Pipeline, SamplingOptions, co
 CROSSDRAFT, PLAIN, GENERATE_BATCH, ASSISTED_WAY = WAYS = ("crossdraft", "plain", "generate_batch", "assisted")
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
 SHORTEST = 8  # tokens of a prompt
+FEWEST = 4  # outputs of a run
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class Plan:
     method: str | None  # None: the default for the temperature
     mib: int  # for keys and values of the target
     threads: tuple[int, ...]  # of transformers; each is a way of its own
+
+    def outputs(self, at_once: int) -> int:
+        """Of one run."""
+        return max(FEWEST, at_once * self.each)
 
     def check(self) -> None:
         """Raises Misused if a value is out of its range."""
@@ -104,7 +109,7 @@ async def _measure(plan: Plan, json_path: Path | None, markdown_path: Path | Non
     async with AsyncExitStack() as stack:
         stage = await Stage.set_up(plan, stack)
         with counted(len(plan.at_once) * plan.repeat * len(stage.ways), "runs") as advance:
-            most = prompts_of(stage.texts, max(plan.at_once) * plan.each, plan.prompt_tokens)
+            most = prompts_of(stage.texts, plan.outputs(max(plan.at_once)), plan.prompt_tokens)
             for way in stage.ways:
                 await way.warm_up(most)
             for at_once in plan.at_once:
@@ -112,7 +117,7 @@ async def _measure(plan: Plan, json_path: Path | None, markdown_path: Path | Non
                 for turn in range(plan.repeat):
                     for place in rotated(len(stage.ways), turn):
                         way = stage.ways[place]
-                        runs[way].append(await way.run(most[: at_once * plan.each], plan.tokens, at_once))
+                        runs[way].append(await way.run(most[: plan.outputs(at_once)], plan.tokens, at_once))
                         advance()
                 found += figures_of(runs, at_once, plan)
     text = report(found, _conditions(plan))
@@ -135,7 +140,8 @@ def _conditions(plan: Plan) -> str:
     cores = len(os.sched_getaffinity(0))
     return (
         f"Target {plan.target}, drafter {plan.drafter}, T = {plan.temperature:g}, {plan.tokens} tokens after prompts "
-        f"of at most {plan.prompt_tokens}, {plan.each} in each place, {plan.repeat} runs of each way; {cores} cores: "
+        f"of at most {plan.prompt_tokens}, {plan.each} in each place and {FEWEST} at least, {plan.repeat} runs of each "
+        f"way; {cores} cores: "
         f"the target has one thread on the first, the drafter one on the second; {plan.mib} MiB of keys and values."
     )
 

@@ -1,0 +1,75 @@
+"""`crossdraft bench engine`: the engine's pass beside a bare forward of the same model over the same tokens."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from crossdraft.cli.benching import write_json
+from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.outputs import check_output
+from crossdraft.cli.overlap_report import markdown
+from crossdraft.models.enginetime import Load, PassTime, times_of
+from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError
+
+MILLISECONDS = 1000.0
+HEADINGS = (
+    *("sessions", "tokens each", "engine, ms", "of it in the model", "bare, ms", "engine / bare"),
+    *("engine / each alone", "logits apart by"),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    target: str  # a model's name
+    dtype: str
+    device: str
+    mib: int  # for keys and values
+    loads: tuple[Load, ...]
+    context: int  # tokens of each session before the pass
+    turns: int
+
+
+def loads_of(texts: Sequence[str]) -> tuple[Load, ...]:
+    """From SESSIONSxTOKENS each; raises Misused."""
+    return tuple(map(_load, texts))
+
+
+def _load(text: str) -> Load:
+    try:
+        sessions, tokens = map(int, text.split("x"))
+    except ValueError as error:
+        raise Misused(f"--load takes SESSIONSxTOKENS such as 16x6, got {text!r}") from error
+    if sessions < 1 or tokens < 1:
+        raise Misused(f"--load takes 1 or more sessions and tokens, got {text}")
+    return Load(sessions, tokens)
+
+
+def measure(plan: Plan, json_path: Path | None) -> None:
+    """Measures all loads; a table on stdout, and JSON if a path is given.
+
+    Raises:
+        Misused: a number does not fit the model.
+        CommandFailed: the model cannot be loaded or run.
+    """
+    if json_path is not None:
+        check_output(json_path)
+    try:
+        times = times_of(plan.target, plan.dtype, plan.device, plan.mib, plan.loads, plan.context, plan.turns)
+    except NumberOutOfRangeError as error:
+        raise Misused(str(error)) from error
+    except (ModelLoadError, ValueError) as error:
+        raise CommandFailed(str(error)) from error
+    print(markdown(HEADINGS, [_row(one) for one in times]), end="")
+    if json_path is not None:
+        figures = [asdict(one) | {"overhead": one.overhead, "beside_alone": one.beside_alone} for one in times]
+        write_json(json_path, {"plan": asdict(plan), "times": figures})
+
+
+def _row(one: PassTime) -> tuple[str, ...]:
+    return (
+        *(str(one.load.sessions), str(one.load.tokens)),
+        *(f"{MILLISECONDS * seconds:.2f}" for seconds in (one.engine, one.model, one.bare)),
+        *(f"{one.overhead:.3f}", f"{one.beside_alone:.3f}", f"{one.difference:.1g}"),
+    )
