@@ -34,11 +34,11 @@ class Group:
     _masks: dict[int, Tensor] = field(default_factory=dict, repr=False)  # by rows that share one row of keys
 
     def folded(self, share: int) -> Tensor | None:
-        """The mask where `share` query heads have the same keys: (count, 1, share * width, used)."""
+        """The mask where `share` query heads have the same keys: (count, 1, width * share, used)."""
         if self.mask is None or share == 1:
             return self.mask
         if share not in self._masks:
-            self._masks[share] = self.mask.repeat(1, 1, share, 1)
+            self._masks[share] = self.mask.repeat_interleave(share, dim=2)
         return self._masks[share]
 
 
@@ -58,36 +58,46 @@ def attend(
     *,
     layout: Layout | None = None,
     scaling: float | None = None,
+    softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """As every attention function of transformers: (batch, heads, tokens, width) to (batch, tokens, heads, width).
 
     With a layout the batch is flat, (1, heads, tokens, width), and key and value are those of the whole store. Without
-    one, as in plain calls of the same model, this is sdpa.
+    one, as in plain calls of the same model, this is sdpa, which a model with capped scores cannot have otherwise.
     """
-    if layout is None:
+    if layout is not None:
+        parts = [_group(group, query[0], key[0], value[0], scaling, softcap) for group in layout.groups]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+    if softcap is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
-    parts = [_group(group, query[0], key[0], value[0], scaling, options.get("softcap")) for group in layout.groups]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+    share = query.shape[1] // key.shape[1]
+    keys, values = key.repeat_interleave(share, dim=1), value.repeat_interleave(share, dim=1)
+    mask = _additive(attention_mask, query, key)
+    return _softcapped(query, keys, values, mask, scaling, softcap).transpose(1, 2).contiguous(), None
 
 
 def _group(
     group: Group, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float | None
 ) -> Tensor:
     """Shape (tokens of the group, heads, width)."""
-    heads, width = len(query), value.shape[-1]
+    heads, key_heads = len(query), len(key)
+    share = heads // key_heads
     asked = query[:, group.begin : group.end] if group.rows is None else query.index_select(1, group.rows)
-    share = heads // len(key)
-    # Query heads that share keys become rows of one head: (sessions, key heads, share * rows, width).
-    folded = asked.view(len(key), share, group.count, group.width, -1).permute(2, 0, 1, 3, 4).flatten(2, 3)
+    if share == 1:
+        folded = asked.view(heads, group.count, group.width, -1).transpose(0, 1)
+    else:  # query heads that have the same keys become rows of one head: (sessions, key heads, rows * share, width)
+        split = asked.view(key_heads, share, group.count, group.width, -1)
+        folded = split.permute(2, 0, 3, 1, 4).reshape(group.count, key_heads, group.width * share, -1)
     keys, values = _extents(key, group), _extents(value, group)
-    mask = group.folded(share)
     if softcap is None:
-        seen = scaled_dot_product_attention(folded, keys, values, mask, scale=scaling)
+        seen = scaled_dot_product_attention(folded, keys, values, group.folded(share), scale=scaling)
     else:
-        seen = _softcapped(folded, keys, values, mask, scaling, softcap)
-    split = seen.view(group.count, len(key), share, group.width, width).permute(0, 3, 1, 2, 4)
-    result = split.reshape(group.count * group.width, heads, width)
+        seen = _softcapped(folded, keys, values, group.folded(share), scaling, softcap)
+    result = seen.transpose(1, 2)
+    if share > 1:
+        result = result.view(group.count, group.width, share, key_heads, -1).transpose(2, 3)
+    result = result.reshape(group.count * group.width, heads, -1)
     return result if group.cells is None else result.index_select(0, group.cells)
 
 
@@ -97,6 +107,18 @@ def _extents(store: Tensor, group: Group) -> Tensor:
     shape = (group.count, heads, group.used, width)
     strides = (group.step * width, places * width, width, 1)
     return store.as_strided(shape, strides, store.storage_offset() + group.start * width)
+
+
+def _additive(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    """The mask as numbers; none stands for a causal one, as sdpa has it."""
+    if mask is None:
+        tokens, seen = query.shape[2], key.shape[2]
+        mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril(0 if tokens > 1 else seen)
+    if mask.dtype != torch.bool:
+        return mask
+    # Padding may see nothing at all: the least number, not minus infinity, or its softmax would be NaN.
+    hidden = torch.finfo(query.dtype).min
+    return torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, hidden)
 
 
 def _softcapped(

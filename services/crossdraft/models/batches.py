@@ -15,6 +15,8 @@ from crossdraft.models.feeds import Feed, visible
 SHORT = 8  # tokens; pieces up to here attend together, longer ones with those of like length
 ALONE = 64  # tokens; pieces longer than this attend by themselves
 
+ZERO, INFINITY = np.float32(0), np.float32(np.inf)
+
 
 @dataclass(frozen=True, eq=False)
 class Piece:
@@ -58,17 +60,16 @@ def batch_of(pieces: Sequence[Piece], dtype: torch.dtype, device: torch.device) 
         groups.append(_group(members, begin, end, dtype, device))
         ordered += members
         begin = end
-    ids = np.array([[token for piece in ordered for token in piece.feed.tokens[: piece.count]]])
-    positions = np.array([[place for piece in ordered for place in piece.feed.positions[: piece.count]]])
-    keep = np.array([[asked for piece in ordered for asked in piece.feed.wanted[: piece.count]]])
-    return Batch(
-        torch.from_numpy(ids).to(device),
-        torch.from_numpy(positions).to(device),
-        _target(ordered, device),
-        None if keep.all() else torch.from_numpy(keep).to(device),
-        Layout(tuple(groups)),
-        tuple(ordered),
+    numbers = np.array(
+        [
+            [token for piece in ordered for token in piece.feed.tokens[: piece.count]],
+            [place for piece in ordered for place in piece.feed.positions[: piece.count]],
+        ]
     )
+    ids, positions = torch.from_numpy(numbers).to(device).split(1)
+    asked = [wanted for piece in ordered for wanted in piece.feed.wanted[: piece.count]]
+    keep = None if all(asked) else torch.tensor([asked], device=device)
+    return Batch(ids, positions, _target(ordered, device), keep, Layout(tuple(groups)), tuple(ordered))
 
 
 def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
@@ -118,9 +119,7 @@ def _mask(members: Sequence[Piece], width: int, used: int, dtype: torch.dtype) -
     seen = np.ones((len(members), 1, width, used), dtype=np.bool_)
     for row, piece in enumerate(members):
         seen[row, 0, : piece.count] = visible(piece.feed, piece.count, used)
-    if seen.all():
-        return None
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), -torch.inf)
+    return None if seen.all() else torch.from_numpy(np.where(seen, ZERO, -INFINITY)).to(dtype)
 
 
 def _target(ordered: Sequence[Piece], device: torch.device) -> slice | Tensor:

@@ -59,6 +59,7 @@ class Engine:
         self.fed = 0  # tokens fed so far
         self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
+        self._dtype = model.dtype
         self._keeps_logits = keeps_logits(model)
         check_configuration(model, self.max_length)
         self._store = self._allocate(budget)
@@ -136,7 +137,7 @@ class Engine:
         pieces, holdings = self._pieces(shares)
         results: list[Tensor | None] = [None] * len(shares)
         fed = [piece for piece in pieces if piece.count]
-        rows = self._run(batch_of(fed, self.model.dtype, self.device)) if fed else {}
+        rows = self._run(batch_of(fed, self._dtype, self.device)) if fed else {}
         for piece, holding in zip(pieces, holdings, strict=True):
             work, feed = shares[piece.share].work, piece.feed
             if piece.count == len(feed.tokens):
@@ -183,7 +184,7 @@ class Engine:
 
     def _allocate(self, budget: int) -> Store:
         shapes = layer_shapes(self.model)
-        size = Store.place_bytes(shapes, self.model.dtype)
+        size = Store.place_bytes(shapes, self._dtype)
         places = budget * MIB // size
         least = size_for(self.max_length)
         if places < least:
@@ -191,7 +192,7 @@ class Engine:
                 f"one session of {self.max_length} tokens needs {-(-size * least // MIB)} MiB of keys and values, "
                 f"and the budget is {budget} MiB: raise it, or lower max_length"
             )
-        return Store(shapes, places, self.model.dtype, self.device)
+        return Store(shapes, places, self._dtype, self.device)
 
     def _shares(self, works: Sequence[Work]) -> list[Share]:
         """The works that share a step: the first, and those after it while their tokens fit into a chunk."""

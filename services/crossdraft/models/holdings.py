@@ -102,11 +102,9 @@ class Holdings:
 
     def reusable(self, ids: tuple[int, ...]) -> tuple[Holding, int] | None:
         """A holding whose first ids are those of a text, and how many are; None where it is not worth it."""
-        holding = self._prefixes.longest(ids)
-        if holding is None:
-            return None
-        shared = common(holding.held.ids, ids)
-        return (holding, shared) if shared >= BLOCK else None
+        found = [(common(holding.held.ids, ids), holding) for holding in self._prefixes.longest(ids)]
+        shared, holding = max(found, key=lambda one: one[0], default=(0, None))
+        return (holding, shared) if holding is not None and shared >= BLOCK else None
 
     def _begun(self, ids: tuple[int, ...], size: int) -> Holding | None:
         """Places for a new session: those of an ended one that all of its text goes on from, or new ones."""

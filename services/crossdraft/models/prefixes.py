@@ -1,9 +1,11 @@
 """Which of many texts begins as a new one does: a dict over their blocks, not a search through all of them. Pure."""
 
 from collections.abc import Hashable, Sequence
+from itertools import islice
 from typing import Generic, TypeVar
 
 BLOCK = 32  # ids
+TRIED = 8  # owners of the same blocks, which differ in less than one more
 
 Owner = TypeVar("Owner", bound=Hashable)
 
@@ -32,8 +34,8 @@ class Prefixes(Generic[Owner]):
         for key in self._keys.pop(owner, ()):
             self._drop(key, owner)
 
-    def longest(self, ids: Sequence[int]) -> Owner | None:
-        """An owner whose text has the most first blocks in common with `ids` by their hashes; None: not even one."""
+    def longest(self, ids: Sequence[int]) -> list[Owner]:
+        """The owners, by hashes, of the most first blocks of `ids`: the latest first and not more than TRIED."""
         found: dict[Owner, None] = {}
         key = 0
         for block in range(len(ids) // BLOCK):
@@ -42,7 +44,7 @@ class Prefixes(Generic[Owner]):
             if owners is None:
                 break
             found = owners
-        return next(reversed(found), None)
+        return list(islice(reversed(found), TRIED))
 
     def _drop(self, key: int, owner: Owner) -> None:
         owners = self._owners[key]

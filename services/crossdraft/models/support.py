@@ -59,19 +59,23 @@ def layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     return tuple(shapes)
 
 
-def install(model: PreTrainedModel) -> None:
-    """Makes the engine's attention the model's own.
+def install(model: PreTrainedModel, name: str = NAME) -> None:
+    """Makes an attention implementation the model's own: the engine's, if no other is named.
 
     Raises:
         UnsupportedModelError: the model computes attention in its own way.
     """
-    model.set_attn_implementation(NAME)
-    if model.config.get_text_config()._attn_implementation != NAME:
+    model.set_attn_implementation(name)
+    if model.config.get_text_config()._attn_implementation != name:
         raise UnsupportedModelError("attention in this model does not go through the interface of transformers")
 
 
 def plain_logits(model: PreTrainedModel) -> list[Tensor]:
-    """What the model says after each path of a small tree, in forwards as it was made for: float32 (V,) each."""
+    """What the model says after each path of a small tree, in forwards as its authors wrote it: float32 (V,) each.
+
+    Leaves it with their attention; raises UnsupportedModelError as `install` does.
+    """
+    install(model, "eager")
     device = embedding_weight(model).device
     with torch.inference_mode():
         return [
