@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from crossdraft.models.feeds import Share, Work
+from crossdraft.models.engine import Engine
+from crossdraft.models.feeds import Share
 from crossdraft.models.jobs import Answer, Delivering, Job, Running
 from crossdraft.models.scheduling import Due, Pause, Scheduler, Step
 from crossdraft.models.tenancy import Tenancy
@@ -22,31 +23,6 @@ T = TypeVar("T")
 Stepping = Callable[[Sequence[Share]], list[Tensor | None]]  # as `Engine.step`
 
 LOOK_AGAIN = 0.02  # seconds between looks whether somebody's turn is over, while nobody can go on
-
-
-class Stepped(Protocol):
-    """What the thread needs of an engine; as `crossdraft.models.engine.Engine`."""
-
-    chunk: int
-    fed: int
-
-    def check(self, work: Work) -> None:
-        """Raises what is wrong with a work."""
-
-    def due(self, work: Work) -> int:
-        """Tokens that it would be fed now."""
-        ...
-
-    def admits(self, work: Work) -> bool:
-        """Whether its session has places for it, or can have them without those of another live one."""
-        ...
-
-    def step(self, shares: Sequence[Share]) -> list[Tensor | None]:
-        """One forward: the logits of each work that it completes."""
-        ...
-
-    def close(self, session: Hashable) -> None:
-        """The session's places are free."""
 
 
 class ModelThreadClosedError(RuntimeError):
@@ -65,7 +41,7 @@ class ModelThread:
     """
 
     def __init__(
-        self, engine: Stepped, step: Stepping | None = None, clock: Callable[[], float] = time.perf_counter
+        self, engine: Engine, step: Stepping | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.engine = engine  # to be used in this thread's jobs only
         self.steps = 0  # forwards so far, of however many sessions
