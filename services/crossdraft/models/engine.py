@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from crossdraft.models.allocation import size_for
 from crossdraft.models.batches import Batch, Piece, batch_of
+from crossdraft.models.checks import ContextOverflowError, check_work
 from crossdraft.models.feeds import Feed, Held, Share, Work, plan, portion
 from crossdraft.models.holdings import Holding, Holdings
 from crossdraft.models.names import NumberOutOfRangeError
@@ -28,10 +29,6 @@ __all__ = ["ContextOverflowError", "Engine", "Share", "Work"]
 
 CHUNK = 512  # tokens
 BUDGET = 512  # MiB
-
-
-class ContextOverflowError(ValueError):
-    """A context and its tree are longer than a session may be."""
 
 
 class Engine:
@@ -94,19 +91,8 @@ class Engine:
             ContextOverflowError: context and tree are longer than `max_length`.
             ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
         """
-        size = len(work.context) + len(work.tree)
-        if size > self.max_length:
-            raise ContextOverflowError(f"{size} tokens (tree of {len(work.tree)} included) exceed {self.max_length}")
-        if not work.context:
-            raise ValueError("the context needs at least one token (a BOS where there is no prompt)")
-        largest, smallest = self._extremes(work)
-        if smallest < 0 or largest >= self.vocabulary_size:
-            raise ValueError(
-                f"ids must be 0 to {self.vocabulary_size - 1}, got {smallest if smallest < 0 else largest}"
-            )
-        rows = work.rows()
-        if any(not 0 <= row <= len(work.tree) for row in rows) or list(rows) != sorted(set(rows)):
-            raise ValueError(f"wanted rows must ascend within 0 to {len(work.tree)}, got {rows}")
+        known = self._holdings.of(work.session)
+        check_work(work, known.held.ids if known is not None else (), self.max_length, self.vocabulary_size)
 
     def due(self, work: Work) -> int:
         """Tokens that are still to be fed for this request, less those that another session's text has ready for it."""
@@ -174,13 +160,6 @@ class Engine:
         A session that is not known is one that has no places.
         """
         self._holdings.close(session)
-
-    def _extremes(self, work: Work) -> tuple[int, int]:
-        """Largest and smallest id among those that the session does not hold, 0 included."""
-        known = self._holdings.of(work.session)
-        held = known.held.ids if known is not None else ()
-        fresh = (0, *work.context[len(held) if work.context[: len(held)] == held else 0 :], *work.tree.tokens)
-        return max(fresh), min(fresh)
 
     def _allocate(self, budget: int) -> Store:
         shapes = layer_shapes(self.model)
