@@ -84,6 +84,7 @@ class Measured:
     here_cores: float
     loop_cores: float
     here_ms: float  # processor time of this process for a token
+    tokens_per_target_second: float  # of its processor: what a busy machine changes least
     same: int | None  # outputs with the ids that the way compared with has; None: nothing to compare
 
 
@@ -119,6 +120,7 @@ def measured(way: str, at_once: int, runs: Sequence[Run], others: Sequence[Run] 
         here_cores=spent[2],
         loop_cores=spent[3],
         here_ms=MILLISECONDS * spent[2] * seconds / tokens,
+        tokens_per_target_second=tokens / (spent[0] * seconds) if spent[0] else 0.0,
         same=same_outputs(runs, others) if others else None,
     )
 

@@ -13,7 +13,14 @@ SPEEDS = (
 )
 WORK = (
     *("at once", "way", "tokens/pass", "accepted", "sessions a forward", "tokens a forward", "target's model busy"),
-    *("cores: target", "drafter", "here", "... its event loop", "CPU here, ms a token"),
+    *(
+        "cores: target",
+        "drafter",
+        "here",
+        "... its event loop",
+        "CPU here, ms a token",
+        "tokens a CPU second of the target",
+    ),
 )
 
 
@@ -54,6 +61,7 @@ def _work(one: Measured) -> tuple[str, ...]:
         _shown(one.busy, ".0%"),
         *(f"{cores:.2f}" for cores in (one.target_cores, one.drafter_cores, one.here_cores, one.loop_cores)),
         f"{one.here_ms:.2f}",
+        f"{one.tokens_per_target_second:.1f}",
     )
 
 
