@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from crossdraft.models.assisted import AssistedGeneration
 from crossdraft.models.batched import Batching, ContinuousBatching
 from crossdraft.models.engine import Engine
-from crossdraft.models.enginetime import Load, engine_times
+from crossdraft.models.enginetime import Load, engine_times, floor_of
 from crossdraft.models.lengthening import lengthened
 from crossdraft.models.loading import load_model
 from crossdraft.models.names import ModelLoadError, source_of
 from crossdraft.models.soaking import Soaking, soak
-from tests.models.tiny import CONTEXT, tiny_gpt2, tiny_llama
+from tests.models.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
 
 PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]
 
@@ -94,3 +94,27 @@ def test_learnt_positions_cannot_be_lengthened(tmp_path: Path) -> None:
         lengthened(str(tmp_path), 2 * CONTEXT, tmp_path)
     with pytest.raises(ModelLoadError, match="give a folder"):
         lengthened("some/model", 2 * CONTEXT, tmp_path)
+
+
+def test_a_pass_reads_all_weights_but_those_of_an_untied_embedding() -> None:
+    untied, tied = tiny_llama(), tiny_llama(tie_word_embeddings=True)
+    embedding = 4 * VOCABULARY * 48
+    assert floor_of(untied, 1 << 16).weights == floor_of(tied, 1 << 16).weights
+    assert floor_of(untied, 1 << 16).weights == 4 * sum(weight.numel() for weight in untied.parameters()) - embedding
+    assert floor_of(untied, 1 << 16).seconds > 0
+
+
+def test_a_name_can_ask_for_a_larger_shape() -> None:
+    larger = load_model("inflated:7x512:bundled:target")
+    original = load_model("bundled:target").model
+    assert (larger.model.config.num_hidden_layers, larger.model.config.hidden_size) == (7, 512)
+    assert greedy(larger.model, PROMPTS[0], 3) == greedy(original, PROMPTS[0], 3)
+    assert source_of("inflated:7x512:bundled:target") == source_of("bundled:target")
+
+
+@pytest.mark.parametrize(
+    "name", ["inflated:7:bundled:target", "inflated:axb:bundled:target", "inflated:1x512:bundled:target"]
+)
+def test_shapes_that_cannot_be_are_refused(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"give inflated:LAYERSxHIDDEN|must be at least the model's own"):
+        load_model(name)

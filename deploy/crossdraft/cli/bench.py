@@ -219,7 +219,7 @@ def inflate(
     60 ms, on one thread of an AMD EPYC core. Where the width is 4 or 16 times the model's, its file is half as large.
     """
     from crossdraft.cli import inflate as command
-    from crossdraft.models.inflating import Size
+    from crossdraft.models.names import Size
 
     command.make(model, Size(layers, hidden, intermediate), output)
 

@@ -12,6 +12,8 @@ LOADS = ["1x1", "1x6", "16x1", "16x6"]
 
 app = typer.Typer(rich_markup_mode=None)
 
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="Of all models, as torch names it.")]
 CacheMib = Annotated[int, typer.Option(min=1, help="MiB for keys and values of all sessions.")]
 
 
@@ -31,6 +33,8 @@ def throughput(
     method: Method = None,
     cache_mib: CacheMib = 512,
     threads: Annotated[list[int], typer.Option(min=1, help="Of transformers; repeatable.")] = [1],  # noqa: B006
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
@@ -53,6 +57,8 @@ def throughput(
         method,
         cache_mib,
         tuple(threads),
+        dtype,
+        device,
     )
     command.measure(plan, json_file, markdown_file)
 
@@ -63,16 +69,17 @@ def engine(
     load: Annotated[list[str], typer.Option(metavar="SESSIONSxTOKENS", help="Of a pass; repeatable.")] = LOADS,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each session before the pass.")] = 128,
     turns: Annotated[int, typer.Option(min=1, help="Of each load in both ways.")] = 50,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="As torch names it.")] = "cpu",
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
     cache_mib: CacheMib = 1024,
     json_file: JsonFile = None,
+    markdown_file: MarkdownFile = None,
 ) -> None:
     """The engine's pass beside a bare forward with a StaticCache, on the same tokens, with one thread."""
     from crossdraft.cli import engine_passes as command
 
     plan = command.Plan(target, dtype, device, cache_mib, command.loads_of(load), context, turns)
-    command.measure(plan, json_file)
+    command.measure(plan, json_file, markdown_file)
 
 
 @app.command()

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from crossdraft.cli.benching import write_json
+from crossdraft.cli.benching import write_json, write_text
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.outputs import check_output
 from crossdraft.cli.overlap_report import markdown
-from crossdraft.models.enginetime import Load, PassTime, times_of
+from crossdraft.models.enginetime import Floor, Load, PassTime, times_of
 from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError
 
 MILLISECONDS = 1000.0
+GB = 1e9  # bytes
 HEADINGS = (
     *("sessions", "tokens each", "engine, ms", "of it in the model", "bare, ms", "engine / bare"),
     *("engine / each alone", "logits apart by"),
@@ -46,25 +47,38 @@ def _load(text: str) -> Load:
     return Load(sessions, tokens)
 
 
-def measure(plan: Plan, json_path: Path | None) -> None:
-    """Measures all loads; a table on stdout, and JSON if a path is given.
+def measure(plan: Plan, json_path: Path | None, markdown_path: Path | None = None) -> None:
+    """Measures all loads; a table on stdout, and files if paths are given.
 
     Raises:
         Misused: a number does not fit the model.
         CommandFailed: the model cannot be loaded or run.
     """
-    if json_path is not None:
-        check_output(json_path)
+    for path in (json_path, markdown_path):
+        if path is not None:
+            check_output(path)
     try:
-        times = times_of(plan.target, plan.dtype, plan.device, plan.mib, plan.loads, plan.context, plan.turns)
+        times, floor = times_of(plan.target, plan.dtype, plan.device, plan.mib, plan.loads, plan.context, plan.turns)
     except NumberOutOfRangeError as error:
         raise Misused(str(error)) from error
     except (ModelLoadError, ValueError) as error:
         raise CommandFailed(str(error)) from error
-    print(markdown(HEADINGS, [_row(one) for one in times]), end="")
+    text = report(plan, times, floor)
+    print(text, end="")
+    if markdown_path is not None:
+        write_text(markdown_path, text)
     if json_path is not None:
         figures = [asdict(one) | {"overhead": one.overhead, "beside_alone": one.beside_alone} for one in times]
-        write_json(json_path, {"plan": asdict(plan), "times": figures})
+        write_json(json_path, {"plan": asdict(plan), "floor": asdict(floor), "times": figures})
+
+
+def report(plan: Plan, times: Sequence[PassTime], floor: Floor) -> str:
+    """A table, and what the weights alone take."""
+    return (
+        f"{markdown(HEADINGS, [_row(one) for one in times])}\n{plan.target} in {plan.dtype} on {plan.device}, after "
+        f"texts of {plan.context} tokens. A pass reads {floor.weights / GB:.2f} GB of weights, which takes "
+        f"{MILLISECONDS * floor.seconds:.2f} ms at the {floor.bandwidth / GB:.1f} GB a second that were measured.\n"
+    )
 
 
 def _row(one: PassTime) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from crossdraft.cli.benching import write_json, write_text
@@ -17,14 +16,14 @@ from crossdraft.cli.failures import Misused
 from crossdraft.cli.outputs import check_output
 from crossdraft.cli.overlap_stage import on_core
 from crossdraft.cli.paired import rotated
-from crossdraft.cli.processes import Running, Wanted, running
+from crossdraft.cli.processes import Startable, Wanted, running
 from crossdraft.cli.progress import counted
 from crossdraft.cli.running import STARTS_PROCESSES, checked_options, run_to_end
 from crossdraft.cli.throughput_figures import Measured, Run, measured
 from crossdraft.cli.throughput_report import report
 from crossdraft.cli.throughput_runs import Ids, Ours, Theirs, Way
 from crossdraft.cli.transformers_process import ASSISTED, BATCHED, TransformersProcess
-from crossdraft.pipeline import GenerationRequest, Pipeline, SamplingOptions, connect
+from crossdraft.pipeline import GenerationRequest, SamplingOptions, connect
 
 CROSSDRAFT, PLAIN, GENERATE_BATCH, ASSISTED_WAY = WAYS = ("crossdraft", "plain", "generate_batch", "assisted")
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
@@ -49,6 +48,8 @@ class Plan:
     method: str | None  # None: the default for the temperature
     mib: int  # for keys and values of the target
     threads: tuple[int, ...]  # of transformers; each is a way of its own
+    dtype: str = "float32"
+    device: str = "cpu"  # of all models
 
     def outputs(self, at_once: int) -> int:
         """Of one run."""
@@ -141,7 +142,7 @@ def _conditions(plan: Plan) -> str:
     return (
         f"Target {plan.target}, drafter {plan.drafter}, T = {plan.temperature:g}, {plan.tokens} tokens after prompts "
         f"of at most {plan.prompt_tokens}, {plan.each} in each place and {FEWEST} at least, {plan.repeat} runs of each "
-        f"way; {cores} cores: "
+        f"way; {plan.dtype} on {plan.device}; {cores} cores: "
         f"the target has one thread on the first, the drafter one on the second; {plan.mib} MiB of keys and values."
     )
 
@@ -156,33 +157,42 @@ class Stage:
     @staticmethod
     async def set_up(plan: Plan, stack: AsyncExitStack) -> "Stage":
         """Starts what is needed, until the stack is left; raises CommandFailed."""
-        options = ("--cache-mib", str(plan.mib), "--metrics-port", "0")
-        served = [Wanted("target", plan.target, 1, options, on_core(0))]
-        served += [Wanted("drafter", plan.drafter, 1, (), on_core(1))] if CROSSDRAFT in plan.ways else []
-        target, *drafters = await stack.enter_async_context(running(served))
+        others_ways = [way for way in (GENERATE_BATCH, ASSISTED_WAY) if way in plan.ways]
+        theirs = [(way, threads) for way in others_ways for threads in plan.threads]
+        wanted = [*_served(plan), *(_transformers(plan, way, threads) for way, threads in theirs)]
+        target, *others = await stack.enter_async_context(running(wanted))
         plain = await stack.enter_async_context(connect(target.address))
         ways: list[Way] = []
-        for name in plan.ways:
-            if name == CROSSDRAFT:
-                ways.append(await _drafted(plan, target, drafters[0], stack))
-            elif name == PLAIN:
-                ways.append(Ours(PLAIN, plain, plan.request(), target, None))
-            else:
-                ways += [await _theirs(plan, name, threads, stack) for threads in plan.threads]
+        if CROSSDRAFT in plan.ways:
+            drafter = others.pop(0)
+            drafted = await stack.enter_async_context(connect(target.address, drafter.address, needs_drafter=True))
+            ways.append(Ours(CROSSDRAFT, drafted, plan.request(), target, drafter))
+        if PLAIN in plan.ways:
+            ways.append(Ours(PLAIN, plain, plan.request(), target, None))
+        for (way, threads), process in zip(theirs, others, strict=True):
+            label = f"{way}, {threads} {'threads' if threads > 1 else 'thread'}"
+            ways.append(Theirs(label, process, alone=way == ASSISTED_WAY))
         encode = plain.models.tokenization.encode_prompt
         return Stage(tuple(ways), tuple(tuple(encode(text)) for text in plan.texts))
 
 
-async def _drafted(plan: Plan, target: Running, drafter: Running, stack: AsyncExitStack) -> Way:
-    connecting = partial(connect, needs_drafter=True)
-    pipeline: Pipeline = await stack.enter_async_context(connecting(target.address, drafter.address))
-    return Ours(CROSSDRAFT, pipeline, plan.request(), target, drafter)
+def _served(plan: Plan) -> list[Startable]:
+    """Our services: a target, and a drafter if one is needed."""
+    where = ("--dtype", plan.dtype, "--device", plan.device)
+    options = (*where, "--cache-mib", str(plan.mib), "--metrics-port", "0")
+    target = Wanted("target", plan.target, 1, options, on_core(0))
+    return [target, *([Wanted("drafter", plan.drafter, 1, where, on_core(1))] if CROSSDRAFT in plan.ways else [])]
 
 
-async def _theirs(plan: Plan, name: str, threads: int, stack: AsyncExitStack) -> Way:
-    role = BATCHED if name == GENERATE_BATCH else ASSISTED
-    prefix = on_core(0) if threads == 1 else ()
-    wanted = TransformersProcess(role, plan.target, plan.drafter, threads, plan.temperature, plan.mib, prefix)
-    (found,) = await stack.enter_async_context(running([wanted]))
-    label = f"{name}, {threads} {'threads' if threads > 1 else 'thread'}"
-    return Theirs(label, found, alone=name == ASSISTED_WAY)
+def _transformers(plan: Plan, way: str, threads: int) -> Startable:
+    return TransformersProcess(
+        role=BATCHED if way == GENERATE_BATCH else ASSISTED,
+        target=plan.target,
+        assistant=plan.drafter,
+        threads=threads,
+        temperature=plan.temperature,
+        mib=plan.mib,
+        dtype=plan.dtype,
+        device=plan.device,
+        prefix=on_core(0) if threads == 1 else (),
+    )

@@ -1,6 +1,6 @@
 """transformers' own generation in a process of its own, to compare with: asked over a socket on loopback.
 
-    python -m crossdraft.cli.transformers_process KIND TARGET ASSISTANT THREADS TEMPERATURE MIB
+    python -m crossdraft.cli.transformers_process KIND TARGET ASSISTANT THREADS TEMPERATURE MIB DTYPE DEVICE
 
 KIND is `batched` (continuous batching, greedy outputs of one length) or `assisted` (assisted generation, one at a
 time). A question is a line of JSON, and so is its answer.
@@ -57,11 +57,13 @@ class TransformersProcess:
     threads: int
     temperature: float
     mib: int  # for keys and values of all outputs
+    dtype: str = "float32"
+    device: str = "cpu"
     prefix: tuple[str, ...] = ()  # what the command is run by: on a core
 
     def command(self) -> list[str]:
         """As it would be typed. It ends with its standard input."""
-        numbers = [str(self.threads), str(self.temperature), str(self.mib)]
+        numbers = [str(self.threads), str(self.temperature), str(self.mib), self.dtype, self.device]
         module = [sys.executable, "-m", "crossdraft.cli.transformers_process"]
         return [*self.prefix, *module, self.role, self.target, self.assistant, *numbers]
 
@@ -90,10 +92,13 @@ def answer_of(found: Mapping[str, Any]) -> Answer:
 
 
 @contextmanager
-def _batched(target: str, threads: int, temperature: float, mib: int) -> Iterator[Answering]:
+def _batched(asked: TransformersProcess) -> Iterator[Answering]:
     from crossdraft.models.batched import Batching, ContinuousBatching
 
-    with ContinuousBatching(target, Batching(budget=mib), temperature, threads) as running:
+    batching = Batching.best(asked.device, asked.mib)
+    with ContinuousBatching(
+        asked.target, batching, asked.temperature, asked.threads, asked.dtype, asked.device
+    ) as running:
 
         def answer(question: Question) -> Answer:
             began, before = time.monotonic(), running.forwards
@@ -106,18 +111,18 @@ def _batched(target: str, threads: int, temperature: float, mib: int) -> Iterato
 
 
 @contextmanager
-def _assisted(target: str, assistant: str, threads: int, temperature: float) -> Iterator[Answering]:
+def _assisted(asked: TransformersProcess) -> Iterator[Answering]:
     from crossdraft.models.assisted import AssistedGeneration
 
-    pair = AssistedGeneration(target, assistant, threads)
+    pair = AssistedGeneration(asked.target, asked.assistant, asked.threads, asked.dtype, asked.device)
 
     def answer(question: Question) -> Answer:
         began = time.monotonic()
         outputs = []
         for prompt in question.prompts:
-            asked = time.monotonic() - began
-            ids, moments = pair.timed(prompt, question.tokens, question.k, temperature)
-            outputs.append(Made(ids, asked, tuple(asked + moment for moment in moments)))
+            at = time.monotonic() - began
+            ids, moments = pair.timed(prompt, question.tokens, question.k, asked.temperature)
+            outputs.append(Made(ids, at, tuple(at + moment for moment in moments)))
         return Answer(tuple(outputs), time.monotonic() - began, 0)
 
     yield answer
@@ -153,13 +158,10 @@ def _answered(answering: Answering, question: Question) -> dict[str, object]:
 
 def main(arguments: Sequence[str]) -> None:
     """Loads the models and serves until its standard input ends."""
-    kind, target, assistant, threads, temperature, mib = arguments
+    role, target, assistant, threads, temperature, mib, dtype, device = arguments
     Thread(target=end_with_stdin, daemon=True).start()
-    making = (
-        _batched(target, int(threads), float(temperature), int(mib))
-        if kind == BATCHED
-        else _assisted(target, assistant, int(threads), float(temperature))
-    )
+    asked = TransformersProcess(role, target, assistant, int(threads), float(temperature), int(mib), dtype, device)
+    making = _batched(asked) if role == BATCHED else _assisted(asked)
     with making as answering:
         asyncio.run(_serve(answering))
 

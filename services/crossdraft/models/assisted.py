@@ -36,17 +36,19 @@ class Moments(BaseStreamer):
 
 
 class AssistedGeneration:
-    """A target and an assistant with tokenizers of their own, one sequence at a time, in float32.
+    """A target and an assistant with tokenizers of their own, one sequence at a time.
 
     At temperature above 0 transformers (5.23) has the assistant propose tokens of both vocabularies, as `tli` does.
     It draws with torch's global generator, and so does this.
     """
 
-    def __init__(self, target: str, assistant: str, threads: int | None = None) -> None:
+    def __init__(
+        self, target: str, assistant: str, threads: int | None = None, dtype: str = "float32", device: str = "cpu"
+    ) -> None:
         """Loads both models; raises ModelLoadError. `threads` are torch's, in the whole process; None: as it is."""
         if threads is not None:
             torch.set_num_threads(threads)
-        self._target, self._assistant = load_model(target, "float32").model, load_model(assistant, "float32").model
+        self._target, self._assistant = (load_model(name, dtype, device).model for name in (target, assistant))
         self._tokenizer, self._assistant_tokenizer = (
             AutoTokenizer.from_pretrained(source_of(name), clean_up_tokenization_spaces=False)
             for name in (target, assistant)
@@ -81,7 +83,7 @@ class AssistedGeneration:
         """
         if threads is not None:
             torch.set_num_threads(threads)
-        inputs = self._tokenizer(prompt, return_tensors="pt").input_ids
+        inputs = self._tokenizer(prompt, return_tensors="pt").input_ids.to(self._target.device)
         output = self._generate(inputs, tokens, k, temperature)
         return tuple(output[0, inputs.shape[1] :].tolist())
 
@@ -98,7 +100,7 @@ class AssistedGeneration:
             AssistanceFailedError: transformers fails on this pair.
         """
         moments, began = Moments(), time.monotonic()
-        inputs = torch.tensor([list(prompt)])
+        inputs = torch.tensor([list(prompt)], device=self._target.device)
         output = self._generate(inputs, tokens, k, temperature, eos_token_id=NEVER, streamer=moments)
         return tuple(output[0, inputs.shape[1] :].tolist()), tuple(moment - began for moment in moments.found)
 

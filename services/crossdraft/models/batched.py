@@ -27,9 +27,14 @@ class Batching:
 
     attention: str = "sdpa"  # or eager
     budget: int = 512  # MiB for keys and values of all requests
-    most: int = 512  # tokens in one forward
+    most: int | None = 512  # tokens in one forward; None: its own rule
     page: int = 64  # tokens whose keys and values lie together
     compiled: int = 0  # its `default_compile_level`
+
+    @staticmethod
+    def best(device: str, budget: int) -> "Batching":
+        """On a CPU what is fastest there, by processor time; elsewhere what transformers does by itself."""
+        return Batching(budget=budget) if device == "cpu" else Batching(budget=budget, most=None, page=256)
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,17 @@ class ContinuousBatching:
         ModelLoadError: it cannot be loaded.
     """
 
-    def __init__(self, name: str, batching: Batching = Batching(), temperature: float = 0.0, threads: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        batching: Batching = Batching(),
+        temperature: float = 0.0,
+        threads: int = 1,
+        dtype: str = "float32",
+        device: str = "cpu",
+    ) -> None:
         torch.set_num_threads(threads)
-        model = load_model(name, "float32").model
+        model = load_model(name, dtype, device).model
         model.set_attn_implementation(batching.attention)
         self._manager: Any = model.init_continuous_batching(  # type: ignore[operator]  # torch says: or a tensor
             generation_config=_generation(temperature), continuous_batching_config=_configuration(model, batching)

@@ -18,6 +18,8 @@ from crossdraft.models.support import embedding_weight
 from crossdraft.verification.trees import ROOT, TokenTree
 
 WARM_UP = 2  # turns that do not count
+TURNS = 10  # of a measurement of bandwidth
+MATRIX = 1 << 30  # bytes of its matrix
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,37 @@ def spent_in(model: PreTrainedModel, clock: Callable[[], float]) -> Iterator[Ins
             hook.remove()
 
 
+@dataclass(frozen=True)
+class Floor:
+    """What no pass of a model can be faster than on a device that reads all weights for it."""
+
+    weights: int  # bytes that a forward reads: all but the embedding's
+    bandwidth: float  # bytes a second of a matrix times a vector, of which memory sees every number once
+
+    @property
+    def seconds(self) -> float:
+        """Of a pass."""
+        return self.weights / self.bandwidth
+
+
+def floor_of(model: PreTrainedModel, size: int) -> Floor:
+    """Measures the bandwidth with a matrix of `size` bytes, which no cache must hold; the best of some turns."""
+    embedding = embedding_weight(model)
+    tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is embedding
+    everything = sum(weight.numel() * weight.itemsize for weight in model.parameters())
+    weights = everything - (0 if tied else embedding.numel() * embedding.itemsize)
+    columns = 4096
+    rows = max(1, size // (columns * model.dtype.itemsize))
+    matrix = torch.ones(rows, columns, dtype=model.dtype, device=embedding.device)
+    vector = torch.ones(columns, dtype=model.dtype, device=embedding.device)
+    clock, times = clock_of(embedding.device), list[float]()
+    for _ in range(TURNS):
+        began = clock()
+        torch.mv(matrix, vector)
+        times.append(clock() - began)
+    return Floor(weights, matrix.numel() * matrix.itemsize / min(times))
+
+
 def clock_of(device: torch.device) -> Callable[[], float]:
     """Seconds of this thread's processor time on a CPU; elsewhere of the clock, once the device has done its work."""
     if device.type == "cpu":
@@ -197,8 +230,8 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 def times_of(
     name: str, dtype: str, device: str, budget: int, loads: Sequence[Load], context: int, turns: int
-) -> list[PassTime]:
-    """The same for a model by its name, as a service runs it; torch has one thread from here on.
+) -> tuple[list[PassTime], Floor]:
+    """The same for a model by its name, as a service runs it, and its floor; torch has one thread from here on.
 
     Raises:
         ModelLoadError: it cannot be loaded.
@@ -206,7 +239,8 @@ def times_of(
     """
     torch.set_num_threads(1)
     mine, bare = (load_model(name, dtype, device).model for _ in range(2))
+    floor = floor_of(bare, MATRIX)
     for model in (mine, bare):
         pack(model)
     length = context + max(load.tokens for load in loads)
-    return engine_times(Engine(mine, length, budget), bare, loads, context, turns)
+    return engine_times(Engine(mine, length, budget), bare, loads, context, turns), floor
