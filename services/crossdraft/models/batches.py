@@ -15,6 +15,8 @@ from crossdraft.models.feeds import Feed, visible
 SHORT = 8  # tokens; pieces up to here attend together, longer ones with those of like length
 ALONE = 64  # tokens; pieces longer than this attend by themselves
 
+CALL = 3000  # places times rows times heads whose attention takes as long as calling the kernel once more
+
 ZERO, INFINITY = np.float32(0), np.float32(np.inf)
 
 
@@ -50,12 +52,12 @@ class Batch:
     pieces: tuple[Piece, ...]  # in order of their tokens
 
 
-def batch_of(pieces: Sequence[Piece], dtype: torch.dtype, device: torch.device) -> Batch:
-    """One forward for pieces of different sessions, each of at least one token."""
+def batch_of(pieces: Sequence[Piece], heads: int, dtype: torch.dtype, device: torch.device) -> Batch:
+    """One forward of a model with so many heads, for pieces of different sessions, each of at least one token."""
     ordered: list[Piece] = []
     groups = []
     begin = 0
-    for members in grouped(pieces):
+    for members in grouped(pieces, heads):
         end = begin + sum(piece.count for piece in members)
         groups.append(_group(members, begin, end, dtype, device))
         ordered += members
@@ -72,21 +74,20 @@ def batch_of(pieces: Sequence[Piece], dtype: torch.dtype, device: torch.device) 
     return Batch(ids, positions, _target(ordered, device), keep, Layout(tuple(groups)), tuple(ordered))
 
 
-def grouped(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Pieces whose extents have one size and lie at equal distances, so that they are one view of the store."""
+def grouped(pieces: Sequence[Piece], heads: int) -> Iterator[list[Piece]]:
+    """Pieces that are one view of the store: their extents have one size and lie at equal distances.
+
+    All read as many places as the one that needs most, so that a group ends where a call of its own costs less.
+    """
     ordered = sorted(pieces, key=lambda piece: (_kind(piece), piece.extent.start))
     for (size, _), members in groupby(ordered, key=_kind):
         run: list[Piece] = []
         for piece in members:
-            if len(run) > 1 and piece.extent.start - run[-1].extent.start != run[1].extent.start - run[0].extent.start:
+            if run and (not size or not _regular(run, piece) or _wasted(run, piece) * heads > CALL):
                 yield run
                 run = []
             run.append(piece)
-            if not size:
-                yield run
-                run = []
-        if run:
-            yield run
+        yield run
 
 
 def _kind(piece: Piece) -> tuple[int, int]:
@@ -94,6 +95,18 @@ def _kind(piece: Piece) -> tuple[int, int]:
     if piece.count > ALONE:
         return 0, 0
     return piece.extent.size, max(piece.count, SHORT).bit_length()
+
+
+def _regular(run: Sequence[Piece], piece: Piece) -> bool:
+    """Whether a piece is as far from the last of a run as the others are from each other."""
+    return len(run) == 1 or piece.extent.start - run[-1].extent.start == run[1].extent.start - run[0].extent.start
+
+
+def _wasted(run: Sequence[Piece], piece: Piece) -> int:
+    """Places that are read in vain, times rows that read them, where a piece joins a run."""
+    most = max(one.used for one in run)
+    rows = max(piece.count, *(one.count for one in run))
+    return rows * (most - piece.used if piece.used < most else len(run) * (piece.used - most))
 
 
 def _group(members: Sequence[Piece], begin: int, end: int, dtype: torch.dtype, device: torch.device) -> Group:

@@ -57,6 +57,7 @@ class Engine:
         self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
         self._dtype = model.dtype
+        self._heads: int = getattr(model.config.get_text_config(), "num_attention_heads", 1)
         self._keeps_logits = keeps_logits(model)
         check_configuration(model, self.max_length)
         self._store = self._allocate(budget)
@@ -123,7 +124,7 @@ class Engine:
         pieces, holdings = self._pieces(shares)
         results: list[Tensor | None] = [None] * len(shares)
         fed = [piece for piece in pieces if piece.count]
-        rows = self._run(batch_of(fed, self._dtype, self.device)) if fed else {}
+        rows = self._run(batch_of(fed, self._heads, self._dtype, self.device)) if fed else {}
         for piece, holding in zip(pieces, holdings, strict=True):
             work, feed = shares[piece.share].work, piece.feed
             if piece.count == len(feed.tokens):
