@@ -1,10 +1,12 @@
-"""`crossdraft bench engine`, `memory` and `prefill`: how they are summed up, and what is refused."""
+"""`crossdraft bench engine`, `memory`, `prefill` and `device`: how they are summed up, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from crossdraft.cli import device
 from crossdraft.cli.engine_passes import loads_of
 from crossdraft.cli.failures import Misused
 from crossdraft.cli.memory import report as memory_report
@@ -60,3 +62,41 @@ def test_the_longest_gap_is_compared_with_the_usual_one() -> None:
     text = report(Plan("t", 8, 1500, 2, 64), arrivals)
     assert "| while it was read | 2 | 25.0 | 29.9 | 30.0 | 3.00 |" in text
     assert "after 500 ms (median); without streams after 400 ms" in text
+
+
+DEVICE = device.Plan(("1b", "14b"), "d", "cuda:0", "bfloat16", "1,16", 32, 10, 512, 100.0, Path("p.jsonl"))
+
+
+def test_passes_of_all_sizes_come_before_any_throughput() -> None:
+    steps = device.steps_of(DEVICE)
+    assert [step.title for step in steps] == ["1b: a pass", "14b: a pass", "1b: many outputs", "14b: many outputs"]
+    for step, kind in zip(steps, ("engine", "engine", "throughput", "throughput"), strict=True):
+        assert step.arguments[0] == kind
+        assert device.SIZES[step.title.partition(":")[0]] in step.arguments
+
+
+def test_only_shapes_that_can_be_read_are_measured() -> None:
+    with pytest.raises(Misused, match="LAYERSxHIDDEN"):
+        device.steps_of(replace(DEVICE, sizes=("inflated:big:bundled:target",)))
+
+
+async def test_what_fails_or_does_not_fit_is_said_and_the_rest_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "LEAST", 0.0)
+    findings = device.Findings(DEVICE, tmp_path)
+    findings.add("before", "text\n", {"a": 1})
+    await device._take(device.Step("wrong", ("no-such-bench",)), 0, 100.0, findings)
+    await device._take(device.Step("late", ("law",)), 1, 0.01, findings)
+    text = (tmp_path / "device.md").read_text()
+    assert "## before\n\ntext\n" in text
+    assert "Failed (2): " in text
+    assert "no-such-bench" in text
+    assert "Broken off after 0 seconds" in text
+    assert json.loads((tmp_path / "device.json").read_text())["measured"]["before"] == {"a": 1}
+
+
+async def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
+    findings = device.Findings(replace(DEVICE, seconds=1.0), tmp_path)
+    await device._measure(device.steps_of(DEVICE), findings)
+    assert (tmp_path / "device.md").read_text().count("Left out") == 4

@@ -13,7 +13,7 @@ from crossdraft.models.engine import Engine
 from crossdraft.models.enginetime import Load, engine_times, floor_of
 from crossdraft.models.lengthening import lengthened
 from crossdraft.models.loading import load_model
-from crossdraft.models.names import ModelLoadError, source_of
+from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError, source_of
 from crossdraft.models.soaking import Soaking, soak
 from tests.models.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
 
@@ -63,6 +63,12 @@ def test_the_engine_and_a_bare_forward_are_timed_on_the_same_tokens() -> None:
 def test_times_of_another_model_are_seen_to_be_no_comparison() -> None:
     (time,) = engine_times(Engine(tiny_llama()), tiny_llama(rms_norm_eps=0.5), [Load(2, 2)], context=5, turns=1)
     assert time.difference > 1e-2
+
+
+def test_a_budget_that_holds_too_few_sessions_is_no_measurement() -> None:
+    engine = Engine(tiny_llama(), 64, budget=1)
+    with pytest.raises(NumberOutOfRangeError, match="raise it"):
+        engine_times(engine, tiny_llama(), [Load(40, 1)], context=60, turns=1)
 
 
 def test_all_sessions_come_to_their_ends_within_the_places() -> None:

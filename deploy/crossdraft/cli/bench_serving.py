@@ -1,5 +1,6 @@
-"""`crossdraft bench throughput`, `engine`, `memory` and `prefill`: the commands that look at many sessions at once."""
+"""`crossdraft bench throughput`, `engine`, `memory`, `prefill` and `device`: many sessions at once."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,6 +9,7 @@ from crossdraft.cli.bench_pipeline import PROMPTS, JsonFile, Limit, MarkdownFile
 from crossdraft.cli.bundled import DEFAULT_DRAFTER
 
 WAYS = ["crossdraft", "plain", "generate_batch", "assisted"]
+SIZES = ["1b", "7b", "14b"]
 LOADS = ["1x1", "1x6", "16x1", "16x6"]
 
 app = typer.Typer(rich_markup_mode=None)
@@ -113,3 +115,24 @@ def prefill(
     from crossdraft.cli import prefill as command
 
     command.measure(command.Plan(target, streams, prompt, times, cache_mib), json_file)
+
+
+@app.command()
+def device(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where device.md and device.json go.")],
+    prompts: Prompts = PROMPTS,
+    size: Annotated[list[str], typer.Option(help="1b, 7b, 14b, or a model's name; repeatable.")] = SIZES,
+    drafter: Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")] = f"bundled:{DEFAULT_DRAFTER}",
+    device: Device = "cuda:0",
+    dtype: Dtype = "bfloat16",
+    concurrency: Annotated[str, typer.Option(metavar="N,N", help="Outputs at once; each in turn.")] = "1,16,64",
+    tokens: Annotated[int, typer.Option(min=2, help="Of each output.")] = 64,
+    turns: Annotated[int, typer.Option(min=1, help="Of each pass.")] = 30,
+    cache_mib: CacheMib = 16384,
+    seconds: Annotated[float, typer.Option(min=1, help="For all of it.")] = 440.0,
+) -> None:
+    """Passes and throughput of models of real size on one accelerator, within a time limit."""
+    from crossdraft.cli import device as command
+
+    plan = command.Plan(tuple(size), drafter, device, dtype, concurrency, tokens, turns, cache_mib, seconds, prompts)
+    command.measure(plan, output)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, StaticCache
 from crossdraft.models.engine import Engine
 from crossdraft.models.feeds import Work
 from crossdraft.models.loading import load_model
+from crossdraft.models.names import NumberOutOfRangeError
 from crossdraft.models.packing import pack
 from crossdraft.models.support import embedding_weight
 from crossdraft.verification.trees import ROOT, TokenTree
@@ -116,8 +117,13 @@ class Race:
         return range(self._load.sessions)
 
     def _run_engine(self, fed: Sequence[Sequence[int]], counts: bool) -> Tensor:
-        texts = [Work((self._load, name), self._text(name), wanted=()) for name in self._names]
+        texts = [Work(name, self._text(name), wanted=()) for name in self._names]
         self._engine.forward(texts)
+        if self._engine.taken < len(texts):
+            raise NumberOutOfRangeError(
+                f"the budget holds {self._engine.taken} sessions of {self._context} tokens, and {len(texts)} are "
+                "measured: raise it"
+            )
         nodes = self._load.tokens - 1
         parents = tuple(range(ROOT, nodes - 1))
         works = [
