@@ -10,11 +10,12 @@ from transformers import PreTrainedModel
 from crossdraft.models.assisted import AssistedGeneration
 from crossdraft.models.batched import Batching, ContinuousBatching
 from crossdraft.models.engine import Engine
-from crossdraft.models.enginetime import Load, engine_times, floor_of
+from crossdraft.models.enginetime import Load, engine_times
 from crossdraft.models.lengthening import lengthened
 from crossdraft.models.loading import load_model
 from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError, source_of
 from crossdraft.models.soaking import Soaking, soak
+from crossdraft.models.timing import floor_of
 from tests.models.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
 
 PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]

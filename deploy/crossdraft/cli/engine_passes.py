@@ -8,8 +8,9 @@ from crossdraft.cli.benching import write_json, write_text
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.outputs import check_output
 from crossdraft.cli.overlap_report import markdown
-from crossdraft.models.enginetime import Floor, Load, PassTime, times_of
+from crossdraft.models.enginetime import Load, PassTime, times_of
 from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError
+from crossdraft.models.timing import Floor
 
 MILLISECONDS = 1000.0
 GB = 1e9  # bytes

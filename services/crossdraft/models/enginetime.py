@@ -1,8 +1,6 @@
 """The engine's pass beside a bare forward of the same model over the same tokens."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -16,11 +14,10 @@ from crossdraft.models.loading import load_model
 from crossdraft.models.names import NumberOutOfRangeError
 from crossdraft.models.packing import pack
 from crossdraft.models.support import embedding_weight
+from crossdraft.models.timing import Floor, clock_of, floor_of, spent_in
 from crossdraft.verification.trees import ROOT, TokenTree
 
 WARM_UP = 2  # turns that do not count
-TURNS = 10  # of a measurement of bandwidth
-MATRIX = 1 << 30  # bytes of its matrix
 
 
 @dataclass(frozen=True)
@@ -162,78 +159,6 @@ class Race:
         return {"position_ids": positions, "past_key_values": self._cache, "use_cache": True}
 
 
-@dataclass(eq=False)
-class Inside:
-    """Seconds in a model."""
-
-    seconds: float = 0.0
-    began: float = 0.0
-
-
-@contextmanager
-def spent_in(model: PreTrainedModel, clock: Callable[[], float]) -> Iterator[Inside]:
-    """Counts the seconds that its forwards take in the block."""
-    inside = Inside()
-
-    def before(*_: object) -> None:
-        inside.began = clock()
-
-    def after(*_: object) -> None:
-        inside.seconds += clock() - inside.began
-
-    hooks = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
-    try:
-        yield inside
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@dataclass(frozen=True)
-class Floor:
-    """What no pass of a model can be faster than on a device that reads all weights for it."""
-
-    weights: int  # bytes that a forward reads: all but the embedding's
-    bandwidth: float  # bytes a second of a matrix times a vector, of which memory sees every number once
-
-    @property
-    def seconds(self) -> float:
-        """Of a pass."""
-        return self.weights / self.bandwidth
-
-
-def floor_of(model: PreTrainedModel, size: int) -> Floor:
-    """Measures the bandwidth with a matrix of `size` bytes, which no cache must hold; the best of some turns."""
-    embedding = embedding_weight(model)
-    tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is embedding
-    everything = sum(weight.numel() * weight.itemsize for weight in model.parameters())
-    weights = everything - (0 if tied else embedding.numel() * embedding.itemsize)
-    columns = 4096
-    rows = max(1, size // (columns * model.dtype.itemsize))
-    matrix = torch.ones(rows, columns, dtype=model.dtype, device=embedding.device)
-    vector = torch.ones(columns, dtype=model.dtype, device=embedding.device)
-    clock, times = clock_of(embedding.device), list[float]()
-    for _ in range(TURNS):
-        began = clock()
-        torch.mv(matrix, vector)
-        times.append(clock() - began)
-    return Floor(weights, matrix.numel() * matrix.itemsize / min(times))
-
-
-def clock_of(device: torch.device) -> Callable[[], float]:
-    """Seconds of this thread's processor time on a CPU; elsewhere of the clock, once the device has done its work."""
-    if device.type == "cpu":
-        return time.thread_time
-    if device.type == "cuda":
-
-        def after_cuda() -> float:
-            torch.cuda.synchronize(device)
-            return time.perf_counter()
-
-        return after_cuda
-    return time.perf_counter
-
-
 def times_of(
     name: str, dtype: str, device: str, budget: int, loads: Sequence[Load], context: int, turns: int
 ) -> tuple[list[PassTime], Floor]:
@@ -245,7 +170,7 @@ def times_of(
     """
     torch.set_num_threads(1)
     mine, bare = (load_model(name, dtype, device).model for _ in range(2))
-    floor = floor_of(bare, MATRIX)
+    floor = floor_of(bare)
     for model in (mine, bare):
         pack(model)
     length = context + max(load.tokens for load in loads)
