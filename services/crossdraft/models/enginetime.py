@@ -7,6 +7,7 @@ from statistics import median
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, StaticCache
+from transformers.cache_utils import StaticLayer
 
 from crossdraft.models.engine import Engine
 from crossdraft.models.feeds import Work
@@ -139,6 +140,7 @@ class Race:
     @torch.inference_mode()
     def _run_bare(self, fed: Sequence[Sequence[int]], counts: bool) -> Tensor:
         for layer in self._cache.layers:
+            assert isinstance(layer, StaticLayer)
             layer.cumulative_length.fill_(self._context)
         rows, options = self._rows(fed), self._options(self._context)
         began = self._clock()
