@@ -54,6 +54,7 @@ class Adaptive:
         self._hope: Decision | None = None  # if the drafter were good; None: enough is known of it
         self._running = replace(PLAIN, run=FIRST_RUN // 2)
         self._there = True
+        self._asked = False  # an epoch of this generation has had a drafter
         self._look = 0  # number of observations at which the estimates are looked at next
         self._period = 8
         self._calm_until = 0.0  # the target waits for nothing before
@@ -84,6 +85,7 @@ class Adaptive:
             self._allowance.over(self._running.drafts, self._decision.estimates.plain, now)
         choice = self._choice(now)
         self._running = choice if choice.drafts else replace(choice, run=self._run(now))
+        self._asked = self._asked or choice.drafts
         self._learner.begin(self._running, now)
         return self._running
 
@@ -175,7 +177,7 @@ class Adaptive:
         if self._trial_at is None:
             self._interval = FIRST_INTERVAL
             # Put aside by an earlier generation: short ones would never try it again.
-            inherited = self._learner.seen == 0 and not self.limits.rounds_only
+            inherited = not (self._asked or self.limits.rounds_only)
             self._trial_at = now if inherited else now + max(self._interval, least)
         plain = decision.ranking.plain.choice
         if now < self._trial_at or not self._allowance.covers(1.0):
