@@ -20,6 +20,7 @@ from crossdraft.verification.trees import Path, TokenTree, tree_of
 from tests.models.tiny import VOCABULARY, seeded, tiny_llama, tiny_qwen2
 
 PROMPT = (5, 17, 3, 88, 41, 2)
+MODEL = tiny_llama()
 BRANCHES = tree_of([(1, 2, 3), (1, 2, 9, 4), (7, 8), (1, 60)], budget=20)
 
 
@@ -246,6 +247,3 @@ def test_random_histories(data: st.DataObject) -> None:
             rows = st.none() | st.sets(st.integers(0, len(trees[name]))).map(lambda wanted: tuple(sorted(wanted)))
             requests.append(Work(name, contexts[name], trees[name], data.draw(rows)))
         serve(engine, *requests)
-
-
-MODEL = tiny_llama()
