@@ -1,6 +1,7 @@
 """Plain decoding over real gRPC with a tiny random model: runs give the text that passes one by one give."""
 
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from crossdraft.pipeline.generation import Generation
 from crossdraft.pipeline.governing import Choice
 from crossdraft.pipeline.recording import read
 from crossdraft.pipeline.replay import replay
+from crossdraft.pipeline.timeline import spans_of
 from crossdraft.rpc.clients import TargetClient
 
 PROMPT = "def main(argument):"
@@ -79,3 +81,7 @@ async def test_a_recorded_run_is_replayed(pipeline: Pipeline, tmp_path: Path) ->
     found = replay(read(path))
     assert (found.difference, found.tokens) == (None, len(generation.ids))
     assert found.rounds < 10  # one a run
+    timeline = spans_of(read(path))
+    assert timeline.figures.passes == generation.statistics.passes == len(generation.ids)
+    assert sum(work.tokens for work in timeline.works) == len(generation.ids)
+    assert all(before.end <= after.begin + 1e-4 for before, after in pairwise(timeline.works))
