@@ -79,12 +79,13 @@ class TargetLane:
         done = self.toy.draw(self.drawn, request.number) if self.drawn else self.toy.run(request)
         (sample,) = done.nodes
         assert isinstance(sample, Sample)
+        first = len(self.drawn)
         self.drawn = (*self.drawn, sample.token)
         more = len(self.drawn) < request.run and not self.ending
         if not more:
             self.asked.pop(0)
             self.drawn, self.ending = (), False
-        return replace(done, more=more)
+        return replace(done, more=more, first=first)
 
 
 @dataclass

@@ -21,9 +21,9 @@ from tests.verification.scheduling import InTurn, Turns
 OTHER = TARGET + 1  # the second lane where no drafter is wanted
 
 
-def told(*tokens: int, number: int = 1, more: bool = True, lane: int = TARGET) -> Replied:
+def told(*tokens: int, first: int = 0, number: int = 1, more: bool = True, lane: int = TARGET) -> Replied:
     samples = tuple(Sample(token, -0.5) for token in tokens)
-    return Replied(lane, PassDone(number, samples, 0.01, more=more, forwards=len(tokens)))
+    return Replied(lane, PassDone(number, samples, 0.01, more=more, forwards=len(tokens), first=first))
 
 
 def alone(method: Method = TLI, **changes: object) -> tuple[Session, Pass]:
@@ -45,9 +45,9 @@ def test_tokens_are_emitted_as_they_come_and_the_next_pass_leaves_when_the_run_i
     assert (sent.run, sent.draws, sent.committed, len(sent.tree)) == (LONG_RUN, True, (), 0)
     first = session.handle(told(1, 0), 1.0)
     assert (tokens_of(first), requests(first)) == ([1, 0], [])
-    second = session.handle(told(2), 2.0)
+    second = session.handle(told(2, first=2), 2.0)
     assert (tokens_of(second), requests(second)) == ([2], [])
-    last = session.handle(told(0, 1, more=False), 3.0)
+    last = session.handle(told(0, 1, first=3, more=False), 3.0)
     assert tokens_of(last) == [0, 1]
     (following,) = requests(last)
     assert isinstance(following, Pass)
@@ -80,7 +80,7 @@ def test_nothing_after_a_stop_string_is_committed_or_counted(grouped: bool) -> N
     if grouped:
         out = session.handle(told(0, 1, 0, 1, 2), 1.0)
     else:
-        out = [*session.handle(told(0, 1), 1.0), *session.handle(told(0), 2.0)]
+        out = [*session.handle(told(0, 1), 1.0), *session.handle(told(0, first=2), 2.0)]
         assert session.handle(told(1, 2, more=False), 3.0) == []  # the session is over
     finish = end(out)
     assert (finish.reason, tokens_of(out)) == (Reason.STOP, [0, 1, 0])
@@ -144,8 +144,8 @@ def test_a_drafter_that_opens_ends_the_run_and_is_asked_after_it(method: Method)
     assert isinstance(sent, Pass)
     session.handle(told(1), 1.0)
     assert requests(session.handle(Ready(DRAFTER + 1), 2.0)) == [EndRun(1)]
-    assert requests(session.handle(told(0), 3.0)) == []  # it had left already
-    out = session.handle(told(2, more=False), 4.0)
+    assert requests(session.handle(told(0, first=1), 3.0)) == []  # it had left already
+    out = session.handle(told(2, first=2, more=False), 4.0)
     assert tokens_of(out) == [2]
     (draft,) = requests(out)
     assert isinstance(draft, Draft)
@@ -180,8 +180,8 @@ def test_what_the_governor_is_told_of_a_run() -> None:
     governor = Turns(InTurn((PLAIN,)))
     session, _ = alone(governor=governor)
     session.handle(told(1), 5.0)
-    session.handle(told(0, 2), 7.0)
-    done = PassDone(1, (Sample(1, 0.0),), 0.5, 0.25, True, shared=3, fed=9)
+    session.handle(told(0, 2, first=1), 7.0)
+    done = PassDone(1, (Sample(1, 0.0),), 0.5, 0.25, True, shared=3, fed=9, first=3)
     session.handle(Replied(TARGET, done), 8.0)
     seen = [one for one in governor.seen if isinstance(one, PassSeen)]
     assert [(one.waited, one.forwards, one.asked) for one in seen] == [(2.0, 2, False), (1.0, 1, False)]
@@ -196,8 +196,9 @@ def test_what_the_governor_is_told_of_a_run() -> None:
         PassDone(1, (Sample(0, 0.0),) * 12, 0.0, more=True),  # none can follow
         PassDone(1, (Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3])),), 0.0, more=True),
         PassDone(2, (Sample(0, 0.0),), 0.0, more=True),
+        PassDone(1, (Sample(0, 0.0),), 0.0, more=True, first=1),
     ],
-    ids=["nothing", "too many", "more than all", "a row", "of another pass"],
+    ids=["nothing", "too many", "more than all", "a row", "of another pass", "of later tokens"],
 )
 def test_answers_that_no_run_has(wrong: PassDone) -> None:
     session, sent = alone()
@@ -205,6 +206,13 @@ def test_answers_that_no_run_has(wrong: PassDone) -> None:
     with pytest.raises(IllegalEventError):
         session.handle(Replied(TARGET, wrong), 1.0)
     assert tokens_of(session.handle(told(1), 2.0)) == [1]
+
+
+def test_an_answer_that_comes_twice_is_illegal() -> None:
+    session, _ = alone()
+    session.handle(told(1), 1.0)
+    with pytest.raises(IllegalEventError):
+        session.handle(told(1), 2.0)
 
 
 def test_a_pass_that_is_no_run_has_one_answer() -> None:

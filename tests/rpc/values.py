@@ -144,6 +144,7 @@ target_replies = st.one_of(
         st.integers(1, MOST_RUN),
         st.integers(1, 1000),
         numbers,
+        st.integers(0, MOST_RUN),
     ),
     st.builds(RowFetched, numbers, st.integers(0, 100), whole_rows() | rows().filter(lambda row: not row.whole)),
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import accumulate
 
 import pytest
 
@@ -88,6 +89,7 @@ async def test_a_run_draws_what_passes_would(target: TargetClient, target_model:
     same(samples_of(replies), due)
     assert [done.more for done in first] == [True] * (len(first) - 1) + [False]
     assert sum(done.forwards for done in replies) == 20
+    assert [done.first for done in first] == [0, *accumulate(len(done.nodes) for done in first[:-1])]
     assert all(done.forwards == len(done.nodes) for done in replies)
 
 
@@ -192,8 +194,11 @@ async def test_runs_that_cannot_be(target: TargetClient, wrong: Pass, complaint:
 
 
 def test_replies_that_wait_are_told_together() -> None:
-    one, other = (PassDone(3, (Sample(token, -1.0),), 0.5, 0.25, True, shared=token, fed=token) for token in (4, 5))
+    one, other = (
+        PassDone(3, (Sample(token, -1.0),), 0.5, 0.25, True, shared=token, fed=token, first=token) for token in (4, 5)
+    )
     joined = together([one, other])
     assert [node.token for node in joined.nodes if isinstance(node, Sample)] == [4, 5]
     assert (joined.seconds, joined.queued, joined.forwards, joined.shared, joined.fed) == (1.0, 0.5, 2, 5, 5)
+    assert (joined.first, joined.more) == (4, True)
     assert together([one]) is one

@@ -91,7 +91,7 @@ class TargetSession:
             sample = self.memory.draw(request, drawn)
             drawn = (*drawn, sample.token)
             more = len(drawn) < request.run and not following.done()
-            yield PassDone(request.number, (sample,), self.seconds, more=more)
+            yield PassDone(request.number, (sample,), self.seconds, more=more, first=len(drawn) - 1)
 
     async def _answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
         if isinstance(request, Pass):

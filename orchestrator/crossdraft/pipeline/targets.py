@@ -166,7 +166,7 @@ class Targets:
             listed = known.owed[reply.node]
             return reply.row.whole if listed is None else reply.row.lists(listed)
         flight = known.flight
-        if flight is None or reply.number != flight.sent.number:
+        if flight is None or reply.number != flight.sent.number or reply.first != flight.drawn:
             return False
         due = len(flight.paths)
         if flight.sent.run > 1:  # it may end early, and says when it ends

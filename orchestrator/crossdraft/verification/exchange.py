@@ -134,6 +134,7 @@ class PassDone:
     forwards: int = 1  # that brought these answers
     shared: int = 1  # sessions in the latest of them, this one included
     fed: int = 0  # tokens in the latest of them, of all sessions; 0: not known
+    first: int = 0  # tokens of the run that were told before
 
 
 @dataclass(frozen=True)

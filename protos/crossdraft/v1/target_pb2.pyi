@@ -76,7 +76,7 @@ class TokenTree(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PassDone(_message.Message):
-    __slots__ = ("number", "rows", "samples", "microseconds", "queued_microseconds", "more", "forwards", "shared", "fed")
+    __slots__ = ("number", "rows", "samples", "microseconds", "queued_microseconds", "more", "forwards", "shared", "fed", "first")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class PassDone(_message.Message):
     FORWARDS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     FED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     number: int
     rows: _common_pb2.Rows
     samples: Samples
@@ -95,7 +96,8 @@ class PassDone(_message.Message):
     forwards: int
     shared: int
     fed: int
-    def __init__(self, number: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., microseconds: _Optional[int] = ..., queued_microseconds: _Optional[int] = ..., more: _Optional[bool] = ..., forwards: _Optional[int] = ..., shared: _Optional[int] = ..., fed: _Optional[int] = ...) -> None: ...
+    first: int
+    def __init__(self, number: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., microseconds: _Optional[int] = ..., queued_microseconds: _Optional[int] = ..., more: _Optional[bool] = ..., forwards: _Optional[int] = ..., shared: _Optional[int] = ..., fed: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class Samples(_message.Message):
     __slots__ = ("tokens", "log_probabilities", "likely", "likely_log_probabilities")

@@ -181,6 +181,7 @@ def _encode_done(reply: PassDone) -> pb.PassDone:
         forwards=reply.forwards if reply.forwards > 1 else 0,
         shared=reply.shared if reply.shared > 1 else 0,
         fed=reply.fed,
+        first=reply.first,
     )
     rows = [node for node in reply.nodes if isinstance(node, Row)]
     samples = [node for node in reply.nodes if isinstance(node, Sample)]
@@ -210,7 +211,8 @@ def _decode_done(message: pb.PassDone, vocabulary_size: int | None) -> PassDone:
         raise BadMessage("done has no rows and no samples; it needs one answer at least")
     seconds, queued = map(codec.decode_seconds, (message.microseconds, message.queued_microseconds))
     forwards, shared = max(1, message.forwards), max(1, message.shared)
-    return PassDone(message.number, nodes, seconds, queued, message.more, forwards, shared, message.fed)
+    more, fed, first = message.more, message.fed, message.first
+    return PassDone(message.number, nodes, seconds, queued, more, forwards, shared, fed, first)
 
 
 def _decode_samples(message: pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:

@@ -66,4 +66,5 @@ def together(drawn: Sequence[PassDone]) -> PassDone:
         seconds=sum(done.seconds for done in drawn),
         queued=sum(done.queued for done in drawn),
         forwards=sum(done.forwards for done in drawn),
+        first=drawn[0].first,
     )

@@ -144,6 +144,7 @@ class TargetSession:
                     more,
                     shared=answer.sessions,
                     fed=answer.tokens,
+                    first=len(drawn) - 1,
                 )
             )
 
