@@ -62,7 +62,7 @@ async def test_a_stop_string_ends_the_text_where_it_would_have_ended(
     stop = next(piece for piece in pieces if piece.isascii())  # half a character has no letters of its own
     generation = await ended(pipeline.generate(PROMPT, max_tokens=40, seed=7, ignore_eos=True, stop=(stop,)))
     assert generation.text == whole.text[: whole.text.index(stop)]
-    assert generation.statistics.tokens == len(generation.ids) == generation.statistics.passes
+    assert generation.statistics.tokens == len(generation.ids) <= generation.statistics.passes
     assert whole.ids[: len(generation.ids)] == generation.ids
 
 

@@ -9,7 +9,7 @@ import pytest
 from crossdraft.models.running import RunningModel
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
-from crossdraft.target.runs import together
+from crossdraft.target.runs import Run, together
 from crossdraft.target.session import TargetSession
 from crossdraft.verification.exchange import (
     MOST_RUN,
@@ -191,6 +191,37 @@ async def test_runs_that_cannot_be(target: TargetClient, wrong: Pass, complaint:
         with pytest.raises(BadRequest, match=complaint):
             async for _ in session.draw(wrong):
                 pass
+
+
+async def test_tokens_that_follow_a_reply_at_once_are_told_together_and_the_last_one_at_once() -> None:
+    run, told = Run(), asyncio.Event()
+
+    async def drawing() -> None:
+        for first in range(4):
+            run.drew(PassDone(1, (Sample(first, -1.0),), 0.0, more=first < 3, first=first))
+            await asyncio.sleep(0)
+            if not first:
+                await told.wait()
+
+    found = []
+    async for reply in run.replies(drawing()):
+        found.append([node.token for node in reply.nodes if isinstance(node, Sample)])
+        told.set()
+    assert found == [[0], [1, 2, 3]]
+
+
+async def test_what_was_drawn_before_a_fault_is_told_and_then_the_fault() -> None:
+    run = Run()
+
+    async def drawing() -> None:
+        run.drew(PassDone(1, (Sample(5, -1.0),), 0.0, more=True))
+        await asyncio.sleep(0)
+        raise ContextTooLong("it is full")
+
+    replies = run.replies(drawing())
+    assert (await anext(replies)).more
+    with pytest.raises(ContextTooLong):
+        await anext(replies)
 
 
 def test_replies_that_wait_are_told_together() -> None:
