@@ -115,6 +115,10 @@ class ToyTarget:
         ]
         return PassDone(sent.number, tuple(nodes), 0.0)
 
+    def draw(self, drawn: tuple[int, ...], number: int) -> PassDone:
+        """The next token of a run."""
+        return PassDone(number, (self._sample((*self._committed, *drawn)),), 0.0)
+
     def fetch(self, wanted: FetchRow) -> RowFetched:
         listed = np.arange(self.size) if wanted.listed is None else wanted.listed
         return RowFetched(wanted.number, wanted.node, self._row(self._latest[wanted.node], listed))

@@ -24,7 +24,19 @@ from crossdraft.pipeline.events import (
 )
 from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.verification.exchange import Advance, Branch, Draft, Drafted, FetchRow, OpenTarget, Pass, Score
+from crossdraft.verification.exchange import (
+    Advance,
+    Branch,
+    Draft,
+    Drafted,
+    EndRun,
+    FetchRow,
+    OpenTarget,
+    Pass,
+    PassDone,
+    Sample,
+    Score,
+)
 from crossdraft.verification.rows import Proposal, Whose
 from tests.fakes import ToyDrafter, ToyTarget
 
@@ -33,13 +45,19 @@ GONE = OSError("gone")
 
 @dataclass
 class TargetLane:
-    """A toy target's session: requests are answered in order."""
+    """A toy target's session: requests are answered in order, a run token by token."""
 
     toy: ToyTarget
     asked: list[Pass | FetchRow] = field(default_factory=list)
     told: tuple[int, ...] = ()  # ids of output
+    drawn: tuple[int, ...] = ()  # in the run that is under way
+    ending: bool = False  # that was told to
 
     def take(self, request: Request) -> None:
+        if isinstance(request, EndRun):
+            assert any(isinstance(one, Pass) and one.number == request.number for one in self.asked)
+            self.ending = True
+            return
         assert isinstance(request, Pass | FetchRow), request
         self.asked.append(request)
         self.told += request.committed if isinstance(request, Pass) else ()
@@ -49,8 +67,25 @@ class TargetLane:
         return bool(self.asked)
 
     def reply(self) -> Reply:
-        request = self.asked.pop(0)
+        request = self.asked[0]
+        if isinstance(request, Pass) and request.run > 1:
+            return self._draw(request)
+        self.asked.pop(0)
         return self.toy.run(request) if isinstance(request, Pass) else self.toy.fetch(request)
+
+    def _draw(self, request: Pass) -> PassDone:
+        assert request.draws
+        assert not request.tree.tokens
+        done = self.toy.draw(self.drawn, request.number) if self.drawn else self.toy.run(request)
+        (sample,) = done.nodes
+        assert isinstance(sample, Sample)
+        first = len(self.drawn)
+        self.drawn = (*self.drawn, sample.token)
+        more = len(self.drawn) < request.run and not self.ending
+        if not more:
+            self.asked.pop(0)
+            self.drawn, self.ending = (), False
+        return replace(done, more=more, first=first)
 
 
 @dataclass

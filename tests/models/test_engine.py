@@ -20,6 +20,7 @@ from crossdraft.verification.trees import Path, TokenTree, tree_of
 from tests.models.tiny import VOCABULARY, seeded, tiny_llama, tiny_qwen2
 
 PROMPT = (5, 17, 3, 88, 41, 2)
+MODEL = tiny_llama()
 BRANCHES = tree_of([(1, 2, 3), (1, 2, 9, 4), (7, 8), (1, 60)], budget=20)
 
 
@@ -115,22 +116,24 @@ def test_prompts_are_fed_in_chunks(model: PreTrainedModel) -> None:
     hook = model.get_input_embeddings().register_forward_hook(lambda _, args, __: widths.append(args[0].numel()))
     serve(engine, Work("a", PROMPT * 5, BRANCHES), Work("b", PROMPT * 2), Work("c", (1,)))
     hook.remove()
-    chunked = widths[: -3 - len(BRANCHES)]  # the rest are the plain forwards that the results are compared with
-    assert max(chunked) <= 7
-    assert sum(chunked) >= len(PROMPT) * 7 + len(BRANCHES) + 1
+    fed = widths[: -3 - len(BRANCHES)]  # the rest are the plain forwards that the results are compared with
+    assert sum(fed) == len(PROMPT) * 7 + len(BRANCHES) + 1
+    assert sorted(fed)[-2:] == [7, 1 + len(BRANCHES)]  # a tree is not cut
 
 
 def test_the_least_recently_used_session_is_evicted_and_comes_back() -> None:
-    engine = Engine(tiny_llama(max_position_embeddings=16384), budget=20)  # 9 MiB a slot
-    assert engine.slots == 2
-    serve(engine, Work("a", PROMPT))
-    serve(engine, Work("b", PROMPT * 2))
-    assert serve(engine, Work("a", (*PROMPT, 1))) == 1
-    serve(engine, Work("c", PROMPT))
-    assert serve(engine, Work("a", (*PROMPT, 1, 2))) == 1
-    assert serve(engine, Work("b", (*PROMPT * 2, 1))) == 1 + 2 * len(PROMPT)
-    contexts = [(number, *PROMPT) for number in range(5)]
-    assert serve(engine, *(Work(str(c), c, BRANCHES) for c in contexts)) == 5 * (1 + len(PROMPT) + len(BRANCHES))
+    engine = Engine(tiny_llama(), budget=1)  # 1,820 places: extents of 1024, 512 and 256
+    assert engine.places == 1792
+    prompts = [(number, *PROMPT) * 9 for number in range(15)]  # 63 tokens, which have 128 places with a tree
+    for number, prompt in enumerate(prompts[:14]):
+        serve(engine, Work(number, prompt, BRANCHES))
+    assert (engine.taken, engine.held) == (14, 1792)
+    assert serve(engine, Work(0, (*prompts[0], 1))) == 1
+    serve(engine, Work(14, prompts[14], BRANCHES))
+    assert serve(engine, Work(0, (*prompts[0], 1, 2))) == 1
+    assert serve(engine, Work(1, (*prompts[1], 1))) == 1 + len(prompts[1])
+    fresh = [(*prompt[::-1], 0) for prompt in prompts]
+    assert serve(engine, *(Work(str(n), p, BRANCHES) for n, p in enumerate(fresh))) == 15 * (64 + len(BRANCHES))
 
 
 def test_a_budget_without_room_for_a_slot_says_what_is_needed(llama: PreTrainedModel) -> None:
@@ -211,10 +214,10 @@ def test_sliding_windows_are_refused_unless_no_session_reaches_them() -> None:
 
 def test_models_whose_attention_is_not_given_by_mask_and_positions_are_refused() -> None:
     mpt = seeded(MptForCausalLM, MptConfig(d_model=48, n_heads=4, n_layers=2, vocab_size=97))
-    with pytest.raises(UnsupportedModelError, match="over a tree are not those along its paths"):
+    with pytest.raises(UnsupportedModelError, match="does not go through the interface"):
         Engine(mpt, max_length=64)
     bloom = seeded(BloomForCausalLM, BloomConfig(hidden_size=48, n_layer=1, n_head=4, vocab_size=97))
-    with pytest.raises(UnsupportedModelError, match="takes no 4-D mask"):
+    with pytest.raises(UnsupportedModelError, match="does not go through the interface"):
         Engine(bloom, max_length=64)
     mamba = seeded(MambaForCausalLM, MambaConfig(hidden_size=48, num_hidden_layers=1, vocab_size=97))
     with pytest.raises(UnsupportedModelError, match="more than keys and values"):
@@ -244,6 +247,3 @@ def test_random_histories(data: st.DataObject) -> None:
             rows = st.none() | st.sets(st.integers(0, len(trees[name]))).map(lambda wanted: tuple(sorted(wanted)))
             requests.append(Work(name, contexts[name], trees[name], data.draw(rows)))
         serve(engine, *requests)
-
-
-MODEL = tiny_llama()

@@ -7,9 +7,11 @@ import torch
 from transformers import PreTrainedModel
 
 from crossdraft.models.engine import Engine, Work
-from crossdraft.models.inflating import CannotInflateError, Size, inflate, inflated, largest_difference
+from crossdraft.models.growing import CannotInflateError
+from crossdraft.models.growing import grown as inflated
+from crossdraft.models.inflating import inflate, largest_difference
 from crossdraft.models.loading import load_model
-from crossdraft.models.names import NumberOutOfRangeError
+from crossdraft.models.names import NumberOutOfRangeError, Size
 from crossdraft.verification.trees import tree_of
 from tests.models.tiny import tiny_gpt2, tiny_llama
 from tests.services.conftest import save

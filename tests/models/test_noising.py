@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 
 from crossdraft.models.engine import Engine, Work
+from crossdraft.models.feeds import Share
 from crossdraft.models.noising import Noisy
 from crossdraft.verification.trees import ROOT, TokenTree
 from tests.models.tiny import VOCABULARY, tiny_llama
@@ -18,8 +19,8 @@ CPU = torch.device("cpu")
 
 def noise(work: Work, columns: int = VOCABULARY, sigma: float = 2.0) -> np.ndarray:
     """What is added, shape (rows, columns)."""
-    noisy = Noisy(sigma, columns, lambda works: [torch.zeros(len(one.rows()), columns) for one in works], CPU)
-    return noisy([work])[0].numpy()
+    noisy = Noisy(sigma, columns, lambda shares: [torch.zeros(len(one.work.rows()), columns) for one in shares], CPU)
+    return noisy([Share(work, 100)])[0].numpy()
 
 
 def test_a_node_has_the_noise_of_its_path_in_every_tree_session_and_object() -> None:
@@ -49,9 +50,15 @@ def test_it_is_normal_with_the_standard_deviation_that_was_asked_for() -> None:
 def test_logits_of_a_model_and_noise_add_up() -> None:
     engine = Engine(MODEL)
     works = [Work("a", PROMPT, TREE), Work("b", PROMPT[:2])]
-    noisy = Noisy(0.7, VOCABULARY, engine.forward, CPU)(works)
+    noisy = Noisy(0.7, VOCABULARY, engine.step, CPU)([Share(work, 100) for work in works])
     for work, logits, bare in zip(works, noisy, engine.forward(works), strict=True):
         np.testing.assert_allclose(logits - bare, noise(work, sigma=0.7), atol=1e-5)
+
+
+def test_a_share_that_is_not_the_last_of_its_work_has_no_logits_and_no_noise() -> None:
+    noisy = Noisy(0.7, VOCABULARY, Engine(MODEL).step, CPU)
+    assert noisy([Share(Work("a", PROMPT), 2)]) == [None]
+    assert noisy([Share(Work("a", PROMPT), 2)])[0].shape == (1, VOCABULARY)
 
 
 @pytest.mark.parametrize("sigma", [-0.1, float("inf"), float("nan")])

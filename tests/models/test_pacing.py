@@ -3,6 +3,7 @@
 import pytest
 
 from crossdraft.models.engine import Engine, Work
+from crossdraft.models.feeds import Share
 from crossdraft.models.pacing import Clock, Pace, Paced
 from crossdraft.models.worker import ModelThread
 from crossdraft.verification.trees import ROOT, TokenTree
@@ -26,40 +27,65 @@ class Slept:
         self.seconds += seconds
 
 
-def test_what_a_step_feeds_counts_and_a_text_that_is_new_to_the_engine_does_not() -> None:
+def whole(*works: Work) -> list[Share]:
+    return [Share(work, 100) for work in works]
+
+
+def test_what_a_step_feeds_counts_and_a_text_that_is_new_does_not() -> None:
     slept, engine = Slept(), Engine(MODEL)
-    paced = Paced(Pace(20, 0.5), engine, engine.forward, slept.clock)
-    paced([Work("a", PROMPT, TREE)])
-    paced([Work("a", (*PROMPT, 1, 9), TREE)])  # 1 is in the cache
-    paced([Work("a", (*PROMPT, 1, 9, 9), TREE), Work("b", PROMPT * 3, TREE)])  # together
-    paced([Work("b", PROMPT * 3)])
-    engine.close("b")
-    paced([Work("b", PROMPT * 3)])
-    assert slept.times == [0.0215, 0.022, 0.0235, 0.0205, 0.02]
+    paced = Paced(Pace(20, 0.5), engine, engine.step, slept.clock)
+    paced(whole(Work("a", PROMPT, TREE)))
+    paced(whole(Work("a", (*PROMPT, 1, 9), TREE)))  # 1 is in the cache
+    paced(whole(Work("a", (*PROMPT, 1, 9, 9), TREE), Work("b", PROMPT * 3, TREE)))  # together
+    paced(whole(Work("b", PROMPT * 3)))
+    assert slept.times == [0.0215, 0.022, 0.0235, 0.0205]
+
+
+def test_a_prompt_in_several_steps_costs_what_it_costs_in_one() -> None:
+    slept, engine = Slept(), Engine(MODEL)
+    paced = Paced(Pace(20, 0.5), engine, engine.step, slept.clock)
+    prompt = Work("a", PROMPT * 3, TREE)
+    for tokens in (5, 5, 10):
+        (logits,) = paced([Share(prompt, tokens)])
+    assert logits is not None
+    assert slept.times == [0.0215]
+    paced([Share(Work("b", PROMPT[1:] * 9), 3), *whole(Work("a", (*PROMPT * 3, 8)))])  # beside one that is answered
+    assert slept.times[1:] == [0.0205]
+
+
+def test_a_text_that_was_lost_does_not_count_again() -> None:
+    slept, engine = Slept(), Engine(MODEL)
+    paced = Paced(Pace(20, 0.5), engine, engine.step, slept.clock)
+    paced(whole(Work("a", PROMPT * 3)))
+    engine.close("a")
+    paced(whole(Work("b", PROMPT[::-1] * 20)))
+    paced(whole(Work("a", (*PROMPT * 3, 7, 8, 9))))
+    assert slept.times == [0.02, 0.02, 0.0215]
 
 
 def test_what_the_model_took_itself_is_not_slept_again() -> None:
     slept, engine = Slept(), Engine(MODEL)
 
-    def slow(requests):
-        slept.seconds += 0.015 if len(requests) == 1 else 0.03
-        return engine.forward(requests)
+    def slow(shares):
+        slept.seconds += 0.015 if len(shares) == 1 else 0.03
+        return engine.step(shares)
 
     paced = Paced(Pace(20, 0), engine, slow, slept.clock)
-    paced([Work("a", PROMPT)])
-    paced([Work("a", PROMPT), Work("b", PROMPT)])
+    paced(whole(Work("a", PROMPT)))
+    paced(whole(Work("a", PROMPT), Work("b", PROMPT)))
     assert slept.times == [0.005]
 
 
 async def test_the_model_thread_steps_at_the_pace() -> None:
     slept, engine = Slept(), Engine(MODEL)
-    thread = ModelThread(engine, Paced(Pace(1, 2), engine, engine.forward, slept.clock))
+    thread = ModelThread(engine, Paced(Pace(1, 2), engine, engine.step, slept.clock))
     try:
 
         def job():
-            logits = yield Work("a", PROMPT, TREE)
-            assert len(logits) == 4
-            return len((yield Work("a", (*PROMPT, 1, 7))))
+            answer = yield Work("a", PROMPT, TREE)
+            assert len(answer.logits) == 4
+            answer = yield Work("a", (*PROMPT, 1, 7))
+            return len(answer.logits)
 
         assert await thread.run(job()) == 1
     finally:

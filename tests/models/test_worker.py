@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from crossdraft.models.engine import ContextOverflowError, Engine, Work
-from crossdraft.models.worker import Job, ModelThread, ModelThreadClosedError
+from crossdraft.models.feeds import Share
+from crossdraft.models.worker import Answer, Job, ModelThread, ModelThreadClosedError
 from tests.models.tiny import VOCABULARY, tiny_llama
 
 MODEL = tiny_llama()
@@ -16,8 +18,8 @@ PROMPT = (5, 17, 3)
 
 def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
     for _ in range(count):
-        logits = yield Work(session, ids)
-        ids = (*ids, int(logits[0].argmax()))
+        answer = yield Work(session, ids)
+        ids = (*ids, int(answer.logits[0].argmax()))
     return ids
 
 
@@ -26,7 +28,7 @@ def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
     work = next(job)
     while True:
         try:
-            work = job.send(engine.forward([work])[0])
+            work = job.send(Answer(engine.forward([work])[0], 0.0, 0.0, 1, 0))
         except StopIteration as end:
             return end.value
 
@@ -128,13 +130,83 @@ async def test_a_cancelled_job_takes_no_further_step(worker: ModelThread) -> Non
     assert len(await worker.run(greedy("b", PROMPT, 1))) == 4
 
 
-async def test_closing_a_session_frees_its_slot(worker: ModelThread) -> None:
+async def test_a_cancelled_job_waits_for_no_more_of_its_prompt() -> None:
+    engine = Engine(MODEL, chunk=8)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def held(shares: Sequence[Share]) -> list[torch.Tensor | None]:
+        entered.set()
+        assert go_on.wait(30)
+        return engine.step(shares)
+
+    worker = ModelThread(engine, held)
+    try:
+        task = asyncio.create_task(worker.run(greedy("a", tuple(range(90)), 1)))
+        await asyncio.to_thread(entered.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await worker.close_session("a")
+        assert worker.steps == 1
+        assert engine.fed == 8
+    finally:
+        go_on.set()
+        worker.close()
+
+
+async def test_closing_a_session_frees_its_places(worker: ModelThread) -> None:
     await worker.run(greedy("a", PROMPT, 1))
+    assert worker.engine.taken == 1
     await worker.close_session("a")
     await worker.close_session("never opened")
-    before = worker.engine.fed
-    await worker.run(greedy("a", PROMPT, 1))
-    assert worker.engine.fed - before == len(PROMPT)
+    assert worker.engine.taken == 0
+
+
+async def test_an_answer_says_who_shared_its_step_and_how_long_it_waited() -> None:
+    now = [0.0]
+    worker = ModelThread(Engine(MODEL), clock=lambda: now[0])
+    answers: list[Answer] = []
+
+    def job(session: str) -> Job[tuple[int, ...]]:
+        answers.append((yield Work(session, PROMPT)))
+        return ()
+
+    gate = Gate()
+    standing = asyncio.create_task(worker.run(gate.job()))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    tasks = []
+    for name in "abc":
+        tasks.append(asyncio.create_task(worker.run(job(name))))
+        await asyncio.sleep(0)  # one turn of the loop: it submits its job
+        now[0] += 1.0
+    gate.let_go.set()
+    await asyncio.gather(standing, *tasks)
+    worker.close()
+    assert [answer.queued for answer in answers] == [3.0, 2.0, 1.0]
+    assert [(answer.sessions, answer.tokens, answer.seconds) for answer in answers] == [(3, 3 * len(PROMPT), 0.0)] * 3
+    assert (worker.answers, worker.queued, dict(worker.batches)) == (3, 6.0, {3: 1})
+
+
+async def test_a_long_prompt_comes_in_chunks_beside_others_and_changes_nothing() -> None:
+    worker = ModelThread(Engine(MODEL, chunk=24))
+    long = tuple(range(90))
+    cases = [("a", PROMPT, 8), ("b", long, 6), ("c", (9,), 8)]
+    results = await gathered(worker, *(greedy(*case) for case in cases))
+    assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+    assert worker.steps > 8
+    worker.close()
+
+
+async def test_more_sessions_than_have_room_all_come_to_their_end() -> None:
+    worker = ModelThread(Engine(MODEL, budget=1))
+    room = worker.engine.places // 128
+    cases = [(name, tuple(range(number % 20, number % 20 + 70)), 4) for number, name in enumerate(map(str, range(40)))]
+    assert len(cases) > room
+    results = await gathered(worker, *(greedy(*case) for case in cases))
+    assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+    assert worker.evictions >= len(cases) - room  # none was closed: those that are done make room
+    worker.close()
 
 
 async def test_close_finishes_what_was_submitted_and_refuses_more() -> None:

@@ -2,6 +2,8 @@
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -31,6 +33,14 @@ def tiny_qwen2(**changes: object) -> PreTrainedModel:
     sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     settings = {**sizes, "num_key_value_heads": 1, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
     return seeded(Qwen2ForCausalLM, Qwen2Config(**{**settings, **changes}))
+
+
+def tiny_gemma2(**changes: object) -> PreTrainedModel:
+    """Capped scores, heads wider than the model, and a scale of its own."""
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    heads = {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0}
+    settings = {**sizes, **heads, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
+    return seeded(Gemma2ForCausalLM, Gemma2Config(**{**settings, **changes}))
 
 
 def seeded(kind: type[PreTrainedModel], config: object) -> PreTrainedModel:

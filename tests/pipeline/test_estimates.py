@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from crossdraft.pipeline.averages import Times
-from crossdraft.pipeline.estimates import Estimates, Learner
+from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.governing import PLAIN, BranchSeen, Choice, DraftSeen, Fixed, Judged, Observation, PassSeen
+from crossdraft.pipeline.learning import Learner
 from crossdraft.pipeline.pass_times import PassTimes, Plane
 from crossdraft.pipeline.simulator import simulate
 from crossdraft.pipeline.workload import Workload

@@ -164,7 +164,7 @@ def test_it_explains_itself() -> None:
         "acceptance",
         "round trip",
         "ms a pass",
-        "a plain pass",
+        "a plain token",
         "tries in the hope",
         "plain decoding",
         "lock-step",

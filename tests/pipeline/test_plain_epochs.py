@@ -7,7 +7,7 @@ from crossdraft.pipeline.events import Lost, Ready, Replied
 from crossdraft.pipeline.governing import PLAIN, Choice
 from crossdraft.pipeline.rules import IllegalEventError
 from crossdraft.pipeline.session import Session
-from crossdraft.verification.exchange import Draft, Drafted, FetchRow, Pass, PassDone, RowFetched, Sample
+from crossdraft.verification.exchange import Draft, Drafted, Pass, PassDone, Sample
 from crossdraft.verification.methods import COUPLED, TLI, Method
 from crossdraft.verification.rows import Proposal, Row
 from tests.pipeline.sessions import DRAFTER, TARGET, assignment, emitted, opened, requests
@@ -47,20 +47,6 @@ def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
     (sent,) = requests(session.handle(Ready(TARGET), 0.0))
     assert isinstance(sent, Pass)
     assert not sent.draws
-
-
-def test_a_drafter_that_opens_during_such_a_pass_is_verified_by_the_row_behind_the_draw() -> None:
-    session, sent = alone()
-    (draft,) = requests(session.handle(Ready(DRAFTER + 1), 1.0))
-    assert isinstance(draft, Draft)
-    assert not requests(session.handle(Replied(TARGET, PassDone(1, (Sample(2, 0.0),), 0.0)), 2.0))
-    out = session.handle(Replied(DRAFTER + 1, Drafted(draft.epoch, (Proposal(0, Row.certain(0)),), 0.0)), 3.0)
-    assert not emitted(out)
-    fetch = next(one for one in requests(out) if isinstance(one, FetchRow))
-    assert (fetch.number, fetch.node) == (sent.number, 0)
-    out = session.handle(Replied(TARGET, RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([1.0, 0.0, 0.0])))), 4.0)
-    assert [one.token for one in emitted(out)] == [0]  # the proposal, whatever had been drawn
-    assert all(not one.draws for one in requests(out) if isinstance(one, Pass))
 
 
 def test_rounds_are_answered_by_rows_and_what_is_decoded_between_them_by_draws() -> None:

@@ -10,6 +10,7 @@ from crossdraft.verification.exchange import (
     Branch,
     Draft,
     Drafted,
+    EndRun,
     FetchRow,
     OpenDrafter,
     OpenTarget,
@@ -61,6 +62,17 @@ def test_a_target_owes_each_request_a_reply_and_the_oldest_begins_the_wait():
     assert owed == [True] * 3
     assert not dues.owed
     assert dues.sent(requests[1])
+
+
+def test_a_run_is_owed_more_until_its_last_reply_and_its_end_nothing():
+    dues = TargetDues()
+    assert dues.sent(Pass(1, (), TokenTree(), draws=True, run=8))
+    for _ in range(2):
+        dues.came(PassDone(1, (), 0.0, more=True))
+        assert dues.owed
+    assert not dues.sent(EndRun(1))
+    dues.came(PassDone(1, (), 0.0))
+    assert not dues.owed
 
 
 def test_a_reply_too_many_does_not_pay_for_what_is_asked_later():

@@ -68,7 +68,7 @@ def tree(tokens: list[int], parents: list[int]) -> target_pb2.TokenTree:
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (target_pb2.VerifyRequest(), "one of open, next_pass and fetch"),
+        (target_pb2.VerifyRequest(), "one of open, next_pass, fetch and end_run"),
         (opening(prompt=[]), "prompt is empty"),
         (opening(prompt=[SIZE]), "prompt has the id 300"),
         (opening(options=common_pb2.SamplingOptions(temperature=-1)), "temperature must be 0 or more"),
@@ -85,6 +85,9 @@ def tree(tokens: list[int], parents: list[int]) -> target_pb2.TokenTree:
         (passing(tree=tree([1], [0]), wanted=[1, 0]), "wanted must be ascending"),
         (passing(tree=tree([1], [0]), wanted=[1, 1]), "wanted must be ascending"),
         (passing(tree=tree([1], [0]), wanted=[2]), r"from 0 \(the root\) to 1 \(the last node\), got \(2,\)"),
+        (passing(run=2), "a run of several tokens needs draws"),
+        (passing(run=2, draws=True, tree=tree([1], [0])), "a run of several tokens needs draws, and has no tree"),
+        (passing(run=65, draws=True), "run has 65; at most 64"),
         (fetching(listed=numbers(SIZE)), "listed has the id 300"),
         (fetching(listed={"count": 3, "bits": 9, "data": b"abc"}), "3 bytes, which are not 3 numbers of 9 bits"),
         (fetching(listed={"count": 1, "bits": 33, "data": b"abcde"}), "not 1 numbers of 33 bits"),

@@ -10,11 +10,13 @@ from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.verification.exchange import (
     MOST_LIKELY,
     MOST_PROPOSALS,
+    MOST_RUN,
     Advance,
     Branch,
     Description,
     Draft,
     Drafted,
+    EndRun,
     FetchRow,
     NoiseKey,
     OpenDrafter,
@@ -91,7 +93,8 @@ def passes(draw: st.DrawFn) -> Pass:
     wanted = draw(st.none() | st.sets(st.integers(0, len(tree)), min_size=1).map(lambda chosen: tuple(sorted(chosen))))
     count = draw(st.sampled_from([0, 1 + len(tree) if wanted is None else len(wanted)]))
     listed = tuple(draw(st.lists(id_arrays, min_size=count, max_size=count)))
-    return Pass(draw(numbers), draw(id_tuples), tree, listed, wanted, draw(st.booleans()))
+    run = draw(st.integers(1, MOST_RUN)) if not tree.tokens and draw(st.booleans()) else 1
+    return Pass(draw(numbers), draw(id_tuples), tree, listed, wanted, run > 1 or draw(st.booleans()), run)
 
 
 @st.composite
@@ -127,10 +130,22 @@ target_requests = st.one_of(
     ),
     passes(),
     st.builds(FetchRow, numbers, st.integers(0, 100), st.none() | id_arrays),
+    st.builds(EndRun, numbers),
 )
 target_replies = st.one_of(
     st.builds(Opened, st.text(max_size=8)),
-    st.builds(PassDone, numbers, nodes.map(tuple), seconds, seconds),
+    st.builds(
+        PassDone,
+        numbers,
+        nodes.map(tuple),
+        seconds,
+        seconds,
+        st.booleans(),
+        st.integers(1, MOST_RUN),
+        st.integers(1, 1000),
+        numbers,
+        st.integers(0, MOST_RUN),
+    ),
     st.builds(RowFetched, numbers, st.integers(0, 100), whole_rows() | rows().filter(lambda row: not row.whole)),
 )
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from crossdraft.drafter.servicer import DrafterService
-from crossdraft.models.engine import Engine, Work
+from crossdraft.models.engine import Engine
+from crossdraft.models.feeds import Share, Work
 from crossdraft.models.running import RunningModel
 from crossdraft.models.worker import ModelThread
 from crossdraft.rpc.clients import DrafterClient, DrafterSession
@@ -70,22 +71,22 @@ class Epoch:
 
 
 class Gate:
-    """A forward that can be made to stand still before a step."""
+    """Steps that can be made to stand still before they begin."""
 
     def __init__(self, engine: Engine) -> None:
         self.thread = ModelThread(engine, self)
-        self._forward = engine.forward
+        self._stepping = engine.step
         self._closed = threading.Event()
         self._entered = threading.Semaphore(0)
         self._steps = threading.Semaphore(0)
         self.works: list[Work] = []
 
-    def __call__(self, requests: Sequence[Work]) -> list[torch.Tensor]:
+    def __call__(self, shares: Sequence[Share]) -> list[torch.Tensor | None]:
         if self._closed.is_set():
             self._entered.release()
             assert self._steps.acquire(timeout=PATIENCE)
-        self.works += requests
-        return self._forward(requests)
+        self.works += [share.work for share in shares]
+        return self._stepping(shares)
 
     def close(self) -> None:
         """Each step from now on stands still when it begins."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from crossdraft.drafter.session import DrafterSession
-from crossdraft.models.engine import Work
+from crossdraft.models.feeds import Share
 from crossdraft.models.running import RunningModel
 from crossdraft.rpc import drafter_codec
 from crossdraft.rpc.clients import DrafterClient
@@ -225,16 +225,16 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
     engine = thread.engine
     stepped, go_on, closing = threading.Event(), threading.Event(), asyncio.Event()
 
-    def held_forward(requests: Sequence[Work]) -> list[torch.Tensor]:
+    def held_step(shares: Sequence[Share]) -> list[torch.Tensor | None]:
         stepped.set()
         go_on.wait(10)
-        return engine.forward(requests)
+        return engine.step(shares)
 
     async def seen_close(session: DrafterSession) -> None:
         closing.set()
         await close(session)
 
-    monkeypatch.setattr(thread, "_forward", held_forward)
+    monkeypatch.setattr(thread, "_stepping", held_step)
     monkeypatch.setattr(DrafterSession, "close", seen_close)
     session = await drafter.open(OPEN)
     await session.send(Draft(1, 0, NOTHING, 50))
@@ -243,6 +243,6 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
     await asyncio.wait_for(closing.wait(), 10)
     go_on.set()
     async with asyncio.timeout(10):
-        while engine._sessions:
+        while engine.taken:
             await drafter.describe()
     assert drafter_model.thread.steps == 1

@@ -44,8 +44,10 @@ async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: Ru
     assert value(text, "service_model_tokens_total", who) == 3
     assert value(text, "service_batch_size_count", who) == 1
     assert value(text, "service_model_seconds_total", who) > 0
-    slots = target_model.use().slots
-    assert value(text, "kv_cache_usage_perc", who) == pytest.approx(1 / slots)
+    assert value(text, "service_model_answers_total", who) == 1
+    assert 0 < value(text, "service_model_queue_seconds_total", who) < 10
+    assert value(text, "service_model_evictions_total", who) == 0
+    assert 3 / target_model.use().places <= value(text, "kv_cache_usage_perc", who) <= 1
     with pytest.raises(OSError, match="refused"):
         await asyncio.to_thread(read, address)
 

@@ -197,9 +197,9 @@ async def test_a_node_that_the_pass_has_not_is_refused(target: TargetClient) -> 
 async def test_a_session_that_is_cancelled_gives_back_its_place(target: TargetClient, target_model) -> None:
     session = await target.open(OpenTarget(PROMPT, GREEDY, None))
     await session.run(a_pass())
-    assert len(target_model.thread.engine._sessions) == 1
+    assert target_model.thread.engine.taken == 1
     await session.send(a_pass(number=2, committed=(5,)))
     await session.close()
     async with asyncio.timeout(5):
-        while target_model.thread.engine._sessions:
+        while target_model.thread.engine.taken:
             await target.describe()

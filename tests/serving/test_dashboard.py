@@ -25,7 +25,8 @@ NAME = re.compile(rf"{PREFIX}[a-zA-Z0-9_]+")
 class Used:
     """What a model could have done."""
 
-    steps, seconds, batches, tokens, slots, slots_taken = 5, 0.5, {1: 3, 2: 1, 300: 1}, 40, 4, 1
+    steps, seconds, batches, tokens, places, held = 5, 0.5, {1: 3, 2: 1, 300: 1}, 40, 4, 1
+    answers, queued, evictions = 7, 0.25, 1
 
 
 @pytest.fixture

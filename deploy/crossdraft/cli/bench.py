@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from crossdraft.cli import bench_disturbances, bench_passes, bench_pipeline
+from crossdraft.cli import bench_disturbances, bench_passes, bench_pipeline, bench_serving
 from crossdraft.cli.method_names import METHODS as METHOD_NAMES
 
 # Of a checkout: the prompts belong to the tests, and are not part of the package.
@@ -24,6 +24,7 @@ app = typer.Typer(name="bench", help="Measure on this machine.", rich_markup_mod
 app.add_typer(bench_pipeline.app)
 app.add_typer(bench_disturbances.app)
 app.add_typer(bench_passes.app)
+app.add_typer(bench_serving.app)
 
 Prompts = Annotated[Path, typer.Option(help="JSON lines, each with a text.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")]
@@ -218,7 +219,7 @@ def inflate(
     60 ms, on one thread of an AMD EPYC core. Where the width is 4 or 16 times the model's, its file is half as large.
     """
     from crossdraft.cli import inflate as command
-    from crossdraft.models.inflating import Size
+    from crossdraft.models.names import Size
 
     command.make(model, Size(layers, hidden, intermediate), output)
 

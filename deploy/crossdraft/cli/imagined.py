@@ -15,40 +15,28 @@ from threading import Thread
 
 import numpy as np
 
-from crossdraft.cli.in_memory import Guesser, InMemory, Noises
-from crossdraft.cli.invented import DISAGREEMENT, Language, tokenization, tokenizer_json
+from crossdraft.cli.imagined_target import WIDTH, TargetService, World
+from crossdraft.cli.in_memory import Guesser
 from crossdraft.cli.processes import Wanted
 from crossdraft.cli.serve import end_with_stdin
 from crossdraft.drafter.conversation import Conversation, Reply, Request, Send
 from crossdraft.drafter.epochs import Epoch
 from crossdraft.drafter.packing import Packing
-from crossdraft.pipeline.events import Replied
-from crossdraft.pipeline.events import Send as Sent
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.rpc.handlers import DRAFTER, TARGET, one_by_one
+from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, run, serve
 from crossdraft.text.letters import NOTHING, Letters, Side
-from crossdraft.text.pairing import Pair
-from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.exchange import (
     Branch,
     Description,
-    FetchRow,
     NoiseKey,
     OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RowFetched,
     Score,
     Scored,
 )
 from crossdraft.verification.methods import Method, method_named
 from crossdraft.verification.rows import Proposal
-
-WIDTH = 64  # ids of a row
-CONTEXT = 100_000  # tokens
 
 
 @dataclass(frozen=True)
@@ -63,68 +51,6 @@ class Imagined(Wanted):
         """As it would be typed."""
         numbers = [self.method, str(self.size), str(self.milliseconds)]
         return [*self.prefix, sys.executable, "-m", "crossdraft.cli.imagined", self.role, *numbers]
-
-
-@dataclass(frozen=True, eq=False)
-class World:
-    """What both services know."""
-
-    method: Method
-    size: int
-    seconds: float  # that a pass or a proposal takes
-    language: Language
-    noises: Noises
-
-    @staticmethod
-    def of(method: Method, size: int, seconds: float) -> "World":
-        """The two vocabularies, and what is expected of texts."""
-        target, drafter = (tokenization(size, side).vocabulary for side in Side)
-        pair = Pair(target, target if method.same_vocabulary else drafter)
-        return World(method, size, seconds, Language(pair, DISAGREEMENT), Noises.of(pair))
-
-    def description(self, side: Side) -> Description:
-        """Of one of the models."""
-        text = tokenizer_json(self.size, side.value)
-        return Description(f"imagined {side.name.lower()}", text, (), (), self.size, CONTEXT, tokenizer_digest(text))
-
-
-@dataclass(frozen=True, eq=False)
-class TargetService:
-    """A target."""
-
-    world: World
-    description: Description
-
-    async def open(self, request: OpenTarget) -> "TargetSession":
-        """A new session."""
-        world = self.world
-        return TargetSession(InMemory(world.language, world.noises, world.method, WIDTH, seed=0), world.seconds)
-
-    async def close(self) -> None:
-        """Nothing runs."""
-
-
-@dataclass(frozen=True, eq=False)
-class TargetSession:
-    """One output."""
-
-    memory: InMemory
-    seconds: float
-
-    def converse(self, requests: AsyncIterator[Pass | FetchRow]) -> AsyncGenerator[PassDone | RowFetched, None]:
-        """One reply for each request, in order."""
-        return one_by_one(self._answer, requests)
-
-    async def _answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
-        if isinstance(request, Pass):
-            await asyncio.sleep(self.seconds)
-        event = self.memory.answer(Sent(0, request))
-        assert isinstance(event, Replied)
-        assert isinstance(event.reply, PassDone | RowFetched)
-        return event.reply
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True, eq=False)

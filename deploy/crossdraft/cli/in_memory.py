@@ -23,6 +23,7 @@ from crossdraft.verification.exchange import (
 from crossdraft.verification.methods import Method
 from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.rows import NO_IDS, Proposal, Row, Whose
+from crossdraft.verification.trees import Path
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +91,15 @@ class InMemory:
                 reply = self._reply(request)
                 return None if reply is None else Replied(lane, reply)
         return None
+
+    def draw(self, sent: Pass, drawn: Path) -> Sample:
+        """The next token of a run that has drawn some."""
+        if not drawn:
+            (first,) = self._passed(sent).nodes
+            assert isinstance(first, Sample)
+            return first
+        text = Letters(self._committed + self._language.pair.target.letters_of(drawn))
+        return self._sample(self._language.target_row(text, self._width, NO_IDS), text)
 
     def _reply(self, request: Request) -> Reply | None:
         match request:

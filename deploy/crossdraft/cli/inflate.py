@@ -6,9 +6,10 @@ from pathlib import Path
 
 from crossdraft.cli.benching import print_table
 from crossdraft.cli.failures import CommandFailed, Misused
-from crossdraft.models.inflating import CannotInflateError, Size, inflate
+from crossdraft.models.growing import CannotInflateError
+from crossdraft.models.inflating import inflate
 from crossdraft.models.loading import ModelLoadError
-from crossdraft.models.names import NumberOutOfRangeError
+from crossdraft.models.names import NumberOutOfRangeError, Size
 from crossdraft.models.packing import pack
 from crossdraft.models.passtime import pass_times
 

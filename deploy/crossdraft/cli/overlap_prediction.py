@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from crossdraft.pipeline.estimates import Estimates, Learner
+from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.governing import PLAIN, Choice, Governor, Observation
+from crossdraft.pipeline.learning import Learner
 from crossdraft.pipeline.simulator import simulate
 
 TOKENS = 4_000  # of a simulation

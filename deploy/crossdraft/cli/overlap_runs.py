@@ -12,9 +12,10 @@ from crossdraft.cli.paired import Timed, rotated, speed_of
 from crossdraft.models.assisted import AssistanceFailedError, AssistedGeneration
 from crossdraft.pipeline import Generation, Statistics
 from crossdraft.pipeline.assignment import Assignment
-from crossdraft.pipeline.estimates import Estimates, Learner
+from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.experience import Experience
 from crossdraft.pipeline.governing import Choice, Governor
+from crossdraft.pipeline.learning import Learner
 from crossdraft.pipeline.ports import Services
 from crossdraft.pipeline.resolution import Models, resolve
 

@@ -56,8 +56,9 @@ class WatchedStream(Generic[Request, Reply]):
     async def receive(self) -> Reply:
         """As the stream's own."""
         reply = await self.stream.receive()
-        if isinstance(reply, PassDone):
-            self.port.busy += time.monotonic() - self.sent_at
+        if isinstance(reply, PassDone):  # of a run, since the answer before
+            now = time.monotonic()
+            self.port.busy, self.sent_at = self.port.busy + now - self.sent_at, now
         return reply
 
     async def close(self) -> None:

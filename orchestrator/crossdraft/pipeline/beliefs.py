@@ -17,7 +17,8 @@ def believed(known: Estimates, decision: Decision | None) -> Sequence[str]:
         f"({known.replies} replies), {known.tokens_per_proposal:.2f} tokens a proposal",
         f"target: {1e3 * known.pass_base:.2f} ms a pass and {1e3 * known.pass_node:.3f} ms a proposal, round trip "
         f"{1e3 * known.target_trip:.2f} ms ({known.passes} passes), while the drafter works "
-        f"{1 / (1 - known.slowed):.2f} times as long; a plain pass {1e3 * known.plain:.2f} ms",
+        f"{1 / (1 - known.slowed):.2f} times as long; a plain token {1e3 * known.plain:.2f} ms; "
+        f"{known.sessions:.1f} sessions share it, {1e3 * known.queue:.2f} ms in its queue",
         f"prepared continuations: {known.branch_hit:.2f} hit ({known.tried:.0f} tried), a further token costs "
         f"{known.slope:.2f} of a forward",
     ]

@@ -67,6 +67,7 @@ def changed(before: Estimates, after: Estimates) -> bool:
         (1 + before.slope, 1 + after.slope),
         (1 + before.slowed, 1 + after.slowed),
         (before.plain, after.plain),
+        (before.sessions, after.sessions),
     ]
     pass_seconds = after.pass_base + after.target_trip
     trips = abs(before.drafter_trip - after.drafter_trip) + abs(before.target_trip - after.target_trip)

@@ -54,7 +54,7 @@ class Decoding:
     def interruptible(self) -> bool:
         """Whether an epoch without a drafter may end now: what was drawn already must not be drawn again."""
         judging = self.epoch.begun and isinstance(self.epoch.step, NeedRow | NeedSample) and self.epoch.step.judging
-        return not self.epoch.choice.drafts and not judging
+        return not (self.epoch.choice.drafts or judging or self._targets.running)
 
     def next_epoch(self, now: float) -> list[Command]:
         """The running epoch is over: choose how to go on, tell the drafter what was committed."""
@@ -182,7 +182,7 @@ class Decoding:
         ended at a row miss would make the output depend on letters that are not revealed yet)."""
         moved = len(self.output.text) > self.epoch.began
         used_up = self.epoch.exhausted and not self._drafting.due
-        return used_up and moved and not need.judging and self.fetched.held is None
+        return used_up and moved and not need.judging and self.fetched.held is None and not self._targets.running
 
     def _fetch(self, need: NeedRow | NeedSample) -> list[Command]:
         """A row at hand lacks what is needed: its pass is asked for it, or if that is over, another pass will be."""

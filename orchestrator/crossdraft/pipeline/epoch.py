@@ -78,6 +78,11 @@ class Epoch:
         return self.proposals[self.revealed - 1]
 
     @property
+    def alone(self) -> bool:
+        """Whether the target draws by itself and there is nothing to compare with."""
+        return self.draws and not self.choice.drafts and not self.proposals
+
+    @property
     def exhausted(self) -> bool:
         """Whether every proposal that has arrived is revealed."""
         return self.revealed == len(self.proposals)

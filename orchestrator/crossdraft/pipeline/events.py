@@ -12,6 +12,7 @@ from crossdraft.verification.exchange import (
     Advance,
     Draft,
     Drafted,
+    EndRun,
     FetchRow,
     OpenDrafter,
     OpenTarget,
@@ -30,7 +31,7 @@ class IllegalEventError(Exception):
 
 Lane = int  # counts the openings of one generation from 1, of targets and drafters together
 Reply = Drafted | Scored | PassDone | RowFetched
-Request = Draft | Advance | Score | Pass | FetchRow
+Request = Draft | Advance | Score | Pass | FetchRow | EndRun
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ class Counts:
     """What a session has done so far."""
 
     tokens: int = 0  # emitted
-    passes: int = 0  # of the target, row misses included
+    passes: int = 0  # forwards of the target, row misses included, and each token of a run
+    runs: int = 0  # passes that asked for several tokens
     row_misses: int = 0  # passes for a row that a pass over the same draft had not fetched
     rows_fetched: int = 0  # whole rows, because a head was not enough
     rows_completed: int = 0  # rows that were asked for more ids, because a proposal came after its pass had left

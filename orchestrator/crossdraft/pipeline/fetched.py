@@ -16,16 +16,18 @@ SAME_LAW = 1e-3  # by which a head and its whole row may differ in sum; rows sum
 
 @dataclass(frozen=True, eq=False)
 class Flight:
-    """A pass that was sent."""
+    """A pass that was sent. Of a run, `paths` is the one that it is at, and times count from its latest answer."""
 
     lane: Lane
     sent: Pass
     root: int  # tokens of output that were committed when it left
-    paths: tuple[Path, ...]  # of what it answers, from the root on
+    paths: tuple[Path, ...]  # of what it answers, or answers next, from the root on
     tokens: int  # that it feeds: those committed since the lane's pass before, and the tree's
     left_at: float  # seconds
     idle: float  # seconds that the lane had stood idle
     proposals: int = 0  # known beyond the root
+    drawn: int = 0  # tokens that its run has brought before
+    ending: bool = False  # its run was told to end
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,8 @@ class Fetched:
             self._rebase(flight.root)
         passed = tuple(self._ids[flight.root : self._base])
         listed = flight.sent.listed or (None,) * len(nodes)
-        for path, node, answer, extra in zip(flight.paths, flight.sent.answered, nodes, listed, strict=True):
+        answered = flight.sent.answered if flight.sent.run == 1 else (0,) * len(nodes)
+        for path, node, answer, extra in zip(flight.paths, answered, nodes, listed, strict=True):
             if path[: len(passed)] == passed:
                 held = Held(answer, flight.lane, flight.sent.number, node, extra)
                 self._held[path[len(passed) :]] = held

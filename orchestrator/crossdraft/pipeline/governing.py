@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from crossdraft.verification.exchange import MOST_PROPOSALS
+from crossdraft.verification.exchange import MOST_PROPOSALS, MOST_RUN
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Choice:
     branch_width: int = 1  # prepared continuations for each proposal
     chunk: int = 1  # proposals in one reply of the drafter, from its second one on, while epochs overlap
     speculate: bool = False  # a target that is free begins a pass over later proposals before the first returns
+    run: int = 1  # without a drafter: tokens that the target draws in one pass, then the epoch is over
     reason: str = ""  # for people
 
     def __post_init__(self) -> None:
@@ -37,6 +38,8 @@ class Choice:
             )
         if not 1 <= self.chunk <= MOST_PROPOSALS:
             raise ValueError(f"chunk must be between 1 and {MOST_PROPOSALS}, got {self.chunk}")
+        if not 1 <= self.run <= MOST_RUN:
+            raise ValueError(f"run must be between 1 and {MOST_RUN}, got {self.run}")
 
     @property
     def drafts(self) -> bool:
@@ -53,7 +56,8 @@ class Choice:
         return self.first - sent if sent < self.first else self.chunk
 
 
-PLAIN = Choice(window=0, reason="plain decoding")
+LONG_RUN = 32  # tokens: as a share of them a round trip is little, and a drafter that comes waits for one at most
+PLAIN = Choice(window=0, run=LONG_RUN, reason="plain decoding")
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,18 @@ class DraftSeen:
 
 @dataclass(frozen=True)
 class PassSeen:
-    """A pass returned."""
+    """A pass returned, or some tokens of a run."""
 
     tokens: int  # that it fed: those committed since the pass before, and the tree's nodes
-    waited: float  # seconds since it was sent
+    waited: float  # seconds since it was sent, or since the answer before
     seconds: float  # in the model
     idle: float  # seconds that its target had stood idle before it was sent
     proposals: int | None = None  # that its tree covers; None: not known
+    queued: float = 0.0  # seconds in the target, waiting for the model
+    forwards: int = 1  # tokens of a run that came
+    asked: bool = True  # there was a round trip; not for the later answers of a run
+    sessions: int = 1  # that shared the latest forward, this one included
+    others: int = 0  # tokens that it fed for the others
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from dataclasses import replace
 from crossdraft.pipeline.allowance import Allowance
 from crossdraft.pipeline.beliefs import believed
 from crossdraft.pipeline.deciding import Decision, changed, choose
-from crossdraft.pipeline.estimates import Estimates, Learner
-from crossdraft.pipeline.governing import PLAIN, Choice, DrafterSeen, Observation, StallSeen
+from crossdraft.pipeline.estimates import Estimates
+from crossdraft.pipeline.governing import LONG_RUN, PLAIN, Choice, DrafterSeen, Observation, StallSeen
+from crossdraft.pipeline.learning import Learner
 from crossdraft.pipeline.search import Limits, loss, tried
 
 PERIOD = 40  # observations between two looks at the estimates, at most
@@ -31,6 +32,8 @@ SURE = 40.0  # judged proposals that leave nothing to hope for
 MEASURED = 3  # plain passes that must have been seen where plain decoding may be the better way
 NEAR = 1.6  # times plain decoding that a way must be faster to do without
 REMEASURED = 160  # passes after which plain ones are measured again
+FIRST_RUN = 4  # tokens that the target draws by itself before the choice is looked at again; it doubles
+CROWDED = 1.3  # times as many sessions on the target, or as few, after which choices are made again
 
 
 class Adaptive:
@@ -49,8 +52,9 @@ class Adaptive:
         self._allowance = Allowance((before or Estimates()).allowance)
         self._decision: Decision | None = None
         self._hope: Decision | None = None  # if the drafter were good; None: enough is known of it
-        self._running = PLAIN
+        self._running = replace(PLAIN, run=FIRST_RUN // 2)
         self._there = True
+        self._asked = False  # an epoch of this generation has had a drafter
         self._look = 0  # number of observations at which the estimates are looked at next
         self._period = 8
         self._calm_until = 0.0  # the target waits for nothing before
@@ -79,14 +83,16 @@ class Adaptive:
         """How the next epoch is run."""
         if self._decision is not None:
             self._allowance.over(self._running.drafts, self._decision.estimates.plain, now)
-        self._running = self._choice(now)
+        choice = self._choice(now)
+        self._running = choice if choice.drafts else replace(choice, run=self._run(now))
+        self._asked = self._asked or choice.drafts
         self._learner.begin(self._running, now)
         return self._running
 
     def _choice(self, now: float) -> Choice:
         if not self._there:
             return PLAIN
-        if self._learner.seen >= self._look:
+        if self._learner.seen >= self._look or self._crowded:
             self._think()
         decision = self._decision
         if self.limits.rounds_only and now < self._calm_until:
@@ -106,6 +112,22 @@ class Adaptive:
             if hurried.speed > decision.ranking.plain.speed:
                 return replace(hurried.choice, reason="overlapped, never waiting: the drafter has just been too late")
         return decision.choice
+
+    def _run(self, now: float) -> int:
+        """Tokens of a plain epoch: the longer the longer plain decoding goes on, up to the next trial of a drafter."""
+        run = FIRST_RUN if self._running.drafts else min(LONG_RUN, 2 * self._running.run)
+        decision = self._decision
+        if self._there and decision is not None and self._trial_at is not None:
+            run = min(run, 1 + int(max(0.0, self._trial_at - now) * decision.ranking.plain.speed))
+        return run
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether many more sessions share the target than when the decision was made, or many fewer."""
+        if self._decision is None:
+            return False
+        before, after = self._decision.estimates.sessions, self._learner.load.sessions
+        return max(before, after) > CROWDED * min(before, after)
 
     def _think(self) -> None:
         """Looks at the estimates, and decides anew if they have changed."""
@@ -155,7 +177,7 @@ class Adaptive:
         if self._trial_at is None:
             self._interval = FIRST_INTERVAL
             # Put aside by an earlier generation: short ones would never try it again.
-            inherited = self._learner.seen == 0 and not self.limits.rounds_only
+            inherited = not (self._asked or self.limits.rounds_only)
             self._trial_at = now if inherited else now + max(self._interval, least)
         plain = decision.ranking.plain.choice
         if now < self._trial_at or not self._allowance.covers(1.0):

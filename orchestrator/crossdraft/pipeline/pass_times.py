@@ -1,7 +1,8 @@
 """What passes take, over the proposals that they cover and over what the drafter works meanwhile.
 
 On a machine that both models share, a pass is slower while the drafter runs forwards. Its seconds are taken to be
-base + node * proposals + slowed * (seconds that the drafter worked meanwhile), fitted to medians.
+base + node * proposals + slowed * (seconds that the drafter worked meanwhile), fitted to medians. Tokens of other
+sessions in the same forward count as proposals: they cost as much.
 """
 
 from collections import deque
@@ -15,7 +16,7 @@ ENOUGH = 3  # passes whose median can be relied on
 NODE_COST = 0.02  # of a proposal in a pass, as a share of a plain one, until it is known
 REPLIES = 64  # of the drafter that are remembered
 MOST_SLOWED = 0.6
-SIZES = (0, 1, 3, 6, 11, 19, 39)  # where ranges of proposals begin
+SIZES = (0, 1, 3, 6, 11, 19, 39, 80, 160, 320, 640)  # where ranges of proposals begin
 SHARES = (0.0, 0.15, 0.4, 0.7)  # ... of shares of the time in which the drafter worked
 NODE_PRIOR = 4.0  # squared proposals that the prior of a proposal's cost weighs
 CERTAIN = 1e6  # the weight of a prior that stays as it is
@@ -75,7 +76,8 @@ class PassTimes:
         counts, proposals, beside, seconds = np.array(points).T
         scale = float(np.average(seconds, weights=counts))
         design = np.stack([np.ones_like(proposals), proposals, beside / scale], axis=1)
-        known = np.array([0.0, self._before.node or NODE_COST * scale, self._before.slowed * scale])
+        alone = scale / (1 + NODE_COST * float(np.average(proposals, weights=counts)))
+        known = np.array([0.0, self._before.node or NODE_COST * alone, self._before.slowed * scale])
         enough = min(counts[beside < 0.2 * seconds].sum(), counts[beside > 0.2 * seconds].sum()) >= ENOUGH
         weights = np.diag([0.0, NODE_PRIOR, SLOWED_PRIOR if enough else CERTAIN])
         base, node, slowed = np.linalg.solve(
@@ -108,5 +110,27 @@ class PassTimes:
         self._kinds.setdefault((size, share), deque(maxlen=KEPT)).append((proposals, beside, seconds))
 
     def _seen(self, timed: Timed) -> tuple[int, float, float]:
+        while self._works and self._works[0][1] < timed.begin - timed.seconds:
+            self._works.popleft()  # nor will it have been beside the next ones
         beside = sum(max(0.0, min(end, timed.end) - max(begin, timed.begin)) for begin, end in self._works)
         return timed.proposals, min(beside, timed.seconds), timed.seconds
+
+
+class PlainTimes:
+    """What the latest tokens of plain decoding took, without a round trip.
+
+    Args:
+        seconds: of a token, as it is believed at first; 0: nothing is.
+        others: tokens of other sessions beside it.
+    """
+
+    def __init__(self, seconds: float, others: float) -> None:
+        self._latest: deque[tuple[float, float]] = deque([(seconds, others)] if seconds > 0 else [], maxlen=KEPT)
+
+    def add(self, seconds: float, others: float) -> None:
+        """A token, or the mean of some."""
+        self._latest.append((seconds, others))
+
+    def median(self, node: float) -> float:
+        """Seconds of a token with none beside it, where each other one costs `node` more; 0 before there is any."""
+        return max(0.0, median(seconds - node * others for seconds, others in self._latest)) if self._latest else 0.0

@@ -10,6 +10,8 @@ from crossdraft.pipeline.targets import TargetLane, Targets
 from crossdraft.verification.planning import Plan, Planner
 from crossdraft.verification.trees import TokenTree
 
+NOTHING_GUESSED = Plan(TokenTree(), ())
+
 
 class Passing:
     """Plans passes over the draft as far as it is known, and sends them."""
@@ -25,12 +27,22 @@ class Passing:
 
     def send(self, lane: TargetLane, epoch: Epoch, output: Output, now: float) -> Send:
         """A pass at the frontier."""
-        plan = self._plan(epoch, output)
         frontier = len(output.text)
+        if epoch.alone:
+            return self._run(lane, epoch, output, now)
+        plan = self._plan(epoch, output)
         self._counts.passes += 1
         self._counts.row_misses += frontier < epoch.reach
         epoch.reach = max(epoch.reach, frontier + self._length(plan.tree))
         return self._targets.send(lane, plan, None, output.ids, epoch.beyond(frontier), epoch.draws, now)
+
+    def _run(self, lane: TargetLane, epoch: Epoch, output: Output, now: float) -> Send:
+        """Tokens of the target's own; further forwards are counted as they are told of."""
+        epoch.reach = max(epoch.reach, len(output.text))
+        run = min(epoch.choice.run, output.left)
+        self._counts.passes += 1
+        self._counts.runs += run > 1
+        return self._targets.send(lane, NOTHING_GUESSED, None, output.ids, 0, True, now, run)
 
     def speculate(self, lane: TargetLane, epoch: Epoch, output: Output, fetched: Fetched, now: float) -> list[Command]:
         """A pass over later proposals, on a target that is free while others work on earlier ones."""

@@ -11,6 +11,7 @@ from crossdraft.verification.exchange import (
     Advance,
     Draft,
     Drafted,
+    EndRun,
     FetchRow,
     OpenDrafter,
     OpenTarget,
@@ -54,7 +55,7 @@ class ServicePort(Protocol[Opening, Request, Reply]):
 
 
 # A service may break the protocol with a second Opened; the driver then gives it up.
-TargetPort = ServicePort[OpenTarget, OpenTarget | Pass | FetchRow, Opened | PassDone | RowFetched]
+TargetPort = ServicePort[OpenTarget, OpenTarget | Pass | FetchRow | EndRun, Opened | PassDone | RowFetched]
 DrafterPort = ServicePort[OpenDrafter, OpenDrafter | Draft | Advance | Score, Opened | Drafted | Scored]
 
 

@@ -1,7 +1,7 @@
 """The flight recorder: what went into a session and what came out, in a file that only grows.
 
-One record a round: up to and including the return of the next pass, or the loss of a service. Recording costs the
-event loop an append; a thread packs and writes.
+One record a round: up to and including the return of the next pass, of a run its last answer, or the loss of a service.
+Recording costs the event loop an append; a thread packs and writes.
 """
 
 from pathlib import Path
@@ -63,8 +63,9 @@ class FileRecorder:
         """As Recorder says."""
         self._round.append(step)
         event = step.event
-        if isinstance(event, Lost) or (isinstance(event, Replied) and isinstance(event.reply, PassDone)):
-            self._end_round()
+        match event:
+            case Lost() | Replied(reply=PassDone(more=False)):
+                self._end_round()
 
     def close(self) -> None:
         """As Recorder says; a second time it does nothing."""

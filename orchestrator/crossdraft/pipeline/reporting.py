@@ -2,9 +2,29 @@
 
 from crossdraft.pipeline.epoch import Epoch, Verdict
 from crossdraft.pipeline.events import Counts
-from crossdraft.pipeline.governing import Governor, Judged
+from crossdraft.pipeline.fetched import Flight
+from crossdraft.pipeline.governing import Governor, Judged, PassSeen
 from crossdraft.text.letters import Letters
+from crossdraft.verification.exchange import PassDone
 from crossdraft.verification.walk import Kind
+
+
+def pass_seen(flight: Flight, done: PassDone, now: float) -> PassSeen:
+    """What the governor is told of a pass that is back, or of tokens of a run."""
+    own = 1 + len(flight.sent.tree)
+    others = (max(0, done.fed - own) if done.fed else done.shared - 1) if done.shared > 1 else 0
+    return PassSeen(
+        flight.tokens,
+        now - flight.left_at,
+        done.seconds,
+        flight.idle,
+        flight.proposals,
+        done.queued,
+        done.forwards,
+        not flight.drawn,
+        done.shared,
+        others,
+    )
 
 
 class Reporting:

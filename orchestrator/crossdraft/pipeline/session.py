@@ -24,7 +24,8 @@ from crossdraft.pipeline.events import (
     Reply,
     Timer,
 )
-from crossdraft.pipeline.governing import DrafterSeen, PassSeen
+from crossdraft.pipeline.governing import DrafterSeen
+from crossdraft.pipeline.reporting import pass_seen
 from crossdraft.pipeline.rules import IllegalEventError, State, fault_of, outdated
 from crossdraft.pipeline.targets import Targets
 from crossdraft.verification.exchange import Drafted, PassDone, RowFetched, Scored
@@ -107,8 +108,9 @@ class Session:
             return []
         self._drafting.opened()
         self._given.governor.observe(DrafterSeen(True), now)
-        idle = self.state is State.RUNNING and self._decoding.interruptible
-        return self._decoding.next_epoch(now) if idle else []
+        if self.state is State.RUNNING and self._decoding.interruptible:
+            return self._decoding.next_epoch(now)
+        return self._targets.end_runs()
 
     def _replied(self, lane: Lane, reply: Reply, now: float) -> list[Command]:
         match reply:
@@ -131,12 +133,13 @@ class Session:
         return []
 
     def _passed(self, lane: Lane, done: PassDone, now: float) -> None:
-        flight = self._targets.returned(lane, now)
+        flight = self._targets.returned(lane, done, now)
         self._decoding.fetched.add(flight, done.nodes)
         self.counts.target_seconds += done.seconds
-        if flight.sent.number > 1:  # a lane's first pass reads the prompt as well
-            seen = PassSeen(flight.tokens, now - flight.left_at, done.seconds, flight.idle, flight.proposals)
-            self._given.governor.observe(seen, now)
+        if flight.sent.run > 1:
+            self.counts.passes += len(done.nodes) - (not flight.drawn)  # the first was counted when it was asked for
+        if flight.sent.number > 1 or flight.drawn:  # a lane's first forward reads the prompt as well
+            self._given.governor.observe(pass_seen(flight, done, now), now)
 
     def _drafted(self, drafted: Drafted, now: float) -> list[Command]:
         drafting, decoding, counts = self._drafting, self._decoding, self.counts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isinf
 from typing import Any, Protocol
 
-from crossdraft.pipeline.governing import PLAIN, Choice, Judged, PassSeen
+from crossdraft.pipeline.governing import LONG_RUN, PLAIN, Choice, Judged, PassSeen
 from crossdraft.pipeline.workload import Workload
 
 NOTHING = 1e-3  # of a pass: a delay that is not simulated
@@ -132,6 +132,7 @@ class Flight:
     idle: float  # seconds without a pass before
     worked: float  # seconds that the drafter had worked when the pass was last looked at
     in_model: float  # seconds, as far as is known
+    plain: bool  # the drafter is not asked
     counts: bool = True  # false: its text is not the output's any more
 
 
@@ -169,7 +170,7 @@ class SimulatedTargets:
         trip = min(workload.target_trip, (1 - NOTHING) * seconds)
         in_model = self._listener.noisy(seconds - trip)
         worked = self._listener.drafter.worked
-        flight = Flight(first, last, proposals, now, now - self._free_since, worked, in_model)
+        flight = Flight(first, last, proposals, now, now - self._free_since, worked, in_model, plain)
         self._flights.append(flight)
         self.passes += 1
         self._agenda.after(trip + in_model, self._returned, flight)
@@ -186,7 +187,10 @@ class SimulatedTargets:
         self._free_since = now
         self.seconds += now - flight.began
         tokens = 1 + round(flight.proposals * self._listener.workload.nodes_per_proposal)
-        seen = PassSeen(tokens, now - flight.began, flight.in_model, flight.idle, flight.proposals)
+        # A plain pass stands for a token of a long run: none has a round trip of its own.
+        waited = now - flight.began - self._listener.workload.target_trip / LONG_RUN * flight.plain
+        in_model = waited if flight.plain else flight.in_model
+        seen = PassSeen(tokens, waited, in_model, flight.idle, flight.proposals, asked=not flight.plain)
         self._listener.passed(flight, seen)
 
 

@@ -19,7 +19,7 @@ class Statistics:
     accepted: int
     corrected: int
     bonus: int
-    passes: int  # of the target, row misses included
+    passes: int  # forwards of the target, row misses included, and each token of a run
     row_misses: int
     rows_fetched: int  # whole rows, because a head was not enough
     epochs: int
@@ -55,6 +55,7 @@ class Statistics:
     idle_seconds: float = 0.0  # of targets: sessions open, and no pass in flight
     target_lane_seconds: float = 0.0  # of targets: sessions open
     lanes: tuple[LaneFigures, ...] = ()  # sessions with services, in the order of their opening
+    runs: int = 0  # passes that asked for several tokens of the target's own
 
     @property
     def acceptance_at(self) -> tuple[float, ...]:
@@ -155,4 +156,5 @@ def statistics_of(method: str, k: int, prompt_tokens: int, counts: Counts, times
         idle_seconds=times.idle_seconds,
         target_lane_seconds=times.target_lane_seconds,
         lanes=times.lanes,
+        runs=counts.runs,
     )

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from crossdraft.pipeline.events import Reply
 from crossdraft.pipeline.trips import LaneFigures, Owing, TripWatch, model_seconds
-from crossdraft.verification.exchange import Advance, Pass, PassDone
+from crossdraft.verification.exchange import Advance, EndRun, Pass, PassDone
 
 
 class TrafficCount(Protocol):
@@ -50,11 +50,11 @@ class LaneWatch:
         self._closed = now
 
     def asked(self, request: object, now: float) -> None:
-        """A request leaves. `Advance` asks for no answer of its own."""
+        """A request leaves. `Advance` and `EndRun` ask for no answer of their own."""
         self._trips.asked(request, now)
         self._owing.asked(request)
         self._note_owing(now)
-        if not isinstance(request, Advance):
+        if not isinstance(request, Advance | EndRun):
             self._asked = now
         if isinstance(request, Pass):
             self._took_off = self._took_off if self._flying else now
@@ -69,7 +69,7 @@ class LaneWatch:
         if self._asked is not None:
             self.wire_seconds += max(0.0, now - self._asked - model_seconds(reply))
             self._asked = None
-        if isinstance(reply, PassDone):
+        if isinstance(reply, PassDone) and not reply.more:
             self._land(now, 1)
 
     def _land(self, now: float, passes: int) -> None:

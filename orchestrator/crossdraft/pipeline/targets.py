@@ -1,12 +1,12 @@
 """A session's dealings with its targets: lanes, passes in flight, what each was told."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.events import Command, Lane, Open, Send, SetTimer, Timer
 from crossdraft.pipeline.fetched import Flight
-from crossdraft.verification.exchange import FetchRow, Pass, PassDone, RowFetched, Sample
+from crossdraft.verification.exchange import EndRun, FetchRow, Pass, PassDone, RowFetched, Sample
 from crossdraft.verification.planning import Plan
 from crossdraft.verification.rows import Ids, Row
 from crossdraft.verification.trees import Path
@@ -110,6 +110,21 @@ class Targets:
         """The passes under way."""
         return [lane.flight for lane in self.lanes.values() if lane.flight is not None]
 
+    @property
+    def running(self) -> bool:
+        """Whether a run is under way."""
+        return any(flight.sent.run > 1 for flight in self.flights)
+
+    def end_runs(self) -> list[Command]:
+        """Runs that are under way are to end with the token that is being drawn."""
+        commands: list[Command] = []
+        for lane in self.lanes.values():
+            flight = lane.flight
+            if flight is not None and flight.sent.run > 1 and not flight.ending:
+                lane.flight = replace(flight, ending=True)
+                commands.append(Send(lane.number, EndRun(flight.sent.number)))
+        return commands
+
     def due(self, path: Path, ids: list[int]) -> bool:
         """Whether a pass under way brings what follows this path from the frontier on; `ids` are the output's."""
         return any((*ids[flight.root :], *path) in flight.paths for flight in self.flights)
@@ -123,13 +138,15 @@ class Targets:
         proposals: int,
         draws: bool,
         now: float,
+        run: int = 1,
     ) -> Send:
-        """A pass over a tree at the frontier, for so many proposals beyond it, answered by draws or by rows."""
+        """A pass over a tree at the frontier, for so many proposals beyond it, answered by draws or by rows; or a run
+        of so many tokens."""
         lane.passes += 1
         listed = () if draws else plan.listed
         if wanted is not None and listed:
             listed = tuple(listed[node] for node in wanted)
-        sent = Pass(lane.passes, tuple(ids[lane.told :]), plan.tree, listed, wanted, draws)
+        sent = Pass(lane.passes, tuple(ids[lane.told :]), plan.tree, listed, wanted, draws, run)
         paths = tuple(plan.tree.paths())
         answered = paths if wanted is None else tuple(paths[node] for node in wanted)
         tokens = len(sent.committed) + len(plan.tree)
@@ -149,20 +166,27 @@ class Targets:
             listed = known.owed[reply.node]
             return reply.row.whole if listed is None else reply.row.lists(listed)
         flight = known.flight
-        if flight is None or reply.number != flight.sent.number or len(reply.nodes) != len(flight.paths):
+        if flight is None or reply.number != flight.sent.number or reply.first != flight.drawn:
             return False
+        due = len(flight.paths)
+        if flight.sent.run > 1:  # it may end early, and says when it ends
+            due = max(1, min(len(reply.nodes), flight.sent.run - flight.drawn - reply.more))
         kind = Sample if flight.sent.draws else Row
-        return all(isinstance(node, kind) for node in reply.nodes)
+        more = reply.more and flight.sent.run == 1
+        return len(reply.nodes) == due and not more and all(isinstance(node, kind) for node in reply.nodes)
 
-    def returned(self, lane: Lane, now: float) -> Flight:
-        """The lane's pass is back."""
+    def returned(self, lane: Lane, done: PassDone, now: float) -> Flight:
+        """The lane's pass is back, or some tokens of its run; the flight, with the paths of these answers."""
         known = self.lanes[lane]
         flight, known.flight = known.flight, None
         assert flight is not None
-        known.free_since = now
         if not known.answered:
             known.answered, self._failures = True, 0
-        return flight
+        if done.more:
+            known.flight = _further(flight, done, now)
+        else:
+            known.free_since = now
+        return flight if flight.sent.run == 1 else replace(flight, paths=_drawn(flight, done)[:-1])
 
     def fetch(self, lane: Lane, number: int, node: int, listed: Ids | None) -> list[Command] | None:
         """Asks for more of a row, once; None: its pass is not the lane's latest any more."""
@@ -180,3 +204,18 @@ class Targets:
         del known.owed[node]
         assert known.latest is not None
         return known.latest
+
+
+def _drawn(flight: Flight, done: PassDone) -> tuple[Path, ...]:
+    """The path that a run was at, and those that its tokens made of it."""
+    paths = [flight.paths[0]]
+    for node in done.nodes:
+        assert isinstance(node, Sample)
+        paths.append((*paths[-1], node.token))
+    return tuple(paths)
+
+
+def _further(flight: Flight, done: PassDone, now: float) -> Flight:
+    """The same run after an answer."""
+    at = _drawn(flight, done)[-1:]
+    return replace(flight, paths=at, drawn=flight.drawn + len(done.nodes), tokens=1, left_at=now, idle=0.0)

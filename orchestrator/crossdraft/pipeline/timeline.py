@@ -115,7 +115,7 @@ def _figures(tracer: Tracer, drafted: Sequence[Work], passes: Sequence[Work]) ->
     return Figures(
         seconds=seconds,
         tokens=sum(len(handled.tokens) for handled in emitting),
-        passes=len(sent),
+        passes=len(sent) + _further(tracer),
         row_misses=tracer.misses,
         refused=happened.count(Happening.REFUSED),
         hits=happened.count(Happening.HIT),
@@ -126,6 +126,12 @@ def _figures(tracer: Tracer, drafted: Sequence[Work], passes: Sequence[Work]) ->
         verification_seconds=sum(handled.end - handled.begin for handled in tracer.handled),
         bytes=tracer.bytes,
     )
+
+
+def _further(tracer: Tracer) -> int:
+    """Forwards of runs after their first ones."""
+    asked = {id(one) for one in tracer.asked}
+    return sum(flight.forwards - (id(flight.asked) in asked) for flight in tracer.flights)
 
 
 def _by_row(flights: Sequence[Flight]) -> list[list[Flight]]:

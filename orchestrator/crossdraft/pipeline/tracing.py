@@ -20,21 +20,12 @@ from crossdraft.pipeline.events import (
     Timer,
 )
 from crossdraft.pipeline.recording import Step
-from crossdraft.pipeline.spans import (
-    Era,
-    Handled,
-    Happening,
-    Mark,
-    Message,
-    Role,
-    Row,
-    Token,
-    Wait,
-)
+from crossdraft.pipeline.spans import Era, Handled, Happening, Mark, Message, Role, Row, Token, Wait
 from crossdraft.verification.exchange import (
     Advance,
     Draft,
     Drafted,
+    EndRun,
     OpenTarget,
     Pass,
     PassDone,
@@ -58,11 +49,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Flight:
-    """A pass that returned."""
+    """A pass that returned, or tokens of a run: `asked` is then when the answer before came."""
 
     asked: Asked
     at: float  # when it was back
     seconds: float  # in the model
+    forwards: int = 1
 
 
 @dataclass(frozen=True)
@@ -96,6 +88,7 @@ class Tracer:
         self._rows: dict[Lane, Row] = {}
         self._free: dict[Role, list[Row]] = defaultdict(list)  # rows whose lane is over
         self._flying: dict[tuple[Lane, int], Asked] = {}  # passes
+        self._running: dict[tuple[Lane, int], Asked] = {}  # runs that have had an answer
         self._latest: dict[Lane, Asked] = {}  # Draft or Score
         self._waiting: float | None = None  # since when the target stands idle for proposals
         self._stall = 0  # number of the latest timer of that
@@ -165,8 +158,9 @@ class Tracer:
         if row is not None and row not in self._free[row.role]:
             self._free[row.role].append(row)
             self._mark(Happening.LOST, f"{named(row)}: {why}", row, at)
-            for key in [key for key in self._flying if key[0] == lane]:
-                del self._flying[key]
+            for passes in (self._flying, self._running):
+                for key in [key for key in passes if key[0] == lane]:
+                    del passes[key]
 
     def _send(self, lane: Lane, request: Request, miss: bool) -> None:
         asked = Asked(self._rows[lane], self.now, request, self._epoch, miss)
@@ -186,9 +180,12 @@ class Tracer:
     def _replied(self, lane: Lane, reply: Reply, at: float) -> None:
         row = self._rows[lane]
         if isinstance(reply, PassDone):
-            asked = self._flying.pop((lane, reply.number), None)
+            key = lane, reply.number
+            asked = self._flying.pop(key, None) or self._running.pop(key, None)
             if asked is not None:
-                self.flights.append(Flight(asked, at, reply.seconds))
+                self.flights.append(Flight(asked, at, reply.seconds, reply.forwards))
+                if reply.more:
+                    self._running[key] = replace(asked, at=at)
         elif isinstance(reply, RowFetched):
             self.small.append(Message(row, at, at, False, name_of(reply), self._epoch))
         elif lane in self._latest:
@@ -230,9 +227,12 @@ def name_of(value: Event | Request | Reply | None) -> str:
         case Advance(_, count):
             return f"go on to {count} proposals"
         case Pass(number):
-            return f"pass {number}, {len(value.tree)} nodes"
+            what = f"{len(value.tree)} nodes" if value.run == 1 else f"up to {value.run} tokens"
+            return f"pass {number}, {what}"
         case PassDone(number):
-            return f"rows of pass {number}"
+            return f"rows of pass {number}" if value.forwards == 1 else f"{value.forwards} tokens of pass {number}"
+        case EndRun(number):
+            return f"end the run of pass {number}"
     return type(value).__name__.lower()
 
 

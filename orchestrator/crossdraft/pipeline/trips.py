@@ -9,6 +9,7 @@ from crossdraft.verification.exchange import (
     Advance,
     Draft,
     Drafted,
+    EndRun,
     FetchRow,
     Pass,
     PassDone,
@@ -42,12 +43,12 @@ class TripWatch:
         self._queued = 0.0
 
     def asked(self, request: object, now: float) -> None:
-        """A question leaves; `Advance` is none of its own."""
-        if not isinstance(request, Advance):
+        """A question leaves; `Advance` and `EndRun` are none of their own."""
+        if not isinstance(request, Advance | EndRun):
             self._due.append((request, now))
 
     def answered(self, reply: Reply, now: float) -> None:
-        """An answer came. A draft comes in several; an epoch that was over before its first one has none."""
+        """An answer came. A draft and a run come in several; an epoch that was over before its first one has none."""
         place = next((place for place, (request, _) in enumerate(self._due) if _answers(reply, request)), None)
         if place is None:
             return
@@ -101,6 +102,8 @@ class Owing:
                 self._epoch, self._wanted, self._drafted, self._answers = request.epoch, request.count, 0, 0
             case Advance():
                 self._wanted = max(self._wanted, request.count) if self._wanted else 0
+            case EndRun():
+                pass
             case _:
                 self._answers += 1
 
@@ -114,6 +117,8 @@ class Owing:
             case Drafted():
                 pass
             case Scored() if reply.epoch != self._epoch:
+                pass
+            case PassDone(more=True):
                 pass
             case _:
                 self._answers = max(0, self._answers - 1)

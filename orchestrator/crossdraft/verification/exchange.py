@@ -11,6 +11,7 @@ from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row
 from crossdraft.verification.trees import TokenTree
 
 MOST_PROPOSALS = 64  # that one draft is asked for
+MOST_RUN = 64  # tokens that a target is asked to draw in one pass
 MOST_LIKELY = 20  # ids whose log-probability can be asked for beside each draw
 
 
@@ -90,15 +91,18 @@ class OpenTarget:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One target forward over a tree of paths."""
+    """One target forward over a tree of paths; or a run: so many forwards, each of which draws a token."""
 
     number: int  # counts passes of the session from 1
-    committed: tuple[int, ...]  # ids committed since the previous pass; the tree begins after them
+    committed: tuple[int, ...]  # ids committed since the previous pass left; the tree begins after them
     tree: TokenTree
     # Ids whose probability is wanted besides the head, for each answer: as many as `wanted`; or none at all.
     listed: tuple[Ids, ...] = ()
     wanted: tuple[int, ...] | None = None  # what is answered, ascending: 0 is the root, i + 1 node i; None: everything
     draws: bool = False  # answered by the target's own keyed draws, not by rows
+    # Tokens that are drawn one after another from the root on, at most; several only with `draws` and without a tree.
+    # A run ends early after a stop id, when anything else is asked of the session, or for a reason of the target's.
+    run: int = 1
 
     @property
     def answered(self) -> tuple[int, ...]:
@@ -117,12 +121,27 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class PassDone:
-    """Rows or samples of what the pass wanted: by default of the root, then of each node of its tree."""
+    """Rows or samples of what the pass wanted: by default of the root, then of each node of its tree.
+
+    Of a run: the samples drawn since the reply before, each of them after all that came before it.
+    """
 
     number: int
-    nodes: tuple[Row | Sample, ...]  # one for each of `Pass.answered`
+    nodes: tuple[Row | Sample, ...]  # one for each of `Pass.answered`, or for each token of a run
     seconds: float  # in the model
     queued: float = 0.0  # seconds before, in which it waited for the model
+    more: bool = False  # the run goes on: another reply will come
+    forwards: int = 1  # that brought these answers
+    shared: int = 1  # sessions in the latest of them, this one included
+    fed: int = 0  # tokens in the latest of them, of all sessions; 0: not known
+    first: int = 0  # tokens of the run that were told before
+
+
+@dataclass(frozen=True)
+class EndRun:
+    """The run of a pass is to end, if it is under way: it has no answer of its own, the run has its last."""
+
+    number: int  # of the pass
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("open", "next_pass", "fetch")
+    __slots__ = ("open", "next_pass", "fetch", "end_run")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     NEXT_PASS_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
+    END_RUN_FIELD_NUMBER: _ClassVar[int]
     open: OpenTarget
     next_pass: Pass
     fetch: FetchRow
-    def __init__(self, open: _Optional[_Union[OpenTarget, _Mapping]] = ..., next_pass: _Optional[_Union[Pass, _Mapping]] = ..., fetch: _Optional[_Union[FetchRow, _Mapping]] = ...) -> None: ...
+    end_run: EndRun
+    def __init__(self, open: _Optional[_Union[OpenTarget, _Mapping]] = ..., next_pass: _Optional[_Union[Pass, _Mapping]] = ..., fetch: _Optional[_Union[FetchRow, _Mapping]] = ..., end_run: _Optional[_Union[EndRun, _Mapping]] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
     __slots__ = ("opened", "done", "fetched")
@@ -42,20 +44,28 @@ class OpenTarget(_message.Message):
     def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ..., likely: _Optional[int] = ...) -> None: ...
 
 class Pass(_message.Message):
-    __slots__ = ("number", "committed", "tree", "listed", "wanted", "draws")
+    __slots__ = ("number", "committed", "tree", "listed", "wanted", "draws", "run")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     LISTED_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     DRAWS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     number: int
     committed: _containers.RepeatedScalarFieldContainer[int]
     tree: TokenTree
     listed: _common_pb2.IdLists
     wanted: _containers.RepeatedScalarFieldContainer[int]
     draws: bool
-    def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[_Union[_common_pb2.IdLists, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ..., draws: _Optional[bool] = ...) -> None: ...
+    run: int
+    def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[_Union[_common_pb2.IdLists, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ..., draws: _Optional[bool] = ..., run: _Optional[int] = ...) -> None: ...
+
+class EndRun(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class TokenTree(_message.Message):
     __slots__ = ("tokens", "parents")
@@ -66,18 +76,28 @@ class TokenTree(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PassDone(_message.Message):
-    __slots__ = ("number", "rows", "samples", "microseconds", "queued_microseconds")
+    __slots__ = ("number", "rows", "samples", "microseconds", "queued_microseconds", "more", "forwards", "shared", "fed", "first")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    FORWARDS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    FED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     number: int
     rows: _common_pb2.Rows
     samples: Samples
     microseconds: int
     queued_microseconds: int
-    def __init__(self, number: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., microseconds: _Optional[int] = ..., queued_microseconds: _Optional[int] = ...) -> None: ...
+    more: bool
+    forwards: int
+    shared: int
+    fed: int
+    first: int
+    def __init__(self, number: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., microseconds: _Optional[int] = ..., queued_microseconds: _Optional[int] = ..., more: _Optional[bool] = ..., forwards: _Optional[int] = ..., shared: _Optional[int] = ..., fed: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class Samples(_message.Message):
     __slots__ = ("tokens", "log_probabilities", "likely", "likely_log_probabilities")

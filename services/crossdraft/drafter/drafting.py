@@ -66,21 +66,21 @@ class Drafting:
                 self._epoch.sent += 1
         self._plant()
 
-    def run(self, send: Callable[[Drafted], None], queued: float) -> Job[None]:
+    def run(self, send: Callable[[Drafted], None]) -> Job[None]:
         """Drafts until all that is wanted is sent and every branch is finished, or the epoch is over.
 
-        `queued` is how many seconds this has waited for the model.
         What is wanted may grow while this runs. When drafting cannot go on, the last reply says why.
         """
-        self._packing.resume(queued)
+        self._packing.resume()
         self._send(send)
         try:
             while not self._epoch.over and (self._drafts or self._growing):
                 self._make_room()
                 tips = [*([self._tip] if self._drafts else ()), *(growing.tip for growing in self._growing)]
                 due, drafts = list(self._growing), self._drafts
-                logits = yield self._growth.work(tips)
-                self._take(logits, due, drafts)
+                answer = yield self._growth.work(tips)
+                self._packing.waited(answer.queued)
+                self._take(answer.logits, due, drafts)
                 self._send(send)
         except (NotExpressible, NoRoomError) as error:
             # Decided by what is drawn, but all of it is sent: nobody misses the rest before it is revealed.

@@ -28,10 +28,14 @@ class Packing:
         """Proposals of the epoch so far, sent or not."""
         return self._epoch.sent + len(self._proposals)
 
-    def resume(self, queued: float = 0.0) -> None:
-        """Time counts from now on: nothing was drafted before, in seconds that the next reply tells."""
+    def resume(self) -> None:
+        """Time counts from now on: nothing was drafted before."""
         self._since = time.perf_counter()
-        self._queued = queued
+        self._queued = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Of the time since, so many seconds were spent waiting for the model: the next reply tells them apart."""
+        self._queued += seconds
 
     def propose(self, proposal: Proposal) -> None:
         """One more proposal."""
@@ -64,6 +68,6 @@ class Packing:
         del self._proposals[:size]
         self._branches.clear()
         epoch.sent += size
-        seconds, self._since = now - self._since, now
         queued, self._queued = self._queued, 0.0
+        seconds, self._since = max(0.0, now - self._since - queued), now
         return Drafted(epoch.number, taken, seconds, reason, first, branches, queued)

@@ -69,14 +69,16 @@ class Scoring:
 
     def _evaluate(self, paths: Sequence[Path]) -> Job[tuple[dict[Path, Law], float]]:
         """Runs in the model thread."""
-        began = time.perf_counter()
+        seconds = 0.0
         found: dict[Path, Law] = {}
         for group in self._tree.groups(paths):
             ordered = sorted(group, key=self._tree.row)
             wanted = tuple(self._tree.row(path) for path in ordered)
-            logits = yield Work(self._session, self._ids, self._tree.tree, wanted)
-            found.update(zip(ordered, self._proposing.laws(logits), strict=True))
-        return found, time.perf_counter() - began
+            answer = yield Work(self._session, self._ids, self._tree.tree, wanted)
+            began = time.perf_counter()
+            found.update(zip(ordered, self._proposing.laws(answer.logits), strict=True))
+            seconds += answer.seconds + time.perf_counter() - began
+        return found, seconds
 
     def _added(self, question: Question, nodes: Sequence[Node], laws: dict[Path, Law], last: bool) -> list[Node]:
         deeper: list[Node] = []

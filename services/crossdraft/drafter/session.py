@@ -1,6 +1,5 @@
 """A drafter session: a text that is rewound, and proposals that go on with it, streamed while they are made."""
 
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
@@ -70,7 +69,7 @@ class DrafterSession:
 
         An end of sequence is a proposal like any other: whether drafting goes on must not depend on what was drawn.
         """
-        await self._thread.run(self._job(epoch, send, time.perf_counter()))
+        await self._thread.run(self._job(epoch, send))
 
     async def score(self, epoch: Epoch, request: Score) -> Scored:
         """As in `conversation.Drafter`."""
@@ -81,9 +80,8 @@ class DrafterSession:
         scoring = self._latest[2]
         return Scored(request.epoch, *await scoring.probabilities(request.strings, request.tokens))
 
-    def _job(self, epoch: Epoch, send: Send, asked: float) -> Job[None]:
-        """Runs in the model thread; `asked` is when it was to."""
-        queued = time.perf_counter() - asked
+    def _job(self, epoch: Epoch, send: Send) -> Job[None]:
+        """Runs in the model thread."""
         # Each epoch's text is said as a change of the one before, also of one that was over before its job came.
         while self._told and self._told[0].number <= epoch.number:
             told = self._told.popleft()
@@ -94,7 +92,7 @@ class DrafterSession:
                 told.aside = True
                 send(Drafted(told.number, (), 0.0, str(reason)))
         if self._latest is not None and self._latest[0] is epoch:
-            yield from self._latest[1].run(send, queued)
+            yield from self._latest[1].run(send)
 
     def _begun(self, epoch: Epoch) -> tuple[Drafting, Scoring]:
         """What is drafted in a new epoch. Raises NoRoomError, NotExpressible and ProtocolBroken."""

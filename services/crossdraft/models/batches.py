@@ -1,122 +1,144 @@
-"""Pieces of feeds as the tensors of one ordinary forward."""
+"""Pieces of feeds as the tensors of one flat forward: all tokens one after another, nothing padded but attention."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from crossdraft.models.allocation import Extent
+from crossdraft.models.attention import Group, Layout
 from crossdraft.models.feeds import Feed, visible
-from crossdraft.models.slots import Placement
 
-SHORT = 64  # tokens; pieces up to here are batched with any other, longer ones only with pieces of like length
+SHORT = 8  # tokens; pieces up to here attend together, longer ones with those of like length
+ALONE = 64  # tokens; pieces longer than this attend by themselves
+
+CALL = 3000  # places times rows times heads whose attention takes as long as calling the kernel once more
+
+ZERO, INFINITY = np.float32(0), np.float32(np.inf)
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """The tokens begin..end of one request's feed, for one forward."""
+    """The first `count` tokens of a feed, for one forward."""
 
-    request: int  # index of the request
-    slot: int
+    share: int  # index of the request
+    extent: Extent
     feed: Feed
-    begin: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.begin
+    count: int
 
     @property
     def used(self) -> int:
-        """Places up to the last token's own."""
-        return self.feed.places[self.end - 1] + 1
+        """Places of the extent up to the last token's own."""
+        return self.feed.places[self.count - 1] + 1
 
     @property
     def asked(self) -> int:
         """Rows of logits that are asked for."""
-        return sum(self.feed.wanted[self.begin : self.end])
+        return sum(self.feed.wanted[: self.count])
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The arguments of one forward of b rows, padded to q tokens."""
+    """The arguments of one forward of n tokens."""
 
-    ids: Tensor  # int64 (b, q)
-    positions: Tensor  # int64 (b, q)
-    mask: Tensor | None  # additive (b, 1, q, used), of the model's dtype; None: everything is seen
-    keep: Tensor | None  # bool (b, q), the tokens whose logits are asked for; None: all
-    placement: Placement
-
-
-def pieces_of(request: int, slot: int, feed: Feed, chunk: int) -> list[Piece]:
-    """A feed cut into pieces of at most `chunk` tokens; none if there is nothing to feed."""
-    total = len(feed.tokens)
-    return [Piece(request, slot, feed, at, min(at + chunk, total)) for at in range(0, total, chunk)]
+    ids: Tensor  # int64 (1, n)
+    positions: Tensor  # int64 (1, n)
+    target: slice | Tensor  # places of the store, in order of the tokens
+    keep: Tensor | None  # bool (1, n), the tokens whose logits are asked for; None: all
+    layout: Layout
+    pieces: tuple[Piece, ...]  # in order of their tokens
 
 
-def grouped(pieces: Sequence[Piece], chunk: int) -> Iterator[list[Piece]]:
-    """Pieces that are worth one forward together: at most `chunk` tokens with padding, little of it wasted."""
-    group: list[Piece] = []
-    for piece in sorted(pieces, key=len, reverse=True):
-        longest = len(group[0]) if group else len(piece)
-        if group and ((len(group) + 1) * longest > chunk or (longest > SHORT and 2 * len(piece) < longest)):
-            yield group
-            group = []
-        group.append(piece)
-    if group:
-        yield group
-
-
-def batch_of(group: Sequence[Piece], dtype: torch.dtype, device: torch.device) -> Batch:
-    """One forward for pieces of different sessions. `group` must be sorted by slot."""
-    width = max(len(piece) for piece in group)
-    used = max(piece.used for piece in group)
-    ids = np.zeros((len(group), width), dtype=np.int64)
-    positions = np.zeros_like(ids)
-    keep = np.zeros(ids.shape, dtype=np.bool_)
-    for row, piece in enumerate(group):
-        span = slice(piece.begin, piece.end)
-        ids[row, : len(piece)] = piece.feed.tokens[span]
-        positions[row, : len(piece)] = piece.feed.positions[span]
-        keep[row, : len(piece)] = piece.feed.wanted[span]
-    mask = _mask(group, width, used, dtype)
-    return Batch(
-        torch.from_numpy(ids).to(device),
-        torch.from_numpy(positions).to(device),
-        None if mask is None else mask.to(device),
-        None if keep.all() else torch.from_numpy(keep).to(device),
-        _placement(group, used, used - 1 if mask is None else 0, device),
-    )
-
-
-def _mask(group: Sequence[Piece], width: int, used: int, dtype: torch.dtype) -> Tensor | None:
-    """Zero where a token sees a place, the dtype's least number elsewhere; None for single tokens that see all.
-
-    The least number instead of minus infinity: padding sees nothing, and its softmax must not be NaN.
-    """
-    seen = np.zeros((len(group), 1, width, used), dtype=np.bool_)
-    for row, piece in enumerate(group):
-        seen[row, 0, : len(piece)] = visible(piece.feed, piece.begin, piece.end, used)
-    if width == 1 and seen.all():
-        return None
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), torch.finfo(dtype).min)
-
-
-_NONE = torch.zeros(0, dtype=torch.int64)
-
-
-def _placement(group: Sequence[Piece], used: int, past: int, device: torch.device) -> Placement:
-    slots = tuple(piece.slot for piece in group)
-    first = group[0]
-    start = first.feed.places[first.begin]
-    if len(group) == 1 and first.used - start == len(first):
-        return Placement(slots, used, (start, first.used), _NONE, _NONE, _NONE, _NONE, past)
-    table = np.array(
+def batch_of(pieces: Sequence[Piece], heads: int, dtype: torch.dtype, device: torch.device) -> Batch:
+    """One forward of a model with so many heads, for pieces of different sessions, each of at least one token."""
+    ordered: list[Piece] = []
+    groups = []
+    begin = 0
+    for members in grouped(pieces, heads):
+        end = begin + sum(piece.count for piece in members)
+        groups.append(_group(members, begin, end, dtype, device))
+        ordered += members
+        begin = end
+    numbers = np.array(
         [
-            (row, column, piece.slot, piece.feed.places[piece.begin + column])
-            for row, piece in enumerate(group)
-            for column in range(len(piece))
+            [token for piece in ordered for token in piece.feed.tokens[: piece.count]],
+            [place for piece in ordered for place in piece.feed.positions[: piece.count]],
         ]
-    ).T.copy()
-    rows, columns, homes, places = torch.from_numpy(table).to(device)
-    return Placement(slots, used, None, rows, columns, homes, places, past)
+    )
+    ids, positions = torch.from_numpy(numbers).to(device).split(1)
+    asked = [wanted for piece in ordered for wanted in piece.feed.wanted[: piece.count]]
+    keep = None if all(asked) else torch.tensor([asked], device=device)
+    return Batch(ids, positions, _target(ordered, device), keep, Layout(tuple(groups)), tuple(ordered))
+
+
+def grouped(pieces: Sequence[Piece], heads: int) -> Iterator[list[Piece]]:
+    """Pieces that are one view of the store: their extents have one size and lie at equal distances.
+
+    All read as many places as the one that needs most, so that a group ends where a call of its own costs less.
+    """
+    ordered = sorted(pieces, key=lambda piece: (_kind(piece), piece.extent.start))
+    for (size, _), members in groupby(ordered, key=_kind):
+        run: list[Piece] = []
+        for piece in members:
+            if run and (not size or not _regular(run, piece) or _wasted(run, piece) * heads > CALL):
+                yield run
+                run = []
+            run.append(piece)
+        yield run
+
+
+def _kind(piece: Piece) -> tuple[int, int]:
+    """What pieces that attend together have in common; size 0 is for those that attend by themselves."""
+    if piece.count > ALONE:
+        return 0, 0
+    return piece.extent.size, max(piece.count, SHORT).bit_length()
+
+
+def _regular(run: Sequence[Piece], piece: Piece) -> bool:
+    """Whether a piece is as far from the last of a run as the others are from each other."""
+    return len(run) == 1 or piece.extent.start - run[-1].extent.start == run[1].extent.start - run[0].extent.start
+
+
+def _wasted(run: Sequence[Piece], piece: Piece) -> int:
+    """Places that are read in vain, times rows that read them, where a piece joins a run."""
+    most = max(one.used for one in run)
+    rows = max(piece.count, *(one.count for one in run))
+    return rows * (most - piece.used if piece.used < most else len(run) * (piece.used - most))
+
+
+def _group(members: Sequence[Piece], begin: int, end: int, dtype: torch.dtype, device: torch.device) -> Group:
+    width = max(piece.count for piece in members)
+    used = max(piece.used for piece in members)
+    first = members[0].extent.start
+    step = members[1].extent.start - first if len(members) > 1 else 0
+    mask = _mask(members, width, used, dtype)
+    rows = cells = None
+    if len(members) * width != end - begin:
+        counts = np.array([[piece.count] for piece in members])
+        taken = np.arange(width) < counts  # (sessions, width): the rows that are tokens
+        cells = torch.from_numpy(np.flatnonzero(taken)).to(device)
+        numbers = np.full(taken.shape, begin)
+        numbers[taken] = np.arange(begin, end)
+        rows = torch.from_numpy(numbers.ravel()).to(device)
+    mask = None if mask is None else mask.to(device)
+    return Group(begin, end, len(members), width, first, step, used, mask, rows, cells)
+
+
+def _mask(members: Sequence[Piece], width: int, used: int, dtype: torch.dtype) -> Tensor | None:
+    """Zero where a token sees a place, minus infinity elsewhere; None where all see all. Padding sees everything."""
+    seen = np.ones((len(members), 1, width, used), dtype=np.bool_)
+    for row, piece in enumerate(members):
+        seen[row, 0, : piece.count] = visible(piece.feed, piece.count, used)
+    return None if seen.all() else torch.from_numpy(np.where(seen, ZERO, -INFINITY)).to(dtype)
+
+
+def _target(ordered: Sequence[Piece], device: torch.device) -> slice | Tensor:
+    piece = ordered[0]
+    start = piece.extent.start
+    if len(ordered) == 1 and piece.used - piece.feed.places[0] == piece.count:
+        return slice(start + piece.feed.places[0], start + piece.used)
+    places = [piece.extent.start + place for piece in ordered for place in piece.feed.places[: piece.count]]
+    return torch.tensor(places, device=device)

@@ -89,10 +89,12 @@ def samples(logits: Tensor, laws: Tensor, draws: Draws, offsets: Sequence[int], 
         likely: most probable ids that are told beside each draw, fewer where the model has fewer.
     """
     normalizers = logits.logsumexp(-1)
-    drawn: list[int] = []
-    every = np.arange(laws.shape[-1])
-    for probabilities, offset in zip(laws.cpu().numpy(), offsets, strict=True):
-        drawn.append(draws.draw(every, probabilities, offset))
+    every, rows = np.arange(laws.shape[-1]), laws.cpu().numpy()
+    drawn: list[int] = rows.argmax(-1).tolist()
+    possible = np.count_nonzero(rows, axis=-1).tolist()  # one, at temperature 0: then there is nothing to draw
+    for place, (probabilities, offset) in enumerate(zip(rows, offsets, strict=True)):
+        if possible[place] != 1:
+            drawn[place] = draws.draw(every, probabilities, offset)
     places = torch.tensor(drawn, dtype=torch.int64, device=logits.device)[:, None]
     log_probabilities = (logits.gather(-1, places)[:, 0] - normalizers).tolist()
     beside = _likely(logits, normalizers, likely)

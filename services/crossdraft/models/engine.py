@@ -1,49 +1,43 @@
-"""The engine: logits for many sessions' token trees in one forward, over slots that keep what was emitted."""
+"""The engine: logits for many sessions' token trees in one forward, over a store that keeps what was emitted."""
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.models.batches import Piece, batch_of, grouped, pieces_of
-from crossdraft.models.feeds import Held, Work, plan
+from crossdraft.models.allocation import size_for
+from crossdraft.models.batches import Batch, Piece, batch_of
+from crossdraft.models.checks import ContextOverflowError, check_work
+from crossdraft.models.feeds import Feed, Held, Share, Work, plan, portion
+from crossdraft.models.holdings import Holding, Holdings
 from crossdraft.models.names import NumberOutOfRangeError
-from crossdraft.models.slots import MIB, SlotCache
+from crossdraft.models.store import MIB, Store
 from crossdraft.models.support import (
     PROBE,
     check_agreement,
     check_configuration,
     embedding_weight,
+    install,
     keeps_logits,
     layer_shapes,
     length_of,
+    plain_logits,
 )
 
-__all__ = ["ContextOverflowError", "Engine", "Work"]
+__all__ = ["ContextOverflowError", "Engine", "Share", "Work"]
 
 CHUNK = 512  # tokens
 BUDGET = 512  # MiB
 
 
-class ContextOverflowError(ValueError):
-    """A context and its tree do not fit into a slot."""
-
-
-@dataclass
-class _Session:
-    """A session's slot and what it holds."""
-
-    slot: int
-    held: Held = field(default_factory=Held)
-
-
 class Engine:
-    """A causal language model with slots for the keys and values of sessions. For one thread at a time.
+    """A causal language model, and places for the keys and values of sessions. For one thread at a time.
+
+    The model's attention is changed to the engine's own; plain calls of the model go on as before.
 
     Raises:
-        ValueError: the budget does not hold one slot, or `max_length` does not fit the model's context.
+        ValueError: the budget does not hold one session, or `max_length` does not fit the model's context.
         UnsupportedModelError: the model cannot be run correctly this way.
     """
 
@@ -52,164 +46,196 @@ class Engine:
         model: PreTrainedModel,
         max_length: int | None = None,  # tokens of a session, its tree included; None: the model's context
         budget: int = BUDGET,  # MiB for keys and values
-        chunk: int = CHUNK,  # tokens in one forward, padding included
+        chunk: int = CHUNK,  # tokens of one step of `forward`, where there is more than trees
     ) -> None:
         self.max_length = length_of(model, max_length)
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1 token, got {chunk}")
         self.model = model.eval()
         self.chunk = chunk
-        self.fed = 0  # tokens fed so far, padding not counted
+        self.fed = 0  # tokens fed so far
         self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
         self._dtype = model.dtype
+        self._heads: int = getattr(model.config.get_text_config(), "num_attention_heads", 1)
         self._keeps_logits = keeps_logits(model)
         check_configuration(model, self.max_length)
-        self._cache = self._allocate(budget)
-        self.slots = len(self._cache.keys[0])
-        self._free = list(range(self.slots - 1, -1, -1))
-        self._sessions: dict[Hashable, _Session] = {}  # least recently used first
-        check_agreement(model, self.forward)
+        self._store = self._allocate(budget)
+        self._holdings = Holdings(self._store, self._store.get_max_length())
+        # A 4-D mask is passed on as it is: no model makes one of its own, and the layout says what is seen.
+        self._mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=self.device)
+        expected = plain_logits(model)
+        install(model)
+        check_agreement(model, self.forward, expected)
         self.close(PROBE.session)
         self.fed = 0
 
     @property
     def taken(self) -> int:
-        """Slots that sessions hold now. May be asked from any thread."""
-        return len(self._sessions)
+        """Live sessions that hold places now. May be asked from any thread."""
+        return len(self._holdings)
+
+    @property
+    def places(self) -> int:
+        """Tokens that all sessions together can hold."""
+        return self._holdings.places
+
+    @property
+    def held(self) -> int:
+        """Places that live sessions have now, whether or not they are filled yet. May be asked from any thread."""
+        return self._holdings.held
 
     def check(self, work: Work) -> None:
-        """Raises what `forward` would raise for this request; changes nothing.
+        """Raises what `step` and `forward` would raise for this request; changes nothing.
 
         Raises:
             ContextOverflowError: context and tree are longer than `max_length`.
             ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
         """
-        size = len(work.context) + len(work.tree)
-        if size > self.max_length:
-            raise ContextOverflowError(f"{size} tokens (tree of {len(work.tree)} included) exceed {self.max_length}")
-        if not work.context:
-            raise ValueError("the context needs at least one token (a BOS where there is no prompt)")
-        largest, smallest = self._extremes(work)
-        if smallest < 0 or largest >= self.vocabulary_size:
-            raise ValueError(
-                f"ids must be 0 to {self.vocabulary_size - 1}, got {smallest if smallest < 0 else largest}"
-            )
-        rows = work.rows()
-        if any(not 0 <= row <= len(work.tree) for row in rows) or list(rows) != sorted(set(rows)):
-            raise ValueError(f"wanted rows must ascend within 0 to {len(work.tree)}, got {rows}")
+        known = self._holdings.of(work.session)
+        check_work(work, known.held.ids if known is not None else (), self.max_length, self.vocabulary_size)
+
+    def due(self, work: Work) -> int:
+        """Tokens that are still to be fed for this request, less those that another session's text has ready for it."""
+        known = self._holdings.of(work.session)
+        if known is not None:
+            return len(_planned(known, work).tokens)
+        found = self._holdings.reusable(work.context)
+        return len(plan(Held() if found is None else Held(work.context[: found[1]]), work).tokens)
+
+    def admits(self, work: Work) -> bool:
+        """Whether the request's session has places for all of it, or can have them without other live sessions'."""
+        return self._holdings.admits(work)
 
     @torch.inference_mode()
+    def step(self, shares: Sequence[Share]) -> list[Tensor | None]:
+        """One forward for requests of different sessions.
+
+        Returns:
+            For each request whose tokens are all fed now: its logits, float32 (rows, V), by default after the last
+            committed token, then after each node. None: ask again with the same work. Nothing at all is fed for a
+            request that `admits` would deny when its turn comes in this step, or whose session is there already.
+
+        Raises:
+            ContextOverflowError, ValueError: as `check`, before anything is changed.
+        """
+        for share in shares:
+            self.check(share.work)
+        pieces, holdings = self._pieces(shares)
+        results: list[Tensor | None] = [None] * len(shares)
+        fed = [piece for piece in pieces if piece.count]
+        rows = self._run(batch_of(fed, self._heads, self._dtype, self.device)) if fed else {}
+        for piece, holding in zip(pieces, holdings, strict=True):
+            work, feed = shares[piece.share].work, piece.feed
+            if piece.count == len(feed.tokens):
+                self._holdings.hold(holding, Held(work.context, work.tree), feed.move_start)
+                results[piece.share] = rows.get(piece.share, self._nothing())
+            else:
+                self._holdings.hold(holding, Held(work.context[: piece.used]), feed.move_start)
+        return results
+
     def forward(self, requests: Sequence[Work]) -> list[Tensor]:
-        """Logits for each request: float32 (rows, V), by default after the last committed token, then after each node.
+        """What is asked for, in however many steps; takes the places of other live sessions where it must.
 
         Raises:
             ContextOverflowError, ValueError: as `check`, before anything is changed.
         """
         for work in requests:
             self.check(work)
-        results: list[Tensor] = []
-        for group in self._rounds(requests):
-            results += self._forward(group)
-        return results
-
-    def due(self, work: Work) -> int:
-        """Tokens that `forward` would feed for this request now, less a text of which the session holds nothing."""
-        known = self._sessions.get(work.session)
-        if known is None or not known.held.ids:
-            return len(work.tree)
-        return len(plan(known.held, work).tokens)
+        results: list[Tensor | None] = [None] * len(requests)
+        waiting = list(range(len(requests)))
+        while waiting:
+            due = [requests[index] for index in waiting]
+            if not self._holdings.admits(due[0]):
+                self._make_room({work.session for work in due[1:]}, due[0].session)
+                continue
+            shares = self._shares(due)
+            for index, logits in zip(waiting, self.step(shares), strict=False):
+                results[index] = logits
+            waiting = [index for index in waiting if results[index] is None]
+        return [logits for logits in results if logits is not None]
 
     def close(self, session: Hashable) -> None:
-        """Frees the session's slot. A session that is not known is one that has none."""
-        known = self._sessions.pop(session, None)
-        if known is not None:
-            self._free.append(known.slot)
+        """The session is over; other sessions may go on from its text until its places are needed.
 
-    def _extremes(self, work: Work) -> tuple[int, int]:
-        """Largest and smallest id among those that the session does not hold, 0 included."""
-        known = self._sessions.get(work.session)
-        held = known.held.ids if known is not None else ()
-        fresh = (0, *work.context[len(held) if work.context[: len(held)] == held else 0 :], *work.tree.tokens)
-        return max(fresh), min(fresh)
+        A session that is not known is one that has no places.
+        """
+        self._holdings.close(session)
 
-    def _allocate(self, budget: int) -> SlotCache:
+    def _allocate(self, budget: int) -> Store:
         shapes = layer_shapes(self.model)
-        size = SlotCache.slot_bytes(shapes, self.max_length, self._dtype)
-        slots = budget * MIB // size
-        if slots < 1:
+        size = Store.place_bytes(shapes, self._dtype)
+        places = budget * MIB // size
+        least = size_for(self.max_length)
+        if places < least:
             raise NumberOutOfRangeError(
-                f"one session of {self.max_length} tokens needs {-(-size // MIB)} MiB of keys and values, "
+                f"one session of {self.max_length} tokens needs {-(-size * least // MIB)} MiB of keys and values, "
                 f"and the budget is {budget} MiB: raise it, or lower max_length"
             )
-        return SlotCache(shapes, slots, self.max_length, self._dtype, self.device)
+        return Store(shapes, places, self._dtype, self.device)
 
-    def _rounds(self, requests: Sequence[Work]) -> Iterator[list[Work]]:
-        """Requests in order, as many at once as there are slots, each session once."""
-        group: dict[Hashable, Work] = {}
-        for work in requests:
-            if len(group) == self.slots or work.session in group:
-                yield list(group.values())
-                group = {}
-            group[work.session] = work
-        if group:
-            yield list(group.values())
+    def _shares(self, works: Sequence[Work]) -> list[Share]:
+        """The works that share a step: the first, and those after it while their tokens fit into a chunk."""
+        left = self.chunk
+        shares: list[Share] = []
+        for work in works:
+            due = self.due(work)
+            if shares and left < min(due, 1 + len(work.tree)):
+                break
+            shares.append(Share(work, max(1, left)))
+            left -= min(due, left)
+        return shares
 
-    def _forward(self, requests: Sequence[Work]) -> list[Tensor]:
-        """The same for requests of different sessions, no more than slots."""
-        sessions = self._seat(requests)
-        queues: list[list[Piece]] = []
-        for index, (work, session) in enumerate(zip(requests, sessions, strict=True)):
-            feed = plan(session.held, work)
-            # A forward that fails leaves the slot in an unknown state: it counts as empty until all is done.
-            session.held = Held()
+    def _make_room(self, wanted: set[Hashable], first: Hashable) -> None:
+        """Ends the session that was used least recently; those that wait in the same forward come last."""
+        others = [session for session in self._holdings if session != first]
+        self.close(next((session for session in others if session not in wanted), others[0]))
+
+    def _pieces(self, shares: Sequence[Share]) -> tuple[list[Piece], list[Holding]]:
+        """What to feed for those that have places, and where; moves what their trees left."""
+        seats: dict[Hashable, tuple[int, Holding]] = {}
+        for index, share in enumerate(shares):
+            if share.work.session not in seats:
+                holding = self._holdings.seat(share.work)
+                if holding is not None:
+                    seats[share.work.session] = index, holding
+        pieces = []
+        for index, holding in seats.values():
+            feed = _planned(holding, shares[index].work)
+            # A forward that fails leaves the places in an unknown state: they count as empty until all is done.
+            holding.held, holding.planned = Held(), None
+            start = holding.extent.start
             if feed.moves:
-                self._cache.move(session.slot, feed.moves, feed.move_start)
-            queues.append(pieces_of(index, session.slot, feed, self.chunk))
-        parts: list[list[Tensor]] = [[] for _ in requests]
-        for step in range(max(map(len, queues))):
-            due = [queue[step] for queue in queues if step < len(queue)]
-            for group in grouped(due, self.chunk):
-                self._run(group, parts)
-        for work, session in zip(requests, sessions, strict=True):
-            session.held = Held(work.context, work.tree)
-        return [self._joined(part) for part in parts]
+                self._store.move([start + place for place in feed.moves], start + feed.move_start)
+            pieces.append(Piece(index, holding.extent, feed, portion(feed, shares[index].tokens)))
+        return pieces, [holding for _, holding in seats.values()]
 
-    def _seat(self, requests: Sequence[Work]) -> list[_Session]:
-        """The requests' sessions, most recently used; slots of others are taken where none is free."""
-        for work in requests:
-            if work.session in self._sessions:
-                self._sessions[work.session] = self._sessions.pop(work.session)
-        for work in requests:
-            if work.session not in self._sessions:
-                if not self._free:
-                    self.close(next(iter(self._sessions)))
-                self._sessions[work.session] = _Session(self._free.pop())
-        return [self._sessions[work.session] for work in requests]
-
-    def _run(self, group: list[Piece], parts: list[list[Tensor]]) -> None:
-        """One forward; appends to each request's part what was asked of it."""
-        group = sorted(group, key=lambda piece: piece.slot)
-        batch = batch_of(group, self._dtype, self.device)
-        self._cache.place(batch.placement)
+    def _run(self, batch: Batch) -> dict[int, Tensor]:
+        """One forward; the logits that each request asked for."""
+        self._store.aim(batch.target)
         options = {"logits_to_keep": batch.keep} if self._keeps_logits and batch.keep is not None else {}
         logits = self.model(
             input_ids=batch.ids,
             position_ids=batch.positions,
-            attention_mask=batch.mask,
-            past_key_values=self._cache,
+            attention_mask=self._mask,
+            past_key_values=self._store,
             use_cache=True,
+            layout=batch.layout,
             **options,
         ).logits
         if batch.keep is not None and not options:
             logits = logits[batch.keep]
-        self.fed += sum(map(len, group))
-        split = logits.reshape(-1, logits.shape[-1]).float().split([piece.asked for piece in group])
-        for piece, rows in zip(group, split, strict=True):
-            if piece.asked:
-                parts[piece.request].append(rows)
+        self.fed += batch.ids.numel()
+        split = logits.reshape(-1, logits.shape[-1]).float().split([piece.asked for piece in batch.pieces])
+        return {piece.share: rows for piece, rows in zip(batch.pieces, split, strict=True)}
 
-    def _joined(self, parts: list[Tensor]) -> Tensor:
-        if not parts:
-            return torch.zeros(0, self.vocabulary_size, device=self.device)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def _nothing(self) -> Tensor:
+        return torch.zeros(0, self.vocabulary_size, device=self.device)
+
+
+def _planned(holding: Holding, work: Work) -> Feed:
+    """The plan for a work, made once while nothing changes."""
+    known = holding.planned
+    if known is None or known[0] is not work or known[1] is not holding.held:
+        known = holding.planned = work, holding.held, plan(holding.held, work)
+    return known[2]

@@ -1,4 +1,4 @@
-"""What a request makes the model see: the tokens that its session's slot does not hold yet. No torch."""
+"""What a request makes the model see: the tokens that its session does not hold yet. No torch."""
 
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
@@ -27,8 +27,16 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one step takes of a work."""
+
+    work: Work
+    tokens: int  # the most that it is fed, at least 1; its last committed token and its tree go together, in any case
+
+
+@dataclass(frozen=True)
 class Held:
-    """What a slot holds: committed ids at their own places, then the nodes of a tree, in order."""
+    """What an extent holds: committed ids at their own places, then the nodes of a tree, in order."""
 
     ids: tuple[int, ...] = ()
     tree: TokenTree = NO_TREE
@@ -36,7 +44,7 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """Tokens to feed, by place in the slot; all lists have one entry a token."""
+    """Tokens to feed, by place in the extent; all lists have one entry a token."""
 
     tokens: list[int]
     positions: list[int]  # of the token in its own path
@@ -49,9 +57,9 @@ class Feed:
 
 
 def plan(held: Held, work: Work) -> Feed:
-    """What `work` has to feed, given what its slot holds. Pure."""
+    """What `work` has to feed, given what its session holds. Pure."""
     context, tree = work.context, work.tree
-    kept = _common(held.ids, context)
+    kept = common(held.ids, context)
     branch = _emitted(held.tree, context[kept:]) if kept == len(held.ids) else ()
     root = branch[-1] if branch else ROOT
     shared = _shared(held.tree, tree, root) if kept + len(branch) == len(context) and kept == len(held.ids) else ()
@@ -72,12 +80,21 @@ def plan(held: Held, work: Work) -> Feed:
     )
 
 
-def visible(feed: Feed, begin: int, end: int, used: int) -> NDArray[np.bool_]:
-    """Which of the first `used` places the tokens begin..end of a feed see, shape (end - begin, used).
+def portion(feed: Feed, tokens: int) -> int:
+    """How many tokens of a feed to feed now, at most so many: some of the text, or all of the feed.
+
+    The last token of the text and the tree go together, however many they are: what is asked for is after them.
+    """
+    text = max(0, feed.committed - 1 - feed.places[0]) if feed.places else 0
+    return min(tokens, text) if tokens < len(feed.tokens) and text else len(feed.tokens)
+
+
+def visible(feed: Feed, end: int, used: int) -> NDArray[np.bool_]:
+    """Which of the first `used` places the first `end` tokens of a feed see, shape (end, used).
 
     Committed tokens see the places up to their own; a node sees those committed, its ancestors and itself.
     """
-    places = np.array(feed.places[begin:end])[:, None]
+    places = np.array(feed.places[:end])[:, None]
     seen: NDArray[np.bool_] = np.arange(used) <= places
     if feed.tree.parents != tuple(range(ROOT, len(feed.tree) - 1)):
         nodes = np.flatnonzero(places[:, 0] >= feed.committed)
@@ -86,7 +103,7 @@ def visible(feed: Feed, begin: int, end: int, used: int) -> NDArray[np.bool_]:
     return seen
 
 
-def _common(held: tuple[int, ...], context: tuple[int, ...]) -> int:
+def common(held: tuple[int, ...], context: tuple[int, ...]) -> int:
     """Length of the common prefix; the usual case, all of `held`, is one comparison, else they are few (bisection)."""
     if context[: len(held)] == held:
         return len(held)

@@ -9,7 +9,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError, bundled_names, source_of
+from crossdraft.models.growing import CannotInflateError, grown
+from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError, bundled_names, size_of, source_of
 from crossdraft.models.pruning import CannotPruneError, Pruning, cut_head
 from crossdraft.models.support import embedding_weight, length_of
 from crossdraft.text.loading import TokenizerMissing, load_tokenizer_json
@@ -43,7 +44,8 @@ def load_model(
     """Loads weights (safetensors only) and tokenizer.
 
     Args:
-        name: a folder, a hub id, or `bundled:` and the name of a bundled model.
+        name: a folder, a hub id, or `bundled:` and the name of a bundled model; `inflated:LAYERSxHIDDEN:` before one
+            of them is the same function in a larger shape (`growing`), for benchmarks.
         dtype: "auto" (that of the weights, but float16 weights run in float32 on a CPU) or a key of DTYPES.
         device: as torch names it.
         max_length: tokens of a session; None: the model's own context, which it may not exceed.
@@ -62,7 +64,7 @@ def load_model(
         tokenizer = load_tokenizer_json(source)
     except (TokenizerMissing, ValueError) as error:
         raise ModelLoadError(str(error)) from error
-    model = _weights(source, dtype, place, trust_remote_code)
+    model = _model(name, source, dtype, place, trust_remote_code)
     try:
         context = length_of(model, max_length)
     except NumberOutOfRangeError:
@@ -121,6 +123,17 @@ def _device(device: str) -> torch.device:
             f"device {device!r} cannot be used here, use cpu or one that torch sees: {error}".splitlines()[0]
         ) from error
     return place
+
+
+def _model(name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
+    """The model of a name, in a larger shape if the name says so: that one is made on its device."""
+    size = size_of(name)
+    if size is None:
+        return _weights(source, dtype, device, trust_remote_code)
+    try:
+        return grown(_weights(source, dtype, torch.device("cpu"), trust_remote_code), size, device)
+    except CannotInflateError as error:
+        raise ModelLoadError(str(error)) from error
 
 
 def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:

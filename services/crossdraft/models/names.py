@@ -1,7 +1,9 @@
 """What a model's name means: a folder, a hub id or a bundled model. Without torch: some only want the tokenizer."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
+INFLATED_PREFIX = "inflated:"
 BUNDLED = Path(__file__).parent / "bundled"
 BUNDLED_PREFIX = "bundled:"
 
@@ -14,12 +16,37 @@ class NumberOutOfRangeError(ModelLoadError):
     """A number that was asked for does not fit this model or machine."""
 
 
+@dataclass(frozen=True)
+class Size:
+    """The larger shape of a model that is inflated."""
+
+    layers: int
+    hidden: int  # width of the residual stream; the heads' width stays, and there are more of them
+    intermediate: int | None = None  # width of the MLP; None: grows as `hidden` does
+
+
+def size_of(name: str) -> Size | None:
+    """What the model of a name is inflated to when it is loaded; None: it is not.
+
+    Raises:
+        ModelLoadError: the shape is none.
+    """
+    if not name.startswith(INFLATED_PREFIX):
+        return None
+    numbers = name.removeprefix(INFLATED_PREFIX).partition(":")[0].split("x")
+    if not (2 <= len(numbers) <= 3 and all(number.isdecimal() for number in numbers)):
+        raise ModelLoadError(f"{name}: give {INFLATED_PREFIX}LAYERSxHIDDEN:NAME or LAYERSxHIDDENxINTERMEDIATE")
+    return Size(*map(int, numbers))
+
+
 def source_of(name: str) -> str:
-    """The folder or hub id that a name means.
+    """The folder or hub id that a name means; of a model that is inflated, that of the original.
 
     Raises:
         ModelLoadError: there is no such bundled model or folder.
     """
+    if name.startswith(INFLATED_PREFIX):
+        return source_of(name.removeprefix(INFLATED_PREFIX).partition(":")[2])
     if name.startswith(BUNDLED_PREFIX):
         folder = BUNDLED / name.removeprefix(BUNDLED_PREFIX)
         if not (folder / "config.json").is_file():

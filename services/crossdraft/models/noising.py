@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crossdraft.models.feeds import Work
+from crossdraft.models.feeds import Share, Work
 
 LATEST = 8  # tokens that the noise depends on, besides the number of tokens before
 WINDOWS = 1 << 16
@@ -16,7 +16,7 @@ SEED = 20251121
 
 
 class Noisy:
-    """A forward whose logits have Gaussian noise of mean 0, before anything else is done with them.
+    """A step whose logits have Gaussian noise of mean 0, before anything else is done with them.
 
     The noise is a function of how many tokens come before and of the latest of them: the same node has the same
     logits whenever it is evaluated, in whatever session or tree, so this is a model like any other, and rows state its
@@ -29,7 +29,7 @@ class Noisy:
     Args:
         sigma: standard deviation, of logits at temperature 1.
         columns: of the logits.
-        forward: whose logits they are.
+        step: whose logits they are.
         device: where they are.
 
     Raises:
@@ -40,21 +40,21 @@ class Noisy:
         self,
         sigma: float,
         columns: int,
-        forward: Callable[[Sequence[Work]], list[Tensor]],
+        step: Callable[[Sequence[Share]], list[Tensor | None]],
         device: torch.device,
     ) -> None:
         check_sigma(sigma)
         drawn = np.random.default_rng(SEED).standard_normal(columns + WINDOWS - 1, dtype=np.float32)
         self._noise = torch.from_numpy(drawn).mul_(sigma).to(device)
         self._windows = self._noise.unfold(0, columns, 1)  # (WINDOWS, columns), a view
-        self._forward = forward
+        self._step = step
 
     @torch.inference_mode()
-    def __call__(self, requests: Sequence[Work]) -> list[Tensor]:
-        """Logits for each request as the forward gives them, and noise; raises what it raises."""
+    def __call__(self, shares: Sequence[Share]) -> list[Tensor | None]:
+        """Logits for each share as the step gives them, and noise; raises what it raises."""
         return [
-            logits + self._of(work) if len(logits) else logits
-            for work, logits in zip(requests, self._forward(requests), strict=True)
+            logits if logits is None or not len(logits) else logits + self._of(share.work)
+            for share, logits in zip(shares, self._step(shares), strict=True)
         ]
 
     def _of(self, work: Work) -> Tensor:

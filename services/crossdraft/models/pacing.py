@@ -2,22 +2,25 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from crossdraft.models.feeds import Work
+from crossdraft.models.feeds import Share, Work
 
 Logits = TypeVar("Logits")
+MOST_KNOWN = 4096  # sessions whose texts are told from those that are new
 
 
 @dataclass(frozen=True)
 class Pace:
     """A step of n tokens ends no sooner than base + each * n milliseconds after it began.
 
-    n counts what the step feeds: the tokens that the text went on with since the session's last step and the nodes of
-    its tree, over all sessions that share the step. A text of which the service holds nothing, be it a prompt or a
-    session that was lost elsewhere, does not count: its first step costs base + each * (nodes of the tree).
+    n counts what the step feeds: the tokens that the text went on with since the session's last answer and the nodes of
+    its tree, over all sessions that share the step. A text of which no pass was answered here, be it a prompt or a
+    session that was lost elsewhere, does not count: its first answer costs base + each * (nodes of the tree), however
+    many steps it took, and a step that only feeds such texts and answers nobody takes as long as it takes.
 
     Raises:
         ValueError: a number is negative or not finite.
@@ -65,23 +68,42 @@ class Clock:
 
 
 class Paced(Generic[Logits]):
-    """A forward that takes at least what its pace says; the rest is slept where it is called."""
+    """A step that takes at least what its pace says; the rest is slept where it is called."""
 
     def __init__(
         self,
         pace: Pace,
         engine: Counting,
-        forward: Callable[[Sequence[Work]], Logits],
+        step: Callable[[Sequence[Share]], list[Logits | None]],
         clock: Clock = Clock(),
     ) -> None:
-        self._pace, self._engine, self._forward, self._clock = pace, engine, forward, clock
+        self._pace, self._engine, self._step, self._clock = pace, engine, step, clock
+        self._known: OrderedDict[Hashable, int] = OrderedDict()  # tokens of a session's text at its last answer
 
-    def __call__(self, requests: Sequence[Work]) -> Logits:
-        """What the forward gives; raises what it raises."""
+    def __call__(self, shares: Sequence[Share]) -> list[Logits | None]:
+        """What the step gives; raises what it raises."""
         began = self._clock.now()
-        seconds = self._pace.seconds(sum(map(self._engine.due, requests)))
-        logits = self._forward(requests)
-        rest = began + seconds - self._clock.now()
-        if rest > 0:
-            self._clock.sleep(rest)
-        return logits
+        tokens = sum(map(self._paid, shares))
+        found = self._step(shares)
+        for share, logits in zip(shares, found, strict=True):
+            if logits is not None:
+                self._remember(share.work)
+        if tokens or any(logits is not None for logits in found):
+            rest = began + self._pace.seconds(tokens) - self._clock.now()
+            if rest > 0:
+                self._clock.sleep(rest)
+        return found
+
+    def _paid(self, share: Share) -> int:
+        """Tokens of a share that count: those that do not are fed first."""
+        work, due = share.work, self._engine.due(share.work)
+        known = self._known.get(work.session)
+        counted = len(work.tree) + (0 if known is None else max(1, len(work.context) - known))
+        free = max(0, due - counted)
+        return max(0, min(share.tokens, due) - free)
+
+    def _remember(self, work: Work) -> None:
+        self._known[work.session] = len(work.context)
+        self._known.move_to_end(work.session)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)

@@ -13,7 +13,7 @@ from crossdraft.models.pacing import Pace, Paced
 from crossdraft.models.packing import pack
 from crossdraft.models.pruning import Pruning
 from crossdraft.models.use import Use
-from crossdraft.models.worker import Forward, ModelThread
+from crossdraft.models.worker import ModelThread, Stepping
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
@@ -91,7 +91,7 @@ class RunningModel:
         pack(loaded.model)
         engine = Engine(loaded.model, about.context, budget)
         return RunningModel(
-            ModelThread(engine, _forward(engine, loaded, emulation)),
+            ModelThread(engine, _stepping(engine, loaded, emulation)),
             Tokenization(about.tokenizer_json, vocabulary),
             KeyedNoise.of(vocabulary),
             about,
@@ -112,20 +112,30 @@ class RunningModel:
         """What the model has done so far. May be called from any thread."""
         thread = self.thread
         engine = thread.engine
-        return Use(thread.steps, thread.seconds, dict(thread.batches), engine.fed, engine.slots, engine.taken)
+        return Use(
+            steps=thread.steps,
+            seconds=thread.seconds,
+            batches=dict(thread.batches),
+            tokens=engine.fed,
+            places=engine.places,
+            held=engine.held,
+            answers=thread.answers,
+            queued=thread.queued,
+            evictions=thread.evictions,
+        )
 
     def close(self) -> None:
         """Ends the thread when its jobs are done."""
         self.thread.close()
 
 
-def _forward(engine: Engine, loaded: LoadedModel, emulation: Emulation) -> Forward:
-    """The engine's forward, noisy and paced where that is asked for."""
-    forward: Forward = engine.forward
+def _stepping(engine: Engine, loaded: LoadedModel, emulation: Emulation) -> Stepping:
+    """The engine's step, noisy and paced where that is asked for."""
+    step: Stepping = engine.step
     if emulation.logit_noise:
         columns = loaded.description.vocabulary_size if loaded.kept is None else len(loaded.kept)
-        forward = Noisy(emulation.logit_noise, columns, forward, engine.device)
-    return forward if emulation.pace is None else Paced(emulation.pace, engine, forward)
+        step = Noisy(emulation.logit_noise, columns, step, engine.device)
+    return step if emulation.pace is None else Paced(emulation.pace, engine, step)
 
 
 def run_model(options: ModelOptions, side: Side) -> RunningModel:

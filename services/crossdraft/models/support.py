@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from crossdraft.models.attention import NAME
 from crossdraft.models.feeds import Work
 from crossdraft.models.names import NumberOutOfRangeError
-from crossdraft.models.slots import LayerShape
+from crossdraft.models.store import LayerShape
 from crossdraft.verification.trees import ROOT, TokenTree
 
-ATTENTIONS = ("sdpa", "eager")
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")  # names of one thing in different configurations
 
 PROBE = Work("probe", (1, 2, 0), TokenTree((2, 1, 0, 1), (ROOT, ROOT, 0, 1)))
@@ -28,8 +28,7 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
     """Refuses what the configuration shows to be unsupported.
 
     Raises:
-        UnsupportedModelError: sliding or chunked attention that `max_length` tokens would exceed, or an attention
-            implementation that takes no 4-D mask.
+        UnsupportedModelError: sliding or chunked attention that `max_length` tokens would exceed.
     """
     config = model.config.get_text_config()
     for name in WINDOWS:
@@ -39,11 +38,6 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
                 f"{name} of this model is {window} tokens, and trees need full attention: "
                 f"set max_length below {window} (it is {max_length})"
             )
-    attention = config._attn_implementation
-    if attention not in ATTENTIONS:
-        raise UnsupportedModelError(
-            f"attention {attention!r} takes no 4-D mask: load the model with one of {ATTENTIONS}"
-        )
 
 
 @torch.inference_mode()
@@ -65,25 +59,49 @@ def layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     return tuple(shapes)
 
 
-def check_agreement(model: PreTrainedModel, forward: Callable[[Sequence[Work]], list[Tensor]]) -> None:
-    """Refuses a model whose logits over a small tree are not those of its plain forwards along the paths.
+def install(model: PreTrainedModel, name: str = NAME) -> None:
+    """Makes an attention implementation the model's own: the engine's, if no other is named.
 
     Raises:
-        UnsupportedModelError: they differ, or the model cannot take explicit positions and a 4-D mask at all.
+        UnsupportedModelError: the model computes attention in its own way.
+    """
+    model.set_attn_implementation(name)
+    if model.config.get_text_config()._attn_implementation != name:
+        raise UnsupportedModelError("attention in this model does not go through the interface of transformers")
+
+
+def plain_logits(model: PreTrainedModel) -> list[Tensor]:
+    """What the model says after each path of a small tree, in forwards as its authors wrote it: float32 (V,) each.
+
+    Leaves it with their attention; raises UnsupportedModelError as `install` does.
+    """
+    install(model, "eager")
+    device = embedding_weight(model).device
+    with torch.inference_mode():
+        return [
+            model(torch.tensor([PROBE.context + path], device=device), use_cache=False).logits[0, -1].float()
+            for path in PROBE.tree.paths()
+        ]
+
+
+def check_agreement(
+    model: PreTrainedModel, forward: Callable[[Sequence[Work]], list[Tensor]], expected: Sequence[Tensor]
+) -> None:
+    """Refuses a model whose logits over a small tree are not those of `plain_logits`.
+
+    Raises:
+        UnsupportedModelError: they differ, or the model cannot take explicit positions and a layout at all.
     """
     try:
         (found,) = forward([PROBE])
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise UnsupportedModelError(f"this model takes no 4-D mask with explicit positions: {error}") from error
-    device = embedding_weight(model).device
-    for path, logits in zip(PROBE.tree.paths(), found, strict=True):
-        with torch.inference_mode():
-            plain = model(torch.tensor([PROBE.context + path], device=device), use_cache=False).logits[0, -1].float()
+        raise UnsupportedModelError(f"this model takes no layout with explicit positions: {error}") from error
+    for plain, logits in zip(expected, found, strict=True):
         apart = float((plain - logits).abs().max() / (1 + plain.abs().max()))
         if not apart <= TOLERANCES.get(model.dtype, 0.1):
             raise UnsupportedModelError(
                 f"this model's logits over a tree are not those along its paths (relative difference {apart:.1g}): "
-                "its attention is not a function of 4-D mask and positions (ALiBi, recurrence)"
+                "its attention is not a function of what is seen and of positions (ALiBi, recurrence)"
             )
 
 

@@ -10,7 +10,10 @@ class Use:
 
     steps: int  # batched forwards
     seconds: float  # in them, and in what was drawn from their logits
-    batches: Mapping[int, int]  # by number of jobs: steps that had so many
-    tokens: int  # fed, padding not counted
-    slots: int  # sessions that the cache can hold
-    slots_taken: int  # ... and holds now
+    batches: Mapping[int, int]  # by number of sessions: steps that had so many
+    tokens: int  # fed
+    places: int  # tokens whose keys and values the cache can hold
+    held: int  # ... and that live sessions hold now
+    answers: int  # works, such as passes and steps of a draft, that were answered
+    queued: float  # seconds that these waited for their first steps
+    evictions: int  # sessions that gave their places to others

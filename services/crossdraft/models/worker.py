@@ -1,27 +1,28 @@
-"""The model thread: all sessions' jobs step together, one batched forward a step, away from the event loop."""
+"""The model thread: all sessions' jobs step together, away from the event loop."""
 
 import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from crossdraft.models.engine import Engine
-from crossdraft.models.feeds import Work
+from crossdraft.models.feeds import Share
+from crossdraft.models.jobs import Answer, Delivering, Job, Running
+from crossdraft.models.scheduling import Due, Pause, Scheduler, Step
+from crossdraft.models.tenancy import Tenancy
+
+__all__ = ["Answer", "Job", "ModelThread", "ModelThreadClosedError", "Stepping"]
 
 T = TypeVar("T")
-Forward = Callable[[Sequence[Work]], list[Tensor]]  # as `Engine.forward`
-Job = Generator[Work, Tensor, T]
-"""Yields requests, receives their logits (rows, V), returns its result. Runs in the model thread, all of it.
+Stepping = Callable[[Sequence[Share]], list[Tensor | None]]  # as `Engine.step`
 
-A pass of the target yields once, a draft of k tokens k times: it draws between its yields.
-"""
+LOOK_AGAIN = 0.02  # seconds between looks whether somebody's turn is over, while nobody can go on
 
 
 class ModelThreadClosedError(RuntimeError):
@@ -29,36 +30,49 @@ class ModelThreadClosedError(RuntimeError):
 
 
 class ModelThread:
-    """Runs jobs on one engine in one thread.
+    """Runs jobs on one engine in one thread; which of them a step takes, and when, the scheduler decides.
 
-    What waits is collected: a step is one `Engine.forward` for all live jobs, and a job that arrives during a step
-    takes part in the next one. An error, of a job or of its request, reaches only that job's submitter.
+    An error, of a job or of its work, reaches only that job's submitter.
 
     Args:
         engine: what the thread runs.
-        forward: what a step calls in place of the engine's own `forward`, which it ends in; None: that itself.
+        step: what is called in place of the engine's own `step`, which it ends in; None: that itself.
+        clock: in seconds.
     """
 
-    def __init__(self, engine: Engine, forward: Forward | None = None) -> None:
+    def __init__(
+        self, engine: Engine, step: Stepping | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.engine = engine  # to be used in this thread's jobs only
-        self._forward = engine.forward if forward is None else forward
-        self.steps = 0  # forwards so far, of however many jobs
+        self.steps = 0  # forwards so far, of however many sessions
         self.seconds = 0.0  # in them, and in what their jobs did next
-        self.batches: Counter[int] = Counter()  # by number of jobs: steps that had so many
-        self._arrivals: SimpleQueue[_Running[Any] | None] = SimpleQueue()  # None: finish what is live and end
+        self.batches: Counter[int] = Counter()  # by number of sessions: steps that had so many
+        self.answers = 0  # works that were answered
+        self.queued = 0.0  # seconds that they waited for their first steps
+        self._stepping = engine.step if step is None else step
+        self._clock = clock
+        self._scheduler = Scheduler(engine.chunk)
+        self._tenancy = Tenancy(engine)
+        self._live: list[Running[Any]] = []
+        self._arrivals: SimpleQueue[Running[Any] | None] = SimpleQueue()  # None: no more will come
         self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
+
+    @property
+    def evictions(self) -> int:
+        """Sessions that gave their places to others."""
+        return self._tenancy.evictions
 
     async def run(self, job: Job[T]) -> T:
         """The job's result. Cancelling stops the job before its next step.
 
         Raises:
             ModelThreadClosedError: `close` was called before.
-            BaseException: what the job raised, or what `Engine.forward` raised for its request.
+            BaseException: what the job raised, or what the engine raised for its work.
         """
-        running = _Running(job, asyncio.get_running_loop())
+        running = Running(job, asyncio.get_running_loop(), self._clock())
         with self._closing:
             if self._closed:
                 raise ModelThreadClosedError("the model thread is closed")
@@ -66,123 +80,99 @@ class ModelThread:
         return await running.future
 
     async def close_session(self, session: Hashable) -> None:
-        """Frees the slot of a session, after the steps that are under way."""
-        await self.run(_closing(self.engine, session))
+        """Frees the places of a session, after the step that is under way."""
+        await self.run(self._ending(session))
 
     def close(self) -> None:
         """Takes no more jobs and waits until those submitted are done. Not to be called from a job."""
         with self._closing:
-            if not self._closed:
-                self._closed = True
-                self._arrivals.put(None)
+            self._closed = True
+            self._arrivals.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        live: list[_Running[Any]] = []
-        open_ = True
-        while open_ or live:
-            arrived, open_ = self._arrived(wait=not live, open_=open_)
-            for running in arrived:
-                running.start()
-            live = [running for running in (*live, *arrived) if running.wants(self.engine)]
-            if live:
-                self._step(live)
+        pause: float | None = None
+        while self._arrived(pause):
+            seated = self._seated()
+            decided = self._scheduler.next([self._due(running) for running in seated], self._clock())
+            pause = decided.seconds if isinstance(decided, Pause) else self._step(seated, decided)
 
-    def _arrived(self, wait: bool, open_: bool) -> "tuple[list[_Running[Any]], bool]":
-        """The jobs that have arrived, at least one if `wait`; and whether more may come."""
-        arrived: list[_Running[Any]] = []
-        while open_:
-            try:
-                running = self._arrivals.get(block=wait and not arrived)
-            except Empty:
-                break
-            if running is None:
-                open_ = False
-            else:
-                arrived.append(running)
-        return arrived, open_
+    def _arrived(self, pause: float | None) -> bool:
+        """Takes in what comes within so many seconds (None: however long it takes); whether the thread is to go on."""
+        if pause is None and self._live:
+            pause = LOOK_AGAIN
+        with suppress(Empty):
+            self._take_in(self._arrivals.get(block=pause != 0, timeout=pause))
+            while True:
+                self._take_in(self._arrivals.get_nowait())
+        for running in self._live:
+            running.drop_cancelled()
+        self._live = [running for running in self._live if running.live]
+        return bool(self._live) or not (self._closed and self._arrivals.empty())
 
-    def _step(self, live: "list[_Running[Any]]") -> None:
-        """One forward for all; where it fails the jobs take the step one by one, so that only the guilty fail."""
-        began = time.perf_counter()
+    def _take_in(self, running: Running[Any] | None) -> None:
+        if running is not None:
+            running.start(self.engine.check)
+        if running is not None and running.live:
+            self._live.append(running)
+            self._scheduler.returns.asked(running.work.session, running.asked)
+
+    def _seated(self) -> list[Running[Any]]:
+        """The jobs that can take part in a step now."""
+        now = self._clock()
+        self._live.sort(key=lambda running: running.asked)
+        return self._tenancy.seated(self._live, self._scheduler.returns.expected(now), now)
+
+    def _due(self, running: Running[Any]) -> Due:
+        work = running.work
+        tokens = self.engine.due(work)
+        return Due(work.session, running.asked, tokens, min(tokens, 1 + len(work.tree)), running.began is not None)
+
+    def _step(self, seated: "list[Running[Any]]", step: Step) -> float:
+        """Takes a step, and its answers on to the jobs; returns how long to wait for more: not at all."""
+        taken = sorted(step.tokens.items())  # the oldest first: places are given in this order
+        jobs = [seated[index] for index, _ in taken]
+        began, fed = self._clock(), self.engine.fed
         self.steps += 1
-        self.batches[len(live)] += 1
-        logits: list[Tensor] = []
-        if len(live) > 1:
-            with _Delivering(*live), suppress(RuntimeError, MemoryError):
-                logits = self._forward([running.work for running in live])
-        for index, running in enumerate(live):
-            running.step(logits[index] if logits else None, self._forward)
-        self.seconds += time.perf_counter() - began
+        self.batches[len(jobs)] += 1
+        found = self._forwarded(jobs, [Share(seated[index].work, tokens) for index, tokens in taken])
+        ended, fed = self._clock(), self.engine.fed - fed
+        self._scheduler.stepped(fed, ended - began)
+        for running, logits in zip(jobs, found, strict=True):
+            if running.live and (logits is not None or self.engine.admits(running.work)):  # else it was not fed
+                self._tenancy.stepped(running.work.session, ended)
+                running.began = began if running.began is None else running.began
+            if running.live and logits is not None:
+                self._answer(running, logits, ended, fed, len(jobs))
+        self.seconds += self._clock() - began
+        return 0.0
 
+    def _forwarded(self, jobs: "list[Running[Any]]", shares: list[Share]) -> list[Tensor | None]:
+        """One forward for all; where it fails they take the step one by one, so that only the guilty fail."""
+        if len(jobs) > 1:
+            with Delivering(*jobs), suppress(RuntimeError, MemoryError):
+                return self._stepping(shares)
+        found: list[Tensor | None] = [None] * len(jobs)
+        for index, running in enumerate(jobs):
+            if running.live:
+                with Delivering(running):
+                    found[index] = self._stepping([shares[index]])[0]
+        return found
 
-class _Running(Generic[T]):
-    """A job under way, and where its result goes."""
+    def _answer(self, running: Running[Any], logits: Tensor, ended: float, fed: int, sessions: int) -> None:
+        """Hands a job its logits; it goes on, or is over and may come back."""
+        assert running.began is not None
+        work, queued = running.work, running.began - running.asked
+        self.answers += 1
+        self.queued += queued
+        self._tenancy.answered(work.session, ended, self._scheduler.costs.seconds(len(work.context)))
+        answer = Answer(logits, queued, ended - running.began, sessions, fed)
+        running.answer(answer, self.engine.check, self._clock)
+        if not running.live:
+            self._scheduler.returns.answered(work.session, self._clock())
 
-    def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop) -> None:
-        self.work: Work
-        self.future: asyncio.Future[T] = loop.create_future()
-        self._job = job
-        self._loop = loop
-        self._live = True
-
-    def start(self) -> None:
-        """Runs the job up to its first request."""
-        with _Delivering(self):
-            self.work = next(self._job)
-
-    def wants(self, engine: Engine) -> bool:
-        """Whether the job is to take the next step: it is not over, not cancelled, and its request is right."""
-        with _Delivering(self):
-            if self._live and self.future.cancelled():
-                raise asyncio.CancelledError
-            if self._live:
-                engine.check(self.work)
-        return self._live
-
-    def step(self, logits: Tensor | None, forward: Forward) -> None:
-        """Hands the logits to the job and runs it up to its next request; without logits it computes them alone."""
-        if not self._live:
-            return
-        with _Delivering(self):
-            self.work = self._job.send(forward([self.work])[0] if logits is None else logits)
-
-    def finish(self, error: BaseException) -> None:
-        """The job is over: its result, or the error, goes to the submitter."""
-        self._live = False
-        with suppress(RuntimeError):  # a job that yields again when it is closed is none the less over
-            self._job.close()
-        with suppress(RuntimeError):  # the submitter's loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(self._resolve, error)
-
-    def _resolve(self, error: BaseException) -> None:
-        if self.future.done():
-            return
-        if isinstance(error, StopIteration):
-            self.future.set_result(error.value)
-        else:
-            self.future.set_exception(error)
-
-
-class _Delivering:
-    """Whatever ends jobs inside goes to their submitters: nothing may end the thread that others wait for."""
-
-    def __init__(self, *jobs: _Running[Any]) -> None:
-        self._jobs = jobs
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is not None:
-            for running in self._jobs:
-                running.finish(error)
-        return True
-
-
-def _closing(engine: Engine, session: Hashable) -> Job[None]:
-    """A job without a step."""
-    engine.close(session)
-    yield from ()
+    def _ending(self, session: Hashable) -> Job[None]:
+        """A job without a step."""
+        self._tenancy.close(session)
+        self._scheduler.returns.over(session)
+        yield from ()

@@ -44,7 +44,7 @@ class Tally:
         self.bytes_sent += len(raw)
         match reply:
             case PassDone():
-                self.passes += 1
+                self.passes += reply.forwards
                 self.nodes += len(reply.nodes)
                 self.model_seconds += reply.seconds
             case Drafted():

@@ -1,6 +1,6 @@
 """Clients of the two services: they describe themselves, and open sessions that speak in plain values."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -61,6 +61,16 @@ class TargetSession(Stream[target_codec.Request, target_codec.Reply]):
         if len(done.nodes) != len(request.answered):
             raise Internal(f"{self.service} answered {len(done.nodes)} of {len(request.answered)} nodes")
         return done
+
+    async def draw(self, request: Pass) -> AsyncGenerator[PassDone, None]:
+        """The replies to a run, as they come; raises ServiceError."""
+        await self.send(request)
+        more = True
+        while more:
+            done = _expected(await self.receive(), PassDone, self.service)
+            _same(done.number, request.number, "pass", self.service)
+            more = done.more
+            yield done
 
     async def fetch(self, request: FetchRow) -> RowFetched:
         """More of the row of one node of the latest pass; raises ServiceError."""

@@ -20,6 +20,7 @@ from crossdraft.verification.exchange import (
     Description,
     Draft,
     Drafted,
+    EndRun,
     FetchRow,
     OpenDrafter,
     OpenTarget,
@@ -91,7 +92,7 @@ class Role(Generic[Open, Ask, Answer]):
     write: Callable[[Opened | Answer], Message]
 
 
-TARGET: Role[OpenTarget, Pass | FetchRow, PassDone | RowFetched] = Role(
+TARGET: Role[OpenTarget, Pass | FetchRow | EndRun, PassDone | RowFetched] = Role(
     name="target",
     service="crossdraft.v1.Target",
     stream="Verify",

@@ -11,7 +11,7 @@ from crossdraft.rpc.activity import Activity, Tally
 from crossdraft.rpc.exposition import PREFIX
 
 LABELS = ("model_name", "role")
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # bounds of the histogram, jobs
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # bounds of the histogram, sessions
 
 TOTALS: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
     ("passes", "Passes that were answered.", lambda tally: tally.passes),
@@ -37,19 +37,31 @@ class ModelUse(Protocol):
 
     @property
     def batches(self) -> Mapping[int, int]:
-        """By number of jobs, of sessions as a rule: steps that had so many."""
+        """By number of sessions: steps that had so many."""
 
     @property
     def tokens(self) -> int:
-        """That were fed, padding not counted."""
+        """That were fed."""
 
     @property
-    def slots(self) -> int:
-        """Sessions whose keys and values the cache can hold."""
+    def places(self) -> int:
+        """Tokens whose keys and values the cache can hold."""
 
     @property
-    def slots_taken(self) -> int:
-        """... and holds now."""
+    def held(self) -> int:
+        """... and that live sessions hold now."""
+
+    @property
+    def answers(self) -> int:
+        """Works, such as passes and steps of a draft, that were answered."""
+
+    @property
+    def queued(self) -> float:
+        """Seconds that these waited for their first steps."""
+
+    @property
+    def evictions(self) -> int:
+        """Sessions that gave their places in the cache to others."""
 
 
 class ServiceMetrics:
@@ -100,16 +112,16 @@ class ServiceMetrics:
         yield self._counter(
             "model_seconds", "Seconds in the model's forwards, and in drawing from their logits.", use.seconds
         )
-        yield self._counter("model_tokens", "Tokens that were fed to the model, padding not counted.", use.tokens)
-        share = use.slots_taken / use.slots
-        text = "KV-cache usage, as the share of its slots that sessions hold. 1 means 100 percent usage."
-        yield self._gauge("kv_cache_usage_perc", text, share)
-        batches = HistogramMetricFamily(
-            f"{PREFIX}service_batch_size", "Jobs in one forward, of different sessions as a rule.", labels=LABELS
-        )
+        yield self._counter("model_tokens", "Tokens that were fed to the model.", use.tokens)
+        yield self._counter("model_answers", "Works, such as passes and steps of a draft, answered.", use.answers)
+        yield self._counter("model_queue_seconds", "Seconds that these waited for the model.", use.queued)
+        yield self._counter("model_evictions", "Sessions that gave their places in the cache to others.", use.evictions)
+        text = "KV-cache usage, as the share of its places that open sessions hold. 1 means 100 percent usage."
+        yield self._gauge("kv_cache_usage_perc", text, use.held / use.places)
+        batches = HistogramMetricFamily(f"{PREFIX}service_batch_size", "Sessions in one forward.", labels=LABELS)
         sizes = dict(use.batches)
-        jobs = sum(size * count for size, count in sizes.items())
-        batches.add_metric(self._labels, cumulative(sizes), jobs)
+        sessions = sum(size * count for size, count in sizes.items())
+        batches.add_metric(self._labels, cumulative(sizes), sessions)
         yield batches
 
     def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:

@@ -8,6 +8,8 @@ from crossdraft.v1 import common_pb2
 from crossdraft.v1 import target_pb2 as pb
 from crossdraft.verification.exchange import (
     MOST_LIKELY,
+    MOST_RUN,
+    EndRun,
     FetchRow,
     OpenTarget,
     Pass,
@@ -18,7 +20,7 @@ from crossdraft.verification.exchange import (
 from crossdraft.verification.rows import Row
 from crossdraft.verification.trees import ROOT, TokenTree
 
-Request = OpenTarget | Pass | FetchRow
+Request = OpenTarget | Pass | FetchRow | EndRun
 Reply = Opened | PassDone | RowFetched
 
 LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
@@ -34,6 +36,8 @@ def encode_request(request: Request) -> pb.VerifyRequest:
             return pb.VerifyRequest(next_pass=_encode_pass(request))
         case FetchRow():
             return pb.VerifyRequest(fetch=_encode_fetch(request))
+        case EndRun():
+            return pb.VerifyRequest(end_run=pb.EndRun(number=request.number))
 
 
 def decode_request(message: pb.VerifyRequest, vocabulary_size: int | None) -> Request:
@@ -45,8 +49,10 @@ def decode_request(message: pb.VerifyRequest, vocabulary_size: int | None) -> Re
             return _decode_pass(message.next_pass, vocabulary_size)
         case "fetch":
             return _decode_fetch(message.fetch, vocabulary_size)
+        case "end_run":
+            return EndRun(message.end_run.number)
         case _:
-            raise BadMessage("a VerifyRequest must be one of open, next_pass and fetch")
+            raise BadMessage("a VerifyRequest must be one of open, next_pass, fetch and end_run")
 
 
 def encode_reply(reply: Reply) -> pb.VerifyReply:
@@ -109,6 +115,7 @@ def _encode_pass(request: Pass) -> pb.Pass:
         listed=packing.encode_lists(packing.joined(request.listed)) if request.listed else None,
         wanted=request.wanted,
         draws=request.draws,
+        run=request.run if request.run > 1 else 0,
     )
 
 
@@ -121,6 +128,7 @@ def _decode_pass(message: pb.Pass, vocabulary_size: int | None) -> Pass:
     listed = packing.decode_lists(message.listed, "listed", vocabulary_size).split()
     if len(listed) not in (0, answered):
         raise BadMessage(f"listed has {len(listed)} lists; it needs none or {answered}, one a row answered")
+    _check_run(message)
     return Pass(
         number=message.number,
         committed=codec.decode_id_tuple(message.committed, "committed", vocabulary_size),
@@ -128,7 +136,14 @@ def _decode_pass(message: pb.Pass, vocabulary_size: int | None) -> Pass:
         listed=tuple(listed),
         wanted=wanted,
         draws=message.draws,
+        run=max(1, message.run),
     )
+
+
+def _check_run(message: pb.Pass) -> None:
+    check_most(message.run, MOST_RUN, "run")
+    if message.run > 1 and (message.tree.tokens or not message.draws):
+        raise BadMessage("a run of several tokens needs draws, and has no tree")
 
 
 def _decode_tree(message: pb.TokenTree, vocabulary_size: int | None) -> TokenTree:
@@ -162,6 +177,11 @@ def _encode_done(reply: PassDone) -> pb.PassDone:
         number=reply.number,
         microseconds=codec.encode_seconds(reply.seconds),
         queued_microseconds=codec.encode_seconds(reply.queued),
+        more=reply.more,
+        forwards=reply.forwards if reply.forwards > 1 else 0,
+        shared=reply.shared if reply.shared > 1 else 0,
+        fed=reply.fed,
+        first=reply.first,
     )
     rows = [node for node in reply.nodes if isinstance(node, Row)]
     samples = [node for node in reply.nodes if isinstance(node, Sample)]
@@ -190,7 +210,9 @@ def _decode_done(message: pb.PassDone, vocabulary_size: int | None) -> PassDone:
     if not nodes:
         raise BadMessage("done has no rows and no samples; it needs one answer at least")
     seconds, queued = map(codec.decode_seconds, (message.microseconds, message.queued_microseconds))
-    return PassDone(message.number, nodes, seconds, queued)
+    forwards, shared = max(1, message.forwards), max(1, message.shared)
+    more, fed, first = message.more, message.fed, message.first
+    return PassDone(message.number, nodes, seconds, queued, more, forwards, shared, fed, first)
 
 
 def _decode_samples(message: pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:

@@ -1,9 +1,8 @@
 """A target session: what is committed, and the answers to passes over trees that begin after it."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 from crossdraft.models.drawing import KeyedDraws, samples
 from crossdraft.models.engine import Work
@@ -11,8 +10,8 @@ from crossdraft.models.running import RunningModel
 from crossdraft.models.sampling import History, law, to_rows
 from crossdraft.models.worker import Job, ModelThreadClosedError
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
-from crossdraft.rpc.handlers import one_by_one
-from crossdraft.verification.exchange import FetchRow, OpenTarget, Pass, PassDone, RowFetched, Sample
+from crossdraft.target.runs import Run
+from crossdraft.verification.exchange import EndRun, FetchRow, OpenTarget, Pass, PassDone, RowFetched, Sample
 from crossdraft.verification.rows import Row
 
 
@@ -33,9 +32,30 @@ class TargetSession:
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
         self._check_room(len(opening.prompt), "the prompt")
 
-    def converse(self, requests: AsyncIterator[Pass | FetchRow]) -> AsyncGenerator[PassDone | RowFetched, None]:
-        """One reply for each request, in order."""
-        return one_by_one(self.answer, requests)
+    async def converse(
+        self, requests: AsyncIterator[Pass | FetchRow | EndRun]
+    ) -> AsyncGenerator[PassDone | RowFetched, None]:
+        """One reply for each request, in order; several for a run, which ends when anything else is asked.
+
+        Raises as `answer` does.
+        """
+        request = await anext(requests, None)
+        while request is not None:
+            if isinstance(request, Pass) and request.run > 1:
+                run = Run()
+                following = asyncio.ensure_future(anext(requests, None))
+                following.add_done_callback(run.end)
+                try:
+                    async with aclosing(run.replies(self._drawing(request, run))) as replies:
+                        async for reply in replies:
+                            yield reply
+                    request = await following
+                finally:
+                    following.cancel()
+            else:
+                if not isinstance(request, EndRun):  # else that run has ended meanwhile
+                    yield await self.answer(request)
+                request = await anext(requests, None)
 
     async def answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
         """One pass, or more of the row of a node that the latest one has answered.
@@ -49,23 +69,29 @@ class TargetSession:
         """
         if isinstance(request, FetchRow):
             return await self._fetch(request)
+        self._begin(request)
+        return await self._running.thread.run(self._pass(request))
+
+    async def close(self) -> None:
+        """Frees the place in the cache."""
+        with suppress(ModelThreadClosedError):  # the cache is gone with it
+            await self._running.thread.close_session(self)
+
+    def _begin(self, request: Pass) -> None:
+        """A pass that is the next one: what was committed is known from now on."""
         if request.number != self._number + 1:
             raise ProtocolBroken(f"pass {request.number} is out of order; pass {self._number + 1} is next")
         if list(request.answered) != sorted({row for row in request.answered if 0 <= row <= len(request.tree)}):
             raise ProtocolBroken(f"wanted must ascend within 0 to {len(request.tree)}, got {list(request.answered)}")
         if request.draws and self._draws is None:
             raise ProtocolBroken("this session was opened without a noise key, so its target has no draws of its own")
-        size = len(self._opening.prompt) + len(self._output) + len(request.committed) + len(request.tree)
-        self._check_room(size, f"the text with a tree of {len(request.tree)}")
+        size = len(self._opening.prompt) + len(self._output) + len(request.committed)
+        what = f"a tree of {len(request.tree)}" if request.run == 1 else f"a run of {request.run}"
+        self._check_room(size + max(len(request.tree), request.run - 1), f"the text with {what}")
         self._number = request.number
         self._output += request.committed
         self._offset += self._letters(request.committed)
-        return await self._running.thread.run(self._pass(request, time.perf_counter()))
-
-    async def close(self) -> None:
-        """Frees the place in the cache."""
-        with suppress(ModelThreadClosedError):  # the cache is gone with it
-            await self._running.thread.close_session(self)
+        self._answered = ()
 
     def _check_room(self, size: int, what: str) -> None:
         context = self._running.description.context
@@ -75,13 +101,12 @@ class TargetSession:
     def _letters(self, ids: tuple[int, ...]) -> int:
         return len(self._running.tokenization.letters_of(ids))
 
-    def _pass(self, request: Pass, asked: float) -> Job[PassDone]:
-        """Runs in the model thread; `asked` is when it was to."""
+    def _pass(self, request: Pass) -> Job[PassDone]:
+        """Runs in the model thread."""
         every = tuple(request.tree.paths())
         paths = tuple(every[row] for row in request.answered)
-        began = time.perf_counter()
-        logits = yield Work(self, (*self._opening.prompt, *self._output), request.tree, request.answered)
-        seconds = time.perf_counter() - began
+        answer = yield Work(self, (*self._opening.prompt, *self._output), request.tree, request.answered)
+        logits = answer.logits
         self._answered = request.answered
         self._laws = law(logits, self._opening.options, History(self._opening.prompt, self._output, paths))
         nodes: tuple[Row | Sample, ...]
@@ -90,7 +115,38 @@ class TargetSession:
             nodes = samples(logits, self._laws, self._draws, offsets, self._opening.likely)
         else:
             nodes = tuple(to_rows(self._laws, self._opening.head, request.listed))
-        return PassDone(request.number, nodes, seconds, began - asked)
+        return PassDone(request.number, nodes, answer.seconds, answer.queued, shared=answer.sessions, fed=answer.tokens)
+
+    async def _drawing(self, request: Pass, run: Run) -> None:
+        self._begin(request)
+        await self._running.thread.run(self._run(request, run))
+
+    def _run(self, request: Pass, run: Run) -> Job[None]:
+        """Runs in the model thread: each token is drawn after those before it, and is committed when it is told."""
+        opening, draws = self._opening, self._draws
+        assert draws is not None
+        drawn: tuple[int, ...] = ()
+        offset, more, stops = self._offset, True, self._running.description.stops
+        while more:
+            answer = yield Work(self, (*opening.prompt, *self._output, *drawn))
+            logits = answer.logits
+            laws = law(logits, opening.options, History(opening.prompt, self._output, (drawn,)))
+            (sample,) = samples(logits, laws, draws, [offset], opening.likely)
+            drawn = (*drawn, sample.token)
+            offset += self._letters(drawn[-1:])
+            more = len(drawn) < request.run and sample.token not in stops and not run.over
+            run.drew(
+                PassDone(
+                    request.number,
+                    (sample,),
+                    answer.seconds,
+                    answer.queued,
+                    more,
+                    shared=answer.sessions,
+                    fed=answer.tokens,
+                    first=len(drawn) - 1,
+                )
+            )
 
     async def _fetch(self, request: FetchRow) -> RowFetched:
         """From the laws of the latest pass; no forward."""

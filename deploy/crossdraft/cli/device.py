@@ -1,0 +1,161 @@
+"""`crossdraft bench device`: passes and throughput of models of real size on one accelerator, within a time limit.
+
+The target is inflated where it runs, so that nothing large is read or written, and it accepts what the bundled one
+accepts. Each measurement is a process of its own; what no longer fits into the time is left out, and said. All that
+is known is written after each of them.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from crossdraft.cli.benching import write_json, write_text
+from crossdraft.cli.failures import Misused
+from crossdraft.cli.running import STARTS_PROCESSES, run_to_end
+from crossdraft.models.names import ModelLoadError, size_of
+
+SIZES = {  # of the bundled target, whose heads are 64 wide; parameters in bfloat16 take two bytes
+    "1b": "inflated:16x2048x8192:bundled:target",
+    "7b": "inflated:32x4096x11008:bundled:target",
+    "14b": "inflated:52x4096x16384:bundled:target",
+}
+LEAST = 30.0  # seconds that a measurement is begun with
+GRACE = 5.0  # seconds in which a process may end by itself
+LOADS = ("1x1", "1x6", "16x1", "16x6", "64x1")
+WORDS = 300  # letters of what a process that failed said last
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    sizes: tuple[str, ...]  # of SIZES, or names of models
+    drafter: str
+    device: str
+    dtype: str
+    concurrency: str  # as `bench throughput` has it
+    tokens: int  # of each output
+    turns: int  # of each pass
+    mib: int  # for keys and values
+    seconds: float  # for all of it
+    prompts: Path
+
+    @property
+    def models(self) -> dict[str, str]:
+        """Names by what they are called; raises Misused."""
+        found = {size: SIZES.get(size, size) for size in self.sizes}
+        for name in found.values():
+            try:
+                size_of(name)
+            except ModelLoadError as error:
+                raise Misused(str(error)) from error
+        return found
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measurement."""
+
+    title: str
+    arguments: tuple[str, ...]  # of `crossdraft bench`, without its files
+
+
+@dataclass(eq=False)
+class Findings:
+    """What is known so far."""
+
+    plan: Plan
+    folder: Path
+    records: dict[str, object] = field(default_factory=dict)  # by title
+    sections: list[str] = field(default_factory=list)
+
+    def add(self, title: str, text: str, record: object = None) -> None:
+        """Takes note of it, and writes all; raises CommandFailed."""
+        self.sections.append(f"## {title}\n\n{text.strip()}\n")
+        self.records[title] = record
+        write_text(self.folder / "device.md", "\n".join(self.sections))
+        shown = asdict(self.plan) | {"prompts": str(self.plan.prompts)}
+        write_json(self.folder / "device.json", {"plan": shown, "measured": self.records})
+
+
+def steps_of(plan: Plan) -> list[Step]:
+    """In their order: all sizes' passes come before the throughput of any."""
+    where = ("--device", plan.device, "--dtype", plan.dtype, "--cache-mib", str(plan.mib))
+    loads = tuple(part for load in LOADS for part in ("--load", load))
+    turns = ("--turns", str(plan.turns))
+    speeds = ("--concurrency", plan.concurrency, "--tokens", str(plan.tokens), "--drafter", plan.drafter)
+    prompts = ("--prompts", str(plan.prompts))
+    models = plan.models.items()
+    passes = [Step(f"{size}: a pass", ("engine", "--target", name, *loads, *turns, *where)) for size, name in models]
+    outputs = [
+        Step(f"{size}: many outputs", ("throughput", "--target", name, *speeds, *prompts, *where))
+        for size, name in models
+    ]
+    return passes + outputs
+
+
+def measure(plan: Plan, folder: Path) -> None:
+    """Measures what fits into the time; the text on stdout, and it and JSON in a folder.
+
+    Raises:
+        Misused: there is no such size, or the folder cannot be made.
+    """
+    steps = steps_of(plan)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Misused(f"cannot make {folder}: {error.strerror}") from error
+    run_to_end(_measure(steps, Findings(plan, folder)), STARTS_PROCESSES)
+
+
+async def _measure(steps: Sequence[Step], findings: Findings) -> None:
+    ends = time.monotonic() + findings.plan.seconds
+    for number, step in enumerate(steps):
+        left = ends - time.monotonic()
+        if left < LEAST:
+            findings.add(step.title, "Left out: the time was over.")
+        else:
+            await _take(step, number, left, findings)
+        print(findings.sections[-1], flush=True)
+
+
+async def _take(step: Step, number: int, seconds: float, findings: Findings) -> None:
+    """One measurement, or why there is none."""
+    paths = {kind: findings.folder / f"{number}.{kind}" for kind in ("json", "md")}
+    files = ("--json", str(paths["json"]), "--markdown", str(paths["md"]))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "crossdraft.cli", "bench", *step.arguments, *files, stdout=DEVNULL, stderr=PIPE
+    )
+    try:
+        _, said = await asyncio.wait_for(process.communicate(), seconds)
+    except TimeoutError:
+        findings.add(step.title, f"Broken off after {seconds:.0f} seconds: the time was over.")
+        return
+    finally:
+        await _end(process)
+    if process.returncode:
+        words = " ".join(said.decode("utf-8", "replace").split())[-WORDS:]
+        findings.add(step.title, f"Failed ({process.returncode}): {words}")
+        return
+    record = json.loads(paths["json"].read_text(encoding="utf-8"))
+    findings.add(step.title, paths["md"].read_text(encoding="utf-8"), record)
+    for path in paths.values():
+        path.unlink()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, on which a bench ends what it has started, and SIGKILL if that does not help."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), GRACE)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()

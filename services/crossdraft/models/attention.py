@@ -1,0 +1,136 @@
+"""Attention of a flat batch: the tokens of many sessions one after another, each session's keys where they lie.
+
+Registered with transformers as an attention implementation. Sessions whose extents lie at equal distances are one
+strided view of the store, so that a batch takes a few calls of the ordinary kernel, and no key is copied.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "crossdraft"  # of the implementation, in a model's configuration
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Sessions that attend together: token i of session n is row (n, i) of the kernel's batch."""
+
+    begin: int  # their tokens in the flat batch, from and to
+    end: int
+    count: int  # sessions
+    width: int  # rows of each, padding included
+    start: int  # place of the first session's extent
+    step: int  # places from one session's extent to the next one's
+    used: int  # places of each that any of their tokens sees
+    mask: Tensor | None  # additive (count, 1, width, used), of the model's dtype; None: everything is seen
+    rows: Tensor | None = None  # int64 (count * width,), the token of the flat batch in each row; None: begin to end
+    cells: Tensor | None = None  # int64 (end - begin,), the row of each token, where `rows` is not None
+    _masks: dict[int, Tensor] = field(default_factory=dict, repr=False)  # by rows that share one row of keys
+
+    def folded(self, share: int) -> Tensor | None:
+        """The mask where `share` query heads have the same keys: (count, 1, width * share, used)."""
+        if self.mask is None or share == 1:
+            return self.mask
+        if share not in self._masks:
+            self._masks[share] = self.mask.repeat_interleave(share, dim=2)
+        return self._masks[share]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What the tokens of one flat batch see. Groups follow each other."""
+
+    groups: tuple[Group, ...]
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """As every attention function of transformers: (batch, heads, tokens, width) to (batch, tokens, heads, width).
+
+    With a layout the batch is flat, (1, heads, tokens, width), and key and value are those of the whole store. Without
+    one, as in plain calls of the same model, this is sdpa, which a model with capped scores cannot have otherwise.
+    """
+    if layout is not None:
+        parts = [_group(group, query[0], key[0], value[0], scaling, softcap) for group in layout.groups]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+    if softcap is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    share = query.shape[1] // key.shape[1]
+    keys, values = key.repeat_interleave(share, dim=1), value.repeat_interleave(share, dim=1)
+    mask = _additive(attention_mask, query, key)
+    return _softcapped(query, keys, values, mask, scaling, softcap).transpose(1, 2).contiguous(), None
+
+
+def _group(
+    group: Group, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float | None
+) -> Tensor:
+    """Shape (tokens of the group, heads, width)."""
+    heads, key_heads = len(query), len(key)
+    share = heads // key_heads
+    asked = query[:, group.begin : group.end] if group.rows is None else query.index_select(1, group.rows)
+    if share == 1:
+        folded = asked.view(heads, group.count, group.width, -1).transpose(0, 1)
+    else:  # query heads that have the same keys become rows of one head: (sessions, key heads, rows * share, width)
+        split = asked.view(key_heads, share, group.count, group.width, -1)
+        folded = split.permute(2, 0, 3, 1, 4).reshape(group.count, key_heads, group.width * share, -1)
+    keys, values = _extents(key, group), _extents(value, group)
+    if softcap is None:
+        seen = scaled_dot_product_attention(folded, keys, values, group.folded(share), scale=scaling)
+    else:
+        seen = _softcapped(folded, keys, values, group.folded(share), scaling, softcap)
+    result = seen.transpose(1, 2)
+    if share > 1:
+        result = result.view(group.count, group.width, share, key_heads, -1).transpose(2, 3)
+    result = result.reshape(group.count * group.width, heads, -1)
+    return result if group.cells is None else result.index_select(0, group.cells)
+
+
+def _extents(store: Tensor, group: Group) -> Tensor:
+    """A view of the sessions' places: (sessions, heads, used, width)."""
+    heads, places, width = store.shape
+    shape = (group.count, heads, group.used, width)
+    strides = (group.step * width, places * width, width, 1)
+    return store.as_strided(shape, strides, store.storage_offset() + group.start * width)
+
+
+def _additive(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    """The mask as numbers; none stands for a causal one, as sdpa has it."""
+    if mask is None:
+        tokens, seen = query.shape[2], key.shape[2]
+        mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril(0 if tokens > 1 else seen)
+    if mask.dtype != torch.bool:
+        return mask
+    # Padding may see nothing at all: the least number, not minus infinity, or its softmax would be NaN.
+    hidden = torch.finfo(query.dtype).min
+    return torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, hidden)
+
+
+def _softcapped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float
+) -> Tensor:
+    """Scores within +-softcap, as Gemma 2 has them (arXiv 2408.00118, section 2): no kernel has this on a CPU."""
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype) @ value
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,167 @@
+"""Who holds which places: extents of live sessions, what ended ones left, and how a new one comes to its places."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from crossdraft.models.allocation import Extent, Extents, size_for
+from crossdraft.models.feeds import Feed, Held, Work, common
+from crossdraft.models.prefixes import BLOCK, Prefixes
+
+
+class Copying(Protocol):
+    """What the places are of."""
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copies places that do not overlap."""
+        ...
+
+
+@dataclass(eq=False)
+class Holding:
+    """An extent and what is in it, from its first place on."""
+
+    extent: Extent
+    held: Held = field(default_factory=Held)
+    planned: tuple[Work, Held, Feed] | None = None  # the last plan, for that work and what was held then
+
+
+class Holdings:
+    """The places of one store, shared out.
+
+    What an ended session held stays until its places are needed, the least recently used first: a session whose text
+    begins in the same way starts with it.
+    """
+
+    def __init__(self, store: Copying, places: int) -> None:
+        self._store = store
+        self._extents = Extents(places)
+        self._live: dict[Hashable, Holding] = {}  # least recently used first
+        self._ended: dict[Holding, None] = {}  # likewise
+        self._prefixes: Prefixes[Holding] = Prefixes()
+
+    @property
+    def places(self) -> int:
+        """All places that can be given."""
+        return self._extents.places
+
+    @property
+    def held(self) -> int:
+        """Places in extents of live sessions."""
+        return self.places - self._extents.free - sum(holding.extent.size for holding in [*self._ended])
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        """Live sessions, least recently used first."""
+        return iter(self._live)
+
+    def of(self, session: Hashable) -> Holding | None:
+        """What a live session holds."""
+        return self._live.get(session)
+
+    def admits(self, work: Work) -> bool:
+        """Whether `seat` would give the work its places."""
+        known = self._live.get(work.session)
+        size = size_for(len(work.context) + len(work.tree))
+        if known is not None and known.extent.size >= size:
+            return True
+        own = [] if known is None else [known.extent]
+        return self._extents.could_take(size, [*(holding.extent for holding in self._ended), *own])
+
+    def seat(self, work: Work) -> Holding | None:
+        """Places for all of a work, what is held of it included; None: only other live sessions could give them."""
+        known = self._live.pop(work.session, None)
+        size = size_for(len(work.context) + len(work.tree))
+        holding = self._begun(work.context, size) if known is None else known
+        if holding is not None:
+            fits = holding.extent.size >= size or self._grown(holding, size)
+            if fits or known is not None:
+                self._live[work.session] = holding
+            elif holding.held.ids:
+                self._ended[holding] = None
+            return holding if fits else None
+        return None
+
+    def hold(self, holding: Holding, held: Held, kept: int) -> None:
+        """What is in the holding's places now; its first `kept` ids are what they were."""
+        holding.held = held
+        self._prefixes.note(holding, held.ids, kept)
+
+    def close(self, session: Hashable) -> None:
+        """The session is over. One that is not known has no places."""
+        holding = self._live.pop(session, None)
+        if holding is None:
+            return
+        holding.held, holding.planned = Held(holding.held.ids), None
+        if len(holding.held.ids) < BLOCK:
+            self._release(holding)
+        else:
+            self._ended[holding] = None
+
+    def reusable(self, ids: tuple[int, ...]) -> tuple[Holding, int] | None:
+        """A holding whose first ids are those of a text, and how many are; None where it is not worth it."""
+        found = [(common(holding.held.ids, ids), holding) for holding in self._prefixes.longest(ids)]
+        shared, holding = max(found, key=lambda one: one[0], default=(0, None))
+        return (holding, shared) if holding is not None and shared >= BLOCK else None
+
+    def _begun(self, ids: tuple[int, ...], size: int) -> Holding | None:
+        """Places for a new session: those of an ended one that all of its text goes on from, or new ones."""
+        found = self.reusable(ids)
+        if found is not None and found[0] in self._ended and found[1] == len(found[0].held.ids):
+            del self._ended[found[0]]
+            return found[0]
+        if found is not None and found[0] in self._ended:
+            self._ended[found[0]] = self._ended.pop(found[0])  # most recently used: the last to be released
+        extent = self._room(size, None)
+        if extent is None:
+            return None
+        holding = Holding(extent)
+        if found is not None and found[0].held.ids:
+            source, shared = found
+            self._store.copy(source.extent.start, extent.start, shared)
+            self.hold(holding, Held(ids[:shared]), 0)
+        return holding
+
+    def _grown(self, holding: Holding, size: int) -> bool:
+        """Makes the extent larger, where it lies or elsewhere; False, and no change, where there is no room."""
+        before = holding.extent
+        after = self._extents.grow(before, size)
+        if after is None:
+            after = self._room(size, before)
+            if after is None:
+                return False
+            if after.start != before.start:
+                self._store.copy(before.start, after.start, len(holding.held.ids) + len(holding.held.tree))
+            if not after.start <= before.start < after.end:
+                self._extents.give(before)
+        holding.extent = after
+        return True
+
+    def _room(self, size: int, own: Extent | None) -> Extent | None:
+        """A free extent; what ended sessions left is released for it, and the session's own extent where that helps.
+
+        In the last case what is returned contains the own extent.
+        """
+        extent = self._extents.take(size)
+        if extent is not None:
+            return extent
+        owned = [] if own is None else [own]
+        if not self._extents.could_take(size, [*(holding.extent for holding in self._ended), *owned]):
+            return None
+        for holding in list(self._ended):
+            del self._ended[holding]
+            self._release(holding)
+            extent = self._extents.take(size)
+            if extent is not None:
+                return extent
+        if own is not None:
+            self._extents.give(own)
+        return self._extents.take(size)
+
+    def _release(self, holding: Holding) -> None:
+        """Gives the places back; nothing is held any more."""
+        holding.held = Held()
+        self._prefixes.forget(holding)
+        self._extents.give(holding.extent)

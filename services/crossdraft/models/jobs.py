@@ -1,0 +1,98 @@
+"""A job of the model thread: it asks for works, is told their logits, and has a result for who submitted it."""
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from crossdraft.models.feeds import Work
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """To one work of a job."""
+
+    logits: Tensor  # (rows, V)
+    queued: float  # seconds from when it was asked for to its first step
+    seconds: float  # of its steps, and between them where they are several
+    sessions: int  # that shared its last step, itself included
+    tokens: int  # that this step fed, of all of them
+
+
+Job = Generator[Work, Answer, T]
+"""Yields works, receives their answers, returns its result. Runs in the model thread, all of it.
+
+A pass of the target yields once, a draft of k tokens k times: it draws between its yields.
+"""
+
+
+class Running(Generic[T]):
+    """A job under way, and where its result goes. `submitted` and all times: seconds of the thread's clock."""
+
+    def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop, submitted: float) -> None:
+        self.work: Work
+        self.asked = submitted  # when it asked for its work
+        self.began: float | None = None  # the first step of its work, if there was one
+        self.live = True
+        self.future: asyncio.Future[T] = loop.create_future()
+        self._job = job
+        self._loop = loop
+
+    def start(self, check: Callable[[Work], None]) -> None:
+        """Runs the job up to its first work."""
+        with Delivering(self):
+            self.work = next(self._job)
+            check(self.work)
+
+    def answer(self, answer: Answer, check: Callable[[Work], None], clock: Callable[[], float]) -> None:
+        """Hands it the answer to its work, and runs it up to its next one."""
+        self.began = None
+        with Delivering(self):
+            self.work = self._job.send(answer)
+            self.asked = clock()
+            check(self.work)
+
+    def drop_cancelled(self) -> None:
+        """Ends it if nobody waits for its result any more."""
+        if self.live and self.future.cancelled():
+            self.finish(asyncio.CancelledError())
+
+    def finish(self, error: BaseException) -> None:
+        """The job is over: its result, or the error, goes to the submitter."""
+        self.live = False
+        with suppress(RuntimeError):  # a job that yields again when it is closed is none the less over
+            self._job.close()
+        with suppress(RuntimeError):  # the submitter's loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._resolve, error)
+
+    def _resolve(self, error: BaseException) -> None:
+        if self.future.done():
+            return
+        if isinstance(error, StopIteration):
+            self.future.set_result(error.value)
+        else:
+            self.future.set_exception(error)
+
+
+class Delivering:
+    """Whatever ends jobs inside goes to their submitters: nothing may end the thread that others wait for."""
+
+    def __init__(self, *jobs: Running[Any]) -> None:
+        self._jobs = jobs
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None:
+            for running in self._jobs:
+                running.finish(error)
+        return True

@@ -1,0 +1,90 @@
+"""The keys and values of all sessions: one row of places a layer, allocated once, shared out in extents."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer keeps for each token."""
+
+    heads: int  # key-value heads
+    key: int  # width of a key
+    value: int  # width of a value
+
+
+class Store(Cache):
+    """A transformers cache that is written at given places and hands out all of them.
+
+    Which places a token sees is for the attention function to know (`attention.Layout`).
+
+    Zeros, not uninitialised memory: a masked place has weight zero, and zero times NaN is NaN.
+    """
+
+    def __init__(self, shapes: Sequence[LayerShape], places: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(layers=[])
+        self.keys = [_zeros((1, shape.heads, places, shape.key), dtype, device) for shape in shapes]
+        self.values = [_zeros((1, shape.heads, places, shape.value), dtype, device) for shape in shapes]
+        self._target: slice | Tensor = slice(0, 0)
+
+    @staticmethod
+    def place_bytes(shapes: Sequence[LayerShape], dtype: torch.dtype) -> int:
+        """Bytes of one place, in all layers."""
+        return sum(shape.heads * (shape.key + shape.value) for shape in shapes) * dtype.itemsize
+
+    def aim(self, target: slice | Tensor) -> None:
+        """Says where the next forward's keys and values go: places in the order of its tokens, int64 if a tensor."""
+        self._target = target
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copies `count` places from `source` on to `target` and on; they must not overlap."""
+        for tensor in (*self.keys, *self.values):
+            tensor[:, :, target : target + count] = tensor[:, :, source : source + count]
+
+    def move(self, sources: Sequence[int], target: int) -> None:
+        """Copies the places `sources`, in any order, to `target` and on."""
+        index = torch.tensor(sources, device=self.keys[0].device)
+        for tensor in (*self.keys, *self.values):
+            tensor[:, :, target : target + len(sources)] = tensor.index_select(2, index)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes what a layer computed, (1, heads, tokens, width), and returns all its places."""
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        target = self._target
+        if isinstance(target, slice):
+            keys[:, :, target] = key_states
+            values[:, :, target] = value_states
+        else:
+            keys.index_copy_(2, target, key_states)
+            values.index_copy_(2, target, value_states)
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero, since positions are explicit."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Length and offset of what a mask would cover; there is none."""
+        return query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """All places."""
+        return int(self.keys[0].shape[2])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; in main memory they take up room only once they are written (torch.zeros would touch every page)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,86 @@
+"""Clocks of devices, what a model's forwards take, and what its weights alone take."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from crossdraft.models.support import embedding_weight
+
+TURNS = 10  # of a measurement of bandwidth
+MATRIX = 1 << 30  # bytes of its matrix, which no cache must hold
+
+
+@dataclass(eq=False)
+class Inside:
+    """Seconds in a model."""
+
+    seconds: float = 0.0
+    began: float = 0.0
+
+
+@contextmanager
+def spent_in(model: PreTrainedModel, clock: Callable[[], float]) -> Iterator[Inside]:
+    """Counts the seconds that its forwards take in the block."""
+    inside = Inside()
+
+    def before(*_: object) -> None:
+        inside.began = clock()
+
+    def after(*_: object) -> None:
+        inside.seconds += clock() - inside.began
+
+    hooks = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
+    try:
+        yield inside
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What no pass of a model can be faster than on a device that reads all weights for it."""
+
+    weights: int  # bytes that a forward reads: all but the embedding's
+    bandwidth: float  # bytes a second of a matrix times a vector, of which memory sees every number once
+
+    @property
+    def seconds(self) -> float:
+        """Of a pass."""
+        return self.weights / self.bandwidth
+
+
+def floor_of(model: PreTrainedModel, size: int = MATRIX) -> Floor:
+    """Measures the bandwidth with a matrix of `size` bytes; the best of some turns."""
+    embedding = embedding_weight(model)
+    tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is embedding
+    everything = sum(weight.numel() * weight.itemsize for weight in model.parameters())
+    weights = everything - (0 if tied else embedding.numel() * embedding.itemsize)
+    columns = 4096
+    rows = max(1, size // (columns * model.dtype.itemsize))
+    matrix = torch.ones(rows, columns, dtype=model.dtype, device=embedding.device)
+    vector = torch.ones(columns, dtype=model.dtype, device=embedding.device)
+    clock, times = clock_of(embedding.device), list[float]()
+    for _ in range(TURNS):
+        began = clock()
+        torch.mv(matrix, vector)
+        times.append(clock() - began)
+    return Floor(weights, matrix.numel() * matrix.itemsize / min(times))
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Seconds of this thread's processor time on a CPU; elsewhere of the clock, once the device has done its work."""
+    if device.type == "cpu":
+        return time.thread_time
+    if device.type == "cuda":
+
+        def after_cuda() -> float:
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+
+        return after_cuda
+    return time.perf_counter

@@ -1,0 +1,184 @@
+"""`crossdraft bench throughput`: what is asked for, how it is summed up, and what is refused."""
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.processor_time import processor_seconds
+from crossdraft.cli.throughput import Plan, concurrencies_of, figures_of, prompts_of
+from crossdraft.cli.throughput_figures import Made, Model, Run, Spent, measured, streaming
+from crossdraft.cli.throughput_report import report
+from crossdraft.cli.throughput_runs import ALONE, Ids, Theirs, between, model_of
+from crossdraft.cli.transformers_process import Answer, Question, answer_of
+from tests.cli.conftest import Cli
+from tests.cli.test_bench import figures
+
+PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
+
+
+def made(*moments: float, asked: float = 0.0, first: int = 1) -> Made:
+    return Made(tuple(range(first, first + len(moments))), asked, moments)
+
+
+def plan(**changed: object) -> Plan:
+    given = {"target": "t", "drafter": "d", "ways": ("plain",), "at_once": (2,), "each": 1, "repeat": 1, "tokens": 4}
+    more = {"prompt_tokens": 8, "texts": ("a",), "temperature": 0.0, "method": None, "mib": 8, "threads": (1,)}
+    return Plan(**{**given, **more, **changed})  # type: ignore[arg-type]
+
+
+def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking() -> None:
+    outputs = (made(1.0, 1.5, 2.0), made(3.0, 3.5, 4.0, asked=2.0))
+    found = measured("plain", 2, [Run(outputs, 4.0, Spent(2.0, 1.0, 0.6, 0.4)), Run(outputs, 8.0, Spent(4.0))])
+    assert (found.tokens, found.outputs, found.tokens_per_second) == (12, 4, 1.0)
+    assert found.first_token_ms is not None
+    assert found.end_to_end_ms is not None
+    assert found.per_token_ms is not None
+    assert (found.first_token_ms.p50, found.end_to_end_ms.p50, found.per_token_ms.p50) == (1000, 2000, 500)
+    assert (found.target_cores, found.drafter_cores, found.here_ms) == pytest.approx((0.5, 1 / 12, 50))
+    assert (found.busy, found.sessions, found.acceptance, found.same) == (None, None, None, None)
+
+
+def test_what_services_and_pipelines_count_is_summed_up() -> None:
+    told = (figures(passes=4, accepted=6, corrected=2), figures(passes=2, accepted=2, corrected=6))
+    run = Run((made(*range(1, 7)), made(*range(1, 7))), 10.0, Spent(1.0), Model(4, 10, 40, 5.0), told)
+    found = measured("crossdraft", 2, [run])
+    assert (found.tokens_per_pass, found.acceptance) == (2.0, 0.5)
+    assert (found.sessions, found.fed, found.busy) == (2.5, 10, 0.5)
+
+
+def test_streaming_counts_only_while_all_outputs_are_under_way() -> None:
+    assert streaming([(made(0.0, 1.0, 2.0, 3.0), made(1.0, 1.5, 2.0, 2.5, 3.0, 9.0))]) == (2 + 4) / 2
+    assert streaming([(made(0.0, 1.0), made(2.0, 3.0))]) is None
+
+
+def test_ids_are_compared_with_those_of_the_same_prompt() -> None:
+    ours = Run((made(1, 2), made(1, 2, first=5)), 1.0, Spent(1.0))
+    theirs = Run((made(3, 4), made(3, 4, first=6)), 1.0, Spent(1.0))
+    assert measured("plain", 2, [ours], [theirs]).same == 1
+    few = Run(theirs.outputs[:1], 1.0, Spent(1.0))
+    assert measured("assisted", 2, [few], [theirs]).same == 1
+
+
+@dataclass(eq=False)
+class Named:
+    name: str
+
+    async def warm_up(self, prompts: Sequence[Ids]) -> None: ...
+
+    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> Run:
+        raise NotImplementedError
+
+
+def test_only_greedy_outputs_are_compared() -> None:
+    run = Run((made(1, 2),), 1.0, Spent(1.0))
+    runs = {Named("plain"): [run], Named("generate_batch, 1 thread"): [run]}
+    assert [one.same for one in figures_of(runs, 1, plan())] == [1, 1]
+    assert [one.same for one in figures_of(runs, 1, plan(temperature=1.0))] == [None, None]
+
+
+def test_no_two_prompts_begin_alike_and_too_few_texts_are_refused() -> None:
+    texts = [tuple(range(100, 140)), tuple(range(20))]
+    found = prompts_of(texts, 5, 10)
+    assert [ids[0] for ids in found] == [100, 0, 108, 8, 116]
+    assert max(map(len, found)) == 10
+    with pytest.raises(Misused, match=r"enough for \d+ outputs, and 20 are asked for"):
+        prompts_of(texts, 20, 10)
+
+
+def test_a_run_has_a_few_outputs_at_least() -> None:
+    assert [plan(each=2).outputs(count) for count in (1, 3)] == [4, 6]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"ways": ("vllm",)}, {"ways": ()}, {"at_once": (0,)}, {"texts": ()}, {"method": "none"}]
+)
+def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(Misused):
+        plan(**changed).check()
+
+
+def test_concurrency_is_numbers() -> None:
+    assert concurrencies_of("1,16") == (1, 16)
+    with pytest.raises(Misused, match="takes numbers such as 1,4,16, got 'many'"):
+        concurrencies_of("many")
+
+
+def test_counters_are_read_from_metrics_by_name() -> None:
+    names = ("model_steps_total", "batch_size_sum", "model_tokens_total", "model_seconds_total")
+    lines = [f'crossdraft_service_{name}{{role="target"}} {value}' for value, name in enumerate(names, 1)]
+    assert model_of("\n".join(lines) + "\n").since(Model(1, 0, 1, 4)) == Model(0, 2, 2, 0)
+    with pytest.raises(CommandFailed, match="no crossdraft_service_batch_size_sum"):
+        model_of(lines[0] + "\n")
+
+
+def test_what_was_spent_is_a_difference() -> None:
+    assert between(Spent(1.0, 1.0, 1.0, 1.0), Spent(2.0, 3.0, 4.0, 5.0)) == Spent(1.0, 2.0, 3.0, 4.0)
+
+
+def test_processor_time_of_this_process_grows_with_work() -> None:
+    before = processor_seconds(os.getpid())
+    while processor_seconds(os.getpid()) <= before:
+        sum(range(10_000))
+    assert processor_seconds(2**30) == 0.0
+
+
+def test_answers_survive_their_way_through_json() -> None:
+    answer = Answer((made(0.5, 1.0, asked=0.25),), 1.5, 7)
+    lines = json.loads(json.dumps({"outputs": [vars(one) for one in answer.outputs], "seconds": 1.5, "forwards": 7}))
+    assert answer_of(lines) == answer
+
+
+@dataclass
+class Asked:
+    """A process that takes longest unless 3 tokens are drafted at once."""
+
+    questions: list[Question] = field(default_factory=list)
+
+    async def __call__(self, address: str, question: Question) -> Answer:
+        self.questions.append(question)
+        outputs = tuple(made(*range(1, 1 + question.tokens)) for _ in question.prompts)
+        return Answer(outputs, 1.0 if question.k == 3 else 2.0, 0)
+
+
+def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from crossdraft.cli import throughput_runs
+    from crossdraft.cli.processes import Running
+
+    asked = Asked()
+    monkeypatch.setattr(throughput_runs, "ask", asked)
+    way = Theirs("assisted", Running("nowhere", os.getpid()), alone=True)
+    prompts = [(1,)] * 20
+
+    async def run() -> Run:
+        await way.warm_up(prompts)
+        return await way.run(prompts, 6, 16)
+
+    found = asyncio.run(run())
+    assert (way.name, asked.questions[-1].k, len(found.outputs)) == ("assisted, K = 3", 3, ALONE)
+    assert found.model == Model()
+
+
+def test_a_full_event_loop_is_said() -> None:
+    busy = measured("plain", 64, [Run((made(1.0, 2.0),), 2.0, Spent(1.0, 0.0, 1.95, 1.9))])
+    idle = measured("plain", 1, [Run((made(1.0, 2.0),), 2.0, Spent(1.0, 0.0, 0.2, 0.1))])
+    assert "outputs waited for it: plain with 64" in report([idle, busy], "here")
+    assert "waited" not in report([idle], "here")
+
+
+def test_a_whole_run_of_the_bundled_target(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    options = ("--concurrency", "2", "--tokens", 4, "--prompt-tokens", 12, "--limit", 4, "--json", out)
+    ways = ("--way", "plain", "--way", "generate_batch")
+    outcome = cli("bench", "throughput", "--prompts", PROMPTS, *ways, *options)
+    assert outcome.code == 0, outcome.err
+    found = {one["way"].split(",")[0]: one for one in json.loads(out.read_text())["measured"]}
+    assert list(found) == ["plain", "generate_batch"]
+    assert all((one["tokens"], one["same"]) == (16, 4) for one in found.values())
+    assert all(1 <= one["sessions"] <= 2 for one in found.values())
+    assert "| 2 | plain |" in outcome.out

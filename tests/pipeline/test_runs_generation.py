@@ -1,0 +1,87 @@
+"""Plain decoding over real gRPC with a tiny random model: runs give the text that passes one by one give."""
+
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import crossdraft.pipeline.decoding as decoding
+from crossdraft.models.running import RunningModel
+from crossdraft.pipeline import Pipeline, SamplingOptions, connect
+from crossdraft.pipeline.generation import Generation
+from crossdraft.pipeline.governing import Choice
+from crossdraft.pipeline.recording import read
+from crossdraft.pipeline.replay import replay
+from crossdraft.pipeline.timeline import spans_of
+from crossdraft.rpc.clients import TargetClient
+
+PROMPT = "def main(argument):"
+GREEDY = SamplingOptions(temperature=0)
+ONE_BY_ONE = Choice(0)
+
+
+@pytest.fixture
+async def pipeline(target: TargetClient) -> AsyncIterator[Pipeline]:
+    async with connect(target.address) as connected:
+        yield connected
+
+
+async def ended(generation: Generation) -> Generation:
+    async for _ in generation:
+        pass
+    return generation
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"seed": 7}, {"options": GREEDY}, {"seed": 3, "method": "slem"}, {"seed": 5, "logprobs": 2}, {"seed": 2}],
+    ids=str,
+)
+async def test_the_text_is_the_same(
+    pipeline: Pipeline, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_runs = await ended(pipeline.generate(PROMPT, max_tokens=50, **settings))
+    with monkeypatch.context() as patched:
+        patched.setattr(decoding, "PLAIN", ONE_BY_ONE)
+        without = await ended(pipeline.generate(PROMPT, max_tokens=50, **settings))
+    assert with_runs.ids == without.ids
+    assert (with_runs.text, with_runs.reason) == (without.text, without.reason)
+    ours, theirs = with_runs.statistics, without.statistics
+    assert (ours.passes, ours.tokens) == (theirs.passes, theirs.tokens)
+    assert ours.tokens_per_pass == 1
+    assert (ours.runs > 0, theirs.runs) == (True, 0)
+    assert ours.bytes_sent < theirs.bytes_sent / 2
+
+
+async def test_a_stop_string_ends_the_text_where_it_would_have_ended(
+    pipeline: Pipeline, target_model: RunningModel
+) -> None:
+    whole = await ended(pipeline.generate(PROMPT, max_tokens=40, seed=7, ignore_eos=True))
+    pieces = (whole.text[begin : begin + 3] for begin in range(6, len(whole.text) - 3))
+    stop = next(piece for piece in pieces if piece.isascii())  # half a character has no letters of its own
+    generation = await ended(pipeline.generate(PROMPT, max_tokens=40, seed=7, ignore_eos=True, stop=(stop,)))
+    assert generation.text == whole.text[: whole.text.index(stop)]
+    assert generation.statistics.tokens == len(generation.ids) <= generation.statistics.passes
+    assert whole.ids[: len(generation.ids)] == generation.ids
+
+
+async def test_tokens_come_while_the_run_goes_on(pipeline: Pipeline, target_model: RunningModel) -> None:
+    """They are not kept until the run is over: nor is one drawn after the output was left."""
+    generation = pipeline.generate(PROMPT, max_tokens=100, seed=7, ignore_eos=True)
+    await anext(generation)
+    steps = target_model.thread.steps
+    assert steps < 100
+    await generation.aclose()
+
+
+async def test_a_recorded_run_is_replayed(pipeline: Pipeline, tmp_path: Path) -> None:
+    path = tmp_path / "flight"
+    generation = await ended(pipeline.generate(PROMPT, max_tokens=40, seed=7, ignore_eos=True, record=path))
+    found = replay(read(path))
+    assert (found.difference, found.tokens) == (None, len(generation.ids))
+    assert found.rounds < 10  # one a run
+    timeline = spans_of(read(path))
+    assert timeline.figures.passes == generation.statistics.passes == len(generation.ids)
+    assert sum(work.tokens for work in timeline.works) == len(generation.ids)
+    assert all(before.end <= after.begin + 1e-4 for before, after in pairwise(timeline.works))

@@ -1,0 +1,165 @@
+"""Sixty-four sessions at once on the bundled target, with too little room: each has the output that it has alone."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from crossdraft.models.drawing import KeyedDraws, samples
+from crossdraft.models.loading import LoadedModel, load_model
+from crossdraft.models.running import RunningModel
+from crossdraft.models.sampling import History, law
+from crossdraft.target.session import TargetSession
+from crossdraft.text.letters import Side
+from crossdraft.verification.exchange import NoiseKey, OpenTarget, Pass, PassDone, Sample, SamplingOptions
+from crossdraft.verification.trees import ROOT, TokenTree
+from tests.prompts import prompts
+
+SESSIONS = 64
+LEFT = 12  # more sessions, which are cancelled on their way
+BUDGET = 24  # MiB: 2048 places, a sixth of what all need
+BEGINNING = 96  # tokens that a quarter of the prompts have in common
+GREEDY = SamplingOptions(temperature=0)
+WARM = SamplingOptions(temperature=0.9, top_p=0.95)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One output."""
+
+    opening: OpenTarget
+    count: int  # tokens
+    manner: int  # 0: token by token; 1: with trees; 2: in runs
+
+
+@pytest.fixture(scope="module")
+def plain() -> LoadedModel:
+    return load_model("bundled:target", "float32")
+
+
+@pytest.fixture
+def crowded() -> Iterator[RunningModel]:
+    running = RunningModel.of(load_model("bundled:target", "float32"), Side.TARGET, BUDGET)
+    yield running
+    running.close()
+
+
+def cases(running: RunningModel, count: int, seed: int) -> list[Case]:
+    """Prompts of 5 to 400 tokens, a quarter of them with a common beginning; 6 to 24 tokens of output."""
+    draw = random.Random(seed)
+    ids = [token for prompt in prompts()[:60] for token in running.tokenization.encode_prompt(prompt.text)]
+    found = []
+    for number in range(count):
+        begin, length = draw.randrange(len(ids) - 400), draw.choice((5, 20, 70, 150, 400))
+        prompt = tuple(ids[begin : begin + length])
+        if number % 4 == 0:
+            prompt = (*ids[:BEGINNING], *prompt[:60])
+        opening = OpenTarget(prompt, GREEDY if number % 2 else WARM, NoiseKey(seed + number))
+        found.append(Case(opening, draw.randint(6, 24), number % 3))
+    return found
+
+
+@torch.inference_mode()
+def alone(plain: LoadedModel, running: RunningModel, case: Case) -> tuple[int, ...]:
+    """By the bare model with transformers' own cache, and the keyed draws."""
+    assert case.opening.noise is not None
+    prompt, options, draws = case.opening.prompt, case.opening.options, KeyedDraws(running.noise, case.opening.noise)
+    cache, fed = DynamicCache(), prompt
+    output: tuple[int, ...] = ()
+    while len(output) < case.count:
+        logits = plain.model(torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1:]
+        laws = law(logits, options, History(prompt, (), (output,)))
+        offset = len(running.tokenization.letters_of(output))
+        (sample,) = samples(logits, laws, draws, [offset])
+        fed = (sample.token,)
+        output = (*output, sample.token)
+    return output
+
+
+class Talk:
+    """Passes of a session, one after another."""
+
+    def __init__(self, session: TargetSession) -> None:
+        self._requests: asyncio.Queue[Pass] = asyncio.Queue()
+        self._replies = session.converse(self._each())
+
+    async def _each(self) -> AsyncIterator[Pass]:
+        while True:
+            yield await self._requests.get()
+
+    async def drawn(self, request: Pass) -> tuple[int, ...]:
+        """All that is drawn for a pass: at each node of its tree, or token after token of its run."""
+        self._requests.put_nowait(request)
+        found: tuple[int, ...] = ()
+        async for done in self._replies:
+            assert isinstance(done, PassDone)
+            found += tuple(node.token for node in done.nodes if isinstance(node, Sample))
+            if not done.more:
+                break
+        return found
+
+    async def close(self) -> None:
+        await self._replies.aclose()
+
+
+async def together(
+    running: RunningModel, case: Case, due: tuple[int, ...], rest: asyncio.Event | None = None
+) -> tuple[int, ...]:
+    """One session's output as a target is asked for it; trees guess right more often than not.
+
+    With `rest` it asks for nothing after its first tokens until then: others take its places meanwhile.
+    """
+    session, draw = TargetSession(running, case.opening), random.Random(case.count)
+    talk, number = Talk(session), 0
+    output: tuple[int, ...] = ()
+    found: tuple[int, ...] = ()
+    try:
+        while len(output) < case.count:
+            number, left = number + 1, case.count - len(output)
+            run = min(left, 5) if case.manner == 2 else 1
+            guess = [token if draw.random() < 0.8 else 7 for token in due[len(output) :][: min(left - 1, 4)]]
+            tree = TokenTree(tuple(guess), tuple(range(ROOT, len(guess) - 1))) if case.manner == 1 else TokenTree()
+            drawn = await talk.drawn(Pass(number, found, tree, draws=True, run=run))
+            right = 0
+            while right < len(tree) and tree.tokens[right] == drawn[right]:
+                right += 1
+            found = drawn[: right + 1] if run == 1 else drawn
+            output += found
+            if rest is not None:
+                await rest.wait()
+    finally:
+        await talk.close()
+        await session.close()
+    return output
+
+
+async def left_early(running: RunningModel, case: Case, seconds: float) -> None:
+    task = asyncio.create_task(together(running, case, ()))
+    await asyncio.wait((task,), timeout=seconds)
+    task.cancel()
+    await asyncio.wait((task,))
+
+
+async def test_sixty_four_sessions_have_the_outputs_that_they_have_alone(plain, crowded: RunningModel) -> None:
+    every = cases(crowded, SESSIONS, 1)
+    due = [alone(plain, crowded, case) for case in every]
+    leaving = cases(crowded, LEFT, 500)
+    rest = asyncio.Event()
+    tasks = [
+        asyncio.create_task(together(crowded, case, tokens, rest if number % 8 == 0 else None))
+        for number, (case, tokens) in enumerate(zip(every, due, strict=True))
+    ]
+    others = [task for number, task in enumerate(tasks) if number % 8]
+    await asyncio.gather(*(left_early(crowded, case, 0.1 * number) for number, case in enumerate(leaving)))
+    await asyncio.wait(others)
+    rest.set()
+    assert await asyncio.gather(*tasks) == due
+    assert len({*due}) > SESSIONS / 2  # they are different texts
+    use = crowded.use()
+    assert use.evictions > 0
+    assert max(use.batches) >= 8
+    assert crowded.thread.engine.taken == 0
