@@ -13,6 +13,8 @@ export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
+TEST_PROCESSES ?= 2
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check format protos models wheel clean
 
@@ -24,8 +26,8 @@ install: $(INSTALLED)  ## make .venv with what running needs
 demo: $(INSTALLED)  ## run a drafter and a target here and generate text with them
 	$(BIN)/crossdraft demo
 
-test: $(DEV_INSTALLED)  ## run the tests
-	$(BIN)/python -m pytest
+test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (2)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, drift of the generated code
 	$(BIN)/ruff check

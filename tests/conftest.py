@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # Read when torch, tokenizers, huggingface_hub and ray are imported, so they are set before any test module is.
@@ -18,3 +19,10 @@ os.environ.update(
 # A busy machine is not a failed test. In CI the examples are the same in every run.
 settings.register_profile("crossdraft", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("crossdraft")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in several processes a file's tests stay together, as do all that bring a Ray cluster up."""
+    for item in items:
+        group = "clusters" if "cluster" in item.path.parent.name else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
