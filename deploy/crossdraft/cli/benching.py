@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from crossdraft.cli.failures import CommandFailed, Misused
@@ -19,7 +20,7 @@ from crossdraft.pipeline import Generation, GenerationRequest, Overlap, Sampling
 from crossdraft.verification.methods import method_named
 
 SEED = 0
-COLUMNS = 120  # of a table that goes to a file or pipe
+COLUMNS = 120  # of a table that goes to a file or pipe, unless it needs more
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,11 @@ def print_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]])
         table.add_column(name, justify="left" if place < 2 else "right", no_wrap=place != 1, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else COLUMNS).print(table, highlight=False)
+    console = Console()
+    if not sys.stdout.isatty():  # figures are not cut where nothing is too narrow for them
+        needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
+        console = Console(width=max(COLUMNS, needed))
+    console.print(table, highlight=False)
 
 
 def write_json(path: Path, record: dict[str, object]) -> None:
