@@ -187,6 +187,23 @@ def test_a_forward_that_fails_leaves_no_trace_in_the_results(llama: PreTrainedMo
     assert serve(engine, Work("a", (*PROMPT, 1, 2))) == len(PROMPT) + 2
 
 
+def test_what_a_session_could_not_compute_reaches_no_other_one() -> None:
+    """Its keys and values are NaN, and lie in places that others have after it and do not fill."""
+    llama = tiny_llama()
+    with torch.no_grad():
+        llama.get_input_embeddings().weight[95] = float("nan")
+    engine = Engine(llama, budget=1)
+    long, text = tuple(range(20, 90)), tuple(range(20, 60))
+    engine.forward([Work("short", (95,) * 5), Work("long", (95,) * 100), Work("tree", text)])
+    engine.forward([Work("tree", text, tree_of([(95,) * 9], 9), wanted=(9,))])
+    for session in ("short", "long", "tree"):
+        engine.close(session)
+    serve(engine, Work("on", (*text, 1), BRANCHES), Work("a", PROMPT, BRANCHES), Work("b", PROMPT[:1]), Work("c", long))
+    serve(engine, Work("a", PROMPT * 11, BRANCHES), Work("on", (*text, 1, *PROMPT * 5), BRANCHES), Work("c", long))
+    for number in range(14):  # all places
+        serve(engine, Work(number, (number, *PROMPT), BRANCHES), Work("d", (number,)))
+
+
 def test_greedy_text_equals_generate(model: PreTrainedModel) -> None:
     engine = Engine(model)
     prompt = torch.tensor([PROMPT])

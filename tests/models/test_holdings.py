@@ -7,6 +7,7 @@ from crossdraft.models.allocation import UNIT, size_for
 from crossdraft.models.feeds import Held, Work
 from crossdraft.models.holdings import Holding, Holdings
 from crossdraft.models.prefixes import BLOCK
+from crossdraft.verification.trees import TokenTree
 
 PLACES = 14 * UNIT
 
@@ -16,10 +17,16 @@ class Cells:
 
     def __init__(self, places: int) -> None:
         self.cells = [-1] * places
+        self.writers: list[str | None] = [None] * places  # sessions; None: nobody, since the place was cleared
 
     def copy(self, source: int, target: int, count: int) -> None:
         assert source + count <= target or target + count <= source
         self.cells[target : target + count] = self.cells[source : source + count]
+        self.writers[target : target + count] = self.writers[source : source + count]
+
+    def clear(self, start: int, count: int) -> None:
+        self.cells[start : start + count] = [-1] * count
+        self.writers[start : start + count] = [None] * count
 
     def of(self, holding: Holding) -> tuple[int, ...]:
         start = holding.extent.start
@@ -33,9 +40,13 @@ def fed(cells: Cells, holdings: Holdings, work: Work) -> int:
     assert cells.of(holding) == holding.held.ids
     shared = next((n for n, (a, b) in enumerate(zip(holding.held.ids, work.context, strict=False)) if a != b), None)
     kept = min(len(holding.held.ids), len(work.context)) if shared is None else shared
-    start = holding.extent.start
-    cells.cells[start + kept : start + len(work.context)] = work.context[kept:]
-    holdings.hold(holding, Held(work.context), kept)
+    start, end = holding.extent.start, holding.extent.start + len(work.context) + len(work.tree)
+    session, own = str(work.session), start + len(holding.held.ids)
+    assert set(cells.writers[own : holding.extent.end]) <= {None, session}  # masked places have nothing of others
+    cells.cells[start + kept : end] = [*work.context[kept:], *work.tree.tokens]
+    cells.writers[start:end] = [session] * (end - start)
+    cells.writers[start:own] = [session] * (own - start)
+    holdings.hold(holding, Held(work.context, work.tree), kept)
     return len(work.context) - kept
 
 
@@ -49,17 +60,21 @@ def test_random_histories(data: st.DataObject) -> None:
     cells = Cells(PLACES)
     holdings = Holdings(cells, PLACES)
     contexts: dict[str, tuple[int, ...]] = {}
+    closed = dict.fromkeys("abcdef", 0)
     for _ in range(data.draw(st.integers(1, 25))):
-        session = data.draw(st.sampled_from("abcdef"))
+        letter = data.draw(st.sampled_from("abcdef"))
+        session = f"{letter}{closed[letter]}"
         if data.draw(st.integers(0, 3)) == 0:
             holdings.close(session)
             contexts.pop(session, None)
+            closed[letter] += 1
             continue
         before = contexts.get(session, data.draw(st.sampled_from([(), *contexts.values()])))
         kept = data.draw(st.sampled_from([len(before), len(before), len(before) // 2]))
         fresh = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
         context = (*before[:kept], *(token for token in fresh for _ in range(data.draw(st.integers(1, 60)))))
-        work = Work(session, context[: 4 * UNIT])
+        nodes = data.draw(st.sampled_from([0, 0, 9, 70]))
+        work = Work(session, context[: 4 * UNIT - nodes], TokenTree((7,) * nodes, tuple(range(-1, nodes - 1))))
         admitted = holdings.admits(work)
         if admitted:
             fed(cells, holdings, work)

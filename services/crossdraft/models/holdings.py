@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from crossdraft.models.allocation import Extent, Extents, size_for
+from crossdraft.models.allocation import UNIT, Extent, Extents, size_for
 from crossdraft.models.feeds import Feed, Held, Work, common
 from crossdraft.models.prefixes import BLOCK, Prefixes
 
@@ -14,6 +14,10 @@ class Copying(Protocol):
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copies places that do not overlap."""
+        ...
+
+    def clear(self, start: int, count: int) -> None:
+        """Makes places what they were at first."""
         ...
 
 
@@ -30,12 +34,14 @@ class Holdings:
     """The places of one store, shared out.
 
     What an ended session held stays until its places are needed, the least recently used first: a session whose text
-    begins in the same way starts with it.
+    begins in the same way starts with it. Beyond that a session finds nothing of others in its places: a masked place
+    has weight zero, but zero times NaN is NaN, and minus infinity cannot mask a NaN either.
     """
 
     def __init__(self, store: Copying, places: int) -> None:
         self._store = store
         self._extents = Extents(places)
+        self._written = bytearray(self._extents.places // UNIT)  # 1: something may have been written in this unit
         self._live: dict[Hashable, Holding] = {}  # least recently used first
         self._ended: dict[Holding, None] = {}  # likewise
         self._prefixes: Prefixes[Holding] = Prefixes()
@@ -73,10 +79,13 @@ class Holdings:
     def seat(self, work: Work) -> Holding | None:
         """Places for all of a work, what is held of it included; None: only other live sessions could give them."""
         known = self._live.pop(work.session, None)
-        size = size_for(len(work.context) + len(work.tree))
+        count = len(work.context) + len(work.tree)
+        size = size_for(count)
         holding = self._begun(work.context, size) if known is None else known
         if holding is not None:
             fits = holding.extent.size >= size or self._grown(holding, size)
+            if fits:
+                self._mark(holding.extent.start // UNIT, -(-count // UNIT), True)
             if fits or known is not None:
                 self._live[work.session] = holding
             elif holding.held.ids:
@@ -111,6 +120,7 @@ class Holdings:
         found = self.reusable(ids)
         if found is not None and found[0] in self._ended and found[1] == len(found[0].held.ids):
             del self._ended[found[0]]
+            self._clear(found[0].extent, found[1])
             return found[0]
         if found is not None and found[0] in self._ended:
             self._ended[found[0]] = self._ended.pop(found[0])  # most recently used: the last to be released
@@ -118,6 +128,7 @@ class Holdings:
         if extent is None:
             return None
         holding = Holding(extent)
+        self._clear(extent, 0)
         if found is not None and found[0].held.ids:
             source, shared = found
             self._store.copy(source.extent.start, extent.start, shared)
@@ -126,16 +137,18 @@ class Holdings:
 
     def _grown(self, holding: Holding, size: int) -> bool:
         """Makes the extent larger, where it lies or elsewhere; False, and no change, where there is no room."""
-        before = holding.extent
+        before, kept = holding.extent, holding.extent.size
         after = self._extents.grow(before, size)
         if after is None:
             after = self._room(size, before)
             if after is None:
                 return False
             if after.start != before.start:
-                self._store.copy(before.start, after.start, len(holding.held.ids) + len(holding.held.tree))
+                kept = len(holding.held.ids) + len(holding.held.tree)
+                self._store.copy(before.start, after.start, kept)
             if not after.start <= before.start < after.end:
                 self._extents.give(before)
+        self._clear(after, kept)
         holding.extent = after
         return True
 
@@ -165,3 +178,16 @@ class Holdings:
         holding.held = Held()
         self._prefixes.forget(holding)
         self._extents.give(holding.extent)
+
+    def _clear(self, extent: Extent, kept: int) -> None:
+        """Makes an extent as good as new after its first `kept` places; memory that nobody wrote stays untouched."""
+        first = extent.start + kept
+        last = self._written.rfind(1, first // UNIT, extent.end // UNIT)
+        if last >= 0:
+            self._store.clear(first, (last + 1) * UNIT - first)
+        whole = -(-first // UNIT)
+        self._mark(whole, extent.end // UNIT - whole, False)
+
+    def _mark(self, unit: int, count: int, written: bool) -> None:
+        """Says of some units whether anything may have been written there."""
+        self._written[unit : unit + count] = bytes((written,)) * count

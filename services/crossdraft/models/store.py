@@ -50,6 +50,11 @@ class Store(Cache):
         for tensor in (*self.keys, *self.values):
             tensor[:, :, target : target + count] = tensor[:, :, source : source + count]
 
+    def clear(self, start: int, count: int) -> None:
+        """Zeros in `count` places from `start` on, as in the beginning."""
+        for tensor in (*self.keys, *self.values):
+            tensor[:, :, start : start + count].zero_()
+
     def move(self, sources: Sequence[int], target: int) -> None:
         """Copies the places `sources`, in any order, to `target` and on."""
         index = torch.tensor(sources, device=self.keys[0].device)
