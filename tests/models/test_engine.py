@@ -4,20 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MptConfig,
-    MptForCausalLM,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from crossdraft.models.engine import ContextOverflowError, Engine, Work
-from crossdraft.models.support import UnsupportedModelError
 from crossdraft.verification.trees import Path, TokenTree, tree_of
-from tests.models.tiny import VOCABULARY, seeded, tiny_llama, tiny_qwen2
+from tests.models.tiny import VOCABULARY, tiny_llama
 
 PROMPT = (5, 17, 3, 88, 41, 2)
 MODEL = tiny_llama()
@@ -220,27 +211,6 @@ def test_greedy_text_equals_generate(model: PreTrainedModel) -> None:
         (logits,) = engine.forward([Work("a", ids)])
         ids = (*ids, int(logits[0].argmax()))
     assert ids == tuple(reference[0].tolist())
-
-
-def test_sliding_windows_are_refused_unless_no_session_reaches_them() -> None:
-    window = tiny_qwen2(use_sliding_window=True, sliding_window=32, max_window_layers=0)
-    with pytest.raises(UnsupportedModelError, match="set max_length below 32"):
-        Engine(window)
-    serve(Engine(window, max_length=31), Work("a", PROMPT * 3, BRANCHES))
-
-
-def test_models_whose_attention_is_not_given_by_mask_and_positions_are_refused() -> None:
-    mpt = seeded(MptForCausalLM, MptConfig(d_model=48, n_heads=4, n_layers=2, vocab_size=97))
-    with pytest.raises(UnsupportedModelError, match="does not go through the interface"):
-        Engine(mpt, max_length=64)
-    bloom = seeded(BloomForCausalLM, BloomConfig(hidden_size=48, n_layer=1, n_head=4, vocab_size=97))
-    with pytest.raises(UnsupportedModelError, match="does not go through the interface"):
-        Engine(bloom, max_length=64)
-    mamba = seeded(MambaForCausalLM, MambaConfig(hidden_size=48, num_hidden_layers=1, vocab_size=97))
-    with pytest.raises(UnsupportedModelError, match="more than keys and values"):
-        Engine(mamba, max_length=64)
-    with pytest.raises(ValueError, match="set max_length"):
-        Engine(mamba)
 
 
 @settings(max_examples=25)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,8 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
     """Refuses what the configuration shows to be unsupported.
 
     Raises:
-        UnsupportedModelError: sliding or chunked attention that `max_length` tokens would exceed.
+        UnsupportedModelError: sliding or chunked attention that `max_length` tokens would exceed, or rotary positions
+            that change for a text so long.
     """
     config = model.config.get_text_config()
     for name in WINDOWS:
@@ -38,6 +40,19 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
                 f"{name} of this model is {window} tokens, and trees need full attention: "
                 f"set max_length below {window} (it is {max_length})"
             )
+    for rope in _ropes(getattr(config, "rope_parameters", None) or {}):
+        original = rope.get("original_max_position_embeddings")
+        if rope.get("rope_type") == "longrope" and isinstance(original, int) and original < max_length:
+            # The longest text of a forward decides for all, and keys that are held already have the other frequencies.
+            raise UnsupportedModelError(
+                f"the rotary positions of this model are others once a text is longer than {original} tokens: "
+                f"set max_length to {original} or less (it is {max_length})"
+            )
+
+
+def _ropes(parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a configuration says of rotary positions: once, or for each type of layer."""
+    return [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
 
 
 @torch.inference_mode()
