@@ -59,3 +59,10 @@ def test_no_estimate_is_negative_or_falls_with_tokens(steps: list[tuple[int, flo
     assert times == sorted(times)
     assert times[0] >= -1e-12
     assert costs.tokens(0.05) <= REACH * 100
+
+
+def test_a_step_that_fed_nothing_says_nothing() -> None:
+    """It is over at once: a forward that failed, or works whose tokens are all held."""
+    costs = learned([(6, 0.02)] * 50)
+    costs.observe(0, 5e-5)
+    assert costs.seconds(6) == pytest.approx(0.02)

@@ -19,8 +19,8 @@ class StepCosts:
         self._largest = 1.0  # tokens of a step lately
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long; one that took no time says nothing."""
-        if seconds <= 0:
+        """A step of so many tokens took so long; one that took no time, or fed nothing, says nothing."""
+        if seconds <= 0 or tokens < 1:
             return
         weight = seconds**-2
         self._weight = FADING * self._weight + weight
