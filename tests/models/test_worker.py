@@ -107,6 +107,7 @@ async def test_a_forward_that_fails_for_the_batch_is_taken_one_by_one(worker: Mo
     good, bad = await gathered(worker, greedy("a", PROMPT, 2), greedy("b", (13,), 2))
     hook.remove()
     assert isinstance(bad, RuntimeError)
+    assert worker.engine.taken == 1  # the one that failed keeps no places from others
     assert good == await worker.run(greedy("c", PROMPT, 2))
 
 

@@ -139,6 +139,8 @@ class ModelThread:
         ended, fed = self._clock(), self.engine.fed - fed
         self._scheduler.stepped(fed, ended - began)
         for running, logits in zip(jobs, found, strict=True):
+            if not running.live:  # its step failed: what lies in its places is not known, and others can use them
+                self._tenancy.close(running.work.session)
             if running.live and (logits is not None or self.engine.admits(running.work)):  # else it was not fed
                 self._tenancy.stepped(running.work.session, ended)
                 running.began = began if running.began is None else running.began
