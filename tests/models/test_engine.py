@@ -179,20 +179,24 @@ def test_a_forward_that_fails_leaves_no_trace_in_the_results(llama: PreTrainedMo
 
 
 def test_what_a_session_could_not_compute_reaches_no_other_one() -> None:
-    """Its keys and values are NaN, and lie in places that others have after it and do not fill."""
+    """Its keys and values are NaN, and lie in places that others have after it, or start with."""
     llama = tiny_llama()
     with torch.no_grad():
         llama.get_input_embeddings().weight[95] = float("nan")
-    engine = Engine(llama, budget=1)
-    long, text = tuple(range(20, 90)), tuple(range(20, 60))
-    engine.forward([Work("short", (95,) * 5), Work("long", (95,) * 100), Work("tree", text)])
-    engine.forward([Work("tree", text, tree_of([(95,) * 9], 9), wanted=(9,))])
-    for session in ("short", "long", "tree"):
-        engine.close(session)
-    serve(engine, Work("on", (*text, 1), BRANCHES), Work("a", PROMPT, BRANCHES), Work("b", PROMPT[:1]), Work("c", long))
-    serve(engine, Work("a", PROMPT * 11, BRANCHES), Work("on", (*text, 1, *PROMPT * 5), BRANCHES), Work("c", long))
+    engine, bad = Engine(llama, budget=1), tree_of([(95,) * 9], 9)
+    text, other = tuple(range(20, 60)), tuple(range(50, 90))
     for number in range(14):  # all places
-        serve(engine, Work(number, (number, *PROMPT), BRANCHES), Work("d", (number,)))
+        engine.forward([Work(number, (number, *(95,) * 120))])
+    engine.forward([Work("tree", text)])
+    engine.forward([Work("tree", text, bad, wanted=(9,))])
+    engine.forward([Work("text", other, bad)])  # in one forward: what is held of the text is NaN too
+    for session in (*range(14), "tree", "text"):
+        engine.close(session)
+    serve(engine, Work("on", (*text, 1)), Work("like it", (*other, 1, 2, 3)))
+    serve(engine, Work("a", PROMPT[:1]), Work("b", PROMPT * 2), Work("c", PROMPT[1:]))
+    serve(engine, Work("on", (*text, 1, 2)), Work("like it", (*other, 1, 2, 3, 4, 5)))
+    serve(engine, Work("a", PROMPT * 11), Work("b", PROMPT * 12), Work("c", PROMPT * 13))
+    serve(engine, Work("a", (*PROMPT * 11, 7)), Work("b", (*PROMPT * 12, 7)), Work("c", (*PROMPT * 13, 7)))
 
 
 def test_greedy_text_equals_generate(model: PreTrainedModel) -> None:

@@ -28,6 +28,9 @@ class Cells:
         self.cells[start : start + count] = [-1] * count
         self.writers[start : start + count] = [None] * count
 
+    def sound(self, start: int, count: int) -> bool:
+        return -2 not in self.cells[start : start + count]
+
     def of(self, holding: Holding) -> tuple[int, ...]:
         start = holding.extent.start
         return tuple(self.cells[start : start + len(holding.held.ids)])
@@ -106,6 +109,18 @@ def test_a_session_starts_with_what_another_one_has_of_its_text() -> None:
     assert fed(cells, holdings, Work("d", (*text(101, 5), 9))) == 1  # in b's own places
     assert fed(cells, holdings, Work("e", (*text(100), 9))) == 1  # in a's: it has one more than b
     assert holdings.held == UNIT + 4 * UNIT
+
+
+def test_nobody_starts_with_what_are_no_numbers() -> None:
+    cells = Cells(PLACES)
+    holdings = Holdings(cells, PLACES)
+    assert fed(cells, holdings, Work("a", text(100))) == 100
+    first = holdings.of("a")
+    assert first is not None
+    cells.cells[first.extent.start + 70] = -2
+    assert fed(cells, holdings, Work("b", (*text(100), 9))) == 101
+    holdings.close("b")
+    assert fed(cells, holdings, Work("c", (*text(100), 9, 9))) == 1  # b's are numbers
 
 
 def test_what_ended_sessions_left_goes_first_and_the_latest_used_last() -> None:

@@ -20,6 +20,10 @@ class Copying(Protocol):
         """Makes places what they were at first."""
         ...
 
+    def sound(self, start: int, count: int) -> bool:
+        """Whether what is in places are numbers."""
+        ...
+
 
 @dataclass(eq=False)
 class Holding:
@@ -118,6 +122,9 @@ class Holdings:
     def _begun(self, ids: tuple[int, ...], size: int) -> Holding | None:
         """Places for a new session: those of an ended one that all of its text goes on from, or new ones."""
         found = self.reusable(ids)
+        if found is not None and not self._store.sound(found[0].extent.start, found[1]):
+            self._prefixes.forget(found[0])
+            found = None
         if found is not None and found[0] in self._ended and found[1] == len(found[0].held.ids):
             del self._ended[found[0]]
             self._clear(found[0].extent, found[1])

@@ -55,6 +55,14 @@ class Store(Cache):
         for tensor in (*self.keys, *self.values):
             tensor[:, :, start : start + count].zero_()
 
+    def sound(self, start: int, count: int) -> bool:
+        """Whether places hold numbers: a text is not what it should be where its own tree had a NaN, masked or not.
+
+        Those of the last layer tell, as a NaN of any other is in all layers after it.
+        """
+        held = (tensor[:, :, start : start + count] for tensor in (self.keys[-1], self.values[-1]))
+        return all(bool(torch.isfinite(tensor).all()) for tensor in held)
+
     def move(self, sources: Sequence[int], target: int) -> None:
         """Copies the places `sources`, in any order, to `target` and on."""
         index = torch.tensor(sources, device=self.keys[0].device)
