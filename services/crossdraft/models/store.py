@@ -61,7 +61,7 @@ class Store(Cache):
         Those of the last layer tell, as a NaN of any other is in all layers after it.
         """
         held = (tensor[:, :, start : start + count] for tensor in (self.keys[-1], self.values[-1]))
-        return all(bool(torch.isfinite(tensor).all()) for tensor in held)
+        return all(math.isfinite(tensor.sum(dtype=torch.float32)) for tensor in held)  # a tenth of isfinite's time
 
     def move(self, sources: Sequence[int], target: int) -> None:
         """Copies the places `sources`, in any order, to `target` and on."""
