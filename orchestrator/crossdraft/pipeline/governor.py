@@ -33,7 +33,7 @@ MEASURED = 3  # plain passes that must have been seen where plain decoding may b
 NEAR = 1.6  # times plain decoding that a way must be faster to do without
 REMEASURED = 160  # passes after which plain ones are measured again
 FIRST_RUN = 4  # tokens that the target draws by itself before the choice is looked at again; it doubles
-CROWDED = 1.3  # times as many sessions on the target, or as few, after which choices are made again
+CROWDED = 1.6  # times as many sessions on the target, or as few, after which choices are made again
 
 
 class Adaptive:
@@ -114,11 +114,14 @@ class Adaptive:
         return decision.choice
 
     def _run(self, now: float) -> int:
-        """Tokens of a plain epoch: the longer the longer plain decoding goes on, up to the next trial of a drafter."""
+        """Tokens of a plain epoch: the longer the longer plain decoding goes on, up to the next trial of a drafter.
+
+        A trial that is due, but has to wait for what it may lose to be earned, shortens nothing.
+        """
         run = FIRST_RUN if self._running.drafts else min(LONG_RUN, 2 * self._running.run)
         decision = self._decision
-        if self._there and decision is not None and self._trial_at is not None:
-            run = min(run, 1 + int(max(0.0, self._trial_at - now) * decision.ranking.plain.speed))
+        if self._there and decision is not None and self._trial_at is not None and now < self._trial_at:
+            run = min(run, 1 + int((self._trial_at - now) * decision.ranking.plain.speed))
         return run
 
     @property

@@ -67,7 +67,7 @@ class Ranking:
 def rank(workload: Workload, limits: Limits) -> Ranking:
     """Forecasts what may be chosen, coarsely first; some 30 forecasts."""
     plain = rate(workload, PLAIN)
-    if workload.token >= workload.tokens_per_proposal * workload.plain_seconds:
+    if workload.token >= workload.tokens_per_proposal * workload.plain_seconds or bound(workload) <= plain.speed:
         return _hopeless(workload, plain)
     rounds = _best(workload, (_round(workload, size) for size in SIZES if size <= limits.window))
     if limits.rounds_only:
@@ -89,9 +89,22 @@ def rank(workload: Workload, limits: Limits) -> Ranking:
 
 
 def _hopeless(workload: Workload, plain: Rated) -> Ranking:
-    """A drafter that writes no faster than the target by itself: what is accepted took it as long as it saves."""
+    """A drafter that writes no faster than the target by itself, so that what is accepted took it as long as it saves;
+    or one that is not worth the room of its proposals in a pass, however soon they come."""
     rounds = rate(workload, _round(workload, 1))
     return Ranking(plain, rounds, rate(workload, Choice(1, patience=0.0)), plain)
+
+
+def bound(workload: Workload) -> float:
+    """Tokens a second that no way with a drafter exceeds: passes that always have as many proposals as are best, and
+    these are there at once, each accepted as often as the most accepted place is."""
+    often = max(*workload.acceptance, workload.match)
+    best, alive, accepted = 0.0, 1.0, 0.0
+    for proposals in range(1, MOST_PROPOSALS + 1):
+        alive *= often
+        accepted += alive
+        best = max(best, (1 + accepted * workload.tokens_per_proposal) / workload.pass_seconds(proposals))
+    return best
 
 
 def rate(workload: Workload, choice: Choice) -> Rated:

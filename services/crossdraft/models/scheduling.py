@@ -4,7 +4,8 @@ A step takes whatever is ready. What a work still needs is *text* (tokens before
 of steps) and an *end* (the last token and the tree, which go together). A work with little text is *short*, such as
 a verification or a step of a draft, and is taken whole; one with more is *long*, such as a prompt.
 
-How long the long ones may make a step, while others stream: `STRETCH` times what the short ones alone would take.
+How long the long ones may make a step, while others stream: `STRETCH` times what the short ones alone would take, and
+where more wait with prompts than stream, as many times more.
 
 When a step is put off: of two sessions that ask for a pass again 3 ms after each answer, the first one back would be
 stepped alone and the second wait for all of that pass, and so on for ever. Be r the works that are ready, d the
@@ -107,7 +108,8 @@ class Scheduler:
         usual = sum(taken.values())
         allowed = max(self._chunk - usual, LEAST)
         if taken or (expected and expected[0] < self.costs.seconds(allowed)):
-            stretched = self.costs.tokens(STRETCH * self.costs.seconds(max(usual, 1)))
+            stretch = STRETCH * max(1.0, len(long) / max(1, len(taken)))
+            stretched = self.costs.tokens(stretch * self.costs.seconds(max(usual, 1)))
             allowed = min(allowed, max(LEAST, stretched - usual))
         return Step(taken | divided({index: dues[index].tokens for index in long}, allowed))
 
