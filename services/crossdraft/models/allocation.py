@@ -82,6 +82,11 @@ class Extents:
         """Whether an extent could be taken if others were given back before."""
         if any(starts for known, starts in self._starts.items() if known >= size):
             return True
+        released = list(released)
+        if any(extent.size >= size for extent in released):  # the usual case, and they may be thousands
+            return True
+        if self.free + sum(extent.size for extent in released) < size:
+            return False
         trial = Extents(0)
         trial._starts = {known: set(starts) for known, starts in self._starts.items()}
         for extent in released:
