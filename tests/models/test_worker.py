@@ -223,6 +223,17 @@ async def test_close_finishes_what_was_submitted_and_refuses_more() -> None:
     worker.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_nobody_waits_for_a_thread_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = ModelThread(Engine(MODEL))
+    monkeypatch.setattr(worker.engine, "due", None)  # a call fails
+    results = await asyncio.wait_for(gathered(worker, greedy("a", PROMPT, 1), greedy("b", PROMPT, 1)), 30)
+    assert all(isinstance(result, ModelThreadClosedError) for result in results)
+    with pytest.raises(ModelThreadClosedError):
+        await worker.run(greedy("c", PROMPT, 1))
+    worker.close()
+
+
 def test_a_submitter_whose_loop_is_gone_does_not_stop_the_thread(worker: ModelThread) -> None:
     gate = Gate()
 

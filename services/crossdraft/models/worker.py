@@ -92,10 +92,24 @@ class ModelThread:
 
     def _run(self) -> None:
         pause: float | None = None
-        while self._arrived(pause):
-            seated = self._seated()
-            decided = self._scheduler.next([self._due(running) for running in seated], self._clock())
-            pause = decided.seconds if isinstance(decided, Pause) else self._step(seated, decided)
+        try:
+            while self._arrived(pause):
+                seated = self._seated()
+                decided = self._scheduler.next([self._due(running) for running in seated], self._clock())
+                pause = decided.seconds if isinstance(decided, Pause) else self._step(seated, decided)
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        """Nobody waits for a thread that has ended, even if what ended it was not foreseen."""
+        with self._closing:
+            self._closed = True
+        left = [*self._live]
+        with suppress(Empty):
+            while True:
+                left += filter(None, (self._arrivals.get_nowait(),))
+        for running in left:
+            running.finish(ModelThreadClosedError("the model thread has ended"))
 
     def _arrived(self, pause: float | None) -> bool:
         """Takes in what comes within so many seconds (None: however long it takes); whether the thread is to go on."""
