@@ -81,6 +81,23 @@ async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -
     assert one.closed == 3
 
 
+async def test_after_a_loss_one_that_does_not_even_begin_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_SIGN", 0.02)
+    monkeypatch.setattr(module, "SILENT_AFTER", 60.0)
+    one = Scripted([token(1), Lost("it died")], [None], [None], [Began(""), token(2), ENDED])
+    async with asyncio.timeout(5):
+        assert (await taken(one))[:2] == [token(1), token(2)]
+    assert [order.request.committed for order in one.orders] == [(), (1,), (1,), (1,)]
+
+
+async def test_one_that_has_begun_has_all_the_time_of_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_SIGN", 0.01)
+    one = Scripted([token(1), Lost("it died")], [Began(""), None], [Began(""), token(2), ENDED])
+    began = asyncio.get_running_loop().time()
+    await taken(one)
+    assert asyncio.get_running_loop().time() - began >= module.SILENT_AFTER
+
+
 async def test_what_a_client_had_before_stays_committed() -> None:
     one = Scripted([token(3), Lost("it died")], [token(4), ENDED])
     order = Order("one", "small", GenerationRequest("go", seed=1, committed=(1, 2)))

@@ -17,6 +17,9 @@ from crossdraft.serving.orders import Ended, Order, ServedModel, Traced, Unknown
 log = logging.getLogger(__name__)
 
 SILENT_AFTER = 3.0  # seconds without a piece after which an orchestrator is given up
+# ... without a first one, where another was just lost; it doubles. Serve knows only later which replicas are gone, and
+# may send an order to one of them again. One that lives begins at once; to give up one that is slow costs no text.
+FIRST_SIGN = 0.75
 LONGEST_SEARCH = 30.0  # seconds without a new token after which an output that was interrupted fails
 ELSEWHERE = (Unreachable, TimedOut, Cancelled)  # errors that another orchestrator need not meet
 PAUSE = 0.25  # seconds before another orchestrator is asked
@@ -84,17 +87,19 @@ class ClusterOutputs:
         if orchestrators is None:
             raise UnknownModelError(f"there is no model {order.model!r}; there is {', '.join(self._models)}")
         journal, heard = Journal(resumable(order)), self._clock()
+        first, lost = SILENT_AFTER, 0  # orchestrators, one after the other, since a piece came
         while True:
             try:
-                async with aclosing(_attentive(orchestrators.stream(journal.rest))) as pieces:
+                async with aclosing(_attentive(orchestrators.stream(journal.rest), first)) as pieces:
                     async for piece in pieces:
-                        heard = self._clock()
+                        heard, lost = self._clock(), 0
                         shown = self._noted(piece, journal, heard)
                         if shown is not None:
                             yield shown
                 return
             except Lost as error:
                 self._gone(error, journal, heard)
+                first, lost = min(SILENT_AFTER, FIRST_SIGN * 2**lost), lost + 1
                 await asyncio.sleep(PAUSE)
 
     def _noted(self, piece: Piece, journal: Journal, now: float) -> Token | Traced | Ended | None:
@@ -149,15 +154,17 @@ async def _asked(orchestrators: Orchestrators) -> Sequence[ServedModel]:
         return ()
 
 
-async def _attentive(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
-    """The same pieces; raises Lost if nothing comes for too long."""
+async def _attentive(pieces: AsyncGenerator[Piece, None], first: float) -> AsyncGenerator[Piece, None]:
+    """The same pieces; raises Lost if nothing comes for too long, or not for `first` seconds in the beginning."""
     async with aclosing(pieces):
+        patience = first
         while True:
             try:
-                async with asyncio.timeout(SILENT_AFTER):
+                async with asyncio.timeout(patience):
                     piece = await anext(pieces)
             except StopAsyncIteration:
                 return
             except TimeoutError as error:
-                raise Lost(f"it has been silent for {SILENT_AFTER:g} s") from error
+                raise Lost(f"it has been silent for {patience:g} s") from error
+            patience = SILENT_AFTER
             yield piece
