@@ -111,6 +111,18 @@ def test_a_session_starts_with_what_another_one_has_of_its_text() -> None:
     assert holdings.held == UNIT + 4 * UNIT
 
 
+def test_nobody_starts_with_what_others_have_where_that_is_not_wanted() -> None:
+    cells = Cells(PLACES)
+    holdings = Holdings(cells, PLACES, reuse=False)
+    long = text(3 * BLOCK)
+    assert fed(cells, holdings, Work("one", long)) == 3 * BLOCK
+    assert fed(cells, holdings, Work("two", long)) == 3 * BLOCK
+    holdings.close("one")
+    holdings.close("two")
+    assert holdings.held == 0
+    assert fed(cells, holdings, Work("three", long)) == 3 * BLOCK
+
+
 def test_nobody_starts_with_what_are_no_numbers() -> None:
     cells = Cells(PLACES)
     holdings = Holdings(cells, PLACES)

@@ -160,6 +160,14 @@ def test_works_that_exceed_a_chunk_take_turns_by_age_and_one_alone_is_never_too_
     assert scheduler.next([Due("a", 1.0, 0, 0)], 4.0) == Step({0: 1})  # nothing to be fed, and an answer all the same
 
 
+def test_who_asks_for_the_largest_trees_keeps_nobody_out_of_a_step() -> None:
+    small = [Client(f"s{number}") for number in range(8)]
+    large = [Client(f"l{number}", end=2 * CHUNK, gaps=repeat(0.0)) for number in range(4)]
+    world = simulated(small + large, line(0.02, 0.0005), 10.0)
+    assert all(set(step.tokens) >= {client.name for client in small} for step in world.steps[2::2])
+    assert min(len(world.of(client.name)) for client in large) >= 3
+
+
 def test_the_rest_of_a_prompt_is_divided_as_before() -> None:
     assert Due("a", 0.0, 12, 1).long is False
     assert Due("a", 0.0, 12, 1, begun=True).long is True

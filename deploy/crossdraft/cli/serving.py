@@ -31,6 +31,13 @@ MaxSessionsPerPeer = Annotated[
     int | None, typer.Option(help="Of one certificate, or of one address without TLS; by default as many as of all.")
 ]
 IdleSeconds = Annotated[float, typer.Option(help="A session in which nothing is said for so long is ended.")]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="A session may begin with the keys and values of another one whose text begins in the same way.",
+    ),
+]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; by default torch decides.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")]
 Paced = Annotated[
@@ -48,6 +55,7 @@ def target(
     dtype: Dtype = "auto",
     device: Device = "cpu",
     cache_mib: CacheMib = 512,
+    enable_prefix_caching: PrefixCaching = True,
     max_model_len: MaxModelLen = None,
     max_message_mib: MaxMessageMib = 32,
     grace_seconds: GraceSeconds = 10.0,
@@ -70,7 +78,18 @@ def target(
     from crossdraft.models.running import ModelOptions
 
     emulation = command.emulation_of(pace)
-    options = ModelOptions(model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, None, emulation)
+    options = ModelOptions(
+        model,
+        dtype,
+        device,
+        cache_mib,
+        max_model_len,
+        trust_remote_code,
+        threads,
+        None,
+        emulation,
+        enable_prefix_caching,
+    )
     tls, limits = (
         tls_of(tls_ca, tls_cert, tls_key),
         command.limits_of(max_sessions, max_sessions_per_peer, idle_seconds),
@@ -88,6 +107,7 @@ def drafter(
     dtype: Dtype = "auto",
     device: Device = "cpu",
     cache_mib: CacheMib = 512,
+    enable_prefix_caching: PrefixCaching = True,
     max_model_len: MaxModelLen = None,
     max_message_mib: MaxMessageMib = 32,
     grace_seconds: GraceSeconds = 10.0,
@@ -118,7 +138,16 @@ def drafter(
     pruning = command.pruning_of(vocab_keep, frequencies)
     emulation = command.emulation_of(pace, logit_noise)
     options = ModelOptions(
-        model, dtype, device, cache_mib, max_model_len, trust_remote_code, threads, pruning, emulation
+        model,
+        dtype,
+        device,
+        cache_mib,
+        max_model_len,
+        trust_remote_code,
+        threads,
+        pruning,
+        emulation,
+        enable_prefix_caching,
     )
     tls, limits = (
         tls_of(tls_ca, tls_cert, tls_key),

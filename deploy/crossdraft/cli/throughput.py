@@ -179,7 +179,7 @@ class Stage:
 def _served(plan: Plan) -> list[Startable]:
     """Our services: a target, and a drafter if one is needed."""
     where = ("--dtype", plan.dtype, "--device", plan.device)
-    options = (*where, "--cache-mib", str(plan.mib), "--metrics-port", "0")
+    options = (*where, "--cache-mib", str(plan.mib), "--metrics-port", "0", "--no-enable-prefix-caching")
     target = Wanted("target", plan.target, 1, options, on_core(0))
     return [target, *([Wanted("drafter", plan.drafter, 1, where, on_core(1))] if CROSSDRAFT in plan.ways else [])]
 

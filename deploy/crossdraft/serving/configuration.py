@@ -68,6 +68,7 @@ class Service(Part):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "cpu"  # as torch names it, such as cuda:0
     cache_mib: Annotated[int, Field(ge=1)] = 512  # for keys and values of all sessions
+    enable_prefix_caching: bool = True  # a session may begin with what another one has fed of the same text
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default all of a context
     threads: Count | None = None  # of torch; by default torch decides
     trust_remote_code: bool = False

@@ -47,6 +47,7 @@ class Engine:
         max_length: int | None = None,  # tokens of a session, its tree included; None: the model's context
         budget: int = BUDGET,  # MiB for keys and values
         chunk: int = CHUNK,  # tokens of one step of `forward`, where there is more than trees
+        reuse: bool = True,  # a session may begin with what another one has fed of the same text
     ) -> None:
         self.max_length = length_of(model, max_length)
         if chunk < 1:
@@ -61,7 +62,7 @@ class Engine:
         self._keeps_logits = keeps_logits(model)
         check_configuration(model, self.max_length)
         self._store = self._allocate(budget)
-        self._holdings = Holdings(self._store, self._store.get_max_length())
+        self._holdings = Holdings(self._store, self._store.get_max_length(), reuse)
         # A 4-D mask is passed on as it is: no model makes one of its own, and the layout says what is seen.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=self.device)
         expected = plain_logits(model)

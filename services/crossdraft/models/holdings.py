@@ -40,10 +40,14 @@ class Holdings:
     What an ended session held stays until its places are needed, the least recently used first: a session whose text
     begins in the same way starts with it. Beyond that a session finds nothing of others in its places: a masked place
     has weight zero, but zero times NaN is NaN, and minus infinity cannot mask a NaN either.
+
+    Args:
+        reuse: whether a session may begin with what another one holds or left.
     """
 
-    def __init__(self, store: Copying, places: int) -> None:
+    def __init__(self, store: Copying, places: int, reuse: bool = True) -> None:
         self._store = store
+        self._reuse = reuse
         self._extents = Extents(places)
         self._written = bytearray(self._extents.places // UNIT)  # 1: something may have been written in this unit
         self._live: dict[Hashable, Holding] = {}  # least recently used first
@@ -108,13 +112,15 @@ class Holdings:
         if holding is None:
             return
         holding.held, holding.planned = Held(holding.held.ids), None
-        if len(holding.held.ids) < BLOCK:
+        if len(holding.held.ids) < BLOCK or not self._reuse:
             self._release(holding)
         else:
             self._ended[holding] = None
 
     def reusable(self, ids: tuple[int, ...]) -> tuple[Holding, int] | None:
         """A holding whose first ids are those of a text, and how many are; None where it is not worth it."""
+        if not self._reuse:
+            return None
         found = [(common(holding.held.ids, ids), holding) for holding in self._prefixes.longest(ids)]
         shared, holding = max(found, key=lambda one: one[0], default=(0, None))
         return (holding, shared) if holding is not None and shared >= BLOCK else None

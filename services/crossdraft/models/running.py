@@ -59,6 +59,7 @@ class ModelOptions:
     threads: int | None = None  # of torch, in the whole process; None: torch's own choice
     pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
     emulation: Emulation = NOTHING_EMULATED
+    reuse: bool = True  # a session may begin with what another one has fed of the same text
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,11 @@ class RunningModel:
 
     @staticmethod
     def of(
-        loaded: LoadedModel, side: Side, budget: int = BUDGET, emulation: Emulation = NOTHING_EMULATED
+        loaded: LoadedModel,
+        side: Side,
+        budget: int = BUDGET,
+        emulation: Emulation = NOTHING_EMULATED,
+        reuse: bool = True,
     ) -> "RunningModel":
         """Puts a loaded model to work; it is changed, and for the engine only from here on.
 
@@ -82,6 +87,7 @@ class RunningModel:
             side: whose vocabulary it is in a pair.
             budget: MiB for keys and values of all sessions.
             emulation: what it is to be unlike.
+            reuse: whether a session may begin with what another one has fed of the same text.
 
         Raises:
             ValueError: the budget does not hold one session, or the engine or the text layer cannot run this model.
@@ -89,7 +95,7 @@ class RunningModel:
         about = loaded.description
         vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
         pack(loaded.model)
-        engine = Engine(loaded.model, about.context, budget)
+        engine = Engine(loaded.model, about.context, budget, reuse=reuse)
         return RunningModel(
             ModelThread(engine, _stepping(engine, loaded, emulation)),
             Tokenization(about.tokenizer_json, vocabulary),
@@ -147,4 +153,4 @@ def run_model(options: ModelOptions, side: Side) -> RunningModel:
     loaded = load_model(
         options.name, options.dtype, options.device, options.max_length, options.trust_remote_code, options.pruning
     )
-    return RunningModel.of(loaded, side, options.budget, options.emulation)
+    return RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse)

@@ -102,7 +102,7 @@ class Scheduler:
             if dues[index].long or (taken and tokens > room):
                 continue
             taken[index] = tokens
-            room -= tokens
+            room -= tokens if tokens <= room else 0  # a tree larger than a chunk keeps no others out of its step
         if not long:
             return Step(taken)
         usual = sum(taken.values())

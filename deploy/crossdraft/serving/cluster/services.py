@@ -80,6 +80,7 @@ class HostedService:
             trust_remote_code=service.trust_remote_code,
             threads=service.threads,
             pruning=_pruning(service),
+            reuse=service.enable_prefix_caching,
         )
         if isinstance(service, DrafterService):
             return await drafter_server(ServeDrafter(model, listening, service.affinity))
