@@ -40,6 +40,7 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_gcs_server_port_wait_time_s": "60",
     "OMP_NUM_THREADS": "1",
 }
 PATIENCE = 60.0  # seconds for what must come to pass
@@ -153,11 +154,11 @@ def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
 
 
 def _add_node(cluster: Any, **how: Any) -> None:
-    """Ray gives a node 30 s to start, which on a busy machine may not be enough: then once more."""
+    """Ray gives a node's parts 30 s to start, which on a busy machine may not be enough: then once more."""
     try:
         cluster.add_node(**how)
     except Exception as error:  # Ray has no class for it
-        if "timed out during startup" not in str(error):
+        if "timed out" not in str(error).lower():
             raise
         cluster.add_node(**how)
 
