@@ -153,7 +153,7 @@ def test_prepared_continuations(method: Method, pattern: str, window: int, depth
 
 @pytest.mark.parametrize("method", [TLI, COUPLED, SLEM], ids=lambda method: method.name)
 def test_prepared_continuations_are_adopted(method: Method) -> None:
-    """Else the test above would say nothing. Where the target draws by itself, it does so until the drafter has come."""
+    """Else the test above would say nothing. A target that draws by itself does so until the drafter has come."""
     length = 4 if method.samples else 3
     given = Overlapped(LETTERS, method, (Choice(1, 1, branch_depth=1),), Schedule("DT"), length, 1)
 

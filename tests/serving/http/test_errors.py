@@ -111,14 +111,16 @@ async def test_a_model_that_is_not_there(served: Front) -> None:
     ("path", "body", "param", "text"),
     [
         (COMPLETIONS, {}, "prompt", "Field required"),
-        (COMPLETIONS, {"prompt": ""}, "prompt", "at least 1"),
+        (COMPLETIONS, {"prompt": ""}, "prompt", "String should have at least 1 character"),
+        (COMPLETIONS, {"prompt": []}, "prompt", "at least 1 item"),
         (COMPLETIONS, {"prompt": [True]}, "prompt.0", "valid"),
         (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature", "greater than or equal to 0"),
         (COMPLETIONS, {"prompt": "a", "temperature": "warm"}, "temperature", "valid number"),
         (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         (COMPLETIONS, {"prompt": "a", "seed": 2**63}, "seed", "less than"),
-        (COMPLETIONS, {"prompt": "a", "stop": ["a", ""]}, "stop.1", "at least 1"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["a", ""]}, "stop.1", "at least 1 character"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["a"] * 17}, "stop", "at most 16 items"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
         (COMPLETIONS, {"prompt": "a", "frequency_penalty": 1}, "frequency_penalty", "Input should be 0"),
         (COMPLETIONS, {"prompt": "a", "temprature": 1}, "temprature", "Unrecognized request argument supplied"),
@@ -168,12 +170,31 @@ async def test_a_wrong_field_is_named(
     assert not outputs.orders
 
 
+JSON = "application/json"
+OBJECT = "it must be a JSON object"
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'"text"', b'{"prompt": "\\ud800"}', b'{"prompt": NaN}', b"\xff"]
+    ("content", "kind", "text"),
+    [
+        (b"", JSON, OBJECT),
+        (b"[]", JSON, OBJECT),
+        (b'"text"', JSON, OBJECT),
+        (b'{"prompt": "a"}', "text/plain", "`content-type: application/json`"),
+        (b'{"prompt": "a"}', "application/x-www-form-urlencoded", "`content-type: application/json`"),
+        (b"{", JSON, "not JSON: Expecting property name enclosed in double quotes at character 1"),
+        (b"\xff", JSON, "not UTF-8"),
+        (b"[" * 100_000, JSON, "nested too deeply"),
+        (b'{"prompt": "\\ud800"}', JSON, "not Unicode text"),
+        (b'{"prompt": NaN}', JSON, "valid string"),
+    ],
 )
-async def test_what_is_no_request_at_all(direct: httpx.AsyncClient, outputs: FakeOutputs, content: bytes) -> None:
-    response = await direct.post(COMPLETIONS, content=content, headers={"content-type": "application/json"})
+async def test_what_is_no_request_at_all(
+    direct: httpx.AsyncClient, outputs: FakeOutputs, content: bytes, kind: str, text: str
+) -> None:
+    response = await direct.post(COMPLETIONS, content=content, headers={"content-type": kind})
     assert (response.status_code, fault(response)["type"]) == (400, "invalid_request_error")
+    assert text in fault(response)["message"]
     assert not outputs.orders
 
 

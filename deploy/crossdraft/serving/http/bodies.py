@@ -26,7 +26,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Proposals = Annotated[StrictInt, Field(ge=1, le=MOST_PROPOSALS)]
 MaybeProposals = Annotated[StrictInt, Field(ge=0, le=MOST_PROPOSALS)]
 Ids = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1)]
-Prompt = Annotated[Text, Field(min_length=1)]
+Some = Annotated[str, Field(min_length=1), AfterValidator(_unicode)]  # in this order a short one is called a string
 
 
 class Body(BaseModel):
@@ -78,11 +78,7 @@ class Asked(Body):
     repetition_penalty: Number = Field(1.0, ge=0.01, le=100)
     logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[Number, Field(ge=-100, le=100)]] | None = None
     seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: (
-        Annotated[Text, Field(min_length=1)]
-        | Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=MOST_STOPS)]
-        | None
-    ) = None
+    stop: Some | Annotated[list[Some], Field(max_length=MOST_STOPS)] | None = None
     ignore_eos: StrictBool = False
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
@@ -115,7 +111,7 @@ class Asked(Body):
 class CompletionBody(Asked):
     """POST /v1/completions."""
 
-    prompt: Prompt | Ids | Annotated[list[Prompt | Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
+    prompt: Some | Ids | Annotated[list[Some | Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
     max_tokens: int | None = Field(16, ge=1, le=MOST_TOKENS)
     logprobs: int | None = Field(None, ge=0, le=MOST_LIKELY)
     echo: StrictBool = False

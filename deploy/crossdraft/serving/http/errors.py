@@ -106,7 +106,8 @@ MEANINGS: Mapping[type[Exception], Meaning] = {
 }
 FOREIGN = tuple(MEANINGS)
 # Of the framework's own errors, by status.
-CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
 
 
 def refusal_of(error: Exception, request: str) -> RefusedError:
@@ -149,14 +150,19 @@ def param_of(error: Exception) -> str | None:
 def refusal_of_body(error: RequestValidationError) -> RefusedError:
     """The first thing that is wrong with a request's body, of several ways to read it the one that reads furthest."""
     faults = [(one, tuple(_in_body(one["loc"][1:], error.body))) for one in error.errors()]
-    first, where = max(faults, key=lambda fault: (fault[1][:1] == faults[0][1][:1], len(fault[1])))
+    named = faults[0][1][:1]
+    first, where = max(
+        faults, key=lambda fault: (fault[1][:1] == named, len(fault[1]), not fault[0]["type"].endswith("_type"))
+    )
     param = ".".join(where) or None
     if first["type"] == "extra_forbidden":
         return RefusedError(400, f"Unrecognized request argument supplied: {param}", INVALID, param=param)
-    text = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":
-        return RefusedError(400, f"the body is not JSON: {text}", INVALID, "invalid_json")
-    return RefusedError(400, f"{param}: {text}" if param else f"the body: {text}", INVALID, "invalid_value", param)
+        text = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+        return RefusedError(400, text, INVALID, "invalid_json")
+    text = f"{param}: " if param else "the body: "
+    text += str(first["msg"]).removeprefix("Value error, ") if param or isinstance(error.body, dict) else NO_OBJECT
+    return RefusedError(400, text, INVALID, "invalid_value", param)
 
 
 def _in_body(where: Sequence[int | str], body: object) -> Iterator[str]:
@@ -173,4 +179,6 @@ def _in_body(where: Sequence[int | str], body: object) -> Iterator[str]:
 def refusal_of_status(error: HTTPException, path: str) -> RefusedError:
     """What the framework refuses by itself: an unknown path, a wrong method, a body that is too large."""
     text = f"there is nothing at {path}" if error.detail == HTTPStatus.NOT_FOUND.phrase else str(error.detail)
+    if error.status_code == 400:  # not from JSON's grammar, which has an error of its own
+        text = "the body is not JSON: it is not UTF-8, or nested too deeply"
     return RefusedError(error.status_code, text, INVALID, CODES.get(error.status_code))
