@@ -51,6 +51,7 @@ def test_hosts_are_added_to_the_same_ca_and_nothing_is_overwritten(cli: Cli, fol
     cli("certs", folder, "--host", "node1")
     before = contents(folder)
     added = cli("certs", folder, "--host", "drafter7", "--use", "service")
+    assert "on drafter7, add to `crossdraft serve target` or `serve drafter`:" in added.out
     assert added.code == 0
     assert "the CA that was there" in added.out
     assert "drafter7; to serve)" in added.out

@@ -37,7 +37,7 @@ async def test_keys() -> None:
                 assert await status_of(server.address, method, metadata) is grpc.StatusCode.UNAUTHENTICATED
         assert outputs.orders == []
         async with GenerationClient(server.address, "wrong") as client:
-            with pytest.raises(errors.KeyRefused, match=r"this API key is not known.*\(check the API key\)"):
+            with pytest.raises(errors.KeyRefused, match=r"this API key is not known.*\(check the API key: --api-key"):
                 await client.models()
         async with Client(server.address, KEY) as client:
             assert await client.models() == (TOY,)

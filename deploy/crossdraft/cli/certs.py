@@ -123,7 +123,7 @@ def _said(folder: Path, wanted: dict[str, Subject], days: int, made: bool) -> li
         )
     example = next(iter(wanted))
     lines += [
-        f"on {example}, add to `crossdraft serve` and `crossdraft generate`:",
+        f"on {example}, add to {COMMANDS[wanted[example].use]}:",
         f"  --tls-ca ca.pem --tls-cert {example}.pem --tls-key {example}.key",
         "whoever runs takes renewed files when they are replaced; nothing need be started again",
     ]
@@ -134,6 +134,12 @@ USES = {
     Use.SERVICE: "to serve",
     Use.ORCHESTRATOR: "to connect to services",
     Use.BOTH: "to serve and to connect",
+}
+
+COMMANDS = {
+    Use.SERVICE: "`crossdraft serve target` or `serve drafter`",
+    Use.ORCHESTRATOR: "`crossdraft generate`, `serve http` or `serve grpc`",
+    Use.BOTH: "`crossdraft serve` and `crossdraft generate`",
 }
 
 

@@ -34,7 +34,7 @@ HANDSHAKES: tuple[tuple[str, str], ...] = (
 CLOSED_AT_ONCE = ("failed to connect to all addresses", "Socket closed")
 CLOSED_ADVICE = (
     "it closed the connection at once: if it speaks TLS, it takes only clients with a valid certificate of its CA; "
-    "check --tls-ca, --tls-cert and --tls-key"
+    "check --tls-ca, --tls-cert and --tls-key, of which the API of `serve grpc` and `serve http` needs --tls-ca alone"
 )
 
 
@@ -164,7 +164,7 @@ ADVICE: dict[type[ServiceError], str] = {
     TooLarge: "raise the message limit of the client and of the service",
     Full: "use another one, or raise its limit",
     NotServed: "check the address, and that client and service are of the same version",
-    KeyRefused: "check the API key",
+    KeyRefused: "check the API key: --api-key, CROSSDRAFT_API_KEY, or the client's key",
     NotAllowed: "check what stands between the client and the service",
     Cancelled: "the service is probably shutting down; use another one",
     Internal: "see the log of the service",

@@ -185,7 +185,7 @@ OBJECT = "it must be a JSON object"
         (b"{", JSON, "not JSON: Expecting property name enclosed in double quotes at character 1"),
         (b"\xff", JSON, "not UTF-8"),
         (b"[" * 100_000, JSON, "nested too deeply"),
-        (b'{"prompt": "\\ud800"}', JSON, "not Unicode text"),
+        (b'{"prompt": "\\ud800"}', JSON, "unicode string"),
         (b'{"prompt": NaN}', JSON, "valid string"),
     ],
 )
