@@ -76,9 +76,10 @@ async def test_statistics_are_added_up() -> None:
     assert value(text, "fallbacks_total", ALL) == 0
 
 
-async def test_what_crossed_the_wire_is_counted_by_peer() -> None:
+async def test_what_crossed_the_wire_is_counted_by_peer(caplog: pytest.LogCaptureFixture) -> None:
     lanes = (
         LaneFigures("target", "a:1", 10, 20, Trips((1,) * (len(BOUNDS) + 1), 5.0)),
+        LaneFigures("target", "c:3", 0, 0, Trips(), "unreachable"),
         LaneFigures("drafter", "b:2", 3, 4, Trips(), "timed_out"),
         LaneFigures("drafter", "", 0, 0, Trips()),
     )
@@ -86,7 +87,9 @@ async def test_what_crossed_the_wire_is_counted_by_peer() -> None:
     outputs = FakeOutputs()
     course = replace(figures(1), lanes=lanes, drafter_lost="too slow")
     outputs_with_lanes = _Ending(outputs, course)
-    await drained(Measured(outputs_with_lanes, metrics))
+    with caplog.at_level("INFO", "crossdraft.serving"):
+        await drained(Measured(outputs_with_lanes, metrics))
+    assert caplog.messages[-1].endswith("; target at c:3 lost: unreachable; drafter lost: too slow")
     text = metrics.text()[0].decode()
     target = {"role": "target", "peer": "a:1"}
     assert value(text, "wire_bytes_total", target | {"direction": "sent"}) == 10

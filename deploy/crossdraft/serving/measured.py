@@ -8,7 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from crossdraft.pipeline import RequestError, Token
+from crossdraft.pipeline import RequestError, Statistics, Token
 from crossdraft.rpc.errors import ServiceError, name_of
 from crossdraft.rpc.subject import about
 from crossdraft.serving.metrics import Metrics, Took
@@ -126,7 +126,6 @@ class Course:
         figures = ended.statistics
         took = Took(seconds, self._first, self._latest, self._tokens)
         self._metrics.finished((self._model, figures.method, self._drafter), ended.reason.value, figures, took)
-        lost = f"; drafter lost: {figures.drafter_lost}" if figures.drafter_lost else ""
         with about(request=self._order.id):
             log.info(
                 "output ended (%s) after %.3f s: %s, %d tokens, %.2f a pass, acceptance %.2f%s",
@@ -136,11 +135,18 @@ class Course:
                 self._tokens,
                 figures.tokens_per_pass,
                 figures.acceptance,
-                lost,
+                _losses(figures),
             )
 
     def _labels(self) -> tuple[str, str, str]:
         return self._model, self._order.request.method or DEFAULT, self._drafter
+
+
+def _losses(figures: Statistics) -> str:
+    """Which services failed in an output that was made nevertheless, and how."""
+    gone = [(lane.address, lane.lost) for lane in figures.lanes if lane.role == "target" and lane.lost]
+    told = "".join(f"; target at {address} lost: {how}" for address, how in dict.fromkeys(gone) if address)
+    return told + (f"; drafter lost: {figures.drafter_lost}" if figures.drafter_lost else "")
 
 
 def drafter_of(order: Order, model: ServedModel | None) -> str:
