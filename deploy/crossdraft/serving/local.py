@@ -208,7 +208,9 @@ class LocalOutputs:
     def _place(self) -> Iterator[None]:
         most = self._options.most_outputs
         if self.running >= most:
-            raise OverloadedError(f"{most} outputs are being made", max(SHORTEST_WAIT, self._mean_seconds / most))
+            raise OverloadedError(
+                f"{most} outputs are being made, the most at once", max(SHORTEST_WAIT, self._mean_seconds / most)
+            )
         self.running += 1
         began = time.monotonic()
         try:
