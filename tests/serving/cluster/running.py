@@ -103,10 +103,11 @@ grace_seconds: 2
         """What answers now."""
         return [one for one in deployed().processes if role is None or one.role is role]
 
-    def complete(self) -> bool:
-        """Whether everything answers that the configuration has without changes."""
-        roles = sorted(one.role for one in self.entries())
-        return roles == sorted([Role.TARGET] * 2 + [Role.DRAFTER, Role.ORCHESTRATOR, Role.ORCHESTRATOR, *FRONTS])
+    def complete(self, but: int = 0) -> bool:
+        """Whether everything answers that the configuration has without changes, and the process `but` no more."""
+        entries = self.entries()
+        wanted = [Role.TARGET] * 2 + [Role.DRAFTER, Role.ORCHESTRATOR, Role.ORCHESTRATOR, *FRONTS]
+        return sorted(one.role for one in entries) == sorted(wanted) and but not in {one.process for one in entries}
 
     def client(self) -> AsyncOpenAI:
         """Of the HTTP front."""

@@ -41,7 +41,7 @@ async def test_streams_go_on_where_they_were(cluster: RunningCluster, undisturbe
     assert [one.text for one in heard] == undisturbed
     assert [one.tokens for one in heard] == [TOKENS] * len(SEEDS)
     # It is started again, as another process.
-    await eventually(lambda: cluster.complete() and there[0].process not in {one.process for one in cluster.entries()})
+    await eventually(lambda: cluster.complete(but=there[0].process))
 
 
 async def test_an_orchestrator_that_falls_silent_is_given_up_once(
@@ -57,12 +57,13 @@ async def test_an_orchestrator_that_falls_silent_is_given_up_once(
     given_up = Counter(line["request_id"] for line in said if "an orchestrator was lost" in line["message"])
     assert set(given_up.values()) == {1}
     kill(silent)
-    await eventually(lambda: cluster.complete() and silent.process not in {one.process for one in cluster.entries()})
+    await eventually(lambda: cluster.complete(but=silent.process))
 
 
 async def test_without_its_directory_a_cluster_goes_on_and_all_of_it_is_known_again(
     cluster: RunningCluster, undisturbed: list[str]
 ) -> None:
+    await eventually(cluster.complete)
     before = cluster.entries()
     async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
         ray.kill(ray.get_actor(DIRECTORY, NAMESPACE), no_restart=False)
