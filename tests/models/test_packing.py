@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from crossdraft.models.engine import Engine, Work
-from crossdraft.models.packing import PackedLinear, pack
+from crossdraft.models.packing import PackedLinear, pack, padded
 from crossdraft.verification.trees import tree_of
 
 WORKS = [Work("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Work("b", (4,))]
@@ -26,7 +26,7 @@ def test_a_packed_model_computes_the_same(model: PreTrainedModel) -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 9, 70])
+@pytest.mark.parametrize("rows", [0, 1, 2, 9, 33, 70, 129])
 @pytest.mark.parametrize("bias", [True, False])
 def test_any_number_of_rows(rows: int, bias: bool) -> None:
     linear = nn.Linear(33, 50, bias)
@@ -38,3 +38,10 @@ def test_other_numbers_than_float32_are_left_as_they_are(llama: PreTrainedModel)
     model = copy.deepcopy(llama).bfloat16()
     pack(model)
     assert linears(model) == {nn.Linear}
+
+
+def test_programs_are_made_for_few_numbers_of_rows() -> None:
+    made = {rows: padded(rows) for rows in range(513)}
+    assert all(rows <= filled <= 1.25 * rows for rows, filled in made.items())
+    assert all(filled == rows for rows, filled in made.items() if rows <= 32)
+    assert len(set(made.values())) < 60
