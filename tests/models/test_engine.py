@@ -220,9 +220,12 @@ def test_greedy_text_equals_generate(model: PreTrainedModel) -> None:
 @settings(max_examples=25)
 @given(st.data())
 def test_random_histories(data: st.DataObject) -> None:
+    check_random_history(Engine(MODEL, max_length=48, chunk=data.draw(st.integers(3, 40))), data)
+
+
+def check_random_history(engine: Engine, data: st.DataObject) -> None:
     """Any sequence of requests of a few sessions gives the plain forward's logits."""
     token = st.integers(0, 5)
-    engine = Engine(MODEL, max_length=48, chunk=data.draw(st.integers(3, 40)))
     contexts = dict.fromkeys("abc", (1,))
     trees = dict.fromkeys("abc", TokenTree())  # what each session's slot holds beyond its context
     for _ in range(data.draw(st.integers(1, 5))):

@@ -1,11 +1,12 @@
 """Attention of a flat batch: the tokens of many sessions one after another, each session's keys where they lie.
 
 Registered with transformers as an attention implementation. Sessions whose extents lie at equal distances are one
-strided view of the store, so that a batch takes a few calls of the ordinary kernel, and no key is copied.
+strided view of the store, so that a batch takes a few calls of the ordinary kernel, and no key is copied. Where nothing
+but the contents of tensors may differ from one forward to the next, keys are gathered by their places instead.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,39 @@ from transformers.masking_utils import sdpa_mask
 NAME = "crossdraft"  # of the implementation, in a model's configuration
 
 
+class Extents(Protocol):
+    """Where the keys and values of sessions lie that attend together."""
+
+    def of(self, store: Tensor, count: int, used: int) -> Tensor:
+        """From all places, (heads, places, width), those of each session: (count, heads, used, width)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Strided:
+    """At equal distances: a view."""
+
+    start: int  # place of the first session's extent
+    step: int  # places from one session's extent to the next one's
+
+    def of(self, store: Tensor, count: int, used: int) -> Tensor:
+        """As Extents.of."""
+        heads, places, width = store.shape
+        strides = (self.step * width, places * width, width, 1)
+        return store.as_strided((count, heads, used, width), strides, store.storage_offset() + self.start * width)
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """Anywhere: a copy, whose shape does not depend on where."""
+
+    places: Tensor  # int64 (sessions * places of each,)
+
+    def of(self, store: Tensor, count: int, used: int) -> Tensor:
+        """As Extents.of."""
+        return store.index_select(1, self.places).view(len(store), count, used, -1).transpose(0, 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Sessions that attend together: token i of session n is row (n, i) of the kernel's batch."""
@@ -25,9 +59,8 @@ class Group:
     end: int
     count: int  # sessions
     width: int  # rows of each, padding included
-    start: int  # place of the first session's extent
-    step: int  # places from one session's extent to the next one's
     used: int  # places of each that any of their tokens sees
+    extents: Extents
     mask: Tensor | None  # additive (count, 1, width, used), of the model's dtype; None: everything is seen
     rows: Tensor | None = None  # int64 (count * width,), the token of the flat batch in each row; None: begin to end
     cells: Tensor | None = None  # int64 (end - begin,), the row of each token, where `rows` is not None
@@ -89,7 +122,7 @@ def _group(
     else:  # query heads that have the same keys become rows of one head: (sessions, key heads, rows * share, width)
         split = asked.view(key_heads, share, group.count, group.width, -1)
         folded = split.permute(2, 0, 3, 1, 4).reshape(group.count, key_heads, group.width * share, -1)
-    keys, values = _extents(key, group), _extents(value, group)
+    keys, values = (group.extents.of(store, group.count, group.used) for store in (key, value))
     if softcap is None:
         seen = scaled_dot_product_attention(folded, keys, values, group.folded(share), scale=scaling)
     else:
@@ -99,14 +132,6 @@ def _group(
         result = result.view(group.count, group.width, share, key_heads, -1).transpose(2, 3)
     result = result.reshape(group.count * group.width, heads, -1)
     return result if group.cells is None else result.index_select(0, group.cells)
-
-
-def _extents(store: Tensor, group: Group) -> Tensor:
-    """A view of the sessions' places: (sessions, heads, used, width)."""
-    heads, places, width = store.shape
-    shape = (group.count, heads, group.used, width)
-    strides = (group.step * width, places * width, width, 1)
-    return store.as_strided(shape, strides, store.storage_offset() + group.start * width)
 
 
 def _additive(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:

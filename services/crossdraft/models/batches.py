@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from crossdraft.models.allocation import Extent
-from crossdraft.models.attention import Group, Layout
+from crossdraft.models.attention import Group, Layout, Strided
 from crossdraft.models.feeds import Feed, visible
+from crossdraft.models.transfers import sent
 
 SHORT = 8  # tokens; pieces up to here attend together, longer ones with those of like length
 ALONE = 64  # tokens; pieces longer than this attend by themselves
@@ -47,7 +48,7 @@ class Batch:
     ids: Tensor  # int64 (1, n)
     positions: Tensor  # int64 (1, n)
     target: slice | Tensor  # places of the store, in order of the tokens
-    keep: Tensor | None  # bool (1, n), the tokens whose logits are asked for; None: all
+    kept: Tensor | None  # int64, the tokens whose logits are asked for; None: all
     layout: Layout
     pieces: tuple[Piece, ...]  # in order of their tokens
 
@@ -62,16 +63,24 @@ def batch_of(pieces: Sequence[Piece], heads: int, dtype: torch.dtype, device: to
         groups.append(_group(members, begin, end, dtype, device))
         ordered += members
         begin = end
-    numbers = np.array(
-        [
-            [token for piece in ordered for token in piece.feed.tokens[: piece.count]],
-            [place for piece in ordered for place in piece.feed.positions[: piece.count]],
-        ]
-    )
-    ids, positions = torch.from_numpy(numbers).to(device).split(1)
+    target = _target(ordered)
     asked = [wanted for piece in ordered for wanted in piece.feed.wanted[: piece.count]]
-    keep = None if all(asked) else torch.tensor([asked], device=device)
-    return Batch(ids, positions, _target(ordered, device), keep, Layout(tuple(groups)), tuple(ordered))
+    parts = (
+        [token for piece in ordered for token in piece.feed.tokens[: piece.count]],
+        [place for piece in ordered for place in piece.feed.positions[: piece.count]],
+        [] if isinstance(target, slice) else target,
+        [] if all(asked) else [number for number, wanted in enumerate(asked) if wanted],
+    )
+    numbers = np.array([number for part in parts for number in part])  # for one transfer of all
+    ids, positions, places, kept = sent(torch.from_numpy(numbers), device).split([len(part) for part in parts])
+    return Batch(
+        ids[None],
+        positions[None],
+        target if isinstance(target, slice) else places,
+        None if all(asked) else kept,
+        Layout(tuple(groups)),
+        tuple(ordered),
+    )
 
 
 def grouped(pieces: Sequence[Piece], heads: int) -> Iterator[list[Piece]]:
@@ -119,12 +128,12 @@ def _group(members: Sequence[Piece], begin: int, end: int, dtype: torch.dtype, d
     if len(members) * width != end - begin:
         counts = np.array([[piece.count] for piece in members])
         taken = np.arange(width) < counts  # (sessions, width): the rows that are tokens
-        cells = torch.from_numpy(np.flatnonzero(taken)).to(device)
+        cells = sent(torch.from_numpy(np.flatnonzero(taken)), device)
         numbers = np.full(taken.shape, begin)
         numbers[taken] = np.arange(begin, end)
-        rows = torch.from_numpy(numbers.ravel()).to(device)
-    mask = None if mask is None else mask.to(device)
-    return Group(begin, end, len(members), width, first, step, used, mask, rows, cells)
+        rows = sent(torch.from_numpy(numbers.ravel()), device)
+    mask = None if mask is None else sent(mask, device)
+    return Group(begin, end, len(members), width, used, Strided(first, step), mask, rows, cells)
 
 
 def _mask(members: Sequence[Piece], width: int, used: int, dtype: torch.dtype) -> Tensor | None:
@@ -135,10 +144,9 @@ def _mask(members: Sequence[Piece], width: int, used: int, dtype: torch.dtype) -
     return None if seen.all() else torch.from_numpy(np.where(seen, ZERO, -INFINITY)).to(dtype)
 
 
-def _target(ordered: Sequence[Piece], device: torch.device) -> slice | Tensor:
+def _target(ordered: Sequence[Piece]) -> slice | list[int]:
     piece = ordered[0]
     start = piece.extent.start
     if len(ordered) == 1 and piece.used - piece.feed.places[0] == piece.count:
         return slice(start + piece.feed.places[0], start + piece.used)
-    places = [piece.extent.start + place for piece in ordered for place in piece.feed.places[: piece.count]]
-    return torch.tensor(places, device=device)
+    return [piece.extent.start + place for piece in ordered for place in piece.feed.places[: piece.count]]

@@ -1,5 +1,6 @@
 """The engine: logits for many sessions' token trees in one forward, over a store that keeps what was emitted."""
 
+import logging
 from collections.abc import Hashable, Sequence
 
 import torch
@@ -7,25 +8,28 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from crossdraft.models.allocation import size_for
-from crossdraft.models.batches import Batch, Piece, batch_of
+from crossdraft.models.batches import Piece
 from crossdraft.models.checks import ContextOverflowError, check_work
 from crossdraft.models.feeds import Feed, Held, Share, Work, plan, portion
+from crossdraft.models.forwards import Forwards
 from crossdraft.models.holdings import Holding, Holdings
 from crossdraft.models.names import NumberOutOfRangeError
 from crossdraft.models.store import MIB, Store
 from crossdraft.models.support import (
     PROBE,
+    UnsupportedModelError,
     check_agreement,
     check_configuration,
     embedding_weight,
     install,
-    keeps_logits,
     layer_shapes,
     length_of,
     plain_logits,
 )
 
 __all__ = ["ContextOverflowError", "Engine", "Share", "Work"]
+
+log = logging.getLogger(__name__)
 
 CHUNK = 512  # tokens
 BUDGET = 512  # MiB
@@ -48,6 +52,7 @@ class Engine:
         budget: int = BUDGET,  # MiB for keys and values
         chunk: int = CHUNK,  # tokens of one step of `forward`, where there is more than trees
         reuse: bool = True,  # a session may begin with what another one has fed of the same text
+        static: bool | None = None,  # forwards have a few shapes, which CUDA captures as graphs; None: where it can
     ) -> None:
         self.max_length = length_of(model, max_length)
         if chunk < 1:
@@ -58,17 +63,15 @@ class Engine:
         self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
         self._dtype = model.dtype
-        self._heads: int = getattr(model.config.get_text_config(), "num_attention_heads", 1)
-        self._keeps_logits = keeps_logits(model)
         check_configuration(model, self.max_length)
         self._store = self._allocate(budget)
-        self._holdings = Holdings(self._store, self._store.get_max_length(), reuse)
-        # A 4-D mask is passed on as it is: no model makes one of its own, and the layout says what is seen.
-        self._mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=self.device)
+        self._holdings = Holdings(self._store, self._store.places, reuse)
+        self.forwards = Forwards(model, self._store)
         expected = plain_logits(model)
         install(model)
-        check_agreement(model, self.forward, expected)
-        self.close(PROBE.session)
+        self._agree(expected)
+        if static or (static is None and self.device.type == "cuda"):
+            self._fix(expected)
         self.fed = 0
 
     @property
@@ -125,7 +128,8 @@ class Engine:
         pieces, holdings = self._pieces(shares)
         results: list[Tensor | None] = [None] * len(shares)
         fed = [piece for piece in pieces if piece.count]
-        rows = self._run(batch_of(fed, self._heads, self._dtype, self.device)) if fed else {}
+        rows = self.forwards.run(fed) if fed else {}
+        self.fed += sum(piece.count for piece in fed)
         for piece, holding in zip(pieces, holdings, strict=True):
             work, feed = shares[piece.share].work, piece.feed
             if piece.count == len(feed.tokens):
@@ -175,6 +179,20 @@ class Engine:
             )
         return Store(shapes, places, self._dtype, self.device)
 
+    def _agree(self, expected: Sequence[Tensor]) -> None:
+        check_agreement(self.model, self.forward, expected)
+        self.close(PROBE.session)
+
+    def _fix(self, expected: Sequence[Tensor]) -> None:
+        """Changes to forwards of a few shapes, unless they do not compute what the others do."""
+        self.forwards.fix(self.max_length)
+        try:
+            self._agree(expected)
+        except UnsupportedModelError as error:
+            log.warning("forwards of fixed shapes are not used: %s", error)
+            self.forwards.static = None
+            self.close(PROBE.session)
+
     def _shares(self, works: Sequence[Work]) -> list[Share]:
         """The works that share a step: the first, and those after it while their tokens fit into a chunk."""
         left = self.chunk
@@ -200,35 +218,17 @@ class Engine:
                 holding = self._holdings.seat(share.work)
                 if holding is not None:
                     seats[share.work.session] = index, holding
-        pieces = []
+        pieces, moves = [], dict[int, int]()  # from the place of each value to its key
         for index, holding in seats.values():
             feed = _planned(holding, shares[index].work)
             # A forward that fails leaves the places in an unknown state: they count as empty until all is done.
             holding.held, holding.planned = Held(), None
             start = holding.extent.start
-            if feed.moves:
-                self._store.move([start + place for place in feed.moves], start + feed.move_start)
+            moves |= {start + feed.move_start + number: start + place for number, place in enumerate(feed.moves)}
             pieces.append(Piece(index, holding.extent, feed, portion(feed, shares[index].tokens)))
+        if moves:
+            self._store.move([*moves.values()], [*moves])
         return pieces, [holding for _, holding in seats.values()]
-
-    def _run(self, batch: Batch) -> dict[int, Tensor]:
-        """One forward; the logits that each request asked for."""
-        self._store.aim(batch.target)
-        options = {"logits_to_keep": batch.keep} if self._keeps_logits and batch.keep is not None else {}
-        logits = self.model(
-            input_ids=batch.ids,
-            position_ids=batch.positions,
-            attention_mask=self._mask,
-            past_key_values=self._store,
-            use_cache=True,
-            layout=batch.layout,
-            **options,
-        ).logits
-        if batch.keep is not None and not options:
-            logits = logits[batch.keep]
-        self.fed += batch.ids.numel()
-        split = logits.reshape(-1, logits.shape[-1]).float().split([piece.asked for piece in batch.pieces])
-        return {piece.share: rows for piece, rows in zip(batch.pieces, split, strict=True)}
 
     def _nothing(self) -> Tensor:
         return torch.zeros(0, self.vocabulary_size, device=self.device)

@@ -1,6 +1,7 @@
 """The keys and values of all sessions: one row of places a layer, allocated once, shared out in extents."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from crossdraft.models.transfers import sent
+
 MIB = 1 << 20
+SPARE = 2  # places that belong to nobody: `Store.nothing` and `Store.waste`
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,24 @@ class Store(Cache):
     Which places a token sees is for the attention function to know (`attention.Layout`).
 
     Zeros, not uninitialised memory: a masked place has weight zero, and zero times NaN is NaN.
+
+    Layers whose keys or values have the same shape lie in one tensor, so that to copy, clear or move places in all of
+    them is one call.
     """
 
     def __init__(self, shapes: Sequence[LayerShape], places: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(layers=[])
-        self.keys = [_zeros((1, shape.heads, places, shape.key), dtype, device) for shape in shapes]
-        self.values = [_zeros((1, shape.heads, places, shape.value), dtype, device) for shape in shapes]
+        self.places = places
+        self.nothing = places  # a place that is never written: read in place of what does not exist
+        self.waste = places + 1  # a place that is never read: where padding is written
+        parts = [(shape.heads, width) for shape in shapes for width in (shape.key, shape.value)]
+        self._blocks = {
+            part: _zeros((count, part[0], places + SPARE, part[1]), dtype, device)
+            for part, count in Counter(parts).items()
+        }
+        rows = {part: iter(block.split(1)) for part, block in self._blocks.items()}
+        tensors = [next(rows[part]) for part in parts]  # (1, heads, places, width) each
+        self.keys, self.values = tensors[::2], tensors[1::2]
         self._target: slice | Tensor = slice(0, 0)
 
     @staticmethod
@@ -47,13 +63,13 @@ class Store(Cache):
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copies `count` places from `source` on to `target` and on; they must not overlap."""
-        for tensor in (*self.keys, *self.values):
-            tensor[:, :, target : target + count] = tensor[:, :, source : source + count]
+        for block in self._blocks.values():
+            block[:, :, target : target + count] = block[:, :, source : source + count]
 
     def clear(self, start: int, count: int) -> None:
         """Zeros in `count` places from `start` on, as in the beginning."""
-        for tensor in (*self.keys, *self.values):
-            tensor[:, :, start : start + count].zero_()
+        for block in self._blocks.values():
+            block[:, :, start : start + count].zero_()
 
     def sound(self, start: int, count: int) -> bool:
         """Whether places hold numbers: a text is not what it should be where its own tree had a NaN, masked or not.
@@ -63,11 +79,12 @@ class Store(Cache):
         held = (tensor[:, :, start : start + count] for tensor in (self.keys[-1], self.values[-1]))
         return all(math.isfinite(tensor.sum(dtype=torch.float32)) for tensor in held)  # a tenth of isfinite's time
 
-    def move(self, sources: Sequence[int], target: int) -> None:
-        """Copies the places `sources`, in any order, to `target` and on."""
-        index = torch.tensor(sources, device=self.keys[0].device)
-        for tensor in (*self.keys, *self.values):
-            tensor[:, :, target : target + len(sources)] = tensor.index_select(2, index)
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies places to others, as if all at once; no target is named twice."""
+        device = self.keys[0].device
+        source, target = sent(torch.tensor([sources, targets]), device)
+        for block in self._blocks.values():
+            block.index_copy_(2, target, block.index_select(2, source))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -92,8 +109,8 @@ class Store(Cache):
         return query_length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """All places."""
-        return int(self.keys[0].shape[2])
+        """All places but the spare ones."""
+        return self.places
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
