@@ -29,11 +29,11 @@ from crossdraft.verification.exchange import (
     Branch,
     Draft,
     Drafted,
-    EndRun,
     FetchRow,
     OpenTarget,
     Pass,
     PassDone,
+    RunTo,
     Sample,
     Score,
 )
@@ -51,12 +51,12 @@ class TargetLane:
     asked: list[Pass | FetchRow] = field(default_factory=list)
     told: tuple[int, ...] = ()  # ids of output
     drawn: tuple[int, ...] = ()  # in the run that is under way
-    ending: bool = False  # that was told to
+    most: int | None = None  # tokens of that run, if it was told so since
 
     def take(self, request: Request) -> None:
-        if isinstance(request, EndRun):
+        if isinstance(request, RunTo):
             assert any(isinstance(one, Pass) and one.number == request.number for one in self.asked)
-            self.ending = True
+            self.most = request.tokens
             return
         assert isinstance(request, Pass | FetchRow), request
         self.asked.append(request)
@@ -81,10 +81,10 @@ class TargetLane:
         assert isinstance(sample, Sample)
         first = len(self.drawn)
         self.drawn = (*self.drawn, sample.token)
-        more = len(self.drawn) < request.run and not self.ending
+        more = len(self.drawn) < (request.run if self.most is None else self.most)
         if not more:
             self.asked.pop(0)
-            self.drawn, self.ending = (), False
+            self.drawn, self.most = (), None
         return replace(done, more=more, first=first)
 
 

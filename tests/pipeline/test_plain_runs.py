@@ -10,7 +10,7 @@ from crossdraft.pipeline.governing import LONG_RUN, PLAIN, Choice, PassSeen
 from crossdraft.pipeline.rules import IllegalEventError
 from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Draft, EndRun, OpenTarget, Pass, PassDone, Sample, SamplingOptions
+from crossdraft.verification.exchange import Draft, OpenTarget, Pass, PassDone, RunTo, Sample, SamplingOptions
 from crossdraft.verification.methods import SLEM, TLI, Method
 from crossdraft.verification.rows import Row
 from tests.fakes import pair_of
@@ -143,7 +143,7 @@ def test_a_drafter_that_opens_ends_the_run_and_is_asked_after_it(method: Method)
     (sent,) = requests(session.handle(Ready(TARGET), 0.0))
     assert isinstance(sent, Pass)
     session.handle(told(1), 1.0)
-    assert requests(session.handle(Ready(DRAFTER + 1), 2.0)) == [EndRun(1)]
+    assert requests(session.handle(Ready(DRAFTER + 1), 2.0)) == [RunTo(1, 0)]
     assert requests(session.handle(told(0, first=1), 3.0)) == []  # it had left already
     out = session.handle(told(2, first=2, more=False), 4.0)
     assert tokens_of(out) == [2]
@@ -157,7 +157,7 @@ def test_a_run_is_told_to_end_once() -> None:
     session.start(0.0)
     session.handle(Lost(DRAFTER, GONE), 0.0)
     session.handle(Ready(TARGET), 0.0)
-    assert requests(session.handle(Ready(DRAFTER + 1), 1.0)) == [EndRun(1)]
+    assert requests(session.handle(Ready(DRAFTER + 1), 1.0)) == [RunTo(1, 0)]
     session.handle(Lost(DRAFTER + 1, GONE), 2.0)
     assert requests(session.handle(Ready(DRAFTER + 2), 3.0)) == []
 
@@ -225,3 +225,45 @@ def test_an_output_ends_though_its_run_goes_on() -> None:
     session, _ = alone(open_target=OpenTarget((0,), SamplingOptions(), None), stop=(Letters("b"),))
     (finish,) = [command for command in session.handle(told(1), 1.0) if isinstance(command, Finished)]
     assert finish.reason is Reason.STOP
+
+
+def test_a_run_goes_on_when_half_of_it_is_drawn() -> None:
+    session, sent = alone(max_tokens=90)
+    assert sent.run == LONG_RUN == 32
+    assert requests(session.handle(told(*[1] * 15), 1.0)) == []
+    assert requests(session.handle(told(1, first=15), 2.0)) == [RunTo(1, 64)]
+    assert requests(session.handle(told(*[0] * 31, first=16), 3.0)) == []
+    assert requests(session.handle(told(0, first=47), 4.0)) == [RunTo(1, 90)]  # no more than may be emitted
+    out = session.handle(told(*[1] * 42, first=48, more=False), 5.0)
+    assert end(out).reason is Reason.LENGTH
+    assert (session.counts.tokens, session.counts.passes, session.counts.runs) == (90, 90, 1)
+
+
+def test_a_run_that_ended_before_it_was_told_to_go_on_is_followed_by_a_pass() -> None:
+    session, _ = alone(max_tokens=90)
+    assert requests(session.handle(told(*[1] * 20), 1.0)) == [RunTo(1, 64)]
+    (following,) = requests(session.handle(told(*[1] * 12, first=20, more=False), 2.0))
+    assert isinstance(following, Pass)
+    assert (following.number, following.run, len(following.committed)) == (2, 32, 32)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["the drafter is there", "it was lost"])
+def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
+    """It is chosen once, and forgotten if there is no drafter any more."""
+    governor = InTurn((replace(PLAIN, run=4), Choice(3, 3, overlap=False)), waits_for_drafter=True).fresh()
+    session = Session(assignment(SLEM, governor=governor, max_tokens=50))
+    session.start(0.0)
+    session.handle(Ready(TARGET), 0.0)
+    (sent,) = requests(session.handle(Ready(DRAFTER), 0.0))
+    assert isinstance(sent, Pass)
+    assert sent.run == 4
+    assert requests(session.handle(told(1, 0), 1.0)) == []
+    assert requests(session.handle(told(1, first=2), 2.0)) == []
+    if lost:
+        session.handle(Lost(DRAFTER, GONE), 2.0)
+    (following,) = requests(session.handle(told(0, first=3, more=False), 3.0))
+    if lost:
+        assert isinstance(following, Pass)
+    else:
+        assert isinstance(following, Draft)
+        assert following.count == 3

@@ -10,12 +10,12 @@ from crossdraft.verification.exchange import (
     Branch,
     Draft,
     Drafted,
-    EndRun,
     FetchRow,
     OpenDrafter,
     OpenTarget,
     Pass,
     PassDone,
+    RunTo,
     SamplingOptions,
     Score,
     Scored,
@@ -70,7 +70,7 @@ def test_a_run_is_owed_more_until_its_last_reply_and_its_end_nothing():
     for _ in range(2):
         dues.came(PassDone(1, (), 0.0, more=True))
         assert dues.owed
-    assert not dues.sent(EndRun(1))
+    assert not dues.sent(RunTo(1, 0))
     dues.came(PassDone(1, (), 0.0))
     assert not dues.owed
 

@@ -68,7 +68,7 @@ def tree(tokens: list[int], parents: list[int]) -> target_pb2.TokenTree:
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (target_pb2.VerifyRequest(), "one of open, next_pass, fetch and end_run"),
+        (target_pb2.VerifyRequest(), "one of open, next_pass, fetch and run_to"),
         (opening(prompt=[]), "prompt is empty"),
         (opening(prompt=[SIZE]), "prompt has the id 300"),
         (opening(options=common_pb2.SamplingOptions(temperature=-1)), "temperature must be 0 or more"),

@@ -75,7 +75,7 @@ async def test_a_port_that_is_taken_is_an_error_that_says_so():
         ([RAW_PASS], StatusCode.FAILED_PRECONDITION, "open the session first"),
         ([RAW_FETCH], StatusCode.FAILED_PRECONDITION, "open the session first"),
         ([RAW_OPEN, RAW_OPEN], StatusCode.FAILED_PRECONDITION, "open already"),
-        ([b""], StatusCode.INVALID_ARGUMENT, "one of open, next_pass, fetch and end_run"),
+        ([b""], StatusCode.INVALID_ARGUMENT, "one of open, next_pass, fetch and run_to"),
         ([b"\xff\xff\xff"], StatusCode.INVALID_ARGUMENT, "not a message of crossdraft.v1.Target/Verify"),
         ([RAW_OPEN, b"\xff"], StatusCode.INVALID_ARGUMENT, "not a message of crossdraft.v1.Target/Verify"),
     ],

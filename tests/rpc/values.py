@@ -16,7 +16,6 @@ from crossdraft.verification.exchange import (
     Description,
     Draft,
     Drafted,
-    EndRun,
     FetchRow,
     NoiseKey,
     OpenDrafter,
@@ -24,6 +23,7 @@ from crossdraft.verification.exchange import (
     Pass,
     PassDone,
     RowFetched,
+    RunTo,
     Sample,
     SamplingOptions,
     Score,
@@ -130,7 +130,7 @@ target_requests = st.one_of(
     ),
     passes(),
     st.builds(FetchRow, numbers, st.integers(0, 100), st.none() | id_arrays),
-    st.builds(EndRun, numbers),
+    st.builds(RunTo, numbers, numbers),
 )
 target_replies = st.one_of(
     st.builds(Opened, st.text(max_size=8)),

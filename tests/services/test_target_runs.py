@@ -13,12 +13,12 @@ from crossdraft.target.runs import Run, together
 from crossdraft.target.session import TargetSession
 from crossdraft.verification.exchange import (
     MOST_RUN,
-    EndRun,
     FetchRow,
     NoiseKey,
     OpenTarget,
     Pass,
     PassDone,
+    RunTo,
     Sample,
     SamplingOptions,
 )
@@ -29,7 +29,7 @@ PENALISED = SamplingOptions(temperature=0.8, presence_penalty=0.7, repetition_pe
 OPENING = OpenTarget(PROMPT, PENALISED, NoiseKey(7), likely=2)
 NO_TREE = TokenTree()
 
-Request = Pass | FetchRow | EndRun
+Request = Pass | FetchRow | RunTo
 
 
 def run_of(number: int, tokens: int, committed: tuple[int, ...] = ()) -> Pass:
@@ -117,7 +117,7 @@ async def test_a_run_ends_after_a_stop_id(target_model: RunningModel) -> None:
     assert not reply.more
 
 
-@pytest.mark.parametrize("following", [EndRun(1), Pass(2, (), NO_TREE, draws=True)], ids=["told to", "another pass"])
+@pytest.mark.parametrize("following", [RunTo(1, 0), Pass(2, (), NO_TREE, draws=True)], ids=["told to", "another pass"])
 async def test_a_run_ends_when_something_else_is_asked(target_model: RunningModel, following: Request) -> None:
     due = await one_by_one(target_model, OPENING, 1)
     session = TargetSession(target_model, OPENING)
@@ -130,12 +130,31 @@ async def test_a_run_ends_when_something_else_is_asked(target_model: RunningMode
         same(samples_of([done for done in replies if done.number == 2]), due)  # nothing was committed
 
 
+async def test_a_run_goes_on_as_far_as_it_is_told(target_model: RunningModel) -> None:
+    due = await one_by_one(target_model, OPENING, 9)
+    session = TargetSession(target_model, OPENING)
+    replies = await drawn_in(session, run_of(1, 4), RunTo(1, 9))
+    same(samples_of(replies), due)
+    assert [reply.more for reply in replies] == [True] * (len(replies) - 1) + [False]
+
+
+async def test_what_is_told_of_another_run_changes_nothing(target_model: RunningModel) -> None:
+    due = await one_by_one(target_model, OPENING, 4)
+    same(samples_of(await drawn_in(TargetSession(target_model, OPENING), run_of(1, 4), RunTo(0, 9))), due)
+
+
+async def test_a_run_that_is_to_go_on_beyond_the_context_is_refused(target_model: RunningModel) -> None:
+    session = TargetSession(target_model, OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1)))
+    with pytest.raises(ContextTooLong, match="a run of 30 has 129 tokens"):
+        _ = [reply.number async for reply in session.converse(asked(run_of(1, 20), RunTo(1, 30)))]
+
+
 async def test_the_end_of_a_run_that_is_over_is_nothing(target_model: RunningModel) -> None:
     due = await one_by_one(target_model, OPENING, 2)
     session = TargetSession(target_model, OPENING)
     committed = (due[0].token,)
     replies = await drawn_in(
-        session, Pass(1, (), NO_TREE, draws=True), EndRun(1), Pass(2, committed, NO_TREE, draws=True)
+        session, Pass(1, (), NO_TREE, draws=True), RunTo(1, 0), Pass(2, committed, NO_TREE, draws=True)
     )
     same(samples_of(replies), due)
 
@@ -194,7 +213,7 @@ async def test_runs_that_cannot_be(target: TargetClient, wrong: Pass, complaint:
 
 
 async def test_tokens_that_follow_a_reply_at_once_are_told_together_and_the_last_one_at_once() -> None:
-    run, told = Run(), asyncio.Event()
+    run, told = Run(99), asyncio.Event()
 
     async def drawing() -> None:
         for first in range(4):
@@ -211,7 +230,7 @@ async def test_tokens_that_follow_a_reply_at_once_are_told_together_and_the_last
 
 
 async def test_what_was_drawn_before_a_fault_is_told_and_then_the_fault() -> None:
-    run = Run()
+    run = Run(99)
 
     async def drawing() -> None:
         run.drew(PassDone(1, (Sample(5, -1.0),), 0.0, more=True))

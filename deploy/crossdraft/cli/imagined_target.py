@@ -12,7 +12,7 @@ from crossdraft.pipeline.events import Send as Sent
 from crossdraft.text.letters import Side
 from crossdraft.text.pairing import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
-from crossdraft.verification.exchange import Description, EndRun, FetchRow, OpenTarget, Pass, PassDone, RowFetched
+from crossdraft.verification.exchange import Description, FetchRow, OpenTarget, Pass, PassDone, RowFetched, RunTo
 from crossdraft.verification.methods import Method
 from crossdraft.verification.trees import Path
 
@@ -59,6 +59,13 @@ class TargetService:
         """Nothing runs."""
 
 
+@dataclass
+class Run:
+    """Tokens that are drawn one after another."""
+
+    most: int  # that are wanted; this may change
+
+
 @dataclass(frozen=True, eq=False)
 class TargetSession:
     """One output."""
@@ -67,30 +74,31 @@ class TargetSession:
     seconds: float
 
     async def converse(
-        self, requests: AsyncIterator[Pass | FetchRow | EndRun]
+        self, requests: AsyncIterator[Pass | FetchRow | RunTo]
     ) -> AsyncGenerator[PassDone | RowFetched, None]:
-        """One reply for each request, in order; one for each token of a run, which ends when anything else is asked."""
-        request = await anext(requests, None)
+        """One reply for each request, in order; for a run one for each token, until a pass or a row is asked for."""
+        request = await _following(requests, Run(0))
         while request is not None:
-            following = asyncio.ensure_future(anext(requests, None))
+            run = Run(request.run if isinstance(request, Pass) else 0)
+            following = asyncio.ensure_future(_following(requests, run))
             try:
                 if isinstance(request, Pass) and request.run > 1:
-                    async for done in self._drawn(request, following):
+                    async for done in self._drawn(request, run, following):
                         yield done
-                elif not isinstance(request, EndRun):
+                else:
                     yield await self._answer(request)
                 request = await following
             finally:
                 following.cancel()
 
-    async def _drawn(self, request: Pass, following: "asyncio.Future[Any]") -> AsyncIterator[PassDone]:
+    async def _drawn(self, request: Pass, run: Run, following: "asyncio.Future[Any]") -> AsyncIterator[PassDone]:
         drawn: Path = ()
         more = True
         while more:
             await asyncio.sleep(self.seconds)
             sample = self.memory.draw(request, drawn)
             drawn = (*drawn, sample.token)
-            more = len(drawn) < request.run and not following.done()
+            more = len(drawn) < run.most and not following.done()
             yield PassDone(request.number, (sample,), self.seconds, more=more, first=len(drawn) - 1)
 
     async def _answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
@@ -103,3 +111,12 @@ class TargetSession:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+async def _following(requests: AsyncIterator[Pass | FetchRow | RunTo], run: Run) -> Pass | FetchRow | None:
+    """The next pass or row that is asked for; a run that is told of before goes on so far."""
+    async for request in requests:
+        if not isinstance(request, RunTo):
+            return request
+        run.most = request.tokens
+    return None

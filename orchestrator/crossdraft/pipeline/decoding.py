@@ -3,12 +3,13 @@
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.drafting import Drafting, of_branch
 from crossdraft.pipeline.epoch import Epoch
-from crossdraft.pipeline.events import Command, Counts, Emitted, Finished, Reason, SetTimer, Timer
+from crossdraft.pipeline.events import Command, Counts, Emitted, Finished, Reason
 from crossdraft.pipeline.fetched import Fetched
-from crossdraft.pipeline.governing import PLAIN, BranchSeen, StallSeen
+from crossdraft.pipeline.governing import PLAIN, BranchSeen, Choice, StallSeen
 from crossdraft.pipeline.output import Output
 from crossdraft.pipeline.passing import Passing
 from crossdraft.pipeline.reporting import Reporting
+from crossdraft.pipeline.stalling import Stalling
 from crossdraft.pipeline.targets import Targets
 from crossdraft.text.letters import Letters
 from crossdraft.verification import matching
@@ -31,9 +32,8 @@ class Decoding:
         self._drafting = drafting
         self._passing = Passing(assignment, targets, drafting.branches, self.counts)
         self._reporting = Reporting(assignment.governor, self.counts)
-        self._stall = 0  # number of the latest stall's timer
-        self._stalled_at: float | None = None  # since when the target has stood idle for proposals, in seconds
-        self._impatient = False  # a stall has run out, and the drafter has said nothing since
+        self._stalling = Stalling()
+        self._next: Choice | None = None  # how the next epoch is run, if a run that is under way is the last
         self._now = 0.0  # seconds
 
     def go_on(self, now: float) -> list[Command]:
@@ -48,7 +48,7 @@ class Decoding:
         self._reporting.progress(self.epoch, self.output.text, now)
         self.epoch.release(len(self.output.text))
         self._drafting.branches.release(len(self.output.text))
-        return commands + self._pass() + self._advance()
+        return commands + self._run_on() + self._pass() + self._advance()
 
     @property
     def interruptible(self) -> bool:
@@ -62,8 +62,7 @@ class Decoding:
         self._reporting.progress(self.epoch, self.output.text, now)
         self._reporting.over(self.epoch, self.output.text)
         given, text = self._given, self.output.text
-        usable = self._drafting.ready and self.output.left > 1
-        choice = given.governor.choose(now) if usable else PLAIN
+        choice = self._choose()
         branch = self._branch() if choice.drafts else None
         start = len(text) if branch is None else branch.offset + len(branch.letters)
         self.epoch = epoch = Epoch(self.epoch.number + 1, choice, given.pair, start, len(text))
@@ -81,7 +80,7 @@ class Decoding:
 
     def heard(self) -> None:
         """The drafter has said something."""
-        self._impatient = False
+        self._stalling.impatient = False
 
     def listed_late(self, first: int) -> list[Command]:
         """Proposals from place `first` on came after a pass had left: it is asked for their probabilities as well."""
@@ -89,11 +88,10 @@ class Decoding:
 
     def expired(self, number: int, now: float) -> None:
         """A stall has lasted long enough."""
-        if number != self._stall or self._stalled_at is None:
-            return
-        self._given.governor.observe(StallSeen(now - self._stalled_at), now)
-        self.counts.stalls += 1
-        self._impatient, self._stalled_at = True, None
+        waited = self._stalling.expired(number, now)
+        if waited is not None:
+            self._given.governor.observe(StallSeen(waited), now)
+            self.counts.stalls += 1
 
     def end(self, reason: Reason, error: BaseException | None = None) -> Finished:
         """Nothing more will be emitted."""
@@ -101,6 +99,24 @@ class Decoding:
         self._reporting.over(self.epoch, self.output.text)
         self.finished = Finished(reason, self.counts, error)
         return self.finished
+
+    def _choose(self) -> Choice:
+        """How the next epoch is run, unless that has been decided already."""
+        chosen, self._next = self._next, None
+        usable = self._drafting.ready and self.output.left > 1
+        return (chosen or self._given.governor.choose(self._now)) if usable else PLAIN
+
+    def _run_on(self) -> list[Command]:
+        """When half of a run is drawn it is decided what comes after it: if more of the same, the target goes on
+        without waiting for the round trip of another pass."""
+        flight = self._targets.halfway
+        if flight is None or self._next is not None or self.output.left <= flight.sent.run - flight.drawn:
+            return []
+        choice = self._choose()
+        if choice.drafts:
+            self._next = choice
+            return []
+        return [self._passing.extend(flight, choice.run, self.output)]
 
     def _walk(self) -> list[Command]:
         """Go on with what is at hand, until something is missing."""
@@ -129,7 +145,7 @@ class Decoding:
                 case NeedRow() | NeedSample() as need:
                     if not self._answer(need):
                         if not self._over(need):
-                            return commands + self._fetch(need)
+                            return commands + self._passing.fetch(need, self.fetched)
                         commands += self.next_epoch(self._now)
         return commands
 
@@ -152,7 +168,7 @@ class Decoding:
         """Give the walk the next proposal, or none: it settles. False: it has to wait for one."""
         epoch = self.epoch
         if not epoch.exhausted:
-            self._stalled_at = None
+            self._stalling.over()
             epoch.answer(epoch.take())
             return True
         waits = self._drafting.due and not self._method.samples
@@ -167,7 +183,7 @@ class Decoding:
     @property
     def _hurried(self) -> bool:
         """Whether the target is not to wait for proposals."""
-        return self._impatient or self.epoch.choice.patience == 0
+        return self._stalling.impatient or self.epoch.choice.patience == 0
 
     def _answer(self, need: NeedRow | NeedSample) -> bool:
         """Answer the walk with what is at hand; False if it is not."""
@@ -183,19 +199,6 @@ class Decoding:
         moved = len(self.output.text) > self.epoch.began
         used_up = self.epoch.exhausted and not self._drafting.due
         return used_up and moved and not need.judging and self.fetched.held is None and not self._targets.running
-
-    def _fetch(self, need: NeedRow | NeedSample) -> list[Command]:
-        """A row at hand lacks what is needed: its pass is asked for it, or if that is over, another pass will be."""
-        held = self.fetched.held
-        if held is None or isinstance(need, NeedSample):
-            return []  # a pass will bring it
-        fetch = self._targets.fetch(held.lane, held.number, held.node, None if need.whole else need.listed)
-        if fetch is None:
-            self.fetched.forget()
-            return []
-        self.counts.rows_fetched += need.whole and bool(fetch)
-        self.counts.rows_completed += not need.whole and bool(fetch)
-        return fetch
 
     def _emit(self, token: int, kind: Kind) -> list[Command]:
         log_probability, likely = self.fetched.log_probabilities
@@ -231,16 +234,12 @@ class Decoding:
         few = not self.epoch.begun or self.epoch.beyond(len(self.output.text)) < self.epoch.choice.wait
         if few and self._drafting.due and not self._hurried:
             return self._wait()
-        self._stalled_at = None
+        self._stalling.over()
         return [self._passing.send(lane, self.epoch, self.output, self._now)]
 
     def _wait(self) -> list[Command]:
         """The target stands idle for proposals, up to the choice's patience."""
-        if self._stalled_at is not None:
-            return []
-        self._stalled_at = self._now
-        self._stall += 1
-        return [SetTimer(Timer.STALL, self._stall, self.epoch.choice.patience)]
+        return self._stalling.begin(self.epoch.choice.patience, self._now)
 
     def _advance(self) -> list[Command]:
         """The drafter's window begins at the frontier."""

@@ -12,13 +12,13 @@ from crossdraft.verification.exchange import (
     Advance,
     Draft,
     Drafted,
-    EndRun,
     FetchRow,
     OpenDrafter,
     OpenTarget,
     Pass,
     PassDone,
     RowFetched,
+    RunTo,
     Score,
     Scored,
 )
@@ -31,7 +31,7 @@ class IllegalEventError(Exception):
 
 Lane = int  # counts the openings of one generation from 1, of targets and drafters together
 Reply = Drafted | Scored | PassDone | RowFetched
-Request = Draft | Advance | Score | Pass | FetchRow | EndRun
+Request = Draft | Advance | Score | Pass | FetchRow | RunTo
 
 
 @dataclass(frozen=True)

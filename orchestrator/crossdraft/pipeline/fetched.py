@@ -28,6 +28,7 @@ class Flight:
     proposals: int = 0  # known beyond the root
     drawn: int = 0  # tokens that its run has brought before
     ending: bool = False  # its run was told to end
+    half: int = 0  # tokens of its run, of which half of what was asked for last has been drawn
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,11 +4,12 @@ from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.branches import Branches
 from crossdraft.pipeline.epoch import Epoch
 from crossdraft.pipeline.events import Command, Counts, Send
-from crossdraft.pipeline.fetched import Fetched
+from crossdraft.pipeline.fetched import Fetched, Flight
 from crossdraft.pipeline.output import Output
 from crossdraft.pipeline.targets import TargetLane, Targets
 from crossdraft.verification.planning import Plan, Planner
 from crossdraft.verification.trees import TokenTree
+from crossdraft.verification.walk import NeedRow, NeedSample
 
 NOTHING_GUESSED = Plan(TokenTree(), ())
 
@@ -43,6 +44,11 @@ class Passing:
         self._counts.passes += 1
         self._counts.runs += run > 1
         return self._targets.send(lane, NOTHING_GUESSED, None, output.ids, 0, True, now, run)
+
+    def extend(self, flight: Flight, tokens: int, output: Output) -> Send:
+        """A run goes on, up to where the output ends."""
+        due = flight.sent.run - flight.drawn
+        return self._targets.extend(flight, min(tokens, output.left - due))
 
     def speculate(self, lane: TargetLane, epoch: Epoch, output: Output, fetched: Fetched, now: float) -> list[Command]:
         """A pass over later proposals, on a target that is free while others work on earlier ones."""
@@ -83,6 +89,19 @@ class Passing:
                     self._counts.rows_completed += len(fetch)
                     commands += fetch
         return commands
+
+    def fetch(self, need: NeedRow | NeedSample, fetched: Fetched) -> list[Command]:
+        """A row at hand lacks what is needed: its pass is asked for it, or if that is over, another pass will be."""
+        held = fetched.held
+        if held is None or isinstance(need, NeedSample):
+            return []  # a pass will bring it
+        fetch = self._targets.fetch(held.lane, held.number, held.node, None if need.whole else need.listed)
+        if fetch is None:
+            fetched.forget()
+            return []
+        self._counts.rows_fetched += need.whole and bool(fetch)
+        self._counts.rows_completed += not need.whole and bool(fetch)
+        return fetch
 
     def _plan(self, epoch: Epoch, output: Output) -> Plan:
         frontier = len(output.text)

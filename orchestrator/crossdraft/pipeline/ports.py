@@ -11,13 +11,13 @@ from crossdraft.verification.exchange import (
     Advance,
     Draft,
     Drafted,
-    EndRun,
     FetchRow,
     OpenDrafter,
     OpenTarget,
     Pass,
     PassDone,
     RowFetched,
+    RunTo,
     Score,
     Scored,
 )
@@ -55,7 +55,7 @@ class ServicePort(Protocol[Opening, Request, Reply]):
 
 
 # A service may break the protocol with a second Opened; the driver then gives it up.
-TargetPort = ServicePort[OpenTarget, OpenTarget | Pass | FetchRow | EndRun, Opened | PassDone | RowFetched]
+TargetPort = ServicePort[OpenTarget, OpenTarget | Pass | FetchRow | RunTo, Opened | PassDone | RowFetched]
 DrafterPort = ServicePort[OpenDrafter, OpenDrafter | Draft | Advance | Score, Opened | Drafted | Scored]
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from crossdraft.pipeline.events import Reply
 from crossdraft.pipeline.trips import LaneFigures, Owing, TripWatch, model_seconds
-from crossdraft.verification.exchange import Advance, EndRun, Pass, PassDone
+from crossdraft.verification.exchange import Advance, Pass, PassDone, RunTo
 
 
 class TrafficCount(Protocol):
@@ -50,11 +50,11 @@ class LaneWatch:
         self._closed = now
 
     def asked(self, request: object, now: float) -> None:
-        """A request leaves. `Advance` and `EndRun` ask for no answer of their own."""
+        """A request leaves. `Advance` and `RunTo` ask for no answer of their own."""
         self._trips.asked(request, now)
         self._owing.asked(request)
         self._note_owing(now)
-        if not isinstance(request, Advance | EndRun):
+        if not isinstance(request, Advance | RunTo):
             self._asked = now
         if isinstance(request, Pass):
             self._took_off = self._took_off if self._flying else now

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.events import Command, Lane, Open, Send, SetTimer, Timer
 from crossdraft.pipeline.fetched import Flight
-from crossdraft.verification.exchange import EndRun, FetchRow, Pass, PassDone, RowFetched, Sample
+from crossdraft.verification.exchange import FetchRow, Pass, PassDone, RowFetched, RunTo, Sample
 from crossdraft.verification.planning import Plan
 from crossdraft.verification.rows import Ids, Row
 from crossdraft.verification.trees import Path
@@ -122,8 +122,21 @@ class Targets:
             flight = lane.flight
             if flight is not None and flight.sent.run > 1 and not flight.ending:
                 lane.flight = replace(flight, ending=True)
-                commands.append(Send(lane.number, EndRun(flight.sent.number)))
+                commands.append(Send(lane.number, RunTo(flight.sent.number, 0)))
         return commands
+
+    @property
+    def halfway(self) -> Flight | None:
+        """A run of which half of what was asked for last has been drawn, and that nobody has ended."""
+        found = (one for one in self.flights if one.sent.run > 1 and one.drawn >= one.half and not one.ending)
+        return next(found, None)
+
+    def extend(self, flight: Flight, tokens: int) -> Send:
+        """Its run goes on for so many tokens beyond those that were asked for."""
+        more = flight.sent.run + tokens
+        sent = replace(flight.sent, run=more)
+        self.lanes[flight.lane].flight = replace(flight, sent=sent, half=more - tokens // 2)
+        return Send(flight.lane, RunTo(sent.number, more))
 
     def due(self, path: Path, ids: list[int]) -> bool:
         """Whether a pass under way brings what follows this path from the frontier on; `ids` are the output's."""
@@ -150,7 +163,8 @@ class Targets:
         paths = tuple(plan.tree.paths())
         answered = paths if wanted is None else tuple(paths[node] for node in wanted)
         tokens = len(sent.committed) + len(plan.tree)
-        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, now - lane.free_since, proposals)
+        idle = now - lane.free_since
+        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, idle, proposals, half=run - run // 2)
         lane.latest = lane.flight
         lane.told = len(ids)
         lane.owed.clear()

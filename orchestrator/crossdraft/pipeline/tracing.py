@@ -25,11 +25,11 @@ from crossdraft.verification.exchange import (
     Advance,
     Draft,
     Drafted,
-    EndRun,
     OpenTarget,
     Pass,
     PassDone,
     RowFetched,
+    RunTo,
     Score,
     Scored,
 )
@@ -231,8 +231,8 @@ def name_of(value: Event | Request | Reply | None) -> str:
             return f"pass {number}, {what}"
         case PassDone(number):
             return f"rows of pass {number}" if value.forwards == 1 else f"{value.forwards} tokens of pass {number}"
-        case EndRun(number):
-            return f"end the run of pass {number}"
+        case RunTo(number, tokens):
+            return f"pass {number} goes on to {tokens} tokens" if tokens else f"end the run of pass {number}"
     return type(value).__name__.lower()
 
 

@@ -9,11 +9,11 @@ from crossdraft.verification.exchange import (
     Advance,
     Draft,
     Drafted,
-    EndRun,
     FetchRow,
     Pass,
     PassDone,
     RowFetched,
+    RunTo,
     Score,
     Scored,
 )
@@ -43,8 +43,8 @@ class TripWatch:
         self._queued = 0.0
 
     def asked(self, request: object, now: float) -> None:
-        """A question leaves; `Advance` and `EndRun` are none of their own."""
-        if not isinstance(request, Advance | EndRun):
+        """A question leaves; `Advance` and `RunTo` are none of their own."""
+        if not isinstance(request, Advance | RunTo):
             self._due.append((request, now))
 
     def answered(self, reply: Reply, now: float) -> None:
@@ -102,7 +102,7 @@ class Owing:
                 self._epoch, self._wanted, self._drafted, self._answers = request.epoch, request.count, 0, 0
             case Advance():
                 self._wanted = max(self._wanted, request.count) if self._wanted else 0
-            case EndRun():
+            case RunTo():
                 pass
             case _:
                 self._answers += 1

@@ -11,7 +11,7 @@ from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row
 from crossdraft.verification.trees import TokenTree
 
 MOST_PROPOSALS = 64  # that one draft is asked for
-MOST_RUN = 64  # tokens that a target is asked to draw in one pass
+MOST_RUN = 64  # tokens that a target is asked to draw at once, in a pass or beyond what it was asked for
 MOST_LIKELY = 20  # ids whose log-probability can be asked for beside each draw
 
 
@@ -101,7 +101,7 @@ class Pass:
     wanted: tuple[int, ...] | None = None  # what is answered, ascending: 0 is the root, i + 1 node i; None: everything
     draws: bool = False  # answered by the target's own keyed draws, not by rows
     # Tokens that are drawn one after another from the root on, at most; several only with `draws` and without a tree.
-    # A run ends early after a stop id, when anything else is asked of the session, or for a reason of the target's.
+    # A run ends early after a stop id, when another pass or a row is asked for, or for a reason of the target's.
     run: int = 1
 
     @property
@@ -138,10 +138,14 @@ class PassDone:
 
 
 @dataclass(frozen=True)
-class EndRun:
-    """The run of a pass is to end, if it is under way: it has no answer of its own, the run has its last."""
+class RunTo:
+    """The run of a pass is to have so many tokens in all, if it is under way: more than it was asked for, or fewer.
+
+    It has no answer of its own.
+    """
 
     number: int  # of the pass
+    tokens: int  # 0: it ends with the token that is being drawn
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("open", "next_pass", "fetch", "end_run")
+    __slots__ = ("open", "next_pass", "fetch", "run_to")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     NEXT_PASS_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
-    END_RUN_FIELD_NUMBER: _ClassVar[int]
+    RUN_TO_FIELD_NUMBER: _ClassVar[int]
     open: OpenTarget
     next_pass: Pass
     fetch: FetchRow
-    end_run: EndRun
-    def __init__(self, open: _Optional[_Union[OpenTarget, _Mapping]] = ..., next_pass: _Optional[_Union[Pass, _Mapping]] = ..., fetch: _Optional[_Union[FetchRow, _Mapping]] = ..., end_run: _Optional[_Union[EndRun, _Mapping]] = ...) -> None: ...
+    run_to: RunTo
+    def __init__(self, open: _Optional[_Union[OpenTarget, _Mapping]] = ..., next_pass: _Optional[_Union[Pass, _Mapping]] = ..., fetch: _Optional[_Union[FetchRow, _Mapping]] = ..., run_to: _Optional[_Union[RunTo, _Mapping]] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
     __slots__ = ("opened", "done", "fetched")
@@ -61,11 +61,13 @@ class Pass(_message.Message):
     run: int
     def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[_Union[_common_pb2.IdLists, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ..., draws: _Optional[bool] = ..., run: _Optional[int] = ...) -> None: ...
 
-class EndRun(_message.Message):
-    __slots__ = ("number",)
+class RunTo(_message.Message):
+    __slots__ = ("number", "tokens")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
+    tokens: int
+    def __init__(self, number: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class TokenTree(_message.Message):
     __slots__ = ("tokens", "parents")

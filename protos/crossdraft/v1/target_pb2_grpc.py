@@ -28,7 +28,7 @@ if _version_not_supported:
 
 class TargetStub:
     """The model whose distribution is served. One stream is one session: the first request is `open`, and every request is
-    answered in the same order: by one reply, a run by one or more, `end_run` by none. Requests may be sent while others
+    answered in the same order: by one reply, a run by one or more, `run_to` by none. Requests may be sent while others
     are unanswered. Ending the stream, from either side, ends the session.
     """
 
@@ -52,7 +52,7 @@ class TargetStub:
 
 class TargetServicer:
     """The model whose distribution is served. One stream is one session: the first request is `open`, and every request is
-    answered in the same order: by one reply, a run by one or more, `end_run` by none. Requests may be sent while others
+    answered in the same order: by one reply, a run by one or more, `run_to` by none. Requests may be sent while others
     are unanswered. Ending the stream, from either side, ends the session.
     """
 
@@ -91,7 +91,7 @@ def add_TargetServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Target:
     """The model whose distribution is served. One stream is one session: the first request is `open`, and every request is
-    answered in the same order: by one reply, a run by one or more, `end_run` by none. Requests may be sent while others
+    answered in the same order: by one reply, a run by one or more, `run_to` by none. Requests may be sent while others
     are unanswered. Ending the stream, from either side, ends the session.
     """
 

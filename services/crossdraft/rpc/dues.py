@@ -4,7 +4,7 @@ from typing import Protocol, TypeVar
 
 from crossdraft.rpc import drafter_codec, target_codec
 from crossdraft.rpc.codec import Opened
-from crossdraft.verification.exchange import Advance, Draft, Drafted, EndRun, OpenDrafter, PassDone, Score, Scored
+from crossdraft.verification.exchange import Advance, Draft, Drafted, OpenDrafter, PassDone, RunTo, Score, Scored
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Reply_contra = TypeVar("Reply_contra", contravariant=True)
@@ -30,7 +30,7 @@ class Dues(Protocol[Request_contra, Reply_contra]):
 class TargetDues:
     """A target owes one reply for each request, in order: the wait begins with the oldest that has none.
 
-    For a run it owes several, each within the time of one; to `EndRun` it owes none.
+    For a run it owes several, each within the time of one; to `RunTo` it owes none.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class TargetDues:
 
     def sent(self, request: target_codec.Request) -> bool:
         """As in `Dues`."""
-        if isinstance(request, EndRun):
+        if isinstance(request, RunTo):
             return False
         self._unanswered += 1
         return self._unanswered == 1

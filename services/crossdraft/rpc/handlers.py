@@ -20,13 +20,13 @@ from crossdraft.verification.exchange import (
     Description,
     Draft,
     Drafted,
-    EndRun,
     FetchRow,
     OpenDrafter,
     OpenTarget,
     Pass,
     PassDone,
     RowFetched,
+    RunTo,
     Score,
     Scored,
 )
@@ -92,7 +92,7 @@ class Role(Generic[Open, Ask, Answer]):
     write: Callable[[Opened | Answer], Message]
 
 
-TARGET: Role[OpenTarget, Pass | FetchRow | EndRun, PassDone | RowFetched] = Role(
+TARGET: Role[OpenTarget, Pass | FetchRow | RunTo, PassDone | RowFetched] = Role(
     name="target",
     service="crossdraft.v1.Target",
     stream="Verify",

@@ -9,18 +9,18 @@ from crossdraft.v1 import target_pb2 as pb
 from crossdraft.verification.exchange import (
     MOST_LIKELY,
     MOST_RUN,
-    EndRun,
     FetchRow,
     OpenTarget,
     Pass,
     PassDone,
     RowFetched,
+    RunTo,
     Sample,
 )
 from crossdraft.verification.rows import Row
 from crossdraft.verification.trees import ROOT, TokenTree
 
-Request = OpenTarget | Pass | FetchRow | EndRun
+Request = OpenTarget | Pass | FetchRow | RunTo
 Reply = Opened | PassDone | RowFetched
 
 LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
@@ -36,8 +36,8 @@ def encode_request(request: Request) -> pb.VerifyRequest:
             return pb.VerifyRequest(next_pass=_encode_pass(request))
         case FetchRow():
             return pb.VerifyRequest(fetch=_encode_fetch(request))
-        case EndRun():
-            return pb.VerifyRequest(end_run=pb.EndRun(number=request.number))
+        case RunTo():
+            return pb.VerifyRequest(run_to=pb.RunTo(number=request.number, tokens=request.tokens))
 
 
 def decode_request(message: pb.VerifyRequest, vocabulary_size: int | None) -> Request:
@@ -49,10 +49,10 @@ def decode_request(message: pb.VerifyRequest, vocabulary_size: int | None) -> Re
             return _decode_pass(message.next_pass, vocabulary_size)
         case "fetch":
             return _decode_fetch(message.fetch, vocabulary_size)
-        case "end_run":
-            return EndRun(message.end_run.number)
+        case "run_to":
+            return RunTo(message.run_to.number, message.run_to.tokens)
         case _:
-            raise BadMessage("a VerifyRequest must be one of open, next_pass, fetch and end_run")
+            raise BadMessage("a VerifyRequest must be one of open, next_pass, fetch and run_to")
 
 
 def encode_reply(reply: Reply) -> pb.VerifyReply:

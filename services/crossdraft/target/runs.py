@@ -14,11 +14,15 @@ TOGETHER = 0.008  # seconds after a reply within which tokens wait for each othe
 class Run:
     """What the model thread has drawn and nobody has been told yet. Make it in the event loop that tells.
 
+    Args:
+        most: tokens that are wanted; this may change.
+
     A reply takes along all that was drawn while the one before was being sent, and leaves no sooner than TOGETHER after
     it; the first and the last wait for nothing. So a model of some 10 ms a token or more tells each as it is drawn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.most = most
         self.over = False  # no token is wanted after the one that is being drawn
         self._loop = asyncio.get_running_loop()
         self._drawn: list[PassDone] = []

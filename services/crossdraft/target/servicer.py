@@ -10,9 +10,9 @@ from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.target.session import TargetSession
 from crossdraft.text.letters import Side
-from crossdraft.verification.exchange import Description, EndRun, FetchRow, OpenTarget, Pass, PassDone, RowFetched
+from crossdraft.verification.exchange import Description, FetchRow, OpenTarget, Pass, PassDone, RowFetched, RunTo
 
-TargetServer = Server[OpenTarget, Pass | FetchRow | EndRun, PassDone | RowFetched]
+TargetServer = Server[OpenTarget, Pass | FetchRow | RunTo, PassDone | RowFetched]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from crossdraft.models.sampling import History, law, to_rows
 from crossdraft.models.worker import Job, ModelThreadClosedError
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.target.runs import Run
-from crossdraft.verification.exchange import EndRun, FetchRow, OpenTarget, Pass, PassDone, RowFetched, Sample
+from crossdraft.verification.exchange import FetchRow, OpenTarget, Pass, PassDone, RowFetched, RunTo, Sample
 from crossdraft.verification.rows import Row
 
 
@@ -33,27 +33,28 @@ class TargetSession:
         self._check_room(len(opening.prompt), "the prompt")
 
     async def converse(
-        self, requests: AsyncIterator[Pass | FetchRow | EndRun]
+        self, requests: AsyncIterator[Pass | FetchRow | RunTo]
     ) -> AsyncGenerator[PassDone | RowFetched, None]:
-        """One reply for each request, in order; several for a run, which ends when anything else is asked.
+        """One reply for each request, in order; several for a run, which ends when another pass or a row is asked for.
 
         Raises as `answer` does.
         """
         request = await anext(requests, None)
         while request is not None:
             if isinstance(request, Pass) and request.run > 1:
-                run = Run()
-                following = asyncio.ensure_future(anext(requests, None))
+                self._begin(request)
+                run = Run(request.run)
+                following = asyncio.ensure_future(self._following(requests, run))
                 following.add_done_callback(run.end)
                 try:
-                    async with aclosing(run.replies(self._drawing(request, run))) as replies:
+                    async with aclosing(run.replies(self._running.thread.run(self._run(request, run)))) as replies:
                         async for reply in replies:
                             yield reply
                     request = await following
                 finally:
                     following.cancel()
             else:
-                if not isinstance(request, EndRun):  # else that run has ended meanwhile
+                if not isinstance(request, RunTo):  # else that run has ended meanwhile
                     yield await self.answer(request)
                 request = await anext(requests, None)
 
@@ -71,6 +72,17 @@ class TargetSession:
             return await self._fetch(request)
         self._begin(request)
         return await self._running.thread.run(self._pass(request))
+
+    async def _following(self, requests: AsyncIterator[Pass | FetchRow | RunTo], run: Run) -> Pass | FetchRow | None:
+        """What is asked after a run; until then its length may be changed."""
+        async for request in requests:
+            if not isinstance(request, RunTo):
+                return request
+            if request.number == self._number:
+                size = len(self._opening.prompt) + len(self._output)
+                self._check_room(size + request.tokens - 1, f"the text with a run of {request.tokens}")
+                run.most = request.tokens
+        return None
 
     async def close(self) -> None:
         """Frees the place in the cache."""
@@ -117,10 +129,6 @@ class TargetSession:
             nodes = tuple(to_rows(self._laws, self._opening.head, request.listed))
         return PassDone(request.number, nodes, answer.seconds, answer.queued, shared=answer.sessions, fed=answer.tokens)
 
-    async def _drawing(self, request: Pass, run: Run) -> None:
-        self._begin(request)
-        await self._running.thread.run(self._run(request, run))
-
     def _run(self, request: Pass, run: Run) -> Job[None]:
         """Runs in the model thread: each token is drawn after those before it, and is committed when it is told."""
         opening, draws = self._opening, self._draws
@@ -134,7 +142,7 @@ class TargetSession:
             (sample,) = samples(logits, laws, draws, [offset], opening.likely)
             drawn = (*drawn, sample.token)
             offset += self._letters(drawn[-1:])
-            more = len(drawn) < request.run and sample.token not in stops and not run.over
+            more = len(drawn) < run.most and sample.token not in stops and not run.over
             run.drew(
                 PassDone(
                     request.number,
