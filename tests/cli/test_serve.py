@@ -31,7 +31,7 @@ def test_one_ready_line_and_a_quiet_end_on_sigterm(target_folder: Path) -> None:
 def test_a_service_that_is_unlike_its_model_says_so_when_it_is_ready(drafter_folder: Path) -> None:
     with serving("drafter", drafter_folder, "--pace", "1,0.25", "--logit-noise", "0.5") as (_, ready):
         assert (ready["paced"], ready["logit_noise"]) == ("1,0.25", 0.5)
-    with serving("target", drafter_folder) as (_, ready):
+    with serving("target", drafter_folder, "--enforce-eager") as (_, ready):
         assert not {"paced", "logit_noise"} & ready.keys()
 
 

@@ -30,7 +30,7 @@ def test_overhead_is_to_one_bare_forward_and_to_all_of_them_alone() -> None:
 
 def test_a_pass_of_the_bundled_target_is_measured(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    outcome = cli("bench", "engine", "--load", "2x2", "--turns", 1, "--context", 8, "--json", out)
+    outcome = cli("bench", "engine", "--load", "2x2", "--turns", 1, "--context", 8, "--json", out, "--enforce-eager")
     assert outcome.code == 0, outcome.err
     (time,) = json.loads(out.read_text())["times"]
     assert (time["load"], time["difference"] < 1e-3) == ({"sessions": 2, "tokens": 2}, True)
@@ -73,6 +73,8 @@ def test_passes_of_all_sizes_come_before_any_throughput() -> None:
     for step, kind in zip(steps, ("engine", "engine", "throughput", "throughput"), strict=True):
         assert step.arguments[0] == kind
         assert device.SIZES[step.title.partition(":")[0]] in step.arguments
+        assert "--enforce-eager" not in step.arguments
+    assert all("--enforce-eager" in step.arguments for step in device.steps_of(replace(DEVICE, enforce_eager=True)))
 
 
 def test_only_shapes_that_can_be_read_are_measured() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.cli import throughput
 from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.processes import Wanted
 from crossdraft.cli.processor_time import processor_seconds
 from crossdraft.cli.throughput import Plan, concurrencies_of, figures_of, prompts_of
 from crossdraft.cli.throughput_figures import Made, Model, Run, Spent, measured, streaming
@@ -50,6 +52,13 @@ def test_what_services_and_pipelines_count_is_summed_up() -> None:
     found = measured("crossdraft", 2, [run])
     assert (found.tokens_per_pass, found.acceptance) == (2.0, 0.5)
     assert (found.sessions, found.fed, found.busy) == (2.5, 10, 0.5)
+
+
+def test_forwards_of_all_services_are_captured_or_of_none() -> None:
+    for eager in (False, True):
+        services = throughput._served(plan(ways=("crossdraft",), enforce_eager=eager))
+        assert len(services) == 2
+        assert all(isinstance(one, Wanted) and ("--enforce-eager" in one.more) == eager for one in services)
 
 
 def test_streaming_counts_only_while_all_outputs_are_under_way() -> None:

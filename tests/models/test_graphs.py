@@ -3,14 +3,17 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from crossdraft.models import graphs
+from crossdraft.models.buckets import NODES, TOKENS
 from crossdraft.models.engine import Engine, Work
 from crossdraft.models.forwards import Forwards
-from crossdraft.verification.trees import tree_of
+from crossdraft.models.store import Store
+from crossdraft.verification.trees import TokenTree, tree_of
 from tests.models.taped import taped
 from tests.models.test_engine import BRANCHES, PROMPT, check_random_history, serve
 from tests.models.tiny import tiny_gemma2, tiny_llama, tiny_qwen2
@@ -61,3 +64,117 @@ MODELS: dict[Callable[[], PreTrainedModel], PreTrainedModel] = {}
 
 def made(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
     return MODELS[make] if make in MODELS else MODELS.setdefault(make, make())
+
+
+def test_a_recording_is_replayed_and_not_made_again() -> None:
+    engine = Engine(made(tiny_llama), static=True)
+    serve(engine, Work("a", PROMPT), Work("b", PROMPT[:1]))
+    before = engine.captured
+    calls: list[object] = []
+    hook = engine.model.register_forward_pre_hook(lambda *_: calls.append(None))
+    for token in range(4):
+        engine.forward([Work("a", (*PROMPT, token)), Work("b", (PROMPT[0], token))])
+        engine.forward([Work("a", (*PROMPT, token, 1)), Work("b", (PROMPT[0], token, 3))])
+    hook.remove()
+    assert (engine.captured, len(calls)) == (before + 1, 2)  # once to warm up, once to be recorded
+
+
+def test_what_a_session_could_not_compute_reaches_no_other_one() -> None:
+    """Keys and values of padding are NaN, too, as id 0 is."""
+    llama = tiny_llama()
+    with torch.no_grad():
+        llama.get_input_embeddings().weight[95] = float("nan")
+    engine, bad = Engine(llama, budget=1, static=True), tree_of([(95,) * 9], 9)
+    with torch.no_grad():
+        llama.get_input_embeddings().weight[0] = float("nan")
+    for number in range(14):  # all places
+        engine.forward([Work(number, (number + 1, *(95,) * 120))])
+    for session in range(14):
+        engine.close(session)
+    text = tuple(range(20, 60))
+    engine.forward([Work("text", text, bad)])
+    engine.close("text")
+    serve(engine, Work("a", PROMPT[:1]), Work("b", PROMPT * 2), Work("c", PROMPT[1:]), Work("like it", (*text, 1)))
+    serve(engine, Work("a", PROMPT * 11), Work("b", PROMPT * 12), Work("like it", (*text, 1, 2)))
+    serve(engine, Work("a", (*PROMPT * 11, 7)), Work("b", (*PROMPT * 12, 7)), Work("c", (*PROMPT[1:], 7)))
+
+
+def test_a_model_that_waits_for_the_device_goes_on_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """Frequencies of this one are chosen by the largest position."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    engine = Engine(tiny_llama(rope_parameters=rope), static=True)
+    serve(engine, Work("a", PROMPT, BRANCHES), Work("b", PROMPT[:1]))
+    serve(engine, Work("a", (*PROMPT, 1)), Work("b", (*PROMPT[:1], 1)))
+    assert engine.captured == 0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "captured" in caplog.text
+    assert "not permitted when stream is capturing" in caplog.text
+
+
+def nothing(run: Callable[[], None]) -> Callable[[], None]:
+    """A recorder that misses all."""
+    run()
+    return lambda: None
+
+
+def only_logits(run: Callable[[], None]) -> Callable[[], None]:
+    """One whose recordings write no keys and values: those of the first forward are there, and later ones are not."""
+    run()
+
+    def replay() -> None:
+        update, Store.update = (
+            Store.update,
+            lambda self, keys, values, layer, *_: (self.keys[layer], self.values[layer]),
+        )
+        try:
+            run()
+        finally:
+            Store.update = update
+
+    return replay
+
+
+@pytest.mark.parametrize("wrong", [nothing, only_logits])
+def test_recordings_that_are_wrong_are_not_used(
+    wrong: graphs.Recorder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "recorder_for", lambda _: wrong)
+    engine = Engine(made(tiny_llama), static=True)
+    assert (engine.captured, engine.forwards.static) == (0, None)
+    assert "are not used: " in caplog.text
+    serve(engine, Work("a", PROMPT, BRANCHES), Work("b", PROMPT[:1]))
+
+
+def test_long_texts_and_large_trees_go_as_they_are_among_the_others() -> None:
+    llama = tiny_llama(max_position_embeddings=1024)
+    engine = Engine(llama, static=True)
+    before = engine.captured
+    assert serve(engine, Work("a", tuple(range(90)) * 3)) == 270 > TOKENS
+    large = TokenTree(tuple(range(NODES + 1)), tuple(number // 3 - 1 for number in range(NODES + 1)))
+    serve(engine, Work("b", PROMPT, large))
+    assert engine.captured == before
+    serve(engine, Work("a", (*tuple(range(90)) * 3, 5), BRANCHES), Work("b", (*PROMPT, 3)), Work("c", PROMPT * 9))
+    assert engine.captured == before + 1
+
+
+def test_recordings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST", 2)
+    engine = Engine(made(tiny_llama), static=True)
+    for number in range(1, 6):
+        serve(engine, *(Work((number, session), PROMPT[session:]) for session in range(number)))
+    assert engine.captured == 2
+
+
+def test_answers_stay_what_they_are_while_others_are_made() -> None:
+    engine = Engine(made(tiny_llama), static=True)
+    (first,) = engine.forward([Work("a", PROMPT)])
+    copy = first.clone()
+    engine.forward([Work("b", PROMPT[::-1])])
+    assert torch.equal(first, copy)
+
+
+def test_only_where_it_is_asked_for_on_a_cpu() -> None:
+    engine = Engine(made(tiny_llama))
+    engine.forward([Work("a", PROMPT)])
+    assert engine.captured == 0
+    assert engine.forwards.static is None

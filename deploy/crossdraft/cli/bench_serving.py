@@ -16,6 +16,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="Of all models, as torch names it.")]
+EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="Capture no forwards of ours as CUDA graphs.")]
 CacheMib = Annotated[int, typer.Option(min=1, help="MiB for keys and values of all sessions.")]
 
 
@@ -37,6 +38,7 @@ def throughput(
     threads: Annotated[list[int], typer.Option(min=1, help="Of transformers; repeatable.")] = [1],  # noqa: B006
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    enforce_eager: EnforceEager = False,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
@@ -61,6 +63,7 @@ def throughput(
         tuple(threads),
         dtype,
         device,
+        enforce_eager,
     )
     command.measure(plan, json_file, markdown_file)
 
@@ -73,6 +76,7 @@ def engine(
     turns: Annotated[int, typer.Option(min=1, help="Of each load in both ways.")] = 50,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    enforce_eager: EnforceEager = False,
     cache_mib: CacheMib = 1024,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
@@ -80,7 +84,7 @@ def engine(
     """The engine's pass beside a bare forward with a StaticCache, on the same tokens, with one thread."""
     from crossdraft.cli import engine_passes as command
 
-    plan = command.Plan(target, dtype, device, cache_mib, command.loads_of(load), context, turns)
+    plan = command.Plan(target, dtype, device, cache_mib, command.loads_of(load), context, turns, enforce_eager)
     command.measure(plan, json_file, markdown_file)
 
 
@@ -130,9 +134,11 @@ def device(
     turns: Annotated[int, typer.Option(min=1, help="Of each pass.")] = 30,
     cache_mib: CacheMib = 16384,
     seconds: Annotated[float, typer.Option(min=1, help="For all of it.")] = 440.0,
+    enforce_eager: EnforceEager = False,
 ) -> None:
     """Passes and throughput of models of real size on one accelerator, within a time limit."""
     from crossdraft.cli import device as command
 
-    plan = command.Plan(tuple(size), drafter, device, dtype, concurrency, tokens, turns, cache_mib, seconds, prompts)
+    measured = (tuple(size), drafter, device, dtype, concurrency, tokens, turns)
+    plan = command.Plan(*measured, cache_mib, seconds, prompts, enforce_eager)
     command.measure(plan, output)

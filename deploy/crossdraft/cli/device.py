@@ -45,6 +45,7 @@ class Plan:
     mib: int  # for keys and values
     seconds: float  # for all of it
     prompts: Path
+    enforce_eager: bool = False
 
     @property
     def models(self) -> dict[str, str]:
@@ -86,7 +87,8 @@ class Findings:
 
 def steps_of(plan: Plan) -> list[Step]:
     """In their order: all sizes' passes come before the throughput of any."""
-    where = ("--device", plan.device, "--dtype", plan.dtype, "--cache-mib", str(plan.mib))
+    eager = ("--enforce-eager",) if plan.enforce_eager else ()
+    where = ("--device", plan.device, "--dtype", plan.dtype, "--cache-mib", str(plan.mib), *eager)
     loads = tuple(part for load in LOADS for part in ("--load", load))
     turns = ("--turns", str(plan.turns))
     speeds = ("--concurrency", plan.concurrency, "--tokens", str(plan.tokens), "--drafter", plan.drafter)

@@ -31,6 +31,7 @@ class Plan:
     loads: tuple[Load, ...]
     context: int  # tokens of each session before the pass
     turns: int
+    enforce_eager: bool = False
 
 
 def loads_of(texts: Sequence[str]) -> tuple[Load, ...]:
@@ -59,26 +60,31 @@ def measure(plan: Plan, json_path: Path | None, markdown_path: Path | None = Non
         if path is not None:
             check_output(path)
     try:
-        times, floor = times_of(plan.target, plan.dtype, plan.device, plan.mib, plan.loads, plan.context, plan.turns)
+        where = (plan.target, plan.dtype, plan.device, plan.mib)
+        times, floor, captured = times_of(*where, plan.loads, plan.context, plan.turns, plan.enforce_eager)
     except NumberOutOfRangeError as error:
         raise Misused(str(error)) from error
     except (ModelLoadError, ValueError) as error:
         raise CommandFailed(str(error)) from error
-    text = report(plan, times, floor)
+    text = report(plan, times, floor, captured)
     print(text, end="")
     if markdown_path is not None:
         write_text(markdown_path, text)
     if json_path is not None:
         figures = [asdict(one) | {"overhead": one.overhead, "beside_alone": one.beside_alone} for one in times]
-        write_json(json_path, {"plan": asdict(plan), "floor": asdict(floor), "times": figures})
+        write_json(json_path, {"plan": asdict(plan), "floor": asdict(floor), "times": figures, "captured": captured})
 
 
-def report(plan: Plan, times: Sequence[PassTime], floor: Floor) -> str:
+def report(plan: Plan, times: Sequence[PassTime], floor: Floor, captured: int) -> str:
     """A table, and what the weights alone take."""
+    graphs = (
+        "" if plan.device == "cpu" else f" Shapes of the engine's forwards that were captured as graphs: {captured}."
+    )
     return (
         f"{markdown(HEADINGS, [_row(one) for one in times])}\n{plan.target} in {plan.dtype} on {plan.device}, after "
         f"texts of {plan.context} tokens. A pass reads {floor.weights / GB:.2f} GB of weights, which takes "
-        f"{MILLISECONDS * floor.seconds:.2f} ms at the {floor.bandwidth / GB:.1f} GB a second that were measured.\n"
+        f"{MILLISECONDS * floor.seconds:.2f} ms at the {floor.bandwidth / GB:.1f} GB a second that were measured."
+        f"{graphs}\n"
     )
 
 

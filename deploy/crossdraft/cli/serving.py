@@ -38,6 +38,7 @@ PrefixCaching = Annotated[
         help="A session may begin with the keys and values of another one whose text begins in the same way.",
     ),
 ]
+EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="Capture no forwards as CUDA graphs.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch; by default torch decides.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")]
 Paced = Annotated[
@@ -56,6 +57,7 @@ def target(
     device: Device = "cpu",
     cache_mib: CacheMib = 512,
     enable_prefix_caching: PrefixCaching = True,
+    enforce_eager: EnforceEager = False,
     max_model_len: MaxModelLen = None,
     max_message_mib: MaxMessageMib = 32,
     grace_seconds: GraceSeconds = 10.0,
@@ -89,6 +91,7 @@ def target(
         None,
         emulation,
         enable_prefix_caching,
+        enforce_eager,
     )
     tls, limits = (
         tls_of(tls_ca, tls_cert, tls_key),
@@ -108,6 +111,7 @@ def drafter(
     device: Device = "cpu",
     cache_mib: CacheMib = 512,
     enable_prefix_caching: PrefixCaching = True,
+    enforce_eager: EnforceEager = False,
     max_model_len: MaxModelLen = None,
     max_message_mib: MaxMessageMib = 32,
     grace_seconds: GraceSeconds = 10.0,
@@ -148,6 +152,7 @@ def drafter(
         pruning,
         emulation,
         enable_prefix_caching,
+        enforce_eager,
     )
     tls, limits = (
         tls_of(tls_ca, tls_cert, tls_key),

@@ -50,6 +50,7 @@ class Plan:
     threads: tuple[int, ...]  # of transformers; each is a way of its own
     dtype: str = "float32"
     device: str = "cpu"  # of all models
+    enforce_eager: bool = False  # of ours
 
     def outputs(self, at_once: int) -> int:
         """Of one run."""
@@ -178,7 +179,7 @@ class Stage:
 
 def _served(plan: Plan) -> list[Startable]:
     """Our services: a target, and a drafter if one is needed."""
-    where = ("--dtype", plan.dtype, "--device", plan.device)
+    where = ("--dtype", plan.dtype, "--device", plan.device, *(("--enforce-eager",) if plan.enforce_eager else ()))
     options = (*where, "--cache-mib", str(plan.mib), "--metrics-port", "0", "--no-enable-prefix-caching")
     target = Wanted("target", plan.target, 1, options, on_core(0))
     return [target, *([Wanted("drafter", plan.drafter, 1, where, on_core(1))] if CROSSDRAFT in plan.ways else [])]

@@ -69,6 +69,7 @@ class Service(Part):
     device: str = "cpu"  # as torch names it, such as cuda:0
     cache_mib: Annotated[int, Field(ge=1)] = 512  # for keys and values of all sessions
     enable_prefix_caching: bool = True  # a session may begin with what another one has fed of the same text
+    enforce_eager: bool = False  # capture no forwards as CUDA graphs
     max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default all of a context
     threads: Count | None = None  # of torch; by default torch decides
     trust_remote_code: bool = False

@@ -89,6 +89,11 @@ class Engine:
         """Places that live sessions have now, whether or not they are filled yet. May be asked from any thread."""
         return self._holdings.held
 
+    @property
+    def captured(self) -> int:
+        """Forwards that were captured so far, of different shapes. May be asked from any thread."""
+        return 0 if self.forwards.static is None else self.forwards.static.recorded
+
     def check(self, work: Work) -> None:
         """Raises what `step` and `forward` would raise for this request; changes nothing.
 
@@ -187,7 +192,8 @@ class Engine:
         """Changes to forwards of a few shapes, unless they do not compute what the others do."""
         self.forwards.fix(self.max_length)
         try:
-            self._agree(expected)
+            for _ in ("recorded", "replayed"):
+                self._agree(expected)
         except UnsupportedModelError as error:
             log.warning("forwards of fixed shapes are not used: %s", error)
             self.forwards.static = None

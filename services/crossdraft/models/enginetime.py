@@ -128,7 +128,7 @@ class Race:
             Work(text.session, (*text.context, first), TokenTree(tuple(rest), parents))
             for text, (first, *rest) in zip(texts, fed, strict=True)
         ]
-        with spent_in(self._engine.model, self._clock) as inside:
+        with spent_in(self._engine.forwards, self._clock) as inside:
             began = self._clock()
             logits = self._engine.forward(works)
             taken = self._clock() - began
@@ -162,9 +162,11 @@ class Race:
 
 
 def times_of(
-    name: str, dtype: str, device: str, budget: int, loads: Sequence[Load], context: int, turns: int
-) -> tuple[list[PassTime], Floor]:
-    """The same for a model by its name, as a service runs it, and its floor; torch has one thread from here on.
+    name: str, dtype: str, device: str, budget: int, loads: Sequence[Load], context: int, turns: int, eager: bool
+) -> tuple[list[PassTime], Floor, int]:
+    """The same for a model by its name, as a service runs it, its floor, and how many forwards were captured.
+
+    Torch has one thread from here on. If `eager`, no forward is captured.
 
     Raises:
         ModelLoadError: it cannot be loaded.
@@ -176,4 +178,5 @@ def times_of(
     for model in (mine, bare):
         pack(model)
     length = context + max(load.tokens for load in loads)
-    return engine_times(Engine(mine, length, budget), bare, loads, context, turns), floor
+    engine = Engine(mine, length, budget, static=False if eager else None)
+    return engine_times(engine, bare, loads, context, turns), floor, engine.captured

@@ -38,12 +38,12 @@ class Forwards:
 
     def run(self, pieces: Sequence[Piece]) -> dict[int, Tensor]:
         """One forward of pieces of different sessions, none empty: logits, float32 (rows, V), by their requests."""
-        if self.static is not None:
-            with self.inside():
-                found = self.static.run(pieces)
-            if found is not None:
-                return _split(found, pieces)
-        return self._flat(pieces)
+        ready = self.static.ready(pieces) if self.static is not None else None
+        if ready is None:
+            return self._flat(pieces)
+        with self.inside():
+            logits = ready()
+        return _split(logits, pieces)
 
     def _flat(self, pieces: Sequence[Piece]) -> dict[int, Tensor]:
         batch = batch_of(pieces, self._heads, self._model.dtype, self._device)

@@ -87,8 +87,16 @@ class StaticForwards:
         self._offsets = torch.arange(max(PLACES, 2 * longest), device=device)  # a bucket's places are a power of two
         self._logits: Tensor | None = None  # (TOKENS, V): all recordings end here, so that none keeps memory of its own
 
-    def run(self, pieces: Sequence[Piece]) -> Tensor | None:
-        """Logits of those tokens that are asked for, float32 (rows, V), in order; None: no recording is for them."""
+    @property
+    def recorded(self) -> int:
+        """Recordings so far."""
+        return len(self._recorded)
+
+    def ready(self, pieces: Sequence[Piece]) -> Callable[[], Tensor] | None:
+        """A forward that can be run once, before the next is made ready; None: these pieces are to go as they are.
+
+        Its result: logits of those tokens that are asked for, float32 (rows, V), in order.
+        """
         bucket = bucket_of(pieces)
         if bucket is None:
             return None
@@ -97,9 +105,11 @@ class StaticForwards:
         replay = self._recorded.get(bucket) or self._record(bucket)
         if replay is None:
             return None
+        return lambda: self._replayed(replay, self._parts(bucket).kept[: sum(piece.asked for piece in pieces)])
+
+    def _replayed(self, replay: Callable[[], None], kept: Tensor) -> Tensor:
         replay()
         assert self._logits is not None
-        kept = self._parts(bucket).kept[: sum(piece.asked for piece in pieces)]
         return self._logits.index_select(0, kept).float()  # a copy, as the next forward's come to the same place
 
     def _record(self, bucket: Bucket) -> Callable[[], None] | None:
@@ -111,6 +121,8 @@ class StaticForwards:
             log.warning("no more forwards are captured as CUDA graphs, the others go on as they are: %s", error)
             self._recorder = None
             return None
+        if self._logits is not None:
+            self._logits.fill_(torch.nan)  # what a recording does not do must not look as if it had been done
         self._recorded[bucket] = replay
         return replay
 

@@ -60,6 +60,7 @@ class ModelOptions:
     pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
     emulation: Emulation = NOTHING_EMULATED
     reuse: bool = True  # a session may begin with what another one has fed of the same text
+    eager: bool = False  # no forward is captured as a CUDA graph; elsewhere none is in any case
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,7 @@ class RunningModel:
         budget: int = BUDGET,
         emulation: Emulation = NOTHING_EMULATED,
         reuse: bool = True,
+        eager: bool = False,
     ) -> "RunningModel":
         """Puts a loaded model to work; it is changed, and for the engine only from here on.
 
@@ -88,6 +90,7 @@ class RunningModel:
             budget: MiB for keys and values of all sessions.
             emulation: what it is to be unlike.
             reuse: whether a session may begin with what another one has fed of the same text.
+            eager: whether no forward is to be captured as a CUDA graph.
 
         Raises:
             ValueError: the budget does not hold one session, or the engine or the text layer cannot run this model.
@@ -95,7 +98,7 @@ class RunningModel:
         about = loaded.description
         vocabulary = Vocabulary.build(about.tokenizer_json, about.vocabulary_size, about.controls, about.stops, side)
         pack(loaded.model)
-        engine = Engine(loaded.model, about.context, budget, reuse=reuse)
+        engine = Engine(loaded.model, about.context, budget, reuse=reuse, static=False if eager else None)
         return RunningModel(
             ModelThread(engine, _stepping(engine, loaded, emulation)),
             Tokenization(about.tokenizer_json, vocabulary),
@@ -153,4 +156,4 @@ def run_model(options: ModelOptions, side: Side) -> RunningModel:
     loaded = load_model(
         options.name, options.dtype, options.device, options.max_length, options.trust_remote_code, options.pruning
     )
-    return RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse)
+    return RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.eager)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from crossdraft.models.forwards import Forwards
 from crossdraft.models.support import embedding_weight
 
 TURNS = 10  # of a measurement of bandwidth
@@ -19,26 +20,24 @@ class Inside:
     """Seconds in a model."""
 
     seconds: float = 0.0
-    began: float = 0.0
 
 
 @contextmanager
-def spent_in(model: PreTrainedModel, clock: Callable[[], float]) -> Iterator[Inside]:
-    """Counts the seconds that its forwards take in the block."""
-    inside = Inside()
+def spent_in(forwards: Forwards, clock: Callable[[], float]) -> Iterator[Inside]:
+    """Counts the seconds that its forwards take in the block; hooks of the model see nothing of those captured."""
+    inside, before = Inside(), forwards.inside
 
-    def before(*_: object) -> None:
-        inside.began = clock()
+    @contextmanager
+    def counted() -> Iterator[None]:
+        began = clock()
+        yield
+        inside.seconds += clock() - began
 
-    def after(*_: object) -> None:
-        inside.seconds += clock() - inside.began
-
-    hooks = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
+    forwards.inside = counted
     try:
         yield inside
     finally:
-        for hook in hooks:
-            hook.remove()
+        forwards.inside = before
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class HostedService:
             threads=service.threads,
             pruning=_pruning(service),
             reuse=service.enable_prefix_caching,
+            eager=service.enforce_eager,
         )
         if isinstance(service, DrafterService):
             return await drafter_server(ServeDrafter(model, listening, service.affinity))
