@@ -21,6 +21,7 @@ from crossdraft.loadtest.spreads import Spread
 from crossdraft.models.lengthening import lengthened
 from crossdraft.models.names import ModelLoadError
 from crossdraft.pipeline import GenerationRequest, Pipeline, SamplingOptions, connect
+from crossdraft.rpc.heap import settle
 
 MILLISECONDS = 1000.0
 STEADY = 24  # tokens of every stream before the prompt comes
@@ -90,6 +91,7 @@ async def _measure(plan: Plan, json_path: Path | None) -> None:
         options = ("--max-model-len", str(plan.context), "--cache-mib", str(plan.mib))
         (target,) = await stack.enter_async_context(running([Wanted("target", name, 1, options, on_core(0))]))
         pipeline = await stack.enter_async_context(connect(target.address))
+        settle()
         arrivals = [await _arrival(pipeline, plan, number) for number in range(1 + plan.times)][
             1:
         ]  # the first warms up

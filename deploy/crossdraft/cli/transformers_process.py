@@ -20,6 +20,7 @@ from typing import Any
 from crossdraft.cli.failures import CommandFailed
 from crossdraft.cli.serve import end_with_stdin
 from crossdraft.cli.throughput_figures import Made
+from crossdraft.rpc.heap import settle
 
 BATCHED, ASSISTED = "batched", "assisted"
 LONGEST_LINE = 1 << 28  # bytes
@@ -143,6 +144,7 @@ async def _serve(answering: Answering) -> None:
         writer.close()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=LONGEST_LINE)
+    settle()  # as our services do
     port = server.sockets[0].getsockname()[1]
     print(json.dumps({"address": f"127.0.0.1:{port}"}), flush=True)
     await server.serve_forever()

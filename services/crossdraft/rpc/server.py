@@ -14,6 +14,7 @@ from crossdraft.rpc.activity import Activity
 from crossdraft.rpc.endpoint import Endpoint, Listening
 from crossdraft.rpc.exposition import Exporter, Registry
 from crossdraft.rpc.handlers import Answer, Ask, Handlers, Open, Role, Service
+from crossdraft.rpc.heap import settle
 from crossdraft.rpc.service_metrics import ModelUse, ServiceMetrics
 
 __all__ = ["Listening", "Server", "Serving", "run", "serve"]
@@ -121,6 +122,7 @@ async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
         loop.add_signal_handler(number, stop.set)
     try:
         async with server:
+            settle()
             print(server.ready_line(), file=output, flush=True)
             await stop.wait()
     finally:

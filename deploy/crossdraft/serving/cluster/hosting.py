@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import ray
 
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.heap import settle
 from crossdraft.serving.cluster.directing import announced
 from crossdraft.serving.cluster.directory import Entry, Role
 from crossdraft.serving.cluster.hosted import Hosted, Hosting
@@ -52,6 +53,7 @@ class HostActor:
         node = node_address()
         server = await hosted.server(node)
         await _begun(server, hosted.port)
+        settle()
         try:
             entry = entry_of(hosted.role, hosted.model, hosted.name, server.address, server.metrics, node)
             async with announced(entry):

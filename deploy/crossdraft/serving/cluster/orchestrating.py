@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.exposition import Exporter
+from crossdraft.rpc.heap import settle
 from crossdraft.rpc.subject import about
 from crossdraft.serving.cluster.directing import DirectoryGoneError, FarDirectory, announced
 from crossdraft.serving.cluster.directory import Entry, Role
@@ -112,6 +113,7 @@ class Orchestrator:
         self._model = model
         if self._outputs is None:
             self._outputs = await LocalOutputs([model], self._options).__aenter__()
+            settle()
             self._known.set()
         else:
             await self._outputs.follow(model)
