@@ -12,7 +12,18 @@ WAITING = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "mas
 FROM_THE_HOST = {"lift_fresh", "lift_fresh_copy"}
 
 
-class Tape(TorchDispatchMode):
+class NeverWaiting(TorchDispatchMode):
+    """Where the host would have to wait for what a device computes is an error."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        indices = tree_leaves(args[1:]) if name.startswith("index") else []
+        if name in WAITING or any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
+            raise RuntimeError(f"the host would wait: {func}")
+        return func(*args, **(kwargs or {}))
+
+
+class Tape(NeverWaiting):
     """What a block does to tensors. What needs the host, as no capture of CUDA may, is an error."""
 
     def __init__(self) -> None:
@@ -20,11 +31,9 @@ class Tape(TorchDispatchMode):
         self.steps: list[tuple[Callable[..., Any], Any, Any, list[Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        indices = tree_leaves(args[1:]) if name.startswith("index") else []
-        if name in WAITING | FROM_THE_HOST or any(isinstance(x, Tensor) and x.dtype == torch.bool for x in indices):
-            raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
-        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in FROM_THE_HOST:
+            raise RuntimeError(f"numbers of the host: {func}")
+        made = super().__torch_dispatch__(func, types, args, kwargs)
         self.steps.append((func, args, kwargs or {}, tree_leaves(made)))
         return made
 

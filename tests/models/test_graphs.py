@@ -14,7 +14,7 @@ from crossdraft.models.engine import Engine, Work
 from crossdraft.models.forwards import Forwards
 from crossdraft.models.store import Store
 from crossdraft.verification.trees import TokenTree, tree_of
-from tests.models.taped import taped
+from tests.models.taped import NeverWaiting, taped
 from tests.models.test_engine import BRANCHES, PROMPT, check_random_history, serve
 from tests.models.tiny import tiny_gemma2, tiny_llama, tiny_qwen2
 
@@ -108,7 +108,7 @@ def test_a_model_that_waits_for_the_device_goes_on_as_it_is(caplog: pytest.LogCa
     assert engine.captured == 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "captured" in caplog.text
-    assert "not permitted when stream is capturing" in caplog.text
+    assert "the host would wait" in caplog.text
 
 
 def nothing(run: Callable[[], None]) -> Callable[[], None]:
@@ -171,6 +171,17 @@ def test_answers_stay_what_they_are_while_others_are_made() -> None:
     copy = first.clone()
     engine.forward([Work("b", PROMPT[::-1])])
     assert torch.equal(first, copy)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_no_pass_waits_for_the_device(model: PreTrainedModel, static: bool) -> None:
+    engine = Engine(model, static=static)
+    text = PROMPT * 5
+    with NeverWaiting(), torch.inference_mode():
+        engine.forward([Work("a", text, BRANCHES, (2,)), Work("b", PROMPT[:1])])
+        engine.forward([Work("a", (*text, 7, 8), tree_of([(4, 5, 6)], 9)), Work("c", text, BRANCHES)])
+        engine.forward([Work("a", (*text, 7, 8, 4, 4)), Work("c", (*text, 1, 2, 9), wanted=())])
+        engine.forward([Work("b", (PROMPT[0], 1))])
 
 
 def test_only_where_it_is_asked_for_on_a_cpu() -> None:

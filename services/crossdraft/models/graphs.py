@@ -144,7 +144,7 @@ class StaticForwards:
         offsets = self._offsets[:used]
         starts, lengths, bases = (part[:, None] for part in (parts.starts, parts.lengths, parts.bases))
         # Beyond a seat's own places there may be another session's, and those may be NaN, which no mask hides.
-        places = torch.where(offsets < lengths, starts + offsets, self._store.nothing)
+        places = (starts + offsets).masked_fill_(offsets >= lengths, self._store.nothing)
         behind = (offsets - bases).clamp(0, 63)[:, None]  # (seats, 1, used); before the base every node's limit counts
         lines = parts.lines.view(seats, width, 1) >> behind & 1
         seen = (offsets < parts.limits.view(seats, width, 1)) | (lines != 0)

@@ -82,7 +82,7 @@ class Store(Cache):
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies places to others, as if all at once; no target is named twice."""
         device = self.keys[0].device
-        source, target = sent(torch.tensor([sources, targets]), device)
+        source, target = sent(torch.from_numpy(np.array([sources, targets])), device)
         for block in self._blocks.values():
             block.index_copy_(2, target, block.index_select(2, source))
 
