@@ -1,21 +1,42 @@
 """Draws: their law, and the samples of a pass."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from crossdraft.models.drawing import Draws, KeyedDraws, RandomDraws, samples
-from crossdraft.models.sampling import law
+from crossdraft.models.answering import Sampling
+from crossdraft.models.clocks import Clocks
+from crossdraft.models.drawing import Draws, KeyedDraws, RandomDraws
+from crossdraft.models.ranking import Ranking
+from crossdraft.models.rows import Columns
+from crossdraft.models.sampling import History, Nodes, law
 from crossdraft.text.letters import from_bytes
-from crossdraft.verification.exchange import NoiseKey, SamplingOptions
+from crossdraft.verification.exchange import NoiseKey, Sample, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise
 
-NOISE = KeyedNoise([from_bytes(bytes([token])) for token in range(20)], [0] * 20)
-LOGITS = torch.randn(4, 20, generator=torch.Generator().manual_seed(5))
+SIZE = 20
+NOISE = KeyedNoise([from_bytes(bytes([token])) for token in range(SIZE)], [0] * SIZE)
+CLOCKS = Clocks(NOISE, torch.device("cpu"))
+LOGITS = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(5))
+KEY = NoiseKey(8, 1)
+OFFSETS = [0, 1, 1, 5]
+GREEDY = SamplingOptions(temperature=0)
 
 
-@pytest.mark.parametrize("draws", [KeyedDraws(NOISE, NoiseKey(8)), RandomDraws(np.random.default_rng(8))])
+def draws() -> list[Draws]:
+    return [KeyedDraws(NOISE, NoiseKey(8)), RandomDraws(np.random.default_rng(8))]
+
+
+def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LOGITS) -> tuple[Sample, ...]:
+    reading = Sampling(Nodes(logits, options, History((1,), (2,), [(3,)] * 4)), CLOCKS, KEY, OFFSETS, likely)
+    (found,) = reading.together([reading])
+    return found
+
+
+@pytest.mark.parametrize("draws", draws())
 def test_draws_follow_the_law(draws: Draws) -> None:
     ids, weights = np.array([7, 3, 19, 0]), np.array([0.5, 0.3, 0.2, 0.0])
     drawn = [draws.draw(ids, weights, offset) for offset in range(8_000)]
@@ -24,28 +45,88 @@ def test_draws_follow_the_law(draws: Draws) -> None:
     assert stats.chisquare(counts, weights[:3] * 8_000).pvalue > 1e-4
 
 
-def test_samples_are_drawn_from_the_law_and_priced_by_the_model() -> None:
-    laws = law(LOGITS, SamplingOptions(temperature=0.5, top_k=3))
-    draws = KeyedDraws(NOISE, NoiseKey(8, 1))
-    found = samples(LOGITS, laws, draws, [0, 1, 1, 5])
-    assert found == samples(LOGITS, laws, draws, [0, 1, 1, 5])
-    for sample, logits, row, offset in zip(found, LOGITS, laws, [0, 1, 1, 5], strict=True):
-        assert sample.token == NOISE.draw(np.arange(20), row.numpy(), NoiseKey(8, 1), offset)
+@pytest.mark.parametrize("options", [SamplingOptions(0.5, top_k=3), SamplingOptions(0.9, presence_penalty=1.5)])
+def test_samples_are_drawn_from_the_law_and_priced_by_the_model(options: SamplingOptions) -> None:
+    found = sampled(options)
+    assert found == sampled(options)
+    laws = law(LOGITS, options, History((1,), (2,), [(3,)] * 4))
+    for sample, logits, row, offset in zip(found, LOGITS, laws, OFFSETS, strict=True):
+        assert sample.token == NOISE.draw(np.arange(SIZE), row.numpy(), KEY, offset)
         assert row[sample.token] > 0
         assert sample.log_probability == pytest.approx(float(logits.log_softmax(-1)[sample.token]), abs=1e-6)
 
 
 def test_the_most_probable_ids_come_along() -> None:
-    laws = law(LOGITS, SamplingOptions(temperature=0.5, top_k=3))
-    for sample, logits in zip(samples(LOGITS, laws, KeyedDraws(NOISE, NoiseKey(8)), [0] * 4, 5), LOGITS, strict=True):
+    for sample, logits in zip(sampled(SamplingOptions(0.5, top_k=3), 5), LOGITS, strict=True):
         values, ids = logits.log_softmax(-1).sort(descending=True)
         assert [token for token, _ in sample.likely] == ids[:5].tolist()
         assert [value for _, value in sample.likely] == pytest.approx(values[:5].tolist(), abs=1e-6)
-    (first, *_) = samples(LOGITS, laws, KeyedDraws(NOISE, NoiseKey(8)), [0] * 4, 999)
-    assert sorted(token for token, _ in first.likely) == list(range(20))
+    first, *_ = sampled(SamplingOptions(0.5, top_k=3), 999)
+    assert sorted(token for token, _ in first.likely) == list(range(SIZE))
 
 
 def test_greedy_samples_are_the_best_tokens() -> None:
-    laws = law(LOGITS, SamplingOptions(temperature=0))
-    found = samples(LOGITS, laws, RandomDraws(np.random.default_rng(1)), [0, 1, 2, 3])
-    assert [sample.token for sample in found] == LOGITS.argmax(-1).tolist()
+    assert [sample.token for sample in sampled(GREEDY)] == LOGITS.argmax(-1).tolist()
+    biased = SamplingOptions(temperature=0, logit_bias=((13, 50.0),))
+    assert [sample.token for sample in sampled(biased)] == [13] * 4
+
+
+def test_logits_that_are_no_numbers_are_not_drawn_from() -> None:
+    logits = LOGITS.clone()
+    logits[2] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        sampled(SamplingOptions(), logits=logits)
+    ranking = Ranking(logits, SamplingOptions(), CLOCKS, [0.5] * 4)
+    with pytest.raises(ValueError, match="not finite"):
+        ranking.together([ranking])
+
+
+def ranked(
+    options: SamplingOptions, draws: Draws, beside: int = 0, allowed: Columns | None = None
+) -> tuple[list[int], ...]:
+    chances = [draws.chance(offset) for offset in OFFSETS]
+    reading = Ranking(LOGITS, options, CLOCKS, chances, beside, allowed)
+    (found,) = reading.together([reading])
+    return found
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("allowed", [None, np.array([2, 3, 5, 11, 13, 17])])
+@pytest.mark.parametrize("options", [SamplingOptions(), SamplingOptions(0.7, top_k=6, min_p=0.01)])
+def test_draws_from_whole_laws_are_those_of_laws_that_were_fetched(
+    kind: int, allowed: np.ndarray | None, options: SamplingOptions
+) -> None:
+    columns = None if allowed is None else Columns.of(allowed, LOGITS.device)
+    ids = np.arange(SIZE) if allowed is None else allowed
+    here, there = draws()[kind], draws()[kind]
+    for _ in range(50):
+        found = ranked(options, here, 3, columns)
+        laws = law(LOGITS[:, ids], options).numpy()
+        due = [
+            there.ranked(ids, row, offset, 0 if place else 3)
+            for place, (row, offset) in enumerate(zip(laws, OFFSETS, strict=True))
+        ]
+        assert list(found) == due
+
+
+def test_random_draws_from_whole_laws_follow_the_law() -> None:
+    options = SamplingOptions(1.5, top_k=5)
+    drawn = Counter()
+    random = draws()[1]
+    for _ in range(2_000):
+        drawn.update(found[0] for found in ranked(options, random))
+    weights = law(LOGITS, options).sum(0).numpy() * 2_000
+    assert {token for token in range(SIZE) if weights[token]} == set(drawn)
+    possible = np.flatnonzero(weights)
+    assert stats.chisquare([drawn[token] for token in possible], weights[possible]).pvalue > 1e-4
+
+
+def test_where_few_can_be_drawn_the_best_others_stand_beside() -> None:
+    order = LOGITS[0].argsort(descending=True).tolist()
+    for number in range(2):
+        (first, *others) = ranked(GREEDY, draws()[number], 3)
+        assert first == order[:4]
+        assert [len(row) for row in others] == [1, 1, 1]
+        (first, *_) = ranked(SamplingOptions(top_k=2), draws()[number], 3)
+        assert set(first[:2]) == set(order[:2])
+        assert first[2:] == order[2:4]

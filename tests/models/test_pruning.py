@@ -8,8 +8,8 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from crossdraft.models.engine import Engine, Work
 from crossdraft.models.pruning import CannotPruneError, cut_head
+from crossdraft.models.rows import drafting_laws
 from crossdraft.models.running import RunningModel
-from crossdraft.models.sampling import drafting_laws
 from crossdraft.verification.exchange import SamplingOptions
 from crossdraft.verification.trees import ROOT, TokenTree
 from tests.models.tiny import CONTEXT, VOCABULARY, seeded, tiny_gpt2, tiny_llama, tiny_qwen2

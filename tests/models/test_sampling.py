@@ -15,7 +15,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from crossdraft.models.sampling import Columns, History, drafting_laws, law, to_rows
+from crossdraft.models.rows import Columns, drafting_laws, to_rows
+from crossdraft.models.sampling import History, law
 from crossdraft.verification.exchange import SamplingOptions
 from crossdraft.verification.rows import Row
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from crossdraft.models.rows import drafting_laws
 from crossdraft.models.running import RunningModel
-from crossdraft.models.sampling import drafting_laws
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Side, common_length, from_bytes, is_plain

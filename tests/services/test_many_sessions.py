@@ -5,14 +5,14 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
 
-from crossdraft.models.drawing import KeyedDraws, samples
 from crossdraft.models.loading import LoadedModel, load_model
 from crossdraft.models.running import RunningModel
-from crossdraft.models.sampling import History, law
+from crossdraft.models.sampling import law
 from crossdraft.target.session import TargetSession
 from crossdraft.text.letters import Side
 from crossdraft.verification.exchange import NoiseKey, OpenTarget, Pass, PassDone, Sample, SamplingOptions
@@ -67,16 +67,15 @@ def cases(running: RunningModel, count: int, seed: int) -> list[Case]:
 def alone(plain: LoadedModel, running: RunningModel, case: Case) -> tuple[int, ...]:
     """By the bare model with transformers' own cache, and the keyed draws."""
     assert case.opening.noise is not None
-    prompt, options, draws = case.opening.prompt, case.opening.options, KeyedDraws(running.noise, case.opening.noise)
+    prompt, options, key = case.opening.prompt, case.opening.options, case.opening.noise
     cache, fed = DynamicCache(), prompt
     output: tuple[int, ...] = ()
     while len(output) < case.count:
         logits = plain.model(torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1:]
-        laws = law(logits, options, History(prompt, (), (output,)))
+        (probabilities,) = law(logits, options).numpy()
         offset = len(running.tokenization.letters_of(output))
-        (sample,) = samples(logits, laws, draws, [offset])
-        fed = (sample.token,)
-        output = (*output, sample.token)
+        fed = (running.noise.draw(np.arange(len(probabilities)), probabilities, key, offset),)
+        output = (*output, *fed)
     return output
 
 

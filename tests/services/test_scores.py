@@ -9,8 +9,8 @@ import torch
 from scipy.stats import chisquare
 
 from crossdraft.drafter import scoring
+from crossdraft.models.rows import Columns, drafting_laws
 from crossdraft.models.running import RunningModel
-from crossdraft.models.sampling import Columns, drafting_laws
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, from_bytes

@@ -6,7 +6,7 @@ letters). Two vocabularies that share a string of letters therefore share its no
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,14 @@ from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import NoiseKey
 from crossdraft.verification.rows import Ids, Probabilities
 
-Words = NDArray[np.uint64]
+Words = NDArray[np.int64]  # 64 bits each: the sign is one of them
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: steps of splitmix64 (Steele, Lea and Flood 2014)
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # its multipliers
+
+
+W = TypeVar("W")  # an array of int64 whose arithmetic wraps: numpy's, or a tensor of torch's
 
 
 class Tokens(Protocol):
@@ -45,7 +48,7 @@ class KeyedNoise:
         if len(letters) != len(ranks):
             raise ValueError(f"{len(letters)} strings of letters but {len(ranks)} ranks")
         digests = b"".join(_digest(string, rank) for string, rank in zip(letters, ranks, strict=True))
-        self._hashes: Words = np.frombuffer(digests, dtype="<u8").astype(np.uint64)
+        self.hashes: Words = np.frombuffer(digests, dtype="<i8").astype(np.int64)  # of each id
 
     @classmethod
     def of(cls, tokens: Tokens) -> Self:
@@ -53,7 +56,7 @@ class KeyedNoise:
         return cls(tokens.letters, [tokens.rank(token) for token in range(len(tokens.letters))])
 
     def __len__(self) -> int:
-        return len(self._hashes)
+        return len(self.hashes)
 
     def exponentials(self, key: NoiseKey, offset: int, ids: Ids | None = None) -> Probabilities:
         """Exponential variates of mean 1, independent for each letters, rank and offset.
@@ -66,10 +69,8 @@ class KeyedNoise:
         Returns:
             float64, shape (n,) or (V,); above 0 and at most 54 ln 2.
         """
-        hashes = self._hashes if ids is None else self._hashes[ids]
-        state = _state(key, offset)
-        words = _mixed(_mixed(hashes + np.uint64(state)) ^ np.uint64(_mix(state ^ GOLDEN)))
-        uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        hashes = self.hashes if ids is None else self.hashes[ids]
+        uniform = (uniform_words(hashes, *moment(key, offset)).astype(np.float64) + 0.5) * 2.0**-53
         exponentials: Probabilities = -np.log(uniform)
         return exponentials
 
@@ -92,17 +93,33 @@ class KeyedNoise:
         return int(ids[possible[np.argmin(arrivals)]])
 
 
+def moment(key: NoiseKey, offset: int) -> tuple[int, int]:
+    """Seed, choice and offset as the two words that hashes are mixed with; signed, 64 bits."""
+    state = 0
+    for part in (key.seed, key.choice, offset):  # each is mixed in before the next is added
+        state = _mix((state + GOLDEN + part) & MASK)
+    return _signed(state), _signed(_mix(state ^ GOLDEN))
+
+
+def uniform_words(hashes: W, first: Any, second: Any) -> W:
+    """Words of 53 bits, independent for each hash and each moment.
+
+    Args:
+        hashes: int64, any shape.
+        first: with `second` the two words of a moment, or int64 of a shape that goes with that of `hashes`.
+        second: alike.
+
+    Returns:
+        int64, 0 to 2^53 - 1; of the kind that `hashes` is: whoever draws on another device draws with the same words.
+    """
+    words: Any = hashes
+    mixed: W = _shifted(_mixed(_mixed(words + first) ^ second), 11)
+    return mixed
+
+
 def _digest(letters: Letters, rank: int) -> bytes:
     """Eight bytes for a token. The rank comes first, at a fixed length, so that no two tokens hash the same text."""
     return blake2b(rank.to_bytes(4, "little") + letters.encode(), digest_size=8).digest()
-
-
-def _state(key: NoiseKey, offset: int) -> int:
-    """Seed, choice and offset as one well mixed word; each is mixed in before the next is added."""
-    state = 0
-    for part in (key.seed, key.choice, offset):
-        state = _mix((state + GOLDEN + part) & MASK)
-    return state
 
 
 def _mix(word: int) -> int:
@@ -112,8 +129,18 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _mixed(words: Words) -> Words:
+def _mixed(words: Any) -> Any:
     """The same for an array."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND)
-    return words ^ (words >> np.uint64(31))
+    words = (words ^ _shifted(words, 30)) * _signed(FIRST)
+    words = (words ^ _shifted(words, 27)) * _signed(SECOND)
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: Any, places: int) -> Any:
+    """To the right, with zeros for the sign."""
+    return (words >> places) & (MASK >> places)
+
+
+def _signed(word: int) -> int:
+    """The same 64 bits as a signed number."""
+    return word - (1 << 64) if word >> 63 else word

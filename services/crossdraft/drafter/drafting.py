@@ -10,11 +10,12 @@ from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.epochs import Epoch
 from crossdraft.drafter.growth import Growth, Tip
 from crossdraft.drafter.packing import Packing
-from crossdraft.drafter.proposing import Law, Proposing
+from crossdraft.drafter.proposing import Guess, Proposing
 from crossdraft.drafter.scoring import Scoring
 from crossdraft.models.drawing import Draws
+from crossdraft.models.reading import Asking
 from crossdraft.models.sampling import Logits
-from crossdraft.models.worker import Job
+from crossdraft.models.worker import Answer, Job
 from crossdraft.text.tokenization import NotExpressible
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.verification.exchange import MOST_PROPOSALS, Drafted
@@ -78,9 +79,9 @@ class Drafting:
                 self._make_room()
                 tips = [*([self._tip] if self._drafts else ()), *(growing.tip for growing in self._growing)]
                 due, drafts = list(self._growing), self._drafts
-                answer = yield self._growth.work(tips)
+                answer: Answer = yield self._growth.work(tips)
                 self._packing.waited(answer.queued)
-                self._take(answer.logits, due, drafts)
+                yield from self._take(answer.logits, due, drafts)
                 self._send(send)
         except (NotExpressible, NoRoomError) as error:
             # Decided by what is drawn, but all of it is sent: nobody misses the rest before it is revealed.
@@ -116,48 +117,49 @@ class Drafting:
         for tip in (self._tip, *(growing.tip for growing in self._growing)):
             tip.node = moved[tip.node]
 
-    def _take(self, logits: Logits, due: list[Growing], drafts: bool) -> None:
+    def _take(self, logits: Logits, due: list[Growing], drafts: bool) -> Asking[None]:
         """A step's rows: the draft's if it takes part, then those of the branches that are due."""
         if self._epoch.over:  # since the step began
             return
-        laws = iter(self._means.proposing.laws(logits))
+        offsets = [*([self._means.context.offset] if drafts else ()), *(growing.end for growing in due)]
+        beside = self._shape.candidates if drafts else 0
+        guesses = iter((yield from self._means.proposing.guesses(logits, self._draws, offsets, beside)))
         if drafts:
-            self._propose(next(laws), logits)
-        for growing, law in zip(due, laws, strict=True):
-            self._go_on(growing, law)
+            self._propose(next(guesses))
+        for growing, guess in zip(due, guesses, strict=True):
+            self._go_on(growing, guess)
         self._growing = [growing for growing in self._growing if len(growing.proposals) < self._shape.depth]
 
-    def _propose(self, law: Law, logits: Logits) -> None:
+    def _propose(self, guess: Guess) -> None:
         """The next proposal of the draft, and the branches beside it."""
         context, shape = self._means.context, self._shape
-        drawn, *others = self._draws.ranked(*law, context.offset, shape.candidates)
+        drawn = guess.token
         if len(self._drafted) < MOST_PROPOSALS:
-            self._scoring.drawn(tuple(self._drafted), law)
+            if guess.law is not None:
+                self._scoring.drawn(tuple(self._drafted), guess.law)
             self._drafted.append(drawn)
         if shape.depth:
             self._begins.append(context.offset)
             if len(self._begins) > MOST_PROPOSALS:
                 self._means.prepared.release(self._begins[0])
-            if len(others) < shape.candidates:  # at temperature 0 a law has one id
-                others += self._means.proposing.likeliest(logits[0], shape.candidates + 1)
-            for key in islice(keys(others, drawn, self._means.vocabulary), shape.width):
+            for key in islice(keys(guess.others, drawn, self._means.vocabulary), shape.width):
                 letters = self._means.vocabulary.letters[key]
                 self._growing.append(Growing(context.offset, key, letters, Tip(self._tip.node, key)))
-        self._packing.propose(self._proposal(drawn, law))
+        self._packing.propose(self._proposal(guess))
         self._tip.token = drawn
         self._means.proposing.append(context, drawn)
 
-    def _go_on(self, growing: Growing, law: Law) -> None:
+    def _go_on(self, growing: Growing, guess: Guess) -> None:
         """The next proposal of a branch."""
-        drawn = self._draws.draw(*law, growing.end)
-        growing.end += len(self._means.vocabulary.letters[drawn])
-        growing.tip.token = drawn
-        growing.proposals.append(self._proposal(drawn, law))
+        growing.end += len(self._means.vocabulary.letters[guess.token])
+        growing.tip.token = guess.token
+        growing.proposals.append(self._proposal(guess))
         if len(growing.proposals) == self._shape.depth:
             self._packing.prepare(self._means.prepared.finish(growing))
 
-    def _proposal(self, token: int, law: Law) -> Proposal:
-        return Proposal(token, Row(*law) if self._means.rows else None, self._means.proposing.whose)
+    def _proposal(self, guess: Guess) -> Proposal:
+        row = Row(*guess.law) if self._means.rows and guess.law is not None else None
+        return Proposal(guess.token, row, self._means.proposing.whose)
 
     def _send(self, send: Callable[[Drafted], None]) -> None:
         for reply in self._packing.due():

@@ -5,9 +5,10 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 
 from crossdraft.drafter.prefixes import Masses, Node, Question
-from crossdraft.drafter.proposing import Equipment, Law, Proposing
+from crossdraft.drafter.proposing import Equipment, Proposing
 from crossdraft.models.engine import Work
-from crossdraft.models.worker import Job
+from crossdraft.models.ranking import Law
+from crossdraft.models.worker import Answer, Job
 from crossdraft.text.letters import Letters
 from crossdraft.verification.rows import Probabilities
 from crossdraft.verification.trees import ROOT, Path, TokenTree
@@ -74,9 +75,10 @@ class Scoring:
         for group in self._tree.groups(paths):
             ordered = sorted(group, key=self._tree.row)
             wanted = tuple(self._tree.row(path) for path in ordered)
-            answer = yield Work(self._session, self._ids, self._tree.tree, wanted)
+            answer: Answer = yield Work(self._session, self._ids, self._tree.tree, wanted)
             began = time.perf_counter()
-            found.update(zip(ordered, self._proposing.laws(answer.logits), strict=True))
+            laws = yield from self._proposing.laws(answer.logits)
+            found.update(zip(ordered, laws, strict=True))
             seconds += answer.seconds + time.perf_counter() - began
         return found, seconds
 

@@ -1,20 +1,19 @@
-"""Draws from laws, with keyed noise or with a random generator."""
+"""Where draws come from: keyed noise, or a random generator."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from crossdraft.verification.exchange import NoiseKey, Sample
+from crossdraft.verification.exchange import NoiseKey
 from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.rows import Ids, Probabilities
 
+Chance = float | tuple[NoiseKey, int]  # uniform in [0, 1); or what clocks are keyed by, with the offset in letters
+
 
 class Draws(Protocol):
-    """Where a session's draws come from."""
+    """Where a session's draws come from, as far as their laws are here: few ids each. Others are `Ranking`s."""
 
     def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
         """One of `ids` (n,) with its probability (n,); `offset` counts letters since the start of the output."""
@@ -22,6 +21,10 @@ class Draws(Protocol):
 
     def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
         """The draw, then the ids that were nearest to being drawn instead, at most `count`, the nearest first."""
+        ...
+
+    def chance(self, offset: int) -> Chance:
+        """What decides a draw from a whole law."""
         ...
 
 
@@ -44,6 +47,10 @@ class KeyedDraws:
         arrivals = self.noise.exponentials(self.key, offset, ids[possible]) / probabilities[possible]
         ranked: list[int] = ids[possible[smallest(arrivals, 1 + count)]].tolist()
         return ranked
+
+    def chance(self, offset: int) -> Chance:
+        """As in `Draws`: the same race over all ids."""
+        return self.key, offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +75,10 @@ class RandomDraws:
         likely: list[int] = ids[smallest(-probabilities, 1 + count)].tolist()
         return [drawn, *[token for token in likely if token != drawn][:count]]
 
+    def chance(self, offset: int) -> Chance:
+        """As in `Draws`: where the sums of probabilities are cut."""
+        return self.generator.random()
+
 
 def smallest(values: Probabilities, count: int) -> Ids:
     """The places of the smallest of some values (n,), at most `count`, the smallest first."""
@@ -75,36 +86,3 @@ def smallest(values: Probabilities, count: int) -> Ids:
         return np.argsort(values, kind="stable")
     places = np.argpartition(values, count - 1)[:count]
     return places[np.argsort(values[places], kind="stable")]
-
-
-@torch.inference_mode()
-def samples(logits: Tensor, laws: Tensor, draws: Draws, offsets: Sequence[int], likely: int = 0) -> tuple[Sample, ...]:
-    """The target's own draw at each node.
-
-    Args:
-        logits: floating (n, V), of the model itself; log-probabilities are theirs, at temperature 1.
-        laws: (n, V), what is drawn from.
-        draws: where the draws come from.
-        offsets: of each node, in letters since the start of the output.
-        likely: most probable ids that are told beside each draw, fewer where the model has fewer.
-    """
-    normalizers = logits.logsumexp(-1)
-    every, rows = np.arange(laws.shape[-1]), laws.cpu().numpy()
-    drawn: list[int] = rows.argmax(-1).tolist()
-    possible = np.count_nonzero(rows, axis=-1).tolist()  # one, at temperature 0: then there is nothing to draw
-    for place, (probabilities, offset) in enumerate(zip(rows, offsets, strict=True)):
-        if possible[place] != 1:
-            drawn[place] = draws.draw(every, probabilities, offset)
-    places = torch.tensor(drawn, dtype=torch.int64, device=logits.device)[:, None]
-    log_probabilities = (logits.gather(-1, places)[:, 0] - normalizers).tolist()
-    beside = _likely(logits, normalizers, likely)
-    return tuple(map(Sample, drawn, log_probabilities, beside))
-
-
-def _likely(logits: Tensor, normalizers: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
-    """The most probable ids of each node with their log-probabilities, the most probable first."""
-    if not count:
-        return [()] * len(logits)
-    found = logits.topk(min(count, logits.shape[-1]), sorted=True)
-    values = (found.values - normalizers[:, None]).tolist()
-    return [tuple(zip(*pair, strict=True)) for pair in zip(found.indices.tolist(), values, strict=True)]

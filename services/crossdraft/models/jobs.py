@@ -1,7 +1,7 @@
 """A job of the model thread: it asks for works, is told their logits, and has a result for who submitted it."""
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from crossdraft.models.feeds import Work
+from crossdraft.models.reading import Reading, groups
 
 T = TypeVar("T")
 
@@ -25,10 +26,10 @@ class Answer:
     tokens: int  # that this step fed, of all of them
 
 
-Job = Generator[Work, Answer, T]
-"""Yields works, receives their answers, returns its result. Runs in the model thread, all of it.
+Job = Generator[Work | Reading[Any], Any, T]
+"""Yields works and receives an `Answer` to each, yields readings of the logits, returns its result.
 
-A pass of the target yields once, a draft of k tokens k times: it draws between its yields.
+Runs in the model thread, all of it. A pass of the target yields one work, a draft of k tokens k of them.
 """
 
 
@@ -40,23 +41,33 @@ class Running(Generic[T]):
         self.asked = submitted  # when it asked for its work
         self.began: float | None = None  # the first step of its work, if there was one
         self.live = True
+        self.reading: Reading[Any] | None = None  # what it wants to know before it asks for more work
         self.future: asyncio.Future[T] = loop.create_future()
         self._job = job
         self._loop = loop
 
     def start(self, check: Callable[[Work], None]) -> None:
-        """Runs the job up to its first work."""
+        """Runs the job up to its first work, or reading."""
         with Delivering(self):
-            self.work = next(self._job)
-            check(self.work)
+            self._go_on(next(self._job), check)
 
     def answer(self, answer: Answer, check: Callable[[Work], None], clock: Callable[[], float]) -> None:
-        """Hands it the answer to its work, and runs it up to its next one."""
+        """Hands it the answer to its work, and runs it up to what it wants next."""
         self.began = None
+        self.tell(answer, check, clock)
+
+    def tell(self, found: Any, check: Callable[[Work], None], clock: Callable[[], float]) -> None:
+        """Hands it what it asked for, and runs it up to what it wants next."""
         with Delivering(self):
-            self.work = self._job.send(answer)
+            wanted = self._job.send(found)
             self.asked = clock()
-            check(self.work)
+            self._go_on(wanted, check)
+
+    def _go_on(self, wanted: Work | Reading[Any], check: Callable[[Work], None]) -> None:
+        self.reading = wanted if isinstance(wanted, Reading) else None
+        if isinstance(wanted, Work):
+            self.work = wanted
+            check(wanted)
 
     def drop_cancelled(self) -> None:
         """Ends it if nobody waits for its result any more."""
@@ -96,3 +107,27 @@ class Delivering:
             for running in self._jobs:
                 running.finish(error)
         return True
+
+
+def read(jobs: Sequence[Running[Any]], check: Callable[[Work], None], clock: Callable[[], float]) -> None:
+    """Answers what jobs want to know of logits, until each wants work, or is over."""
+    while wanting := [running for running in jobs if running.live and running.reading is not None]:
+        for places in groups([running.reading for running in wanting if running.reading is not None]):
+            asking = [wanting[place] for place in places]
+            for running, found in zip(asking, _found(asking), strict=True):
+                if running.live:
+                    running.tell(found, check, clock)
+
+
+def _found(asking: Sequence[Running[Any]]) -> list[Any]:
+    """The answers to readings of one kind; where one has none they are answered one by one, so that only it fails."""
+    readings = [running.reading for running in asking if running.reading is not None]
+    if len(readings) > 1:
+        with Delivering(*asking), suppress(RuntimeError, ValueError, IndexError, MemoryError):
+            return readings[0].together(readings)
+    found: list[Any] = [None] * len(readings)
+    for place, (running, reading) in enumerate(zip(asking, readings, strict=True)):
+        if running.live:
+            with Delivering(running):
+                (found[place],) = reading.together([reading])
+    return found

@@ -1,10 +1,12 @@
 """A model as a service runs it: loaded, in its thread, with its letters and its noise."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
+from crossdraft.models.clocks import Clocks
 from crossdraft.models.engine import BUDGET, Engine
 from crossdraft.models.loading import LoadedModel, load_model
 from crossdraft.models.names import NumberOutOfRangeError
@@ -106,6 +108,11 @@ class RunningModel:
             about,
             loaded.kept,
         )
+
+    @cached_property
+    def clocks(self) -> Clocks:
+        """The noise of each column of its logits, beside them."""
+        return Clocks(self.noise, self.thread.engine.device, self.kept)
 
     def columns(self, allowed: Ids | None) -> Ids | None:
         """The columns of logits whose ids are among `allowed` (None: all); None: every column."""

@@ -19,7 +19,7 @@ from crossdraft.models.engine import Engine
 from crossdraft.models.feeds import Work
 from crossdraft.models.loading import load_model
 from crossdraft.models.pruning import cut_of
-from crossdraft.models.sampling import drafting_laws
+from crossdraft.models.rows import drafting_laws
 from crossdraft.models.shapes import random_model
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import NoiseKey, SamplingOptions

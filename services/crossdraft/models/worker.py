@@ -13,7 +13,7 @@ from torch import Tensor
 
 from crossdraft.models.engine import Engine
 from crossdraft.models.feeds import Share
-from crossdraft.models.jobs import Answer, Delivering, Job, Running
+from crossdraft.models.jobs import Answer, Delivering, Job, Running, read
 from crossdraft.models.scheduling import Due, Pause, Scheduler, Step
 from crossdraft.models.tenancy import Tenancy
 
@@ -127,6 +127,7 @@ class ModelThread:
     def _take_in(self, running: Running[Any] | None) -> None:
         if running is not None:
             running.start(self.engine.check)
+            read([running], self.engine.check, self._clock)
         if running is not None and running.live:
             self._live.append(running)
             self._scheduler.returns.asked(running.work.session, running.asked)
@@ -152,6 +153,7 @@ class ModelThread:
         found = self._forwarded(jobs, [Share(seated[index].work, tokens) for index, tokens in taken])
         ended, fed = self._clock(), self.engine.fed - fed
         self._scheduler.stepped(fed, ended - began)
+        answered = []
         for running, logits in zip(jobs, found, strict=True):
             if not running.live:  # its step failed: what lies in its places is not known, and others can use them
                 self._tenancy.close(running.work.session)
@@ -160,6 +162,8 @@ class ModelThread:
                 running.began = began if running.began is None else running.began
             if running.live and logits is not None:
                 self._answer(running, logits, ended, fed, len(jobs))
+                answered.append(running)
+        self._read(answered)
         self.seconds += self._clock() - began
         return 0.0
 
@@ -176,7 +180,7 @@ class ModelThread:
         return found
 
     def _answer(self, running: Running[Any], logits: Tensor, ended: float, fed: int, sessions: int) -> None:
-        """Hands a job its logits; it goes on, or is over and may come back."""
+        """Hands a job its logits."""
         assert running.began is not None
         work, queued = running.work, running.began - running.asked
         self.answers += 1
@@ -184,8 +188,13 @@ class ModelThread:
         self._tenancy.answered(work.session, ended, self._scheduler.costs.seconds(len(work.context)))
         answer = Answer(logits, queued, ended - running.began, sessions, fed)
         running.answer(answer, self.engine.check, self._clock)
-        if not running.live:
-            self._scheduler.returns.answered(work.session, self._clock())
+
+    def _read(self, answered: "list[Running[Any]]") -> None:
+        """Answers what jobs want to know of their logits; each goes on, or is over and may come back."""
+        read(answered, self.engine.check, self._clock)
+        for running in answered:
+            if not running.live:
+                self._scheduler.returns.answered(running.work.session, self._clock())
 
     def _ending(self, session: Hashable) -> Job[None]:
         """A job without a step."""

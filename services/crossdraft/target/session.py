@@ -1,18 +1,21 @@
 """A target session: what is committed, and the answers to passes over trees that begin after it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 
-from crossdraft.models.drawing import KeyedDraws, samples
+from crossdraft.models.answering import Rows, Sampling
 from crossdraft.models.engine import Work
+from crossdraft.models.rows import to_rows
 from crossdraft.models.running import RunningModel
-from crossdraft.models.sampling import History, law, to_rows
-from crossdraft.models.worker import Job, ModelThreadClosedError
+from crossdraft.models.sampling import History, Nodes, law
+from crossdraft.models.worker import Answer, Job, ModelThreadClosedError
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.target.runs import Run
 from crossdraft.verification.exchange import FetchRow, OpenTarget, Pass, PassDone, RowFetched, RunTo, Sample
-from crossdraft.verification.rows import Row
+from crossdraft.verification.rows import Ids, Row
+from crossdraft.verification.trees import Path
 
 
 class TargetSession:
@@ -27,7 +30,6 @@ class TargetSession:
         self._opening = opening
         self._output: tuple[int, ...] = ()  # committed after the prompt
         self._offset = 0  # letters of the output
-        self._draws = None if opening.noise is None else KeyedDraws(running.noise, opening.noise)
         self._number = 0  # of the latest pass
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
         self._check_room(len(opening.prompt), "the prompt")
@@ -95,7 +97,7 @@ class TargetSession:
             raise ProtocolBroken(f"pass {request.number} is out of order; pass {self._number + 1} is next")
         if list(request.answered) != sorted({row for row in request.answered if 0 <= row <= len(request.tree)}):
             raise ProtocolBroken(f"wanted must ascend within 0 to {len(request.tree)}, got {list(request.answered)}")
-        if request.draws and self._draws is None:
+        if request.draws and self._opening.noise is None:
             raise ProtocolBroken("this session was opened without a noise key, so its target has no draws of its own")
         size = len(self._opening.prompt) + len(self._output) + len(request.committed)
         what = f"a tree of {len(request.tree)}" if request.run == 1 else f"a run of {request.run}"
@@ -117,29 +119,33 @@ class TargetSession:
         """Runs in the model thread."""
         every = tuple(request.tree.paths())
         paths = tuple(every[row] for row in request.answered)
-        answer = yield Work(self, (*self._opening.prompt, *self._output), request.tree, request.answered)
-        logits = answer.logits
-        self._answered = request.answered
-        self._laws = law(logits, self._opening.options, History(self._opening.prompt, self._output, paths))
+        answer: Answer = yield Work(self, (*self._opening.prompt, *self._output), request.tree, request.answered)
+        asked = self._nodes(answer, paths)
+        self._answered, self._latest = request.answered, replace(asked, logits=asked.logits.clone())
         nodes: tuple[Row | Sample, ...]
-        if request.draws and self._draws is not None:
+        if request.draws:
             offsets = [self._offset + self._letters(path) for path in paths]
-            nodes = samples(logits, self._laws, self._draws, offsets, self._opening.likely)
+            nodes = yield from self._sampling(asked, offsets).found()
         else:
-            nodes = tuple(to_rows(self._laws, self._opening.head, request.listed))
+            nodes = yield from Rows(asked, self._opening.head, request.listed).found()
         return PassDone(request.number, nodes, answer.seconds, answer.queued, shared=answer.sessions, fed=answer.tokens)
+
+    def _nodes(self, answer: Answer, paths: Sequence[Path]) -> Nodes:
+        history = History(self._opening.prompt, self._output, paths)
+        return Nodes(answer.logits, self._opening.options, history)
+
+    def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> Sampling:
+        assert self._opening.noise is not None
+        return Sampling(nodes, self._running.clocks, self._opening.noise, offsets, self._opening.likely)
 
     def _run(self, request: Pass, run: Run) -> Job[None]:
         """Runs in the model thread: each token is drawn after those before it, and is committed when it is told."""
-        opening, draws = self._opening, self._draws
-        assert draws is not None
+        opening = self._opening
         drawn: tuple[int, ...] = ()
         offset, more, stops = self._offset, True, self._running.description.stops
         while more:
-            answer = yield Work(self, (*opening.prompt, *self._output, *drawn))
-            logits = answer.logits
-            laws = law(logits, opening.options, History(opening.prompt, self._output, (drawn,)))
-            (sample,) = samples(logits, laws, draws, [offset], opening.likely)
+            answer: Answer = yield Work(self, (*opening.prompt, *self._output, *drawn))
+            (sample,) = yield from self._sampling(self._nodes(answer, (drawn,)), [offset]).found()
             drawn = (*drawn, sample.token)
             offset += self._letters(drawn[-1:])
             more = len(drawn) < run.most and sample.token not in stops and not run.over
@@ -157,14 +163,20 @@ class TargetSession:
             )
 
     async def _fetch(self, request: FetchRow) -> RowFetched:
-        """From the laws of the latest pass; no forward."""
+        """From the logits of the latest pass; no forward."""
         if request.number != self._number or not self._number:
             raise ProtocolBroken(f"rows of pass {request.number} are gone; the latest pass is {self._number}")
         if request.node not in self._answered:
             raise ProtocolBroken(f"pass {request.number} has answered {list(self._answered)}, not node {request.node}")
         place = self._answered.index(request.node)
-        chosen = self._laws[place : place + 1]
         whole, head = self._running.description.vocabulary_size, self._opening.head
-        asked = (chosen, whole) if request.listed is None else (chosen, head, (request.listed,))
-        (row,) = await asyncio.to_thread(to_rows, *asked)
+        asked = (whole, ()) if request.listed is None else (head, (request.listed,))
+        (row,) = await asyncio.to_thread(_rows, self._latest, place, *asked)
         return RowFetched(request.number, request.node, row)
+
+
+def _rows(nodes: Nodes, place: int, head: int, listed: Sequence[Ids]) -> list[Row]:
+    """The row of one of them."""
+    assert nodes.history is not None
+    history = replace(nodes.history, paths=nodes.history.paths[place : place + 1])
+    return to_rows(law(nodes.logits[place : place + 1], nodes.options, history), head, listed)

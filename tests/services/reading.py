@@ -1,0 +1,19 @@
+"""What the model thread does with a part of a job that reads logits."""
+
+from typing import TypeVar
+
+from crossdraft.models.reading import Asking
+
+T = TypeVar("T")
+
+
+def read_alone(asking: Asking[T]) -> T:
+    """What it returns when each of its readings is answered by itself."""
+    try:
+        wanted = next(asking)
+        while True:
+            (found,) = wanted.together([wanted])
+            wanted = asking.send(found)
+    except StopIteration as end:
+        result: T = end.value
+        return result
