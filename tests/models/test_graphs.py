@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from crossdraft.models import graphs
+from crossdraft.models import forwards, graphs
 from crossdraft.models.buckets import NODES, TOKENS
 from crossdraft.models.engine import Engine, Work
 from crossdraft.models.forwards import Forwards
@@ -182,6 +182,14 @@ def test_no_pass_waits_for_the_device(model: PreTrainedModel, static: bool) -> N
         engine.forward([Work("a", (*text, 7, 8), tree_of([(4, 5, 6)], 9)), Work("c", text, BRANCHES)])
         engine.forward([Work("a", (*text, 7, 8, 4, 4)), Work("c", (*text, 1, 2, 9), wanted=())])
         engine.forward([Work("b", (PROMPT[0], 1))])
+
+
+def test_rows_are_picked_where_the_model_computes_all_of_them(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwards, "keeps_logits", lambda _: False)
+    engine = Engine(llama)
+    serve(engine, Work("a", PROMPT, BRANCHES, (2, 5)), Work("b", PROMPT * 2))
 
 
 def test_only_where_it_is_asked_for_on_a_cpu() -> None:
