@@ -9,7 +9,8 @@ import pytest
 
 from crossdraft.drafter.servicer import DrafterService
 from crossdraft.models.running import RunningModel
-from crossdraft.pipeline import Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
+from crossdraft.pipeline import Generation, Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
+from crossdraft.pipeline.governing import Told
 from crossdraft.pipeline.recording import read
 from crossdraft.pipeline.replay import replay
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
@@ -197,4 +198,32 @@ async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline
         recording = read(file)
         assert recording.fault == ""
         assert (recording.finished is not None) == (tokens > 0)
+        assert replay(recording).difference is None
+
+
+async def test_of_outputs_that_begin_together_one_gets_to_know_the_drafter_and_tells_the_others(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    """Each has its own text, and what they were told is in their recordings."""
+    due = [await ids_of(pipeline, seed=seed, overlap="off") for seed in range(3)]
+    files = [tmp_path / f"{seed}.rec" for seed in range(3)]
+    runs = [
+        pipeline.generate(PROMPT, max_tokens=24, seed=seed, record=file, explain=True)
+        for seed, file in enumerate(files)
+    ]
+
+    async def ids(generation: Generation) -> list[int]:
+        async for _ in generation:
+            pass
+        return generation.ids
+
+    assert await asyncio.gather(*map(ids, runs)) == due
+    leads, *follow = runs
+    assert leads.decisions[0].choice.drafts
+    assert all("another output" in one.decisions[0].choice.reason for one in follow)
+    for file in files:
+        recording = read(file)
+        told = [step.event for part in recording.rounds for step in part if isinstance(step.event, Told)]
+        assert recording.header.follows == (file is not files[0])
+        assert len(told) <= (file is not files[0])  # it may have ended before
         assert replay(recording).difference is None

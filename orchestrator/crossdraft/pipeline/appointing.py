@@ -9,7 +9,9 @@ from crossdraft.verification.exchange import MOST_PROPOSALS
 from crossdraft.verification.methods import Method
 
 
-def governor_of(request: GenerationRequest, method: Method, targets: int, before: Estimates | None) -> Governor:
+def governor_of(
+    request: GenerationRequest, method: Method, targets: int, before: Estimates | None, follows: bool = False
+) -> Governor:
     """Who decides how each epoch is run."""
     match request.overlap:
         case Overlap.OFF:
@@ -25,7 +27,7 @@ def governor_of(request: GenerationRequest, method: Method, targets: int, before
         branch_width=request.branch_width,
         targets=targets,
     )
-    return Adaptive(before, limits)
+    return Adaptive(before, limits, follows)
 
 
 def most_proposals(request: GenerationRequest) -> int:

@@ -15,10 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
-from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.experience import Experience
 from crossdraft.pipeline.generation import Generation
-from crossdraft.pipeline.recorder import FileRecorder, Recorder
+from crossdraft.pipeline.recorder import FileRecorder, Recorder, Together
 from crossdraft.pipeline.recording import Header
 from crossdraft.pipeline.request import GenerationRequest, Overlap, Prompt, RequestError
 from crossdraft.pipeline.resolution import Models, Secrets, resolve
@@ -98,13 +97,22 @@ class Pipeline:
         if not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later
             request = without_trust(request)
         targets, before = len(services.targets), self._experience.of(request)
-        assignment = resolve(request, models, drawn, targets, before)
+        follows = self._experience.led(request)
+        assignment = resolve(request, models, drawn, targets, before, follows)
         self._experience.keep(request, assignment.governor)
         recorder = None
         if request.record is not None:
-            recorder = partial(_recorder, request, request.record, models, drawn, targets, before)
+            asked = replace(request, record=None)
+            header = Header(
+                _software(), time.time(), asked, models.target, models.drafter, drawn, targets, before, follows
+            )
+            recorder = partial(_recorder, header, request.record)
         k = request.k if request.overlap is Overlap.OFF else 0
-        generation = Generation(assignment, services, k, recorder, watch)
+        news = self._experience.news(request)
+        watching = Together(watch, news) if watch or news else None
+        generation = Generation(assignment, services, k, recorder, watching)
+        if follows:
+            self._experience.follow(request, generation)
         self._generations.add(generation)
         return generation
 
@@ -167,16 +175,15 @@ def addresses_of(given: Addresses) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address.strip() for address in separate if address.strip()))
 
 
-def _recorder(
-    request: GenerationRequest, path: Path, models: Models, drawn: Secrets, targets: int, before: Estimates | None
-) -> FileRecorder:
-    """Raises RequestError if the file cannot be made."""
+def _software() -> str:
     try:
-        software = version("crossdraft")
+        return version("crossdraft")
     except PackageNotFoundError:
-        software = "not installed"
-    asked = replace(request, record=None)
-    header = Header(software, time.time(), asked, models.target, models.drafter, drawn, targets, before)
+        return "not installed"
+
+
+def _recorder(header: Header, path: Path) -> FileRecorder:
+    """Raises RequestError if the file cannot be made."""
     try:
         return FileRecorder(path, header)
     except OSError as error:

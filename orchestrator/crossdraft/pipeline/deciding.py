@@ -2,6 +2,7 @@
 for leaving the one that runs."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.governing import Choice
@@ -9,6 +10,7 @@ from crossdraft.pipeline.search import Limits, Ranking, Rated, rank, rate
 
 SWITCH = 1.02  # another way is taken if it is expected to be so much faster
 STAYS = 1.005  # ... than plain decoding, for a drafter to be used on
+RANKINGS = 32  # that are remembered: outputs that are told the same all need the same, some 10 ms of work
 NOTICEABLE = 0.06  # relative change of an estimate after which choices are made again
 
 
@@ -32,13 +34,16 @@ class Decision:
         return max(self.ranking.rounds.speed, self.ranking.hurried.speed) / self.ranking.plain.speed
 
 
+_ranked = lru_cache(maxsize=RANKINGS)(rank)
+
+
 def choose(estimates: Estimates, limits: Limits, running: Choice | None = None) -> Decision:
     """The way that is expected to be fastest; `running` stays unless another one is noticeably better.
 
     Raises ValueError if the estimates know nothing of one of the services.
     """
     workload = estimates.workload(limits.samples, limits.targets)
-    ranking = rank(workload, limits)
+    ranking = _ranked(workload, limits)
     best = ranking.best
     if running is not None and running.drafts and running != best.choice:
         stays = rate(workload, running)

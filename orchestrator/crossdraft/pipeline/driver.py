@@ -23,6 +23,7 @@ from crossdraft.pipeline.events import (
     SetTimer,
     Timer,
 )
+from crossdraft.pipeline.governing import Told
 from crossdraft.pipeline.lanes import OpenedLane
 from crossdraft.pipeline.ports import Machine, Services
 from crossdraft.pipeline.recorder import Recorder
@@ -68,6 +69,10 @@ class Driver:
             finally:
                 self._clock.end()
                 self._release()
+
+    def tell(self, told: Told) -> None:
+        """Another output has learnt something."""
+        self._report(told)
 
     async def _loop(self, group: asyncio.TaskGroup, emit: Emit) -> Finished:
         commands = self._advance(None, time.monotonic())

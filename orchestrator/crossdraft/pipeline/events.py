@@ -7,6 +7,7 @@ still says is known to be old. Requests and replies are the values of `verificat
 from dataclasses import dataclass, field
 from enum import Enum
 
+from crossdraft.pipeline.governing import Told
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import (
     Advance,
@@ -192,5 +193,5 @@ class Finished:
     error: BaseException | None = None
 
 
-Event = Ready | Replied | Lost | Expired | Cancelled
+Event = Ready | Replied | Lost | Expired | Told | Cancelled
 Command = Open | Send | Close | SetTimer | Emitted | Finished

@@ -12,6 +12,7 @@ from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.driver import Driver
 from crossdraft.pipeline.events import Emitted, Finished, Reason
 from crossdraft.pipeline.explanation import Decision, Explained
+from crossdraft.pipeline.governing import Told
 from crossdraft.pipeline.ports import Services
 from crossdraft.pipeline.recorder import FileRecorder, Recorder, Together
 from crossdraft.pipeline.session import Session
@@ -71,6 +72,7 @@ class Generation:
         self._make_recorder = recorder
         self._recorder: FileRecorder | None = None
         self._watch = watch
+        self._told: Told | None = None  # the latest
         self._driver: Driver | None = None
         self._shown = Shown(assignment)
         self._queue: asyncio.Queue[Emitted | None] = asyncio.Queue()
@@ -85,6 +87,12 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def tell(self, told: Told) -> None:
+        """Another output has learnt something of the same services."""
+        self._told = told
+        if self._driver is not None:
+            self._driver.tell(told)
 
     async def aclose(self) -> None:
         """Cancel what is still running and close its sessions."""
@@ -125,6 +133,8 @@ class Generation:
         self._recorder = None if self._make_recorder is None else self._make_recorder()
         told = Together(self._recorder, self._watch) if self._recorder or self._watch else None
         self._driver = Driver(Session(self._assignment), self._services, told)
+        if self._told is not None:
+            self._driver.tell(self._told)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
         return task

@@ -1,9 +1,12 @@
 """How an epoch is run, who decides it, and what the decision may be based on."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from crossdraft.verification.exchange import MOST_PROPOSALS, MOST_RUN
+
+if TYPE_CHECKING:
+    from crossdraft.pipeline.estimates import Estimates
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,14 @@ class DrafterSeen:
     there: bool
 
 
-Observation = DraftSeen | PassSeen | Judged | BranchSeen | StallSeen | DrafterSeen
+@dataclass(frozen=True)
+class Told:
+    """What another output has learnt of the same services."""
+
+    estimates: "Estimates | None"  # None: nothing, and it will not
+
+
+Observation = DraftSeen | PassSeen | Judged | BranchSeen | StallSeen | DrafterSeen | Told
 
 
 class Governor(Protocol):

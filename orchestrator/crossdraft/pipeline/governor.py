@@ -14,7 +14,7 @@ from crossdraft.pipeline.allowance import Allowance
 from crossdraft.pipeline.beliefs import believed
 from crossdraft.pipeline.deciding import Decision, changed, choose
 from crossdraft.pipeline.estimates import Estimates
-from crossdraft.pipeline.governing import LONG_RUN, PLAIN, Choice, DrafterSeen, Observation, StallSeen
+from crossdraft.pipeline.governing import LONG_RUN, PLAIN, Choice, DrafterSeen, Observation, StallSeen, Told
 from crossdraft.pipeline.learning import Learner
 from crossdraft.pipeline.search import Limits, loss, tried
 
@@ -33,6 +33,7 @@ MEASURED = 3  # plain passes that must have been seen where plain decoding may b
 NEAR = 1.6  # times plain decoding that a way must be faster to do without
 REMEASURED = 160  # passes after which plain ones are measured again
 FIRST_RUN = 4  # tokens that the target draws by itself before the choice is looked at again; it doubles
+FOLLOWED = 64  # plain tokens after which nobody's news are waited for any more
 CROWDED = 1.6  # times as many sessions on the target, or as few, after which choices are made again
 
 
@@ -42,11 +43,12 @@ class Adaptive:
     Args:
         before: estimates of an earlier generation with the same services, or none.
         limits: what may be chosen.
+        follows: another output is getting to know the same services: this one waits for what that one learns.
     """
 
     waits_for_drafter = False
 
-    def __init__(self, before: Estimates | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, before: Estimates | None = None, limits: Limits | None = None, follows: bool = False) -> None:
         self.limits = limits or Limits()
         self._learner = Learner(before or Estimates(), self.limits.samples)
         self._allowance = Allowance((before or Estimates()).allowance)
@@ -54,6 +56,7 @@ class Adaptive:
         self._hope: Decision | None = None  # if the drafter were good; None: enough is known of it
         self._running = replace(PLAIN, run=FIRST_RUN // 2)
         self._there = True
+        self._follows = follows
         self._asked = False  # an epoch of this generation has had a drafter
         self._look = 0  # number of observations at which the estimates are looked at next
         self._period = 8
@@ -78,6 +81,8 @@ class Adaptive:
                 self._calm_until = max(self._calm_until, now) + seconds / STALL_SHARE
             case DrafterSeen(there):
                 self._there = there
+            case Told(estimates):
+                self._told(estimates)
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
@@ -92,6 +97,8 @@ class Adaptive:
     def _choice(self, now: float) -> Choice:
         if not self._there:
             return PLAIN
+        if self._follows and self._learner.plain_seen < FOLLOWED:
+            return replace(PLAIN, reason="another output is getting to know the drafter")
         if self._learner.seen >= self._look or self._crowded:
             self._think()
         decision = self._decision
@@ -132,6 +139,21 @@ class Adaptive:
         before, after = self._decision.estimates.sessions, self._learner.load.sessions
         return max(before, after) > CROWDED * min(before, after)
 
+    @property
+    def knows(self) -> bool:
+        """Whether there is something that others may begin with: a decision, and nothing that is to be tried first."""
+        return self._decision is not None and (self._hope is None or not self._promises(self._hope, self._decision))
+
+    def _told(self, estimates: Estimates | None) -> None:
+        """Counts in place of what little is known here; whoever learnt it tries the drafter again when it is time."""
+        self._follows = False
+        if estimates is None or self.knows:
+            return
+        self._allowance.level = min(self._allowance.level, estimates.allowance)
+        self._learner = Learner(estimates, self.limits.samples)
+        self._decision, self._hope, self._look, self._asked = None, None, 0, True
+        self._measured = self._measured_at = 0
+
     def _think(self) -> None:
         """Looks at the estimates, and decides anew if they have changed."""
         self._look = self._learner.seen + self._period
@@ -152,7 +174,7 @@ class Adaptive:
     def _attempt(self, decision: Decision, now: float) -> Choice | None:
         """What would be best if the drafter were good, where it would be much better and a failure is affordable."""
         hope = self._hope
-        if hope is None or now < self._calm_until or hope.best.speed < HOPED * decision.best.speed:
+        if hope is None or now < self._calm_until or not self._promises(hope, decision):
             return None
         workload = hope.estimates.workload(self.limits.samples)
         choice = tried(workload, hope.choice)
@@ -162,6 +184,11 @@ class Adaptive:
         self._look = 0
         reason = f"trying a drafter of which little is known: up to {hope.gain:.2f} times plain decoding hoped for"
         return replace(choice, reason=reason)
+
+    @staticmethod
+    def _promises(hope: Decision, decision: Decision) -> bool:
+        """Whether a way is worth a try that would be the best if the drafter were good."""
+        return hope.best.speed >= HOPED * decision.best.speed
 
     def _plain_due(self, decision: Decision) -> bool:
         """Whether plain decoding is to be measured, as it might be the better way."""

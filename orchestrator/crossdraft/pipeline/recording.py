@@ -43,6 +43,7 @@ class Header:
     secrets: Secrets
     targets: int = 1  # addresses that there were
     before: Estimates | None = None  # what the governor had learnt
+    follows: bool = False  # another output was getting to know the services
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,7 +76,7 @@ def session_of(header: Header) -> Session:
 def assignment_of(header: Header) -> Assignment:
     """What the recorded session worked from. Raises RecordingError."""
     try:
-        return resolve(header.request, _models(header), header.secrets, header.targets, header.before)
+        return resolve(header.request, _models(header), header.secrets, header.targets, header.before, header.follows)
     except (RequestError, ValueError) as error:
         raise RecordingError(f"the recorded request cannot be resolved: {error}") from error
 

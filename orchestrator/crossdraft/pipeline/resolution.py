@@ -81,6 +81,7 @@ def resolve(
     drawn: Secrets | None = None,
     targets: int = 1,
     before: Estimates | None = None,
+    follows: bool = False,
 ) -> Assignment:
     """What the session works from.
 
@@ -90,6 +91,7 @@ def resolve(
         drawn: what chance decides; None: drawn now.
         targets: addresses of the target.
         before: what a governor learnt of the same services with the same method.
+        follows: another output is getting to know them now.
 
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
@@ -104,7 +106,7 @@ def resolve(
     audit = _audit(models, method, noise, drawn) if request.audit else None
     opening = _open_drafter(request, models, prompts, method, audit, noise)
     targets = min(2, max(1, targets)) if request.speculation else 1  # where there is none now, one may come
-    governor = PLAINLY if opening is None else governor_of(request, method, targets, before)
+    governor = PLAINLY if opening is None else governor_of(request, method, targets, before, follows)
     assignment = Assignment(
         pair=pair,
         method=method,

@@ -24,7 +24,7 @@ from crossdraft.pipeline.events import (
     Reply,
     Timer,
 )
-from crossdraft.pipeline.governing import DrafterSeen
+from crossdraft.pipeline.governing import DrafterSeen, Told
 from crossdraft.pipeline.reporting import pass_seen
 from crossdraft.pipeline.rules import IllegalEventError, State, fault_of, outdated
 from crossdraft.pipeline.targets import Targets
@@ -99,6 +99,9 @@ class Session:
                 return self._lost(lane, error, elsewhere, now)
             case Expired(timer, number):
                 return self._expired(timer, number, now)
+            case Told():
+                self._given.governor.observe(event, now)
+                return []
             case Cancelled():
                 return [self._decoding.end(Reason.CANCELLED)]
 
