@@ -113,8 +113,12 @@ def uniform_words(hashes: W, first: Any, second: Any) -> W:
         int64, 0 to 2^53 - 1; of the kind that `hashes` is: whoever draws on another device draws with the same words.
     """
     words: Any = hashes
-    mixed: W = _shifted(_mixed(_mixed(words + first) ^ second), 11)
-    return mixed
+    words = words + first
+    _mix_all(words)
+    words ^= second
+    _mix_all(words)
+    uniform: W = _shifted(words, 11)
+    return uniform
 
 
 def _digest(letters: Letters, rank: int) -> bytes:
@@ -129,16 +133,20 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _mixed(words: Any) -> Any:
-    """The same for an array."""
-    words = (words ^ _shifted(words, 30)) * _signed(FIRST)
-    words = (words ^ _shifted(words, 27)) * _signed(SECOND)
-    return words ^ _shifted(words, 31)
+def _mix_all(words: Any) -> None:
+    """The same for an array, in its place: memory that is asked for anew costs more than the arithmetic."""
+    words ^= _shifted(words, 30)
+    words *= _signed(FIRST)
+    words ^= _shifted(words, 27)
+    words *= _signed(SECOND)
+    words ^= _shifted(words, 31)
 
 
 def _shifted(words: Any, places: int) -> Any:
     """To the right, with zeros for the sign."""
-    return (words >> places) & (MASK >> places)
+    shifted = words >> places
+    shifted &= MASK >> places
+    return shifted
 
 
 def _signed(word: int) -> int:

@@ -37,4 +37,4 @@ class Clocks:
         states = [moment(key, offset) for key, offset in moments]
         words = torch.tensor(states, dtype=torch.int64).view(-1, 2).to(hashes.device)
         uniform = uniform_words(hashes, words[:, :1], words[:, 1:]).double().add_(0.5).mul_(2.0**-53)
-        return torch.where(laws > 0, uniform.log_().neg_().div_(laws), torch.inf)
+        return uniform.log_().neg_().div_(laws).masked_fill_(laws == 0, torch.inf)

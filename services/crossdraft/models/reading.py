@@ -11,7 +11,7 @@ from torch import Tensor
 R = TypeVar("R")
 T = TypeVar("T")
 
-CACHED = 1 << 16  # logits that a CPU takes together: more leave its caches, and gain nothing
+CACHED = 1 << 15  # logits that a CPU takes together: more leave its caches, and gain nothing
 TOGETHER = 1 << 24  # that other devices take together: some hundred MiB in float64
 
 
