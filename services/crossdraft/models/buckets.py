@@ -61,35 +61,34 @@ class Bucket:
 
     def numbers(self, pieces: Sequence[Piece], waste: int) -> NDArray[np.int64]:
         """All parts one after another; padding is written at place `waste`, and sees one place that is nobody's."""
-        numbers = np.zeros(sum(self.sizes), dtype=np.int64)
-        parts = Sections(*np.split(numbers, [*accumulate(self.sizes)][:-1]))
-        parts.targets[:] = waste
-        parts.limits[:] = 1
-        token = seat = 0
+        parts: Sections[list[int]] = Sections(*([] for _ in self.sizes))
         for piece in pieces:
-            self._put(piece, parts, token, seat)
-            token, seat = token + piece.count, seat + -(-piece.count // self.width)
-        asked = [wanted for piece in pieces for wanted in piece.feed.wanted[: piece.count]]
-        kept = np.flatnonzero(asked)
-        parts.kept[: len(kept)] = kept
+            self._put(piece, parts)
+        asked = (wanted for piece in pieces for wanted in piece.feed.wanted[: piece.count])
+        parts.kept.extend(token for token, wanted in enumerate(asked) if wanted)
+        numbers = np.zeros(sum(self.sizes), dtype=np.int64)
+        room = Sections(*np.split(numbers, [*accumulate(self.sizes)][:-1]))
+        room.targets.fill(waste)
+        room.limits.fill(1)
+        for empty, part in zip(room, parts, strict=True):
+            empty[: len(part)] = part
         return numbers
 
-    def _put(self, piece: Piece, parts: Sections[NDArray[np.int64]], token: int, seat: int) -> None:
-        feed, count = piece.feed, piece.count
-        tokens, seats = slice(token, token + count), slice(seat, seat + -(-count // self.width))
-        first = seat * self.width
-        rows = slice(first, first + count)  # its seats follow each other, and only the last one may have room
-        places = np.array(feed.places[:count])
-        parts.ids[tokens] = feed.tokens[:count]
-        parts.positions[tokens] = feed.positions[:count]
-        parts.targets[tokens] = piece.extent.start + places
-        parts.cells[tokens] = np.arange(rows.start, rows.stop)
-        parts.rows[rows] = np.arange(token, token + count)
-        parts.limits[rows] = np.minimum(places + 1, feed.committed)
-        parts.lines[rows] = _lines(feed, count)
-        parts.starts[seats] = piece.extent.start
-        parts.lengths[seats] = piece.used
-        parts.bases[seats] = feed.committed
+    def _put(self, piece: Piece, parts: Sections[list[int]]) -> None:
+        """Adds one piece; its seats follow each other, and only the last one may have rows to spare."""
+        feed, count, start = piece.feed, piece.count, piece.extent.start
+        token, row, seats = len(parts.ids), len(parts.rows), -(-count // self.width)
+        places, spare = feed.places[:count], [0] * (seats * self.width - count)
+        parts.ids.extend(feed.tokens[:count])
+        parts.positions.extend(feed.positions[:count])
+        parts.targets.extend([start + place for place in places])
+        parts.cells.extend(range(row, row + count))
+        parts.rows.extend([*range(token, token + count), *spare])
+        parts.limits.extend([*(min(place + 1, feed.committed) for place in places), *([1] * len(spare))])
+        parts.lines.extend([*_lines(feed, places), *spare])
+        parts.starts.extend([start] * seats)
+        parts.lengths.extend([piece.used] * seats)
+        parts.bases.extend([feed.committed] * seats)
 
 
 def bucket_of(pieces: Sequence[Piece]) -> Bucket | None:
@@ -115,9 +114,9 @@ def _doubled(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _lines(feed: Feed, count: int) -> list[int]:
-    """For each of the first tokens: bit i is set where it sees node i of the tree, which is an ancestor or itself."""
+def _lines(feed: Feed, places: Sequence[int]) -> list[int]:
+    """For the tokens at these places: bit i is set where one sees node i of the tree, an ancestor or itself."""
     lines: list[int] = []
     for node, parent in enumerate(feed.tree.parents):
         lines.append((0 if parent == ROOT else lines[parent]) | 1 << node)
-    return [lines[place - feed.committed] if place >= feed.committed else 0 for place in feed.places[:count]]
+    return [lines[place - feed.committed] if place >= feed.committed else 0 for place in places]
