@@ -14,6 +14,7 @@ from crossdraft.models.engine import Engine, Work
 from crossdraft.models.forwards import Forwards
 from crossdraft.models.store import Store
 from crossdraft.verification.trees import TokenTree, tree_of
+from tests.models.cuda import Cuda
 from tests.models.taped import NeverWaiting, taped
 from tests.models.test_engine import BRANCHES, PROMPT, check_random_history, serve
 from tests.models.tiny import tiny_gemma2, tiny_llama, tiny_qwen2
@@ -197,3 +198,19 @@ def test_only_where_it_is_asked_for_on_a_cpu() -> None:
     engine.forward([Work("a", PROMPT)])
     assert engine.captured == 0
     assert engine.forwards.static is None
+
+
+def test_a_capture_is_warmed_up_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch, broken=False)
+    replay = graphs.Graphs(torch.device("cuda:0"))(lambda: cuda.events.append(f"run, {cuda.streams[-1]}"))
+    assert cuda.events == ["side waits for usual", "run, side", "usual waits for side", "run, capturing"]
+    replay()
+    assert cuda.events[4:] == ["replayed"]
+
+
+def test_a_capture_that_fails_leaves_the_usual_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch, broken=True)
+    with pytest.raises(RuntimeError, match="captured nothing"):
+        graphs.Graphs(torch.device("cuda:0"))(lambda: None)
+    assert cuda.streams == ["usual"]
+    assert not graphs.CAPTURING.locked()

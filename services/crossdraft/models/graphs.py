@@ -98,7 +98,7 @@ class StaticForwards:
         Its result: logits of those tokens that are asked for, float32 (rows, V), in order.
         """
         bucket = bucket_of(pieces)
-        if bucket is None:
+        if bucket is None or not (bucket in self._recorded or self._records):
             return None
         numbers = torch.from_numpy(bucket.numbers(pieces, self._store.waste))
         self._numbers[: len(numbers)].copy_(staged(numbers, self._numbers.device), non_blocking=True)
@@ -112,9 +112,12 @@ class StaticForwards:
         assert self._logits is not None
         return self._logits.index_select(0, kept).float()  # a copy, as the next forward's come to the same place
 
+    @property
+    def _records(self) -> bool:
+        return self._recorder is not None and len(self._recorded) < MOST
+
     def _record(self, bucket: Bucket) -> Callable[[], None] | None:
-        if self._recorder is None or len(self._recorded) == MOST:
-            return None
+        assert self._recorder is not None
         try:
             replay = self._recorder(lambda: self._forward(bucket))
         except RuntimeError as error:  # of CUDA: this model waits for the device in its forward, or memory is short
