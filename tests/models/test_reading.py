@@ -11,7 +11,7 @@ from crossdraft.models import reading as module
 from crossdraft.models.answering import Rows, Sampling
 from crossdraft.models.clocks import Clocks
 from crossdraft.models.ranking import Best, Laws, Ranking
-from crossdraft.models.reading import Reading, groups
+from crossdraft.models.reading import Likeness, Reading, groups
 from crossdraft.models.rows import Columns
 from crossdraft.models.sampling import History, Nodes
 from crossdraft.text.letters import Letters
@@ -122,6 +122,7 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
         Best(wide, 2, columns[2]),
         Laws(wide, SamplingOptions(temperature=0), 4),
     ]
-    assert sorted(groups(readings)) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
+    assert sorted(groups(list(map(Likeness.of, readings)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
     monkeypatch.setattr(module, "CACHED", 12)
-    assert sorted(groups([Best(wide, 2)] * 5 + [Best(torch.zeros(9, 6), 2)])) == [[0, 1], [2, 3], [4], [5]]
+    sizes = [Likeness.of(Best(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
+    assert sorted(groups(sizes)) == [[0, 1], [2, 3], [4], [5]]

@@ -9,8 +9,8 @@ import torch
 
 from crossdraft.models.engine import ContextOverflowError, Engine, Work
 from crossdraft.models.feeds import Share
-from crossdraft.models.reading import Reading
 from crossdraft.models.worker import Answer, Job, ModelThread, ModelThreadClosedError
+from tests.models.gathering import Gate, gathered
 from tests.models.tiny import VOCABULARY, tiny_llama
 
 MODEL = tiny_llama()
@@ -32,31 +32,6 @@ def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
             work = job.send(Answer(engine.forward([work])[0], 0.0, 0.0, 1, 0))
         except StopIteration as end:
             return end.value
-
-
-class Gate:
-    """A job that stands still in the model thread until it is let go, so that others gather behind it."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.let_go = threading.Event()
-
-    def job(self) -> Job[None]:
-        self.entered.set()
-        self.let_go.wait(timeout=30)
-        yield from ()
-
-
-async def gathered(worker: ModelThread, *jobs: Job[tuple[int, ...]]) -> list[tuple[int, ...] | BaseException]:
-    """Submits all jobs while the thread stands still, then lets it go; their results or errors."""
-    gate = Gate()
-    standing = asyncio.create_task(worker.run(gate.job()))
-    await asyncio.to_thread(gate.entered.wait, 30)
-    tasks = [asyncio.create_task(worker.run(job)) for job in jobs]
-    await asyncio.sleep(0)  # one turn of the loop: each task submits its job
-    gate.let_go.set()
-    await standing
-    return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.fixture
@@ -110,61 +85,6 @@ async def test_a_forward_that_fails_for_the_batch_is_taken_one_by_one(worker: Mo
     assert isinstance(bad, RuntimeError)
     assert worker.engine.taken == 1  # the one that failed keeps no places from others
     assert good == await worker.run(greedy("c", PROMPT, 2))
-
-
-class Sizes(Reading[tuple[int, int]]):
-    """How many rows a reading has, and how many readings were answered together."""
-
-    def __init__(self, logits: torch.Tensor, kind: str = "", bad: bool = False) -> None:
-        self._logits = logits
-        self._kind = kind
-        self._bad = bad
-
-    @property
-    def about(self) -> torch.Tensor:
-        return self._logits
-
-    @property
-    def kind(self) -> str:
-        return self._kind
-
-    def together(self, readings: "Sequence[Sizes]") -> list[tuple[int, int]]:
-        if any(reading._bad for reading in readings):
-            raise ValueError("no answer")
-        return [(len(reading.about), len(readings)) for reading in readings]
-
-
-def reads(session: str, kinds: Sequence[str], bad: bool = False) -> Job[list[tuple[int, int]]]:
-    """Asks the same thing of each of a few kinds, then goes on."""
-    answer: Answer = yield Work(session, PROMPT)
-    found = []
-    for kind in kinds:
-        found.append((yield from Sizes(answer.logits, kind, bad).found()))
-    yield Work(session, (*PROMPT, 1))
-    return found
-
-
-async def test_what_several_jobs_want_to_know_is_found_together(worker: ModelThread) -> None:
-    results = await gathered(worker, reads("a", "xy"), reads("b", "xyx"), reads("c", "yx"), reads("d", ""))
-    assert results == [[(1, 2), (1, 2)], [(1, 2), (1, 2), (1, 1)], [(1, 1), (1, 1)], []]
-    assert worker.steps == 2
-
-
-async def test_a_reading_without_an_answer_ends_only_its_job(worker: ModelThread) -> None:
-    good, bad, other = await gathered(worker, reads("a", "x"), reads("b", "x", bad=True), reads("c", "x"))
-    assert good == other == [(1, 1)]
-    assert isinstance(bad, ValueError)
-    assert await worker.run(reads("b", "x")) == [(1, 1)]
-
-
-async def test_a_job_may_read_before_its_first_work_or_without_any(worker: ModelThread) -> None:
-    def early(works: int) -> Job[tuple[int, int]]:
-        found = yield from Sizes(torch.zeros(3, 5)).found()
-        for _ in range(works):
-            yield Work("a", PROMPT)
-        return found
-
-    assert await worker.run(early(0)) == await worker.run(early(2)) == (3, 1)
 
 
 async def test_a_cancelled_job_takes_no_further_step(worker: ModelThread) -> None:

@@ -121,6 +121,8 @@ class Drafting:
         """A step's rows: the draft's if it takes part, then those of the branches that are due."""
         if self._epoch.over:  # since the step began
             return
+        if not len(logits):  # a cut has left nothing to draft
+            return
         offsets = [*([self._means.context.offset] if drafts else ()), *(growing.end for growing in due)]
         beside = self._shape.candidates if drafts else 0
         guesses = iter((yield from self._means.proposing.guesses(logits, self._draws, offsets, beside)))

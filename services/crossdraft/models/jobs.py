@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from crossdraft.models.feeds import Work
-from crossdraft.models.reading import Reading, groups
+from crossdraft.models.reading import Likeness, Reading, groups
 
 T = TypeVar("T")
 
@@ -33,6 +33,14 @@ Runs in the model thread, all of it. A pass of the target yields one work, a dra
 """
 
 
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What a job wants to know of logits."""
+
+    reading: Reading[Any]
+    likeness: Likeness
+
+
 class Running(Generic[T]):
     """A job under way, and where its result goes. `submitted` and all times: seconds of the thread's clock."""
 
@@ -41,7 +49,7 @@ class Running(Generic[T]):
         self.asked = submitted  # when it asked for its work
         self.began: float | None = None  # the first step of its work, if there was one
         self.live = True
-        self.reading: Reading[Any] | None = None  # what it wants to know before it asks for more work
+        self.reading: Asked | None = None  # what it wants to know before it asks for more work
         self.future: asyncio.Future[T] = loop.create_future()
         self._job = job
         self._loop = loop
@@ -64,8 +72,10 @@ class Running(Generic[T]):
             self._go_on(wanted, check)
 
     def _go_on(self, wanted: Work | Reading[Any], check: Callable[[Work], None]) -> None:
-        self.reading = wanted if isinstance(wanted, Reading) else None
-        if isinstance(wanted, Work):
+        self.reading = None
+        if isinstance(wanted, Reading):
+            self.reading = Asked(wanted, Likeness.of(wanted))
+        else:
             self.work = wanted
             check(wanted)
 
@@ -111,17 +121,17 @@ class Delivering:
 
 def read(jobs: Sequence[Running[Any]], check: Callable[[Work], None], clock: Callable[[], float]) -> None:
     """Answers what jobs want to know of logits, until each wants work, or is over."""
-    while wanting := [running for running in jobs if running.live and running.reading is not None]:
-        for places in groups([running.reading for running in wanting if running.reading is not None]):
-            asking = [wanting[place] for place in places]
-            for running, found in zip(asking, _found(asking), strict=True):
+    while wanting := [(job, job.reading) for job in jobs if job.live and job.reading is not None]:
+        for places in groups([asked.likeness for _, asked in wanting]):
+            asking = [wanting[place][0] for place in places]
+            found = _found(asking, [wanting[place][1].reading for place in places])
+            for running, answer in zip(asking, found, strict=True):
                 if running.live:
-                    running.tell(found, check, clock)
+                    running.tell(answer, check, clock)
 
 
-def _found(asking: Sequence[Running[Any]]) -> list[Any]:
+def _found(asking: Sequence[Running[Any]], readings: Sequence[Reading[Any]]) -> list[Any]:
     """The answers to readings of one kind; where one has none they are answered one by one, so that only it fails."""
-    readings = [running.reading for running in asking if running.reading is not None]
     if len(readings) > 1:
         with Delivering(*asking), suppress(RuntimeError, ValueError, IndexError, MemoryError):
             return readings[0].together(readings)

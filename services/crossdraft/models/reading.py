@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar
 
@@ -48,25 +49,44 @@ Asking = Generator[Reading[Any], Any, T]
 """Part of a job that holds logits: it yields readings, and returns what it has made of the answers."""
 
 
-def groups(readings: Sequence[Reading[Any]]) -> list[list[int]]:
+@dataclass(frozen=True)
+class Likeness:
+    """What is equal in readings that are answered together; of one of them, how much it asks."""
+
+    reading: type[Reading[Any]]
+    kind: Hashable
+    columns: int
+    most: int  # logits that are taken together
+    size: int = field(compare=False)  # logits
+
+    @staticmethod
+    def of(reading: Reading[Any]) -> "Likeness":
+        """That of one reading."""
+        about = reading.about
+        most = CACHED if about.device.type == "cpu" else TOGETHER
+        found = Likeness(type(reading), reading.kind, about.shape[-1], most, about.numel())
+        hash(found)  # a kind that has no hash is the fault of whoever asks
+        return found
+
+
+def groups(readings: Sequence[Likeness]) -> list[list[int]]:
     """The places of readings that are to be answered together, each in one group."""
-    alike: dict[Hashable, list[int]] = {}
+    alike: dict[Likeness, list[int]] = {}
     for place, reading in enumerate(readings):
-        alike.setdefault((type(reading), reading.about.shape[-1], reading.kind), []).append(place)
+        alike.setdefault(reading, []).append(place)
     return [part for places in alike.values() for part in _parts(places, readings)]
 
 
-def _parts(places: list[int], readings: Sequence[Reading[Any]]) -> Iterator[list[int]]:
+def _parts(places: list[int], readings: Sequence[Likeness]) -> Iterator[list[int]]:
     """As many at once as the device takes together, at least one."""
-    most = CACHED if readings[places[0]].about.device.type == "cpu" else TOGETHER
     part: list[int] = []
     size = 0
     for place in places:
-        if part and size + readings[place].about.numel() > most:
+        if part and size + readings[place].size > readings[place].most:
             yield part
             part, size = [], 0
         part.append(place)
-        size += readings[place].about.numel()
+        size += readings[place].size
     yield part
 
 

@@ -1,0 +1,32 @@
+"""Jobs that wait for a model thread together."""
+
+import asyncio
+import threading
+from typing import Any
+
+from crossdraft.models.worker import Job, ModelThread
+
+
+class Gate:
+    """A job that stands still in the model thread until it is let go, so that others gather behind it."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.let_go = threading.Event()
+
+    def job(self) -> Job[None]:
+        self.entered.set()
+        self.let_go.wait(timeout=30)
+        yield from ()
+
+
+async def gathered(worker: ModelThread, *jobs: Job[Any]) -> list[Any]:
+    """Submits all jobs while the thread stands still, then lets it go; their results or errors."""
+    gate = Gate()
+    standing = asyncio.create_task(worker.run(gate.job()))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    tasks = [asyncio.create_task(worker.run(job)) for job in jobs]
+    await asyncio.sleep(0)  # one turn of the loop: each task submits its job
+    gate.let_go.set()
+    await standing
+    return await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,82 @@
+"""What jobs want to know of their logits: found for several together, and who gets which error."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from crossdraft.models.engine import Engine, Work
+from crossdraft.models.reading import Reading
+from crossdraft.models.worker import Answer, Job, ModelThread
+from tests.models.gathering import gathered
+from tests.models.tiny import tiny_llama
+
+PROMPT = (5, 17, 3)
+
+
+@pytest.fixture
+def worker() -> Iterator[ModelThread]:
+    thread = ModelThread(Engine(tiny_llama()))
+    yield thread
+    thread.close()
+
+
+class Sizes(Reading[tuple[int, int]]):
+    """How many rows a reading has, and how many readings were answered together."""
+
+    def __init__(self, logits: torch.Tensor, kind: str = "", bad: bool = False) -> None:
+        self._logits = logits
+        self._kind = kind
+        self._bad = bad
+
+    @property
+    def about(self) -> torch.Tensor:
+        return self._logits
+
+    @property
+    def kind(self) -> str:
+        return self._kind
+
+    def together(self, readings: "Sequence[Sizes]") -> list[tuple[int, int]]:
+        if any(reading._bad for reading in readings):
+            raise ValueError("no answer")
+        return [(len(reading.about), len(readings)) for reading in readings]
+
+
+def reads(session: str, kinds: Sequence[str], bad: bool = False) -> Job[list[tuple[int, int]]]:
+    """Asks the same thing of each of a few kinds, then goes on."""
+    answer: Answer = yield Work(session, PROMPT)
+    found = []
+    for kind in kinds:
+        found.append((yield from Sizes(answer.logits, kind, bad).found()))
+    yield Work(session, (*PROMPT, 1))
+    return found
+
+
+async def test_what_several_jobs_want_to_know_is_found_together(worker: ModelThread) -> None:
+    results = await gathered(worker, reads("a", "xy"), reads("b", "xyx"), reads("c", "yx"), reads("d", ""))
+    assert results == [[(1, 2), (1, 2)], [(1, 2), (1, 2), (1, 1)], [(1, 1), (1, 1)], []]
+    assert worker.steps == 2
+
+
+async def test_a_reading_without_an_answer_ends_only_its_job(worker: ModelThread) -> None:
+    good, bad, other = await gathered(worker, reads("a", "x"), reads("b", "x", bad=True), reads("c", "x"))
+    assert good == other == [(1, 1)]
+    assert isinstance(bad, ValueError)
+    assert await worker.run(reads("b", "x")) == [(1, 1)]
+
+
+async def test_a_reading_that_is_like_nothing_ends_only_its_job(worker: ModelThread) -> None:
+    good, bad = await gathered(worker, reads("a", "x"), reads("b", [["no hash"]]))
+    assert good == [(1, 1)]
+    assert isinstance(bad, TypeError)
+
+
+async def test_a_job_may_read_before_its_first_work_or_without_any(worker: ModelThread) -> None:
+    def early(works: int) -> Job[tuple[int, int]]:
+        found = yield from Sizes(torch.zeros(3, 5)).found()
+        for _ in range(works):
+            yield Work("a", PROMPT)
+        return found
+
+    assert await worker.run(early(0)) == await worker.run(early(2)) == (3, 1)
