@@ -24,6 +24,7 @@ from crossdraft.cli.throughput_report import report
 from crossdraft.cli.throughput_runs import Ids, Ours, Theirs, Way
 from crossdraft.cli.transformers_process import ASSISTED, BATCHED, TransformersProcess
 from crossdraft.pipeline import GenerationRequest, SamplingOptions, connect
+from crossdraft.rpc.heap import settle
 
 CROSSDRAFT, PLAIN, GENERATE_BATCH, ASSISTED_WAY = WAYS = ("crossdraft", "plain", "generate_batch", "assisted")
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
@@ -173,6 +174,7 @@ class Stage:
         for (way, threads), process in zip(theirs, others, strict=True):
             label = f"{way}, {threads} {'threads' if threads > 1 else 'thread'}"
             ways.append(Theirs(label, process, alone=way == ASSISTED_WAY))
+        settle()
         encode = plain.models.tokenization.encode_prompt
         return Stage(tuple(ways), tuple(tuple(encode(text)) for text in plan.texts))
 
