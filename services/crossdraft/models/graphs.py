@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crossdraft.models.attention import Gathered, Group, Layout
 from crossdraft.models.batches import Piece
-from crossdraft.models.buckets import PLACES, TOKENS, Bucket, Sections, bucket_of
+from crossdraft.models.buckets import PLACES, TOKENS, WIDTHS, Bucket, Sections, bucket_of
 from crossdraft.models.store import Store
 from crossdraft.models.transfers import staged
 
@@ -121,7 +121,8 @@ class StaticForwards:
         try:
             replay = self._recorder(lambda: self._forward(bucket))
         except RuntimeError as error:  # of CUDA: this model waits for the device in its forward, or memory is short
-            log.warning("no more forwards are captured as CUDA graphs, the others go on as they are: %s", error)
+            why = str(error).partition("\n")[0]
+            log.warning("no more forwards are captured as CUDA graphs, the others go on as they are: %s", why)
             self._recorder = None
             return None
         if self._logits is not None:
@@ -156,4 +157,4 @@ class StaticForwards:
         return Layout((Group(0, bucket.tokens, seats, width, used, extents, mask[:, None], parts.rows, parts.cells),))
 
 
-LARGEST = Bucket(TOKENS, TOKENS, 24, 0)  # of which no bucket has more numbers
+LARGEST = Bucket(TOKENS, TOKENS, WIDTHS[-1], 0)  # of which no bucket has more numbers
