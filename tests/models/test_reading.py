@@ -19,7 +19,7 @@ from crossdraft.verification.exchange import NoiseKey, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.rows import Row
 
-SIZES = (7, 300, 4099, 40_009)  # of vocabularies; of the last torch shares sums of a single row between threads
+SIZES = (7, 256, 4099, 40_009)  # of vocabularies; of the last torch shares sums of a single row between threads
 COUNTS = (1, 4, 0, 2, 1, 9, 1)  # rows of each reading
 OPTIONS = (
     SamplingOptions(temperature=0),

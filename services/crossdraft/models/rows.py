@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crossdraft.models.sampling import tempered
 from crossdraft.verification.exchange import SamplingOptions
-from crossdraft.verification.rows import Ids, Probabilities, Row
+from crossdraft.verification.rows import NO_IDS, Ids, Probabilities, Row
 
 GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
 SPAN = 256  # ids whose probabilities are summed first when a tail is
@@ -39,22 +39,20 @@ def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> lis
     each of the others is zero as a float32, as rows travel: a tail would promise ids that never arrive.
     """
     top, ids = probabilities.topk(min(head, probabilities.shape[-1]))
-    lengths = [len(more) for more in listed]
-    wanted = [int(token) for more in listed for token in more]
-    places = torch.tensor([place for place, count in enumerate(lengths) for _ in range(count)], dtype=torch.int64)
-    spots = torch.stack([places, torch.tensor(wanted, dtype=torch.int64)]).to(probabilities.device)
-    more_weights = probabilities[*spots]
+    lengths = [len(more) for more in listed] or [0] * len(ids)
+    wanted = np.concatenate([*listed, NO_IDS]).astype(np.int64)
+    spots = np.stack([np.repeat(np.arange(len(lengths)), np.array(lengths, dtype=np.int64)), wanted])
+    places = torch.from_numpy(spots).to(probabilities.device)
     unlisted = torch.nn.functional.pad(probabilities, (0, -probabilities.shape[-1] % SPAN)).scatter_(-1, ids, 0.0)
-    unlisted[*spots] = 0.0
-    weights, heads, tails, extras = _fetched(top, ids, _tails(unlisted), more_weights)
-    rows, at = [], 0
-    for head_ids, shares, tail, count in zip(
-        heads.astype(np.int64), weights, tails, lengths or [0] * len(heads), strict=True
-    ):
+    if len(wanted):
+        unlisted[*places] = 0.0
+    weights, heads, tails, extras = _fetched(top, ids, _tails(unlisted), probabilities[*places])
+    rows, at, others_asked = [], 0, wanted.tolist()
+    for head_ids, shares, tail, count in zip(heads.astype(np.int64), weights, tails, lengths, strict=True):
         kept = int((shares > 0).sum())  # the largest come first
-        others = _others(wanted[at : at + count], head_ids[:kept])
+        others = _others(others_asked[at : at + count], head_ids[:kept])
         values = np.concatenate([shares[:kept], extras[at : at + count][list(others.values())]])
-        rows.append(Row(np.concatenate([head_ids[:kept], np.array(list(others), dtype=np.int64)]), values, float(tail)))
+        rows.append(Row(np.concatenate([head_ids[:kept], np.fromiter(others, dtype=np.int64)]), values, float(tail)))
         at += count
     return rows
 
