@@ -8,7 +8,7 @@ from crossdraft.cli.benching import print_table, write_json
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.models.loading import ModelLoadError
 from crossdraft.models.pruning import CannotPruneError
-from crossdraft.models.steptime import Drawing, StepTime, model_of, step_times
+from crossdraft.models.steptime import Drawing, FromRows, Keyed, StepTime, model_of, step_times
 
 MILLISECONDS = 1000.0
 ROW_WIDTH = 64  # ids of a proposal's row, as the pipeline asks for
@@ -61,7 +61,7 @@ def _measured(name: str, shares: Sequence[float], turns: int) -> list[Measured]:
         model = model_of(name)
         size: int = len(model.get_output_embeddings().weight)
         keep = sizes_of(size, shares)
-        ways = {f"the {ROW_WIDTH} best": Drawing.from_rows(ROW_WIDTH), "all, keyed": Drawing.keyed(size)}
+        ways: dict[str, Drawing] = {f"the {ROW_WIDTH} best": FromRows(ROW_WIDTH), "all, keyed": Keyed(size)}
         return [
             _of(name, way, ids, time, times[0])
             for way, drawing in ways.items()

@@ -8,18 +8,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from statistics import median
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from crossdraft.models.drawing import Draws, KeyedDraws, RandomDraws
+from crossdraft.models.clocks import Clocks
+from crossdraft.models.drawing import RandomDraws
 from crossdraft.models.engine import Engine
 from crossdraft.models.feeds import Work
 from crossdraft.models.loading import load_model
 from crossdraft.models.pruning import cut_of
+from crossdraft.models.ranking import Law
 from crossdraft.models.rows import drafting_laws
+from crossdraft.models.sampling import tempered
 from crossdraft.models.shapes import random_model
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import NoiseKey, SamplingOptions
@@ -51,24 +55,51 @@ class StepTime:
         return (self.head + self.law) / self.total
 
 
-@dataclass(frozen=True, eq=False)
-class Drawing:
+class Drawing(Protocol):
     """How proposals are drawn."""
 
-    row_width: int  # as in `OpenDrafter`
-    draws: Draws
+    def law(self, logits: Tensor) -> Any:
+        """What is drawn from, of one row of logits (1, V)."""
+        ...
 
-    @staticmethod
-    def from_rows(row_width: int) -> "Drawing":
-        """At random from the most probable ids, as for methods whose proposals carry rows."""
-        return Drawing(row_width, RandomDraws(np.random.default_rng(0)))
+    def draw(self, law: Any, offset: int) -> int:
+        """A draw from it."""
+        ...
 
-    @staticmethod
-    def keyed(size: int) -> "Drawing":
-        """With noise of all of `size` ids, as for `seeded`."""
-        return Drawing(
-            0, KeyedDraws(KeyedNoise([Letters(str(token)) for token in range(size)], [0] * size), NoiseKey(0))
-        )
+
+class FromRows:
+    """At random from the most probable ids, as for methods whose proposals carry rows."""
+
+    def __init__(self, row_width: int) -> None:
+        """`row_width`: as in `OpenDrafter`."""
+        self._row_width = row_width
+        self._draws = RandomDraws(np.random.default_rng(0))
+
+    def law(self, logits: Tensor) -> Law:
+        """As in `Drawing`."""
+        (law,) = drafting_laws(logits, OPTIONS, self._row_width)
+        return law
+
+    def draw(self, law: Law, offset: int) -> int:
+        """As in `Drawing`."""
+        return self._draws.draw(*law, offset)
+
+
+class Keyed:
+    """With noise of all of `size` ids, as for `seeded`."""
+
+    def __init__(self, size: int) -> None:
+        """`size`: ids of the vocabulary."""
+        noise = KeyedNoise([Letters(str(token)) for token in range(size)], [0] * size)
+        self._clocks = Clocks(noise, torch.device("cpu"))
+
+    def law(self, logits: Tensor) -> Tensor:
+        """As in `Drawing`."""
+        return tempered(logits, OPTIONS)
+
+    def draw(self, law: Tensor, offset: int) -> int:
+        """As in `Drawing`."""
+        return int(self._clocks.arrivals(law, [(NoiseKey(0), offset)]).argmin())
 
 
 def model_of(name: str) -> PreTrainedModel:
@@ -115,9 +146,9 @@ def _draft(engine: Engine, head: nn.Module, drawing: Drawing) -> list[StepTime]:
             began = time.thread_time()
             (logits,) = engine.forward([Work("draft", tuple(ids))])
             forwarded = time.thread_time()
-        ((columns, weights),) = drafting_laws(logits, OPTIONS, drawing.row_width)
+        law = drawing.law(logits)
         made = time.thread_time()
-        ids.append(drawing.draws.draw(columns, weights, step))
+        ids.append(drawing.draw(law, step))
         drawn = time.thread_time()
         times.append(StepTime(forwarded - began - spent.seconds, spent.seconds, made - forwarded, drawn - made))
     return times
