@@ -1,18 +1,20 @@
-"""Outputs that begin together: one gets to know the drafter, the others are told."""
+"""Outputs of one kind that are under way: one tries what is not known, the others are told."""
 
 import gc
+from dataclasses import replace
+
+import pytest
 
 from crossdraft.pipeline.estimates import Estimates
-from crossdraft.pipeline.experience import Experience, News
-from crossdraft.pipeline.governing import PassSeen, Told
-from crossdraft.pipeline.governor import FOLLOWED, Adaptive
-from crossdraft.pipeline.recording import Step
+from crossdraft.pipeline.experience import Experience, Member
+from crossdraft.pipeline.governing import DrafterSeen, PassSeen, Told
+from crossdraft.pipeline.governor import FOLLOWED, TRIAL_PASSES, Adaptive
 from crossdraft.pipeline.request import GenerationRequest
+from crossdraft.pipeline.workload import Workload
 from tests.pipeline.governed import GOOD, PASS, run
 
 REQUEST = GenerationRequest("x", "slem")
-STEP = Step(0.0, None, (), 0.0, 0, 0, 0)
-PLAIN_TOKEN = PassSeen(1, PASS, PASS, 0.0)
+USELESS = replace(GOOD, acceptance=(0.0,), match=0.0)
 
 
 class Heard:
@@ -25,60 +27,57 @@ class Heard:
         self.told.append(told)
 
 
-def learnt() -> Adaptive:
+def learnt(given: Workload = GOOD, tokens: int = 400) -> Adaptive:
     governor = Adaptive()
-    run(GOOD, governor, 400)
+    run(given, governor, tokens)
     assert governor.knows
+    assert governor.drafts == (given is GOOD)
     return governor
 
 
-def led(governor: Adaptive) -> tuple[Experience, News, Heard]:
-    """A leading output with this governor, and one that follows it."""
-    experience, follower = Experience(), Heard()
-    experience.keep(REQUEST, governor)
-    news = experience.news(REQUEST)
-    assert news is not None
-    experience.keep(REQUEST, Adaptive(follows=True))
+def entered(experience: Experience, governor: Adaptive) -> tuple[Member, Heard]:
+    member, heard = experience.keep(REQUEST, governor), Heard()
+    assert member is not None
+    member.attach(heard)
+    return member, heard
+
+
+def test_the_others_are_told_when_enough_is_known_and_when_it_changes() -> None:
+    experience, governor = Experience(), Adaptive()
+    assert not experience.led(REQUEST)
+    first, own = entered(experience, governor)
     assert experience.led(REQUEST)
-    assert experience.news(REQUEST) is None
-    experience.follow(REQUEST, follower)
-    return experience, news, follower
-
-
-def test_those_that_follow_are_told_once_when_enough_is_known() -> None:
-    governor = Adaptive()
-    experience, news, follower = led(governor)
-    news.record(STEP)
-    assert not follower.told
+    other, heard = entered(experience, Adaptive(follows=True))
+    first.look()
+    other.look()
+    assert not heard.told
     run(GOOD, governor, 400)
-    news.record(STEP)
-    news.record(STEP)
-    assert follower.told == [Told(governor.estimates)]
-    news.close()
-    assert len(follower.told) == 1
-    assert not experience.led(REQUEST)
+    first.look()
+    first.look()
+    assert heard.told == [Told(governor.estimates)]
+    governor.observe(Told(learnt(USELESS).estimates), 99.0)  # it drafts, and sees for itself
+    first.look()
+    assert len(heard.told) == 1
+    assert not own.told
 
 
-def test_when_the_leading_output_ends_early_somebody_else_leads() -> None:
-    experience, news, follower = led(Adaptive())
-    news.close()
-    assert follower.told == [Told(None)]
+def test_the_one_that_began_next_leads_when_the_first_is_over() -> None:
+    experience, governor = Experience(), learnt(USELESS)
+    members, heard = zip(*(entered(experience, one) for one in (governor, Adaptive(), Adaptive())), strict=True)
+    members[1].close()
+    assert not any(one.told for one in heard)
+    members[0].close()
+    assert heard[2].told == [Told(governor.estimates, leads=True)]
+    assert experience.led(REQUEST)
+    members[2].close()
     assert not experience.led(REQUEST)
-    assert experience.news(REQUEST) is not None
 
 
 def test_an_output_that_was_dropped_leads_nobody() -> None:
-    experience, news, _ = led(Adaptive())
-    del news
-    gc.collect()
-    assert not experience.led(REQUEST)
-
-
-def test_nobody_leads_where_the_services_are_known_or_nobody_learns() -> None:
     experience = Experience()
-    assert experience.news(REQUEST) is None
-    experience.keep(REQUEST, learnt())
-    assert experience.news(REQUEST) is None
+    member, _ = entered(experience, Adaptive())
+    del member
+    gc.collect()
     assert not experience.led(REQUEST)
 
 
@@ -87,14 +86,19 @@ def test_one_that_follows_decodes_plainly_until_it_is_told() -> None:
     assert "another output" in governor.choose(0.0).reason
     before = learnt().estimates
     governor.observe(Told(before), 1.0)
-    assert governor.choose(1.0).drafts
     assert governor.choose(1.0) == Adaptive(before).choose(1.0)
+    assert governor.choose(1.0).drafts
 
 
-def test_one_that_is_told_that_nothing_comes_gets_to_know_the_drafter_itself() -> None:
+def test_one_that_follows_begins_with_what_is_known() -> None:
+    before = learnt().estimates
+    assert Adaptive(before, follows=True).choose(0.0) == Adaptive(before).choose(0.0)
+
+
+def test_the_one_that_is_to_lead_gets_to_know_the_drafter_itself() -> None:
     governor = Adaptive(follows=True)
     assert not governor.choose(0.0).drafts
-    governor.observe(Told(None), 1.0)
+    governor.observe(Told(Estimates(), leads=True), 1.0)
     assert governor.choose(1.0) == Adaptive().choose(1.0)
 
 
@@ -102,19 +106,37 @@ def test_news_are_not_waited_for_for_ever() -> None:
     governor = Adaptive(follows=True)
     for token in range(1, FOLLOWED + 1):
         assert not governor.choose(float(token)).drafts
-        governor.observe(PLAIN_TOKEN, float(token))
+        governor.observe(PassSeen(1, PASS, PASS, 0.0), float(token))
     assert governor.choose(1.0 + FOLLOWED).drafts
 
 
-def test_what_others_say_does_not_replace_what_is_known() -> None:
+def test_who_drafts_sees_for_itself_what_the_drafter_is_worth() -> None:
     governor = learnt()
     before = governor.estimates
-    governor.observe(Told(Estimates(judged=99.0, replies=9, passes=9, token=9.0, pass_base=1.0)), 99.0)
-    assert governor.estimates == before
+    governor.observe(Told(learnt(USELESS).estimates), 99.0)
+    assert governor.estimates.acceptance == before.acceptance
+    assert governor.drafts
 
 
-def test_what_others_have_lost_is_not_lost_again() -> None:
-    governor = Adaptive(follows=True)
-    before = learnt().estimates
-    governor.observe(Told(before), 0.0)
-    assert governor.estimates.allowance <= before.allowance
+def test_who_decodes_plainly_is_told_that_the_drafter_is_good_now() -> None:
+    governor = Adaptive(learnt(USELESS).estimates, follows=True)
+    assert not governor.choose(50.0).drafts
+    governor.observe(Told(learnt().estimates), 51.0)
+    assert governor.choose(51.0).drafts
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_one_of_all_tries_a_drafter_again_that_was_put_aside(follows: bool) -> None:
+    before = learnt(USELESS, 700).estimates
+    assert before.trial_at > 0
+    governor = Adaptive(before, follows=follows)
+    early = before.trial_at - TRIAL_PASSES * PASS
+    assert not governor.choose(early).drafts
+    assert governor.choose(before.trial_at + 1e-6).drafts == (not follows)
+    assert governor.choose(before.trial_at + 1000.0).drafts == (not follows)
+
+
+def test_without_a_drafter_who_follows_decodes_plainly_as_well() -> None:
+    governor = Adaptive(learnt().estimates, follows=True)
+    governor.observe(DrafterSeen(False), 0.0)
+    assert not governor.choose(0.0).drafts

@@ -192,9 +192,10 @@ def test_nothing_is_computed_again_while_nothing_changes(monkeypatch: pytest.Mon
     assert len(searches) <= 1
 
 
-def test_a_drafter_that_an_earlier_generation_put_aside_is_tried_at_once() -> None:
+def test_a_drafter_that_an_earlier_generation_put_aside_is_tried_when_that_one_would_have() -> None:
     earlier = Adaptive()
     run(USELESS, earlier, 300)
-    governor = Adaptive(earlier.estimates)
-    assert "trying" in governor.choose(0.0).reason
+    governor, due = Adaptive(earlier.estimates), earlier.estimates.trial_at
+    assert "trying" not in governor.choose(due - 0.1).reason
+    assert "trying" in governor.choose(due).reason
     assert not governor.choose(0.02).drafts

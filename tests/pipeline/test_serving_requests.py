@@ -79,7 +79,7 @@ async def test_ids_are_the_prompt_as_it_is(pipeline: Pipeline) -> None:
     ids = pipeline.models.tokenization.encode_prompt(PROMPT)
     texts = []
     for prompt in (PROMPT, ids):
-        generation = pipeline.generate(prompt, max_tokens=12, seed=5)
+        generation = pipeline.generate(prompt, max_tokens=12, seed=5, overlap="on")
         await tokens_of(generation)
         texts.append(generation.text)
         assert generation.statistics is not None

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from crossdraft.pipeline.experience import Experience
 from crossdraft.pipeline.generation import Generation
-from crossdraft.pipeline.recorder import FileRecorder, Recorder, Together
+from crossdraft.pipeline.recorder import FileRecorder, Recorder
 from crossdraft.pipeline.recording import Header
 from crossdraft.pipeline.request import GenerationRequest, Overlap, Prompt, RequestError
 from crossdraft.pipeline.resolution import Models, Secrets, resolve
@@ -99,7 +99,7 @@ class Pipeline:
         targets, before = len(services.targets), self._experience.of(request)
         follows = self._experience.led(request)
         assignment = resolve(request, models, drawn, targets, before, follows)
-        self._experience.keep(request, assignment.governor)
+        member = self._experience.keep(request, assignment.governor)
         recorder = None
         if request.record is not None:
             asked = replace(request, record=None)
@@ -108,11 +108,9 @@ class Pipeline:
             )
             recorder = partial(_recorder, header, request.record)
         k = request.k if request.overlap is Overlap.OFF else 0
-        news = self._experience.news(request)
-        watching = Together(watch, news) if watch or news else None
-        generation = Generation(assignment, services, k, recorder, watching)
-        if follows:
-            self._experience.follow(request, generation)
+        generation = Generation(assignment, services, k, recorder, watch, member)
+        if member is not None:
+            member.attach(generation)
         self._generations.add(generation)
         return generation
 

@@ -23,6 +23,7 @@ from crossdraft.pipeline.events import (
     SetTimer,
     Timer,
 )
+from crossdraft.pipeline.experience import Member
 from crossdraft.pipeline.governing import Told
 from crossdraft.pipeline.lanes import OpenedLane
 from crossdraft.pipeline.ports import Machine, Services
@@ -40,10 +41,13 @@ Emit = Callable[[Emitted], None]
 class Driver:
     """Runs one session from its first command to its last."""
 
-    def __init__(self, session: Machine, services: Services, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, session: Machine, services: Services, recorder: Recorder | None = None, member: Member | None = None
+    ) -> None:
         self._session = session
         self._services = services
         self._recorder = recorder
+        self._member = member
         self._events: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()  # with the time of each one's arrival
         self._lanes: dict[Lane, AnyLane] = {}
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
@@ -101,6 +105,8 @@ class Driver:
                 commands = self._session.start(now) if event is None else self._session.handle(event, now)
         finally:
             self._record(event, now, commands)
+        if self._member is not None:
+            self._member.look()
         return commands
 
     def _record(self, event: Event | None, now: float, commands: list[Command]) -> None:
@@ -178,3 +184,5 @@ class Driver:
             lane.close()
         if self._recorder is not None:
             self._recorder.close()
+        if self._member is not None:
+            self._member.close()

@@ -34,6 +34,8 @@ class Estimates:
     allowance: float = FIRST_TRY  # plain passes that trying a drafter may still lose
     sessions: float = 1.0  # that share the target, this one included
     queue: float = 0.0  # seconds of a pass's queue
+    trial_at: float = 0.0  # seconds of the session's clock: when a drafter that was put aside is tried next
+    interval: float = 0.0  # seconds between its trials now
 
     @property
     def known(self) -> bool:

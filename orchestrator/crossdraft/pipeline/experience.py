@@ -1,18 +1,18 @@
 """What the governors of a pipeline's generations have learnt, for the next ones to begin with.
 
-Of outputs that begin together, before anything is known of the services, the first gets to know the drafter, and the
-others decode plainly until it tells them what it has learnt: they would all try the same at the same time.
+Of the outputs of one kind that are under way one leads: it gets to know the drafter, and tries again one that was put
+aside. The others begin with what is known, or decode plainly until they are told; they would all try the same, each at
+a price. When the leading output is over the one that began next leads.
 """
 
 from dataclasses import dataclass, field
 from typing import Protocol
-from weakref import ReferenceType, WeakSet, ref
+from weakref import ReferenceType, ref
 
 from crossdraft.pipeline.estimates import Estimates
 from crossdraft.pipeline.explanation import Explained
 from crossdraft.pipeline.governing import Governor, Told
 from crossdraft.pipeline.governor import Adaptive
-from crossdraft.pipeline.recording import Step
 from crossdraft.pipeline.request import GenerationRequest
 
 KINDS = 32  # of requests that are kept apart; the one that was not asked for longest is forgotten
@@ -24,7 +24,7 @@ class Listener(Protocol):
     """A generation."""
 
     def tell(self, told: Told) -> None:
-        """Another one has learnt something of the same services."""
+        """What another one has learnt of the same services."""
         ...
 
 
@@ -33,8 +33,13 @@ class Known:
     """Of one kind of request."""
 
     latest: Adaptive  # the governor that began last
-    leads: "ReferenceType[News] | None" = None  # of the output that gets to know the services for others
-    follow: WeakSet[Listener] = field(default_factory=WeakSet)
+    under_way: "list[ReferenceType[Member]]" = field(default_factory=list)  # in the order of their beginning
+
+    def members(self) -> "list[Member]":
+        """The outputs that are under way; the first one leads."""
+        found = [member for one in self.under_way if (member := one()) is not None]
+        self.under_way = [ref(member) for member in found]
+        return found
 
 
 class Experience:
@@ -49,59 +54,63 @@ class Experience:
         return None if known is None else known.latest.estimates
 
     def led(self, request: GenerationRequest) -> bool:
-        """Whether an output of this kind is getting to know the services, so that another one is to wait for it."""
+        """Whether an output of this kind is under way, so that another one follows it."""
         known = self._known.get(_kind(request))
-        return known is not None and known.leads is not None and known.leads() is not None
+        return known is not None and bool(known.members())
 
-    def keep(self, request: GenerationRequest, governor: Governor) -> None:
-        """Its beliefs count from now on, if it is one that learns."""
+    def keep(self, request: GenerationRequest, governor: Governor) -> "Member | None":
+        """Its beliefs count from now on, if it is one that learns.
+
+        Returns:
+            Its output's place among those of this kind, for as long as somebody keeps it.
+        """
         learning = governor.governor if isinstance(governor, Explained) else governor
-        if isinstance(learning, Adaptive):
-            known = self._known.pop(_kind(request), None) or Known(learning)
-            known.latest = learning
-            self._known[_kind(request)] = known
-            if len(self._known) > KINDS:
-                del self._known[next(iter(self._known))]
-
-    def news(self, request: GenerationRequest) -> "News | None":
-        """What is to watch the output whose governor was kept just now, if it is the one to get to know the services.
-        It leads for as long as this is alive."""
-        known = self._known.get(_kind(request))
-        if known is None or known.latest.estimates.known or self.led(request):
+        if not isinstance(learning, Adaptive):
             return None
-        news = News(known, known.latest)
-        known.leads = ref(news)
-        return news
+        known = self._known.pop(_kind(request), None) or Known(learning)
+        known.latest = learning
+        self._known[_kind(request)] = known
+        if len(self._known) > KINDS:
+            del self._known[next(iter(self._known))]
+        member = Member(known, learning)
+        known.under_way.append(ref(member))
+        return member
 
-    def follow(self, request: GenerationRequest, generation: Listener) -> None:
-        """A generation that waits for what the leading one learns."""
-        self._known[_kind(request)].follow.add(generation)
 
-
-class News:
-    """Watches the output that leads: when it knows enough, or is over, the others are told. A `Recorder`."""
+class Member:
+    """An output that is under way. It looks after each step what its governor has learnt."""
 
     def __init__(self, known: Known, governor: Adaptive) -> None:
         self._known = known
         self._governor = governor
-        self._told = False
+        self._listener: ReferenceType[Listener] | None = None
+        self._told: bool | None = None  # whether drafts pay, as the others were told last; None: not yet
 
-    def record(self, step: Step) -> None:
-        """After each step."""
-        if not self._told and self._governor.knows:
-            self._tell(self._governor.estimates)
+    def attach(self, listener: Listener) -> None:
+        """This is the output."""
+        self._listener = ref(listener)
+
+    def look(self) -> None:
+        """If it leads and has learnt what others can use, they are told."""
+        governor = self._governor
+        if not governor.follows and governor.knows and governor.drafts != self._told:
+            self._told = governor.drafts
+            for other in self._known.members():
+                if other is not self:
+                    other.tell(Told(governor.estimates))
 
     def close(self) -> None:
-        """It is over."""
-        if not self._told:
-            self._tell(None)
+        """It is over; another one leads."""
+        members = self._known.members()
+        self._known.under_way = [ref(member) for member in members if member is not self]
+        if members and members[0] is self and len(members) > 1:
+            members[1].tell(Told(self._governor.estimates, leads=True))
 
-    def _tell(self, estimates: Estimates | None) -> None:
-        self._told = True
-        self._known.leads = None
-        for one in list(self._known.follow):
-            one.tell(Told(estimates))
-        self._known.follow.clear()
+    def tell(self, told: Told) -> None:
+        """Passes it on to the output."""
+        listener = None if self._listener is None else self._listener()
+        if listener is not None:
+            listener.tell(told)
 
 
 def _kind(request: GenerationRequest) -> Kind:

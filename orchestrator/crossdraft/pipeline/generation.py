@@ -11,6 +11,7 @@ from typing import Self
 from crossdraft.pipeline.assignment import Assignment
 from crossdraft.pipeline.driver import Driver
 from crossdraft.pipeline.events import Emitted, Finished, Reason
+from crossdraft.pipeline.experience import Member
 from crossdraft.pipeline.explanation import Decision, Explained
 from crossdraft.pipeline.governing import Told
 from crossdraft.pipeline.ports import Services
@@ -52,6 +53,7 @@ class Generation:
         k: proposals in each lock-step round, for the statistics; 0: epochs are run in other ways.
         recorder: makes what takes down the session; called when it begins.
         watch: is told the same, while it runs.
+        member: its place among outputs that learn for each other.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Generation:
         k: int = 0,
         recorder: Callable[[], FileRecorder] | None = None,
         watch: Recorder | None = None,
+        member: Member | None = None,
     ) -> None:
         self.text = ""
         self.ids: list[int] = []
@@ -72,6 +75,7 @@ class Generation:
         self._make_recorder = recorder
         self._recorder: FileRecorder | None = None
         self._watch = watch
+        self._member = member
         self._told: Told | None = None  # the latest
         self._driver: Driver | None = None
         self._shown = Shown(assignment)
@@ -132,7 +136,7 @@ class Generation:
     def _begin(self) -> asyncio.Task[Finished]:
         self._recorder = None if self._make_recorder is None else self._make_recorder()
         told = Together(self._recorder, self._watch) if self._recorder or self._watch else None
-        self._driver = Driver(Session(self._assignment), self._services, told)
+        self._driver = Driver(Session(self._assignment), self._services, told, self._member)
         if self._told is not None:
             self._driver.tell(self._told)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)

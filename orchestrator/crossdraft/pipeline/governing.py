@@ -126,9 +126,10 @@ class DrafterSeen:
 
 @dataclass(frozen=True)
 class Told:
-    """What another output has learnt of the same services."""
+    """What another output has learnt, the one of all with the same services that tries what is not known."""
 
-    estimates: "Estimates | None"  # None: nothing, and it will not
+    estimates: "Estimates"
+    leads: bool = False  # it is over: this one is to try from now on
 
 
 Observation = DraftSeen | PassSeen | Judged | BranchSeen | StallSeen | DrafterSeen | Told

@@ -43,26 +43,27 @@ class Adaptive:
     Args:
         before: estimates of an earlier generation with the same services, or none.
         limits: what may be chosen.
-        follows: another output is getting to know the same services: this one waits for what that one learns.
+        follows: another output with the same services is the one to try what is not known; this one is told of it.
     """
 
     waits_for_drafter = False
 
     def __init__(self, before: Estimates | None = None, limits: Limits | None = None, follows: bool = False) -> None:
         self.limits = limits or Limits()
-        self._learner = Learner(before or Estimates(), self.limits.samples)
-        self._allowance = Allowance((before or Estimates()).allowance)
+        before = before or Estimates()
+        self._learner = Learner(before, self.limits.samples)
+        self._allowance = Allowance(before.allowance)
         self._decision: Decision | None = None
         self._hope: Decision | None = None  # if the drafter were good; None: enough is known of it
         self._running = replace(PLAIN, run=FIRST_RUN // 2)
         self._there = True
-        self._follows = follows
+        self.follows = follows
         self._asked = False  # an epoch of this generation has had a drafter
         self._look = 0  # number of observations at which the estimates are looked at next
         self._period = 8
         self._calm_until = 0.0  # the target waits for nothing before
-        self._trial_at: float | None = None  # of a drafter that was put aside
-        self._interval = FIRST_INTERVAL
+        self._trial_at = before.trial_at or None  # seconds: of a drafter that was put aside
+        self._interval = before.interval or FIRST_INTERVAL
         self._trials = self._tries = 0
         self._measured = 0  # plain passes that are to be seen
         self._measured_at = 0  # observations: when they were last due
@@ -70,7 +71,8 @@ class Adaptive:
     @property
     def estimates(self) -> Estimates:
         """What is believed now; seeds the governor of the next generation."""
-        return replace(self._learner.estimates, allowance=self._allowance.level)
+        known, level = self._learner.estimates, self._allowance.level
+        return replace(known, allowance=level, trial_at=self._trial_at or 0.0, interval=self._interval)
 
     def observe(self, seen: Observation, now: float) -> None:
         """Takes in what happened."""
@@ -81,8 +83,8 @@ class Adaptive:
                 self._calm_until = max(self._calm_until, now) + seconds / STALL_SHARE
             case DrafterSeen(there):
                 self._there = there
-            case Told(estimates):
-                self._told(estimates)
+            case Told():
+                self._take_over(seen)
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
@@ -97,7 +99,7 @@ class Adaptive:
     def _choice(self, now: float) -> Choice:
         if not self._there:
             return PLAIN
-        if self._follows and self._learner.plain_seen < FOLLOWED:
+        if self.follows and not self._learner.known and self._learner.plain_seen < FOLLOWED:
             return replace(PLAIN, reason="another output is getting to know the drafter")
         if self._learner.seen >= self._look or self._crowded:
             self._think()
@@ -127,7 +129,9 @@ class Adaptive:
         """
         run = FIRST_RUN if self._running.drafts else min(LONG_RUN, 2 * self._running.run)
         decision = self._decision
-        if self._there and decision is not None and self._trial_at is not None and now < self._trial_at:
+        if self.follows or not self._there or decision is None:
+            return run
+        if self._trial_at is not None and now < self._trial_at:
             run = min(run, 1 + int((self._trial_at - now) * decision.ranking.plain.speed))
         return run
 
@@ -144,15 +148,23 @@ class Adaptive:
         """Whether there is something that others may begin with: a decision, and nothing that is to be tried first."""
         return self._decision is not None and (self._hope is None or not self._promises(self._hope, self._decision))
 
-    def _told(self, estimates: Estimates | None) -> None:
-        """Counts in place of what little is known here; whoever learnt it tries the drafter again when it is time."""
-        self._follows = False
-        if estimates is None or self.knows:
+    @property
+    def drafts(self) -> bool:
+        """Whether a way with the drafter is expected to be the fastest."""
+        return self._decision is not None and self._decision.choice.drafts
+
+    def _take_over(self, told: Told) -> None:
+        """What another output has learnt counts, unless this one sees for itself what the drafter is worth."""
+        self.follows = self.follows and not told.leads
+        known = told.estimates
+        if not known.known:
             return
-        self._allowance.level = min(self._allowance.level, estimates.allowance)
-        self._learner = Learner(estimates, self.limits.samples)
-        self._decision, self._hope, self._look, self._asked = None, None, 0, True
-        self._measured = self._measured_at = 0
+        self._trial_at, self._interval = known.trial_at or None, known.interval or FIRST_INTERVAL
+        self._allowance.level = min(self._allowance.level, known.allowance)
+        if not self.drafts:
+            self._learner = Learner(known, self.limits.samples)
+            self._decision, self._hope, self._look = None, None, 0
+            self._measured = self._measured_at = 0
 
     def _think(self) -> None:
         """Looks at the estimates, and decides anew if they have changed."""
@@ -174,7 +186,7 @@ class Adaptive:
     def _attempt(self, decision: Decision, now: float) -> Choice | None:
         """What would be best if the drafter were good, where it would be much better and a failure is affordable."""
         hope = self._hope
-        if hope is None or now < self._calm_until or not self._promises(hope, decision):
+        if self.follows or hope is None or now < self._calm_until or not self._promises(hope, decision):
             return None
         workload = hope.estimates.workload(self.limits.samples)
         choice = tried(workload, hope.choice)
@@ -203,17 +215,18 @@ class Adaptive:
 
     def _aside(self, decision: Decision, now: float) -> Choice:
         """Plain decoding, and a trial now and then."""
+        reason = decision.choice.reason if not decision.choice.drafts else "it has lost too much"
+        plain = replace(decision.ranking.plain.choice, reason=reason)
+        if self.follows:
+            return plain
         least = TRIAL_PASSES / decision.ranking.plain.speed
         if self._trial_at is None:
             self._interval = FIRST_INTERVAL
             # Put aside by an earlier generation: short ones would never try it again.
             inherited = not (self._asked or self.limits.rounds_only)
             self._trial_at = now if inherited else now + max(self._interval, least)
-        plain = decision.ranking.plain.choice
         if now < self._trial_at or not self._allowance.covers(1.0):
-            return replace(
-                plain, reason=decision.choice.reason if not decision.choice.drafts else "it has lost too much"
-            )
+            return plain
         self._interval = min(2 * self._interval, LAST_INTERVAL)
         self._trial_at = now + max(self._interval, least)
         self._look = 0

@@ -53,6 +53,11 @@ class Learner:
         self._rests_at = 0.0  # seconds: when the drafter has done what it was asked before plain decoding began
         self.plain_seen = 0  # passes of plain decoding, the drafter at rest
 
+    @property
+    def known(self) -> bool:
+        """Whether both services have been seen at work."""
+        return self._replies > 0 and self._pass_count > 0
+
     def doubt(self) -> None:
         """What is known of the drafter may be out of date: what is seen next counts for more."""
         for times in (self._forwards, self._gaps, self._firsts, self._trips):

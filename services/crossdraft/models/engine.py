@@ -94,6 +94,10 @@ class Engine:
         """Forwards that were captured so far, of different shapes. May be asked from any thread."""
         return 0 if self.forwards.static is None else self.forwards.static.recorded
 
+    def populate(self) -> None:
+        """Takes all the memory that it may use, for services: no pass waits for it later. Before the first session."""
+        self._store.populate()
+
     def check(self, work: Work) -> None:
         """Raises what `step` and `forward` would raise for this request; changes nothing.
 
@@ -139,7 +143,7 @@ class Engine:
             work, feed = shares[piece.share].work, piece.feed
             if piece.count == len(feed.tokens):
                 self._holdings.hold(holding, Held(work.context, work.tree), feed.move_start)
-                results[piece.share] = rows.get(piece.share, self._nothing())
+                results[piece.share] = rows.get(piece.share, torch.zeros(0, self.vocabulary_size, device=self.device))
             else:
                 self._holdings.hold(holding, Held(work.context[: piece.used]), feed.move_start)
         return results
@@ -235,9 +239,6 @@ class Engine:
         if moves:
             self._store.move([*moves.values()], [*moves])
         return pieces, [holding for _, holding in seats.values()]
-
-    def _nothing(self) -> Tensor:
-        return torch.zeros(0, self.vocabulary_size, device=self.device)
 
 
 def _planned(holding: Holding, work: Work) -> Feed:

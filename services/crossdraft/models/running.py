@@ -163,4 +163,6 @@ def run_model(options: ModelOptions, side: Side) -> RunningModel:
     loaded = load_model(
         options.name, options.dtype, options.device, options.max_length, options.trust_remote_code, options.pruning
     )
-    return RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.eager)
+    running = RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.eager)
+    running.thread.engine.populate()
+    return running
