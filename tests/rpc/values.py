@@ -127,6 +127,7 @@ target_requests = st.one_of(
         noise,
         st.integers(0, 1000),
         st.integers(0, MOST_LIKELY),
+        st.booleans(),
     ),
     passes(),
     st.builds(FetchRow, numbers, st.integers(0, 100), st.none() | id_arrays),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -115,6 +116,8 @@ async def test_a_run_ends_after_a_stop_id(target_model: RunningModel) -> None:
     (reply,) = await drawn_in(TargetSession(target_model, opening), run_of(1, 8))
     assert [one.token for one in samples_of([reply])] == [stop]
     assert not reply.more
+    ignoring = TargetSession(target_model, replace(opening, ignore_stops=True))
+    assert [one.token for one in samples_of(await drawn_in(ignoring, run_of(1, 8)))] == [stop] * 8
 
 
 @pytest.mark.parametrize("following", [RunTo(1, 0), Pass(2, (), NO_TREE, draws=True)], ids=["told to", "another pass"])

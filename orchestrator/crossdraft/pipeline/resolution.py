@@ -112,7 +112,9 @@ def resolve(
         method=method,
         chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
         encode=models.tokenization.encode_continuation,
-        open_target=OpenTarget(prompts.target, request.options, noise, request.head, request.logprobs or 0),
+        open_target=OpenTarget(
+            prompts.target, request.options, noise, request.head, request.logprobs or 0, request.ignore_eos
+        ),
         open_drafter=opening,
         governor=Explained(governor) if request.explain else governor,
         max_tokens=request.max_tokens,

@@ -30,18 +30,20 @@ class VerifyReply(_message.Message):
     def __init__(self, opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., done: _Optional[_Union[PassDone, _Mapping]] = ..., fetched: _Optional[_Union[RowFetched, _Mapping]] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
-    __slots__ = ("prompt", "options", "noise", "head", "likely")
+    __slots__ = ("prompt", "options", "noise", "head", "likely", "ignore_stops")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     LIKELY_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_STOPS_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     options: _common_pb2.SamplingOptions
     noise: _common_pb2.NoiseKey
     head: int
     likely: int
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ..., likely: _Optional[int] = ...) -> None: ...
+    ignore_stops: bool
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ..., likely: _Optional[int] = ..., ignore_stops: _Optional[bool] = ...) -> None: ...
 
 class Pass(_message.Message):
     __slots__ = ("number", "committed", "tree", "listed", "wanted", "draws", "run")

@@ -86,6 +86,7 @@ def _encode_open(request: OpenTarget) -> pb.OpenTarget:
         noise=codec.encode_noise(request.noise),
         head=request.head,
         likely=request.likely,
+        ignore_stops=request.ignore_stops,
     )
 
 
@@ -101,6 +102,7 @@ def _decode_open(message: pb.OpenTarget, vocabulary_size: int | None) -> OpenTar
         noise=codec.decode_noise(message.noise) if message.HasField("noise") else None,
         head=message.head if message.HasField("head") else DEFAULT_HEAD,
         likely=message.likely,
+        ignore_stops=message.ignore_stops,
     )
 
 

@@ -142,7 +142,8 @@ class TargetSession:
         """Runs in the model thread: each token is drawn after those before it, and is committed when it is told."""
         opening = self._opening
         drawn: tuple[int, ...] = ()
-        offset, more, stops = self._offset, True, self._running.description.stops
+        offset, more = self._offset, True
+        stops = () if opening.ignore_stops else self._running.description.stops
         while more:
             answer: Answer = yield Work(self, (*opening.prompt, *self._output, *drawn))
             (sample,) = yield from self._sampling(self._nodes(answer, (drawn,)), [offset]).found()
