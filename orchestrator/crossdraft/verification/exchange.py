@@ -102,8 +102,8 @@ class Pass:
     wanted: tuple[int, ...] | None = None  # what is answered, ascending: 0 is the root, i + 1 node i; None: everything
     draws: bool = False  # answered by the target's own keyed draws, not by rows
     # Tokens that are drawn one after another from the root on, at most; several only with `draws` and without a tree.
-    # A run ends early after a stop id unless these are ignored, when another pass or a row is asked for, or for a reason
-    # of the target's.
+    # A run ends early after a stop id unless these are ignored, when another pass or a row is asked for, or for
+    # a reason of the target's.
     run: int = 1
 
     @property
