@@ -34,8 +34,17 @@ def test_any_number_of_rows(rows: int, bias: bool) -> None:
     torch.testing.assert_close(found, linear(torch.ones(2, rows, 33).cumsum(1)).detach(), atol=1e-4, rtol=1e-5)
 
 
-def test_other_numbers_than_float32_are_left_as_they_are(llama: PreTrainedModel) -> None:
+def test_bfloat16_is_packed_where_the_processor_multiplies_it(llama: PreTrainedModel) -> None:
     model = copy.deepcopy(llama).bfloat16()
+    plain = Engine(copy.deepcopy(model)).forward(WORKS)
+    pack(model)
+    assert linears(model) == {PackedLinear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else nn.Linear}
+    for one, other in zip(Engine(model).forward(WORKS), plain, strict=True):
+        torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
+
+
+def test_other_numbers_are_left_as_they_are(llama: PreTrainedModel) -> None:
+    model = copy.deepcopy(llama).half()
     pack(model)
     assert linears(model) == {nn.Linear}
 

@@ -17,7 +17,7 @@ COARSEST = 32  # ... and of this beyond
 
 
 class PackedLinear(nn.Module):
-    """A linear layer in float32 on a CPU, for inference; the same numbers but for rounding."""
+    """A linear layer on a CPU, for inference; the same numbers but for rounding."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -40,8 +40,14 @@ def padded(rows: int) -> int:
     return -(-rows // step) * step
 
 
+def packable(weight: Tensor) -> bool:
+    """Whether oneDNN has layers of these numbers: float32 on a CPU, bfloat16 on one that multiplies them."""
+    bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.device.type == "cpu" and (weight.dtype == torch.float32 or bfloat16)
+
+
 def pack(model: PreTrainedModel) -> None:
-    """Replaces the plain linear layers of a model in float32 on a CPU, where torch has oneDNN; others stay.
+    """Replaces the plain linear layers of a model that can be packed, where torch has oneDNN; others stay.
 
     Their own weights are given back, but for those of the head: they are read, and often those of the embedding too.
     """
@@ -50,7 +56,7 @@ def pack(model: PreTrainedModel) -> None:
     head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and (child.weight.dtype, child.weight.device.type) == (torch.float32, "cpu"):
+            if type(child) is nn.Linear and packable(child.weight):
                 packed = PackedLinear(child)
                 if child is head:
                     packed.weight = child.weight
