@@ -267,3 +267,14 @@ def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
     else:
         assert isinstance(following, Draft)
         assert following.count == 3
+
+
+def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -> None:
+    governor = InTurn((PLAIN,)).fresh()
+    session = Session(assignment(SLEM, governor=governor, max_tokens=90))
+    session.start(0.0)
+    session.handle(Lost(DRAFTER, GONE), 0.0)
+    (sent,) = requests(session.handle(Ready(TARGET), 0.0))
+    assert isinstance(sent, Pass)
+    assert requests(session.handle(Ready(DRAFTER + 1), 1.0)) == []
+    assert requests(session.handle(told(*[1] * 16), 2.0)) == [RunTo(1, 64)]

@@ -5,7 +5,7 @@ from crossdraft.pipeline.drafting import Drafting, of_branch
 from crossdraft.pipeline.epoch import Epoch
 from crossdraft.pipeline.events import Command, Counts, Emitted, Finished, Reason
 from crossdraft.pipeline.fetched import Fetched
-from crossdraft.pipeline.governing import PLAIN, BranchSeen, Choice, StallSeen
+from crossdraft.pipeline.governing import PLAIN, Choice, StallSeen
 from crossdraft.pipeline.output import Output
 from crossdraft.pipeline.passing import Passing
 from crossdraft.pipeline.reporting import Reporting
@@ -13,7 +13,7 @@ from crossdraft.pipeline.stalling import Stalling
 from crossdraft.pipeline.targets import Targets
 from crossdraft.text.letters import Letters
 from crossdraft.verification import matching
-from crossdraft.verification.exchange import Branch, Sample
+from crossdraft.verification.exchange import Sample
 from crossdraft.verification.walk import Emit, Ground, Kind, NeedPrefix, NeedProposal, NeedRow, NeedSample, Refused
 
 
@@ -63,7 +63,8 @@ class Decoding:
         self._reporting.over(self.epoch, self.output.text)
         given, text = self._given, self.output.text
         choice = self._choose()
-        branch = self._branch() if choice.drafts else None
+        branches, samples = self._drafting.branches, self._method.samples
+        branch = self._reporting.continued(branches, self.epoch, text, samples, now) if choice.drafts else None
         start = len(text) if branch is None else branch.offset + len(branch.letters)
         self.epoch = epoch = Epoch(self.epoch.number + 1, choice, given.pair, start, len(text))
         self.counts.epochs += 1
@@ -77,6 +78,17 @@ class Decoding:
             return []
         self.counts.rewinds += 1
         return self._drafting.begin(epoch, text, branch, now)
+
+    def reconsider(self, now: float) -> list[Command]:
+        """A drafter has come: a run that is under way ends if it is to draft."""
+        self._now = now
+        if not self._targets.running or self._next is not None:
+            return []
+        choice = self._choose()
+        if not choice.drafts:
+            return []
+        self._next = choice
+        return self._targets.end_runs()
 
     def heard(self) -> None:
         """The drafter has said something."""
@@ -210,17 +222,6 @@ class Decoding:
         emitted = Emitted(token, letters, kind, offset, self.epoch.number, log_probability, kept, likely)
         return [emitted] if ending is None else [emitted, self.end(ending.reason)]
 
-    def _branch(self) -> Branch | None:
-        """The prepared continuation that goes on from here, if the draft was refused and one does."""
-        branches = self._drafting.branches
-        if not len(branches) or not self.epoch.verdict(self.output.text).refused:
-            return None
-        branch = branches.match(self.epoch, self.output.text, self._method.samples)
-        self.counts.branches_tried += 1
-        self.counts.branches_hit += branch is not None
-        self._given.governor.observe(BranchSeen(branch is not None), self._now)
-        return branch
-
     def _pass(self) -> list[Command]:
         """A pass, if the walk lacks a row and the target need not wait for proposals."""
         lane = self._targets.free
@@ -229,17 +230,13 @@ class Decoding:
         if self.fetched.held is not None or self._targets.due((), self.output.ids):
             waits = self.epoch.begun and isinstance(self.epoch.step, NeedProposal) and not self._targets.flights
             if waits:
-                return self._wait()
+                return self._stalling.begin(self.epoch.choice.patience, self._now)
             return self._passing.speculate(lane, self.epoch, self.output, self.fetched, self._now)
         few = not self.epoch.begun or self.epoch.beyond(len(self.output.text)) < self.epoch.choice.wait
         if few and self._drafting.due and not self._hurried:
-            return self._wait()
+            return self._stalling.begin(self.epoch.choice.patience, self._now)
         self._stalling.over()
         return [self._passing.send(lane, self.epoch, self.output, self._now)]
-
-    def _wait(self) -> list[Command]:
-        """The target stands idle for proposals, up to the choice's patience."""
-        return self._stalling.begin(self.epoch.choice.patience, self._now)
 
     def _advance(self) -> list[Command]:
         """The drafter's window begins at the frontier."""

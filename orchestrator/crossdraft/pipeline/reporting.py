@@ -1,11 +1,12 @@
 """How drafts fare: told to the governor as it shows, and counted when an epoch is over."""
 
+from crossdraft.pipeline.branches import Branches
 from crossdraft.pipeline.epoch import Epoch, Verdict
 from crossdraft.pipeline.events import Counts
 from crossdraft.pipeline.fetched import Flight
-from crossdraft.pipeline.governing import Governor, Judged, PassSeen
+from crossdraft.pipeline.governing import BranchSeen, Governor, Judged, PassSeen
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import PassDone
+from crossdraft.verification.exchange import Branch, PassDone
 from crossdraft.verification.walk import Kind
 
 
@@ -53,6 +54,16 @@ class Reporting:
         verdict = epoch.verdict(text)
         self._counts.round(len(epoch.proposals), verdict.accepted, verdict.refused)
         self._remember(Verdict())
+
+    def continued(self, branches: Branches, epoch: Epoch, text: Letters, samples: bool, now: float) -> Branch | None:
+        """The prepared continuation that goes on from here, if the draft was refused and one does; counted and told."""
+        if not len(branches) or not epoch.verdict(text).refused:
+            return None
+        branch = branches.match(epoch, text, samples)
+        self._counts.branches_tried += 1
+        self._counts.branches_hit += branch is not None
+        self._governor.observe(BranchSeen(branch is not None), now)
+        return branch
 
     def _remember(self, verdict: Verdict) -> Verdict:
         self._verdict = verdict

@@ -113,7 +113,7 @@ class Session:
         self._given.governor.observe(DrafterSeen(True), now)
         if self.state is State.RUNNING and self._decoding.interruptible:
             return self._decoding.next_epoch(now)
-        return self._targets.end_runs()
+        return self._decoding.reconsider(now)
 
     def _replied(self, lane: Lane, reply: Reply, now: float) -> list[Command]:
         match reply:
