@@ -35,10 +35,12 @@ def learnt(given: Workload = GOOD, tokens: int = 400) -> Adaptive:
     return governor
 
 
-def entered(experience: Experience, governor: Adaptive) -> tuple[Member, Heard]:
+def entered(experience: Experience, governor: Adaptive, begins: bool = True) -> tuple[Member, Heard]:
     member, heard = experience.keep(REQUEST, governor), Heard()
     assert member is not None
     member.attach(heard)
+    if begins:
+        member.begin()
     return member, heard
 
 
@@ -61,16 +63,50 @@ def test_the_others_are_told_when_enough_is_known_and_when_it_changes() -> None:
     assert not own.told
 
 
-def test_the_one_that_began_next_leads_when_the_first_is_over() -> None:
+def test_another_one_leads_when_the_first_is_over() -> None:
     experience, governor = Experience(), learnt(USELESS)
-    members, heard = zip(*(entered(experience, one) for one in (governor, Adaptive(), Adaptive())), strict=True)
+    governors = (governor, *(Adaptive(follows=True) for _ in range(3)))
+    members, heard = zip(*(entered(experience, one) for one in governors), strict=True)
     members[1].close()
     assert not any(one.told for one in heard)
     members[0].close()
+    members[0].close()
     assert heard[2].told == [Told(governor.estimates, leads=True)]
+    assert not heard[3].told
     assert experience.led(REQUEST)
     members[2].close()
+    assert heard[3].told[0].leads
+    members[3].close()
     assert not experience.led(REQUEST)
+
+
+def test_an_output_that_has_not_begun_leads_nobody() -> None:
+    experience = Experience()
+    waiting, unheard = entered(experience, Adaptive(), begins=False)
+    members, heard = zip(*(entered(experience, Adaptive(follows=True)) for _ in range(2)), strict=True)
+    assert [one.told for one in heard] == [[Told(Estimates(), leads=True)], []]
+    members[0].close()
+    assert len(heard[1].told) == 1
+    waiting.begin()
+    members[1].close()
+    assert not unheard.told
+
+
+def test_what_is_known_is_known_to_those_that_come_later() -> None:
+    """Whoever began last may have heard of the drafter only."""
+    experience, governor = Experience(), Adaptive()
+    first, _ = entered(experience, governor)
+    early, _ = entered(experience, Adaptive(follows=True))
+    early.close()
+    run(GOOD, governor, 400)
+    first.look()
+    assert experience.of(REQUEST) == governor.estimates
+    assert Adaptive(experience.of(REQUEST), follows=True).choose(0.0).drafts
+    first.close()
+    assert experience.of(REQUEST) == governor.estimates
+    later = Adaptive(experience.of(REQUEST))
+    experience.keep(REQUEST, later)
+    assert experience.of(REQUEST) == later.estimates
 
 
 def test_an_output_that_was_dropped_leads_nobody() -> None:
@@ -134,6 +170,17 @@ def test_one_of_all_tries_a_drafter_again_that_was_put_aside(follows: bool) -> N
     assert not governor.choose(early).drafts
     assert governor.choose(before.trial_at + 1e-6).drafts == (not follows)
     assert governor.choose(before.trial_at + 1000.0).drafts == (not follows)
+
+
+def test_who_is_told_while_it_drafts_takes_no_pass_for_a_plain_one() -> None:
+    governor, told = Adaptive(follows=True), Told(learnt().estimates)
+    for token in range(1, FOLLOWED + 1):
+        governor.choose(float(token))
+        governor.observe(PassSeen(1, PASS, PASS, 0.0), float(token))
+    assert governor.choose(1.0 + FOLLOWED).drafts
+    governor.observe(told, 2.0 + FOLLOWED)
+    governor.observe(PassSeen(1, 50 * PASS, PASS, 0.0), 3.0 + FOLLOWED)
+    assert governor.estimates.plain_passes == told.estimates.plain_passes
 
 
 def test_without_a_drafter_who_follows_decodes_plainly_as_well() -> None:

@@ -66,6 +66,8 @@ class Driver:
         async with asyncio.TaskGroup() as group:
             try:
                 self._clock.begin()
+                if self._member is not None:
+                    self._member.begin()
                 return await self._loop(group, emit)
             except asyncio.CancelledError:
                 self._advance(Cancelled(), time.monotonic())

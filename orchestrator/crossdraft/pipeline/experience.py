@@ -2,7 +2,7 @@
 
 Of the outputs of one kind that are under way one leads: it gets to know the drafter, and tries again one that was put
 aside. The others begin with what is known, or decode plainly until they are told; they would all try the same, each at
-a price. When the leading output is over the one that began next leads.
+a price. When the leading output is over another one leads. One that was made and has not begun leads nobody.
 """
 
 from dataclasses import dataclass, field
@@ -32,11 +32,18 @@ class Listener(Protocol):
 class Known:
     """Of one kind of request."""
 
-    latest: Adaptive  # the governor that began last
-    under_way: "list[ReferenceType[Member]]" = field(default_factory=list)  # in the order of their beginning
+    latest: Adaptive  # the governor that was made last, or one that knew more
+    under_way: "list[ReferenceType[Member]]" = field(default_factory=list)  # in the order of their making
+
+    @property
+    def estimates(self) -> Estimates:
+        """What is believed: by the latest, or where that has only heard of the drafter, by one that leads."""
+        latest = self.latest.estimates
+        leading = () if latest.known else (one.estimates for one in self.members() if one.leads and one.begun)
+        return next(iter(leading), latest)
 
     def members(self) -> "list[Member]":
-        """The outputs that are under way; the first one leads."""
+        """The outputs that are under way."""
         found = [member for one in self.under_way if (member := one()) is not None]
         self.under_way = [ref(member) for member in found]
         return found
@@ -51,7 +58,7 @@ class Experience:
     def of(self, request: GenerationRequest) -> Estimates | None:
         """What is believed now of services for such requests; None if nothing was learnt."""
         known = self._known.get(_kind(request))
-        return None if known is None else known.latest.estimates
+        return None if known is None else known.estimates
 
     def led(self, request: GenerationRequest) -> bool:
         """Whether an output of this kind is under way, so that another one follows it."""
@@ -81,14 +88,27 @@ class Member:
     """An output that is under way. It looks after each step what its governor has learnt."""
 
     def __init__(self, known: Known, governor: Adaptive) -> None:
+        self.leads = not governor.follows
+        self.begun = False
         self._known = known
         self._governor = governor
         self._listener: ReferenceType[Listener] | None = None
         self._told: bool | None = None  # whether drafts pay, as the others were told last; None: not yet
 
+    @property
+    def estimates(self) -> Estimates:
+        """What its governor believes."""
+        return self._governor.estimates
+
     def attach(self, listener: Listener) -> None:
         """This is the output."""
         self._listener = ref(listener)
+
+    def begin(self) -> None:
+        """Somebody wants its tokens: from now on it leads, unless another one does that has begun."""
+        self.begun = True
+        if not any(other.leads and other.begun for other in self._known.members()):
+            self._lead(Estimates())
 
     def look(self) -> None:
         """If it leads and has learnt what others can use, they are told."""
@@ -100,11 +120,21 @@ class Member:
                     other.tell(Told(governor.estimates))
 
     def close(self) -> None:
-        """It is over; another one leads."""
-        members = self._known.members()
-        self._known.under_way = [ref(member) for member in members if member is not self]
-        if members and members[0] is self and len(members) > 1:
-            members[1].tell(Told(self._governor.estimates, leads=True))
+        """It is over; another one leads, and what it knows is kept."""
+        others = [other for other in self._known.members() if other is not self]
+        self._known.under_way = [ref(other) for other in others]
+        estimates = self.estimates
+        if estimates.known and not self._known.latest.estimates.known:
+            self._known.latest = self._governor
+        begun = [other for other in others if other.begun]
+        if begun and not any(other.leads for other in begun):
+            begun[0]._lead(estimates)
+
+    def _lead(self, estimates: Estimates) -> None:
+        """From now on it tries what is not known, if it does not yet."""
+        if not self.leads:
+            self.leads = True
+            self.tell(Told(estimates, leads=True))
 
     def tell(self, told: Told) -> None:
         """Passes it on to the output."""

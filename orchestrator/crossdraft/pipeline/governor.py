@@ -84,7 +84,7 @@ class Adaptive:
             case DrafterSeen(there):
                 self._there = there
             case Told():
-                self._take_over(seen)
+                self._take_over(seen, now)
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
@@ -153,7 +153,7 @@ class Adaptive:
         """Whether a way with the drafter is expected to be the fastest."""
         return self._decision is not None and self._decision.choice.drafts
 
-    def _take_over(self, told: Told) -> None:
+    def _take_over(self, told: Told, now: float) -> None:
         """What another output has learnt counts, unless this one sees for itself what the drafter is worth."""
         self.follows = self.follows and not told.leads
         known = told.estimates
@@ -163,6 +163,7 @@ class Adaptive:
         self._allowance.level = min(self._allowance.level, known.allowance)
         if not self.drafts:
             self._learner = Learner(known, self.limits.samples)
+            self._learner.begin(self._running, now)
             self._decision, self._hope, self._look = None, None, 0
             self._measured = self._measured_at = 0
 
