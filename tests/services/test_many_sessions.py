@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from crossdraft.models.holdings import Holding, Holdings
 from crossdraft.models.loading import LoadedModel, load_model
 from crossdraft.models.running import RunningModel
 from crossdraft.models.sampling import law
@@ -143,7 +144,25 @@ async def left_early(running: RunningModel, case: Case, seconds: float) -> None:
     await asyncio.wait((task,))
 
 
-async def test_sixty_four_sessions_have_the_outputs_that_they_have_alone(plain, crowded: RunningModel) -> None:
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that new sessions began with, from what others have fed."""
+    found: list[int] = []
+    begun = Holdings._begun
+
+    def watched(self: Holdings, ids: tuple[int, ...], size: int) -> Holding | None:
+        holding = begun(self, ids, size)
+        if holding is not None:
+            found.append(len(holding.held.ids))
+        return holding
+
+    monkeypatch.setattr(Holdings, "_begun", watched)
+    return found
+
+
+async def test_sixty_four_sessions_have_the_outputs_that_they_have_alone(
+    plain: LoadedModel, crowded: RunningModel, shared: list[int]
+) -> None:
     every = cases(crowded, SESSIONS, 1)
     due = [alone(plain, crowded, case) for case in every]
     leaving = cases(crowded, LEFT, 500)
@@ -160,5 +179,6 @@ async def test_sixty_four_sessions_have_the_outputs_that_they_have_alone(plain, 
     assert len({*due}) > SESSIONS / 2  # they are different texts
     use = crowded.use()
     assert use.evictions > 0
+    assert sum(tokens >= BEGINNING for tokens in shared) >= 4
     assert max(use.batches) >= 8
     assert crowded.thread.engine.taken == 0
