@@ -227,3 +227,13 @@ async def test_of_outputs_that_begin_together_one_gets_to_know_the_drafter_and_t
         assert recording.header.follows == (file is not files[0])
         assert file is not files[0] or not told
         assert replay(recording).difference is None
+
+
+async def test_an_output_that_nobody_has_asked_for_tokens_keeps_no_other_one_waiting(pipeline: Pipeline) -> None:
+    waiting, asked = (pipeline.generate(PROMPT, max_tokens=24, seed=1, explain=True) for _ in range(2))
+    async for _ in asked:
+        pass
+    assert asked.decisions[0].choice.drafts
+    async for _ in waiting:
+        pass
+    assert waiting.ids == asked.ids
