@@ -95,7 +95,9 @@ def soak_of(name: str, budget: int, soaking: Soaking, every: int) -> Soaked:
     torch.set_num_threads(1)
     model = load_model(name, max_length=soaking.longest).model
     pack(model)
-    return soak(Engine(model, soaking.longest, budget), soaking, every)
+    engine = Engine(model, soaking.longest, budget)
+    engine.populate()
+    return soak(engine, soaking, every)
 
 
 def resident() -> float:
