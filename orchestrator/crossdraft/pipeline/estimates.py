@@ -28,7 +28,7 @@ class Estimates:
     replies: int = 0  # of the drafter
     passes: int = 0
     tried: float = 0.0  # refusals that met branches, with forgetting
-    plain: float = 0.0  # seconds of a token in plain decoding, its share of a long run's round trip included
+    plain: float = 0.0  # seconds of a token in plain decoding, whose runs go on without a round trip
     plain_passes: int = 0  # ... that were seen; 0: `plain` is guessed from other passes
     slowed: float = 0.0  # seconds that a pass loses for each one in which the drafter works meanwhile
     allowance: float = FIRST_TRY  # plain passes that trying a drafter may still lose

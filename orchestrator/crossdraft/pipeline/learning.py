@@ -6,7 +6,7 @@ Everything starts from a prior that weighs as much as a few observations.
 
 from crossdraft.pipeline.averages import Share, Times
 from crossdraft.pipeline.estimates import PLACES, Estimates
-from crossdraft.pipeline.governing import LONG_RUN, BranchSeen, Choice, DraftSeen, Judged, Observation, PassSeen
+from crossdraft.pipeline.governing import BranchSeen, Choice, DraftSeen, Judged, Observation, PassSeen
 from crossdraft.pipeline.load import Load
 from crossdraft.pipeline.pass_times import PassTimes, PlainTimes, Plane
 from crossdraft.pipeline.workload import FURTHER
@@ -45,8 +45,7 @@ class Learner:
         node = before.pass_node / before.sessions
         base = before.pass_base - before.queue - node * (before.sessions - 1)
         self._passes = PassTimes(Plane(base + before.target_trip, node, before.slowed))
-        plain = before.plain - before.target_trip / LONG_RUN
-        self._plain = PlainTimes(plain if before.plain_passes else 0.0, before.sessions - 1)
+        self._plain = PlainTimes(before.plain if before.plain_passes else 0.0, before.sessions - 1)
         self._replies, self._pass_count = before.replies, before.passes
         self._behind = 0.0  # tokens that the target has drawn by itself and the draft has not caught up with
         self._choice = Choice(window=0)
@@ -202,7 +201,7 @@ class Learner:
             self._replies,
             self._pass_count,
             self._hit.seen,
-            plain + trip / LONG_RUN,
+            plain,
             before.plain_passes + self.plain_seen,
             plane.slowed,
             before.allowance,

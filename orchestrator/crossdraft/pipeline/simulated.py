@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isinf
 from typing import Any, Protocol
 
-from crossdraft.pipeline.governing import LONG_RUN, PLAIN, Choice, Judged, PassSeen
+from crossdraft.pipeline.governing import PLAIN, Choice, Judged, PassSeen
 from crossdraft.pipeline.workload import Workload
 
 NOTHING = 1e-3  # of a pass: a delay that is not simulated
@@ -187,8 +187,8 @@ class SimulatedTargets:
         self._free_since = now
         self.seconds += now - flight.began
         tokens = 1 + round(flight.proposals * self._listener.workload.nodes_per_proposal)
-        # A plain pass stands for a token of a long run: none has a round trip of its own.
-        waited = now - flight.began - self._listener.workload.target_trip / LONG_RUN * flight.plain
+        waited = now - flight.began
+        # A plain pass stands for a token of a run that goes on: none has a round trip of its own.
         in_model = waited if flight.plain else flight.in_model
         seen = PassSeen(tokens, waited, in_model, flight.idle, flight.proposals, asked=not flight.plain)
         self._listener.passed(flight, seen)

@@ -29,7 +29,7 @@ class Workload:
     nodes_per_proposal: float = 1.0  # of a pass's tree
     samples: bool = False  # the target draws by itself, and what it drew is compared (`slem`, `seeded`)
     targets: int = 1
-    plain: float = 0.0  # seconds of a pass in plain decoding, its round trip included; 0: as any over no proposals
+    plain: float = 0.0  # seconds of a token in plain decoding, all included; 0: as a pass over no proposals
     contention: float = 1.0  # how many times as long a pass takes while the drafter runs forwards
 
     def __post_init__(self) -> None:
