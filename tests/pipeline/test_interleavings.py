@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft.pipeline.events import Reason
-from crossdraft.pipeline.governing import PLAIN, Choice
+from crossdraft.pipeline.governing import LONG_RUN, PLAIN, Choice
 from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING
 from crossdraft.verification.chooser import RandomChooser
@@ -27,7 +27,7 @@ PAIR = pair_of(LETTERS, ("a", "b", "ba"))
 
 WINDOWS = st.integers(1, 5)
 CHOICES = st.one_of(
-    st.just(PLAIN),
+    st.builds(lambda run: replace(PLAIN, run=run), st.sampled_from([1, 2, 3, 5, LONG_RUN])),  # short ones go on
     st.builds(lambda k: Choice(k, k, overlap=False), WINDOWS),
     st.builds(
         lambda window, wait, patience, depth, width, chunk, speculate: Choice(

@@ -27,7 +27,7 @@ class Choice:
     branch_width: int = 1  # prepared continuations for each proposal
     chunk: int = 1  # proposals in one reply of the drafter, from its second one on, while epochs overlap
     speculate: bool = False  # a target that is free begins a pass over later proposals before the first returns
-    run: int = 1  # without a drafter: tokens that the target draws in one pass, then the epoch is over
+    run: int = 1  # without a drafter: tokens that the target draws in one pass; it goes on if the next choice is alike
     reason: str = ""  # for people
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Choice:
         return self.first - sent if sent < self.first else self.chunk
 
 
-LONG_RUN = 32  # tokens: as a share of them a round trip is little, and a drafter that comes waits for one at most
+LONG_RUN = 32  # tokens: half of them cover a round trip, and a draft that is to follow waits for as many at most
 PLAIN = Choice(window=0, run=LONG_RUN, reason="plain decoding")
 
 
