@@ -152,6 +152,14 @@ async def test_a_run_that_is_to_go_on_beyond_the_context_is_refused(target_model
         _ = [reply.number async for reply in session.converse(asked(run_of(1, 20), RunTo(1, 30)))]
 
 
+async def test_a_run_goes_on_so_far_at_once(target_model: RunningModel) -> None:
+    session = TargetSession(target_model, OPENING)
+    with pytest.raises(ProtocolBroken, match="a run of 4 is told to go on to 69 tokens, 64 more are possible at once"):
+        _ = [reply.number async for reply in session.converse(asked(run_of(1, 4), RunTo(1, 69)))]
+    other = TargetSession(target_model, OPENING)
+    assert len(samples_of(await drawn_in(other, run_of(1, 4), RunTo(1, 68), RunTo(1, 80)))) == 80
+
+
 async def test_the_end_of_a_run_that_is_over_is_nothing(target_model: RunningModel) -> None:
     due = await one_by_one(target_model, OPENING, 2)
     session = TargetSession(target_model, OPENING)

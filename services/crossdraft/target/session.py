@@ -13,7 +13,16 @@ from crossdraft.models.sampling import History, Nodes, law
 from crossdraft.models.worker import Answer, Job, ModelThreadClosedError
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.target.runs import Run
-from crossdraft.verification.exchange import FetchRow, OpenTarget, Pass, PassDone, RowFetched, RunTo, Sample
+from crossdraft.verification.exchange import (
+    MOST_RUN,
+    FetchRow,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+    RunTo,
+    Sample,
+)
 from crossdraft.verification.rows import Ids, Row
 from crossdraft.verification.trees import Path
 
@@ -76,11 +85,14 @@ class TargetSession:
         return await self._running.thread.run(self._pass(request))
 
     async def _following(self, requests: AsyncIterator[Pass | FetchRow | RunTo], run: Run) -> Pass | FetchRow | None:
-        """What is asked after a run; until then its length may be changed."""
+        """What is asked after a run; until then its length may be changed. Raises as `answer` does."""
         async for request in requests:
             if not isinstance(request, RunTo):
                 return request
             if request.number == self._number:
+                if request.tokens > run.most + MOST_RUN:
+                    what = f"a run of {run.most} is told to go on to {request.tokens} tokens"
+                    raise ProtocolBroken(f"{what}, {MOST_RUN} more are possible at once")
                 size = len(self._opening.prompt) + len(self._output)
                 self._check_room(size + request.tokens - 1, f"the text with a run of {request.tokens}")
                 run.most = request.tokens
