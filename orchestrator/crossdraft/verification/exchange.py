@@ -71,9 +71,7 @@ class Description:
     vocabulary_size: int  # length of a row of logits (ids beyond the tokenizer's included)
     context: int  # tokens, prompt and output together
     fingerprint: str  # hex digest of tokenizer, controls and vocabulary size
-    affinity: str = (
-        ""  # of a drafter: `tokenizer_digest` of the target that its affinity matrix is for; "": it has none
-    )
+    affinity: str = ""  # of a drafter: `tokenizer_digest` of the target that its matrix is for; "": it has none
     copies: bool = False  # no model: it copies bytes of the text; methods that need shared tokens refuse it
     chat_template: ChatTemplate | None = None
 
@@ -102,8 +100,7 @@ class Pass:
     wanted: tuple[int, ...] | None = None  # what is answered, ascending: 0 is the root, i + 1 node i; None: everything
     draws: bool = False  # answered by the target's own keyed draws, not by rows
     # Tokens that are drawn one after another from the root on, at most; several only with `draws` and without a tree.
-    # A run ends early after a stop id unless these are ignored, when another pass or a row is asked for, or for
-    # a reason of the target's.
+    # A run ends early after a stop id that is not ignored, when a pass or row is asked for, or for its own reason.
     run: int = 1
 
     @property
@@ -141,13 +138,10 @@ class PassDone:
 
 @dataclass(frozen=True)
 class RunTo:
-    """The run of a pass is to have so many tokens in all, if it is under way: more than it was asked for, or fewer.
-
-    It has no answer of its own.
-    """
+    """The run of a pass, if it is under way, is to have so many tokens in all: more or fewer. It has no answer."""
 
     number: int  # of the pass
-    tokens: int  # 0: it ends with the token that is being drawn
+    tokens: int  # at most MOST_RUN more than before; 0: it ends with the token that is being drawn
 
 
 @dataclass(frozen=True)
