@@ -1,6 +1,6 @@
 """Protobuf to domain values and back: what is said to a target and by it."""
 
-from crossdraft.rpc import codec, packing, rows_codec
+from crossdraft.rpc import codec, packing, rows_codec, samples_codec
 from crossdraft.rpc.bounds import MOST_NODES, WIDEST_HEAD, check_most
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage
@@ -23,7 +23,6 @@ from crossdraft.verification.trees import ROOT, TokenTree
 Request = OpenTarget | Pass | FetchRow | RunTo
 Reply = Opened | PassDone | RowFetched
 
-LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
 DEFAULT_HEAD = 64  # ids of a row that travel when the client does not say how many
 
 
@@ -192,11 +191,7 @@ def _encode_done(reply: PassDone) -> pb.PassDone:
     if rows:
         message.rows.CopyFrom(rows_codec.encode_rows(rows))
     else:
-        message.samples.tokens.extend(sample.token for sample in samples)
-        message.samples.log_probabilities.extend(sample.log_probability for sample in samples)
-        for sample in samples:
-            message.samples.likely.extend(token for token, _ in sample.likely)
-            message.samples.likely_log_probabilities.extend(value for _, value in sample.likely)
+        message.samples.CopyFrom(samples_codec.encode_samples(samples))
     return message
 
 
@@ -206,7 +201,7 @@ def _decode_done(message: pb.PassDone, vocabulary_size: int | None) -> PassDone:
         case "rows":
             nodes = tuple(rows_codec.decode_rows(message.rows, "rows", vocabulary_size))
         case "samples":
-            nodes = _decode_samples(message.samples, vocabulary_size)
+            nodes = samples_codec.decode_samples(message.samples, vocabulary_size)
         case _:
             nodes = ()
     if not nodes:
@@ -215,24 +210,6 @@ def _decode_done(message: pb.PassDone, vocabulary_size: int | None) -> PassDone:
     forwards, shared = max(1, message.forwards), max(1, message.shared)
     more, fed, first = message.more, message.fed, message.first
     return PassDone(message.number, nodes, seconds, queued, more, forwards, shared, fed, first)
-
-
-def _decode_samples(message: pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
-    tokens = codec.decode_id_tuple(message.tokens, "samples.tokens", vocabulary_size)
-    log_probabilities = tuple(message.log_probabilities)
-    if len(tokens) != len(log_probabilities):
-        raise BadMessage(f"samples has {len(tokens)} tokens but {len(log_probabilities)} log-probabilities")
-    likely = codec.decode_id_tuple(message.likely, "samples.likely", vocabulary_size)
-    values = tuple(message.likely_log_probabilities)
-    if len(likely) != len(values) or len(likely) % max(1, len(tokens)):
-        raise BadMessage(f"samples has {len(likely)} likely ids and {len(values)} values for {len(tokens)} tokens")
-    for value in (*log_probabilities, *values):
-        if not value <= LOG_TOLERANCE:  # false for NaN as well
-            raise BadMessage(f"samples has the log-probability {value}; at most 0 is possible")
-    each = len(likely) // max(1, len(tokens))
-    pairs = tuple(zip(likely, values, strict=True))
-    beside = (pairs[place * each : (place + 1) * each] for place in range(len(tokens)))
-    return tuple(map(Sample, tokens, log_probabilities, beside))
 
 
 def _encode_fetched(reply: RowFetched) -> pb.RowFetched:
