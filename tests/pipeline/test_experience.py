@@ -50,6 +50,7 @@ def test_the_others_are_told_when_enough_is_known_and_when_it_changes() -> None:
     first, own = entered(experience, governor)
     assert experience.led(REQUEST)
     other, heard = entered(experience, Adaptive(follows=True))
+    _, further = entered(experience, Adaptive(follows=True))
     first.look()
     other.look()
     assert not heard.told
@@ -57,6 +58,7 @@ def test_the_others_are_told_when_enough_is_known_and_when_it_changes() -> None:
     first.look()
     first.look()
     assert heard.told == [Told(governor.estimates)]
+    assert further.told[0] is heard.told[0]  # to say what is believed takes a tenth of a millisecond
     governor.observe(Told(learnt(USELESS).estimates), 99.0)  # it drafts, and sees for itself
     first.look()
     assert len(heard.told) == 1

@@ -115,9 +115,10 @@ class Member:
         governor = self._governor
         if not governor.follows and governor.knows and governor.drafts != self._told:
             self._told = governor.drafts
+            told = Told(governor.estimates)
             for other in self._known.members():
                 if other is not self:
-                    other.tell(Told(governor.estimates))
+                    other.tell(told)
 
     def close(self) -> None:
         """It is over; another one leads, and what it knows is kept."""
