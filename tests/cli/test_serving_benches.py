@@ -79,7 +79,31 @@ def test_passes_of_all_sizes_come_before_any_throughput() -> None:
 
 def test_only_shapes_that_can_be_read_are_measured() -> None:
     with pytest.raises(Misused, match="LAYERSxHIDDEN"):
-        device.steps_of(replace(DEVICE, sizes=("inflated:big:bundled:target",)))
+        replace(DEVICE, device="cpu", sizes=("inflated:big:bundled:target",)).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"sizes": ("3b",)}, "there is no size '3b': give 1b, 7b, 14b"),
+        ({"sizes": ("bundled:none",)}, "there is no bundled model"),
+        ({"drafter": "bundled:none"}, "there is no bundled model"),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
+        ({"concurrency": "1,0"}, "--concurrency must be numbers from 1 on"),
+        ({"concurrency": "1,x"}, "--concurrency must be numbers from 1 on"),
+    ],
+    ids=str,
+)
+def test_what_no_measurement_could_use_is_said_at_once(changes: dict[str, object], why: str) -> None:
+    plan = replace(DEVICE, device="cpu", drafter="bundled:drafter-b")
+    plan.check()
+    with pytest.raises(Misused, match=why):
+        replace(plan, **changes).check()
+
+
+def test_no_more_sessions_are_in_a_pass_than_outputs_at_once() -> None:
+    (engine, *_) = device.steps_of(replace(DEVICE, concurrency="1,4"))
+    assert [part for part in engine.arguments if part[0].isdecimal() and "x" in part] == ["1x1", "1x6"]
 
 
 async def test_what_fails_or_does_not_fit_is_said_and_the_rest_is_kept(

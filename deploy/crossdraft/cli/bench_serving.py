@@ -125,7 +125,10 @@ def prefill(
 def device(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where device.md and device.json go.")],
     prompts: Prompts = PROMPTS,
-    size: Annotated[list[str], typer.Option(help="1b, 7b, 14b, or a model's name; repeatable.")] = SIZES,
+    size: Annotated[
+        list[str],
+        typer.Option(help="1b, 7b, 14b, or a model's name, such as inflated:8x512:bundled:target; repeatable."),
+    ] = SIZES,
     drafter: Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")] = f"bundled:{DEFAULT_DRAFTER}",
     device: Device = "cuda:0",
     dtype: Dtype = "bfloat16",

@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from crossdraft.cli.benching import write_json, write_text
-from crossdraft.cli.failures import Misused
+from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.cli.progress import counted
 from crossdraft.cli.running import STARTS_PROCESSES, run_to_end
-from crossdraft.models.names import ModelLoadError, size_of
+from crossdraft.models.names import ModelLoadError, size_of, source_of
 
 SIZES = {  # of the bundled target, whose heads are 64 wide; parameters in bfloat16 take two bytes
     "1b": "inflated:16x2048x8192:bundled:target",
@@ -28,6 +29,7 @@ SIZES = {  # of the bundled target, whose heads are 64 wide; parameters in bfloa
 LEAST = 30.0  # seconds that a measurement is begun with
 GRACE = 5.0  # seconds in which a process may end by itself
 LOADS = ("1x1", "1x6", "16x1", "16x6", "64x1")
+FAILED = "Failed"  # how the section of a measurement begins that did
 WORDS = 300  # letters of what a process that failed said last
 
 
@@ -49,14 +51,33 @@ class Plan:
 
     @property
     def models(self) -> dict[str, str]:
-        """Names by what they are called; raises Misused."""
-        found = {size: SIZES.get(size, size) for size in self.sizes}
-        for name in found.values():
-            try:
+        """Names by what they are called."""
+        return {size: SIZES.get(size, size) for size in self.sizes}
+
+    def check(self) -> None:
+        """Raises Misused for what no measurement could use, before any is begun."""
+        from crossdraft.models.loading import device_of
+
+        try:
+            device_of(self.device)
+            for size, name in self.models.items():
                 size_of(name)
-            except ModelLoadError as error:
-                raise Misused(str(error)) from error
-        return found
+                source_of(name)
+                if name == size and "/" not in name and ":" not in name:
+                    raise ModelLoadError(
+                        f"there is no size {size!r}: give {', '.join(SIZES)}, a folder, a hub id, bundled:NAME or "
+                        f"inflated:LAYERSxHIDDEN[xINTERMEDIATE]:NAME (--size)"
+                    )
+            source_of(self.drafter)
+        except ModelLoadError as error:
+            raise Misused(str(error)) from error
+        if min(self.at_once) < 1:
+            raise Misused(f"--concurrency must be numbers from 1 on with commas between, got {self.concurrency!r}")
+
+    @property
+    def at_once(self) -> tuple[int, ...]:
+        """Outputs under way together; 0 stands for what is no number."""
+        return tuple(int(part) if part.strip().isdecimal() else 0 for part in self.concurrency.split(","))
 
 
 @dataclass(frozen=True)
@@ -73,7 +94,7 @@ class Findings:
 
     plan: Plan
     folder: Path
-    records: dict[str, object] = field(default_factory=dict)  # by title
+    records: dict[str, object] = field(default_factory=dict)  # by title; None: it has none
     sections: list[str] = field(default_factory=list)
 
     def add(self, title: str, text: str, record: object = None) -> None:
@@ -89,7 +110,9 @@ def steps_of(plan: Plan) -> list[Step]:
     """In their order: all sizes' passes come before the throughput of any."""
     eager = ("--enforce-eager",) if plan.enforce_eager else ()
     where = ("--device", plan.device, "--dtype", plan.dtype, "--cache-mib", str(plan.mib), *eager)
-    loads = tuple(part for load in LOADS for part in ("--load", load))
+    most = max(plan.at_once)
+    fitting = [load for load in LOADS if int(load.partition("x")[0]) <= most]
+    loads = tuple(part for load in fitting for part in ("--load", load))
     turns = ("--turns", str(plan.turns))
     speeds = ("--concurrency", plan.concurrency, "--tokens", str(plan.tokens), "--drafter", plan.drafter)
     prompts = ("--prompts", str(plan.prompts))
@@ -106,25 +129,34 @@ def measure(plan: Plan, folder: Path) -> None:
     """Measures what fits into the time; the text on stdout, and it and JSON in a folder.
 
     Raises:
-        Misused: there is no such size, or the folder cannot be made.
+        Misused: there is no such size or device, or the folder cannot be made.
+        CommandFailed: some of it failed, or nothing was measured.
     """
+    plan.check()
     steps = steps_of(plan)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Misused(f"cannot make {folder}: {error.strerror}") from error
-    run_to_end(_measure(steps, Findings(plan, folder)), STARTS_PROCESSES)
+    findings = Findings(plan, folder)
+    run_to_end(_measure(steps, findings), STARTS_PROCESSES)
+    failed = sum(section.partition("\n\n")[2].startswith(FAILED) for section in findings.sections)
+    if failed or not any(findings.records.values()):
+        what = f"{failed} of {len(steps)} measurements failed" if failed else "nothing was measured in this time"
+        raise CommandFailed(f"{what}: {folder / 'device.md'} says why")
 
 
 async def _measure(steps: Sequence[Step], findings: Findings) -> None:
     ends = time.monotonic() + findings.plan.seconds
-    for number, step in enumerate(steps):
-        left = ends - time.monotonic()
-        if left < LEAST:
-            findings.add(step.title, "Left out: the time was over.")
-        else:
-            await _take(step, number, left, findings)
-        print(findings.sections[-1], flush=True)
+    with counted(len(steps), "measurements") as advance:
+        for number, step in enumerate(steps):
+            left = ends - time.monotonic() - GRACE
+            if left < LEAST:
+                findings.add(step.title, f"Left out: {max(0, left):.0f} s were left, and it is begun with {LEAST:.0f}.")
+            else:
+                await _take(step, number, left, findings)
+            print(findings.sections[-1], flush=True)
+            advance()
 
 
 async def _take(step: Step, number: int, seconds: float, findings: Findings) -> None:
@@ -137,16 +169,29 @@ async def _take(step: Step, number: int, seconds: float, findings: Findings) -> 
     try:
         _, said = await asyncio.wait_for(process.communicate(), seconds)
     except TimeoutError:
-        findings.add(step.title, f"Broken off after {seconds:.0f} seconds: the time was over.")
+        _broken_off(step, seconds, paths, findings)
         return
     finally:
         await _end(process)
     if process.returncode:
         words = " ".join(said.decode("utf-8", "replace").split())[-WORDS:]
-        findings.add(step.title, f"Failed ({process.returncode}): {words}")
+        findings.add(step.title, f"{FAILED} ({process.returncode}): {words}")
         return
     record = json.loads(paths["json"].read_text(encoding="utf-8"))
     findings.add(step.title, paths["md"].read_text(encoding="utf-8"), record)
+    for path in paths.values():
+        path.unlink()
+
+
+def _broken_off(step: Step, seconds: float, paths: dict[str, Path], findings: Findings) -> None:
+    """The time was over: what it has written until then counts."""
+    why = f"Broken off after {seconds:.0f} seconds: the time was over."
+    written = all(path.is_file() for path in paths.values())
+    if not written:
+        findings.add(step.title, why)
+        return
+    record = json.loads(paths["json"].read_text(encoding="utf-8"))
+    findings.add(step.title, f"{why} Until then:\n\n{paths['md'].read_text(encoding='utf-8')}", record)
     for path in paths.values():
         path.unlink()
 

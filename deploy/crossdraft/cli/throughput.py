@@ -123,10 +123,13 @@ async def _measure(plan: Plan, json_path: Path | None, markdown_path: Path | Non
                         runs[way].append(await way.run(most[: plan.outputs(at_once)], plan.tokens, at_once))
                         advance()
                 found += figures_of(runs, at_once, plan)
-    text = report(found, _conditions(plan))
-    print(text, end="")
+                _write(found, plan, json_path, markdown_path)  # each time: it may be broken off
+    print(report(found, _conditions(plan)), end="")
+
+
+def _write(found: Sequence[Measured], plan: Plan, json_path: Path | None, markdown_path: Path | None) -> None:
     if markdown_path is not None:
-        write_text(markdown_path, text)
+        write_text(markdown_path, report(found, _conditions(plan)))
     if json_path is not None:
         shown = asdict(replace(plan, texts=())) | {"texts": len(plan.texts)}
         write_json(json_path, {"plan": shown, "measured": [asdict(one) for one in found]})

@@ -58,7 +58,7 @@ def load_model(
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
-    place = _device(device)
+    place = device_of(device)
     source = _source(name)
     try:
         tokenizer = load_tokenizer_json(source)
@@ -113,7 +113,8 @@ def _no_weights(folder: Path) -> str:
     )
 
 
-def _device(device: str) -> torch.device:
+def device_of(device: str) -> torch.device:
+    """As torch names it; raises ModelLoadError."""
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
