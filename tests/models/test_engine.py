@@ -130,7 +130,7 @@ def test_the_least_recently_used_session_is_evicted_and_comes_back() -> None:
 def test_a_budget_without_room_for_a_slot_says_what_is_needed(llama: PreTrainedModel) -> None:
     with pytest.raises(ValueError, match=r"16384 tokens needs 9 MiB.*budget is 8 MiB"):
         Engine(tiny_llama(max_position_embeddings=16384), budget=8)
-    with pytest.raises(ValueError, match="max_length must be between 7 and the model's context 128"):
+    with pytest.raises(ValueError, match="must be between 7 and the model's context 128"):
         Engine(llama, max_length=129)
 
 

@@ -183,8 +183,8 @@ class Engine:
         least = size_for(self.max_length)
         if places < least:
             raise NumberOutOfRangeError(
-                f"one session of {self.max_length} tokens needs {-(-size * least // MIB)} MiB of keys and values, "
-                f"and the budget is {budget} MiB: raise it, or lower max_length"
+                f"a session of up to {least} tokens needs {-(-size * least // MIB)} MiB of keys and values, and the "
+                f"budget is {budget} MiB: raise it (--cache-mib), or let sessions be shorter than {least // 2 + 1} tokens"
             )
         return Store(shapes, places, self._dtype, self.device)
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from crossdraft.models.names import NumberOutOfRangeError
 from crossdraft.models.transfers import sent
 
 MIB = 1 << 20
@@ -62,7 +64,16 @@ class Store(Cache):
 
         A token's keys lie in as many pages as there are layers and heads, and a page of 2 MiB took 4 ms here: the first
         token of a session as much as three seconds.
+
+        Raises:
+            NumberOutOfRangeError: the machine has not so much.
         """
+        wanted = sum(block.nbytes for block in self._blocks.values()) // MIB
+        if self.keys[0].device.type == "cpu" and wanted > available():
+            raise NumberOutOfRangeError(
+                f"{wanted} MiB of keys and values are wanted, and {available():.0f} MiB of memory are left: lower the "
+                "budget (--cache-mib)"
+            )
         for block in self._blocks.values():
             block.zero_()
 
@@ -122,8 +133,24 @@ class Store(Cache):
         return self.places
 
 
+def available() -> float:
+    """MiB of main memory that can be had now; infinite where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.inf
+    found = [int(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else math.inf
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; in main memory they take up room only once they are written (torch.zeros would touch every page)."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise NumberOutOfRangeError(
+            f"{size // MIB} MiB of keys or values cannot be had on {device}: lower the budget (--cache-mib)"
+        ) from error
