@@ -184,7 +184,7 @@ class Engine:
         if places < least:
             raise NumberOutOfRangeError(
                 f"a session of up to {least} tokens needs {-(-size * least // MIB)} MiB of keys and values, and the "
-                f"budget is {budget} MiB: raise it (--cache-mib), or let sessions be shorter than {least // 2 + 1} tokens"
+                f"budget is {budget} MiB: raise it (--cache-mib), or let sessions have {least // 2} tokens at most"
             )
         return Store(shapes, places, self._dtype, self.device)
 
