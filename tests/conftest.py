@@ -8,6 +8,7 @@ from hypothesis import settings
 # Read when torch, tokenizers, huggingface_hub and ray are imported, so they are set before any test module is.
 os.environ.update(
     {
+        "CROSSDRAFT_CACHE_MIB": "64",  # services take it at start, and there are many of them here
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "OMP_NUM_THREADS": "1",

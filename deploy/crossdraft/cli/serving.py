@@ -22,7 +22,12 @@ Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of
 Port = Annotated[int, typer.Option(help="0 is any free one; the ready line says which.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="As torch names it, such as cuda:0.")]
-CacheMib = Annotated[int, typer.Option(help="MiB for keys and values of all sessions.")]
+CacheMib = Annotated[
+    int,
+    typer.Option(
+        envvar="CROSSDRAFT_CACHE_MIB", help="MiB for keys and values of all sessions, taken at start.", show_envvar=True
+    ),
+]
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of a session; by default all of a context.")]
 MaxMessageMib = Annotated[int, typer.Option(help="Largest message, in MiB.")]
 GraceSeconds = Annotated[float, typer.Option(help="For open sessions, after SIGTERM.")]

@@ -70,9 +70,11 @@ class RunningCluster:
         return f"""\
 models:
   - name: {MODEL}
-    target: {{model: bundled:target, threads: 1, resources: {{cpus: 0.5, custom: {{target: 1}}}}, {targets}}}
+    target: {{model: bundled:target, threads: 1, cache_mib: 64,
+      resources: {{cpus: 0.5, custom: {{target: 1}}}}, {targets}}}
     drafters:
-      - {{name: byte-level, model: bundled:drafter-b, threads: 1, resources: {{cpus: 0.5, custom: {{drafter: 1}}}}}}
+      - {{name: byte-level, model: bundled:drafter-b, threads: 1, cache_mib: 64,
+        resources: {{cpus: 0.5, custom: {{drafter: 1}}}}}}
 {drafters}
     orchestrators: 2
     orchestrator_resources: {{cpus: 0.1, custom: {{orchestrator: 1}}}}

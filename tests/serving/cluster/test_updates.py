@@ -32,7 +32,9 @@ slow = pytest.mark.skipif(
 
 SEEDS = range(3)
 TOKENS = 60
-OTHER = "      - {name: other, model: bundled:drafter-a, threads: 1, resources: {cpus: 0.5, custom: {drafter: 1}}}"
+OTHER = """\
+      - {name: other, model: bundled:drafter-a, threads: 1, cache_mib: 64,
+        resources: {cpus: 0.5, custom: {drafter: 1}}}"""
 
 
 def changed(cluster: RunningCluster) -> str:
