@@ -22,7 +22,7 @@ from crossdraft.models.costs import StepCosts
 from crossdraft.models.returns import Returns
 
 SHORT = 16  # tokens of text that a short work may have
-STRETCH = 1.5  # times a step without them that one with prompts may take: 3 would delay tokens by two steps, and steps vary
+STRETCH = 1.5  # times a step without them that one with prompts may take: 3 would be a delay of two, and steps vary
 LEAST = 4  # tokens of long works that any step takes
 PATIENCE = 0.7  # of a step's time, in all
 
