@@ -112,9 +112,7 @@ def resolve(
         method=method,
         chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
         encode=models.tokenization.encode_continuation,
-        open_target=OpenTarget(
-            prompts.target, request.options, noise, request.head, request.logprobs or 0, request.ignore_eos
-        ),
+        open_target=_open_target(request, prompts, noise),
         open_drafter=opening,
         governor=Explained(governor) if request.explain else governor,
         max_tokens=request.max_tokens,
@@ -203,6 +201,11 @@ def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> A
     if method.keyed:
         return Audit(noise, False, *models.noises)
     return Audit(NoiseKey(drawn.audit), True, *models.noises)
+
+
+def _open_target(request: GenerationRequest, prompts: Prompts, noise: NoiseKey) -> OpenTarget:
+    likely = request.logprobs or 0
+    return OpenTarget(prompts.target, request.options, noise, request.head, likely, ignore_stops=request.ignore_eos)
 
 
 def _open_drafter(
