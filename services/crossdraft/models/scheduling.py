@@ -5,7 +5,7 @@ of steps) and an *end* (the last token and the tree, which go together). A work 
 a verification or a step of a draft, and is taken whole; one with more is *long*, such as a prompt.
 
 How long the long ones may make a step, while others stream: `STRETCH` times what the short ones alone would take, and
-where more wait with prompts than stream, as many times more.
+where those that wait with prompts, each counted `WAITING` times, are more than those that stream, as many times more.
 
 When a step is put off: of two sessions that ask for a pass again 3 ms after each answer, the first one back would be
 stepped alone and the second wait for all of that pass, and so on for ever. Be r the works that are ready, d the
@@ -23,6 +23,7 @@ from crossdraft.models.returns import Returns
 
 SHORT = 16  # tokens of text that a short work may have
 STRETCH = 1.5  # times a step without them that one with prompts may take: 3 would be a delay of two, and steps vary
+WAITING = 2.0  # streams that a session with a prompt counts for
 LEAST = 4  # tokens of long works that any step takes
 PATIENCE = 0.7  # of a step's time, in all
 
@@ -108,7 +109,7 @@ class Scheduler:
         usual = sum(taken.values())
         allowed = max(self._chunk - usual, LEAST)
         if taken or (expected and expected[0] < self.costs.seconds(allowed)):
-            stretch = STRETCH * max(1.0, len(long) / max(1, len(taken)))
+            stretch = STRETCH * max(1.0, WAITING * len(long) / max(1, len(taken)))
             stretched = self.costs.tokens(stretch * self.costs.seconds(max(usual, 1)))
             allowed = min(allowed, max(LEAST, stretched - usual))
         return Step(taken | divided({index: dues[index].tokens for index in long}, allowed))
