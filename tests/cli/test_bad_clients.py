@@ -26,7 +26,7 @@ from tests.services.conftest import save
 from tests.text.kinds import kind
 
 CONTEXT = 2048  # tokens
-CACHE = ("--cache-mib", "16")  # memory that services take piece by piece, whoever their clients are
+CACHE = ("--cache-mib", "16")  # a small part of what the processes have
 PLACES = 16  # outputs at once
 MOST_GROWTH = 24.0  # MiB of one process, from one round to the next; what is free there goes up and down by 15
 # torch keeps what it has prepared for each shape of a batch, up to a bound that takes many rounds to reach.

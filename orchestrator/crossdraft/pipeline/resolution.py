@@ -96,8 +96,6 @@ def resolve(
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
     """
-    if request.audit and models.pair is None:
-        raise RequestError("there is no drafter whose draws could be audited: leave out audit (--audit)")
     drawn = drawn or Secrets.drawn()
     method = choose_method(request, models)
     prompts = _prompts(request, models)
@@ -198,6 +196,8 @@ def _prompts(request: GenerationRequest, models: Models) -> Prompts:
 
 def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> Audit:
     """Where the method keys the drafter's draws, that key; else one of its own, so that drafts stay independent."""
+    if models.pair is None:
+        raise RequestError("there is no drafter whose draws could be audited: leave out audit (--audit)")
     if method.keyed:
         return Audit(noise, False, *models.noises)
     return Audit(NoiseKey(drawn.audit), True, *models.noises)

@@ -164,5 +164,9 @@ def run_model(options: ModelOptions, side: Side) -> RunningModel:
         options.name, options.dtype, options.device, options.max_length, options.trust_remote_code, options.pruning
     )
     running = RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.eager)
-    running.thread.engine.populate()
+    try:
+        running.thread.engine.populate()
+    except NumberOutOfRangeError:
+        running.close()
+        raise
     return running
