@@ -8,10 +8,11 @@ import pytest
 from grpc import StatusCode
 
 from crossdraft.rpc import drafter_codec
-from crossdraft.rpc.clients import DrafterClient, DrafterSession, TargetClient
+from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import BadRequest, Closed, ContextTooLong, Internal
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.sessions import DrafterSession
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.verification.exchange import (
     Advance,

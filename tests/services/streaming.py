@@ -13,9 +13,10 @@ from crossdraft.models.engine import Engine
 from crossdraft.models.feeds import Share, Work
 from crossdraft.models.running import RunningModel
 from crossdraft.models.worker import ModelThread
-from crossdraft.rpc.clients import DrafterClient, DrafterSession
+from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
+from crossdraft.rpc.sessions import DrafterSession
 from crossdraft.verification.exchange import Branch, Drafted
 from crossdraft.verification.rows import Proposal
 from tests.services.conftest import AT_ONCE

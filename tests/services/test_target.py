@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from crossdraft.models.running import RunningModel
-from crossdraft.rpc.clients import TargetClient, TargetSession
+from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
+from crossdraft.rpc.sessions import TargetSession
 from crossdraft.verification.exchange import FetchRow, NoiseKey, OpenTarget, Pass, Sample, SamplingOptions
 from crossdraft.verification.rows import Row
 from crossdraft.verification.trees import ROOT, TokenTree

@@ -1,38 +1,24 @@
 """Clients of the two services: they describe themselves, and open sessions that speak in plain values."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.channels import ServiceChannel
-from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.dues import DrafterDues, TargetDues
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
 from crossdraft.rpc.security import ClientCredentials, Shown
-from crossdraft.rpc.stream import Stream, Wire
+from crossdraft.rpc.sessions import DrafterSession, TargetSession, open_session
+from crossdraft.rpc.stream import Wire
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
-from crossdraft.verification.exchange import (
-    Description,
-    Draft,
-    Drafted,
-    FetchRow,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RowFetched,
-    Score,
-    Scored,
-)
-
-Expected = TypeVar("Expected")
+from crossdraft.verification.exchange import Description, OpenDrafter, OpenTarget
 
 
 @dataclass(frozen=True)
@@ -49,56 +35,6 @@ class Patience:
     def __post_init__(self) -> None:
         if not (self.describe_seconds > 0 and self.reply_seconds > 0):
             raise ValueError("describe_seconds and reply_seconds must be above 0")
-
-
-class TargetSession(Stream[target_codec.Request, target_codec.Reply]):
-    """An open session with a target."""
-
-    async def run(self, request: Pass) -> PassDone:
-        """One pass; raises ServiceError."""
-        done = _expected(await self.ask(request), PassDone, self.service)
-        _same(done.number, request.number, "pass", self.service)
-        if len(done.nodes) != len(request.answered):
-            raise Internal(f"{self.service} answered {len(done.nodes)} of {len(request.answered)} nodes")
-        return done
-
-    async def draw(self, request: Pass) -> AsyncGenerator[PassDone, None]:
-        """The replies to a run, as they come; raises ServiceError."""
-        await self.send(request)
-        more = True
-        while more:
-            done = _expected(await self.receive(), PassDone, self.service)
-            _same(done.number, request.number, "pass", self.service)
-            more = done.more
-            yield done
-
-    async def fetch(self, request: FetchRow) -> RowFetched:
-        """More of the row of one node of the latest pass; raises ServiceError."""
-        fetched = _expected(await self.ask(request), RowFetched, self.service)
-        _same(fetched.node, request.node, "node", self.service)
-        return fetched
-
-
-class DrafterSession(Stream[drafter_codec.Request, drafter_codec.Reply]):
-    """An open session with a drafter. `draft` and `score` are for those who want one thing at a time."""
-
-    async def draft(self, request: Draft) -> Drafted:
-        """The first reply of an epoch: all of it, unless the request asks for smaller chunks; raises ServiceError."""
-        await self.send(request)
-        while True:
-            drafted = _expected(await self.receive(), Drafted, self.service)
-            if drafted.epoch >= request.epoch:  # else the drafter did not know yet
-                break
-        _same(drafted.epoch, request.epoch, "epoch", self.service)
-        return drafted
-
-    async def score(self, request: Score) -> Scored:
-        """How probable strings are as the beginning of the epoch's draft; raises ServiceError."""
-        scored = _expected(await self.ask(request), Scored, self.service)
-        _same(scored.epoch, request.epoch, "epoch", self.service)
-        if len(scored.probabilities) != len(request.strings):
-            raise Internal(f"{self.service} scored {len(scored.probabilities)} of {len(request.strings)} strings")
-        return scored
 
 
 @dataclass(eq=False)
@@ -189,7 +125,7 @@ class TargetClient(_Client):
             TargetDues,
         )
         session = TargetSession(self.channel, wire, self.service, self.patience.reply_seconds)
-        await _opened(session, request, description.fingerprint)
+        await open_session(session, request, description.fingerprint)
         return session
 
     @asynccontextmanager
@@ -219,7 +155,7 @@ class DrafterClient(_Client):
             DrafterDues,
         )
         session = DrafterSession(self.channel, wire, self.service, self.patience.reply_seconds)
-        await _opened(session, request, description.fingerprint)
+        await open_session(session, request, description.fingerprint)
         return session
 
     @asynccontextmanager
@@ -227,29 +163,3 @@ class DrafterClient(_Client):
         """An open session that is closed at the end of the block; raises ServiceError."""
         async with await self.open(request) as session:
             yield session
-
-
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
-
-
-async def _opened(session: Stream[Request, Reply], request: Request, fingerprint: str) -> None:
-    """Opens a session, and sees that the model is the one that was described."""
-    try:
-        opened = _expected(await session.ask(request), Opened, session.service)
-        if opened.fingerprint != fingerprint:
-            raise NotServed(f"{session.service} serves another model than it described; describe it again")
-    except BaseException:
-        await session.close()
-        raise
-
-
-def _expected(reply: object, kind: type[Expected], service: str) -> Expected:
-    if not isinstance(reply, kind):
-        raise Internal(f"{service} sent {type(reply).__name__} where {kind.__name__} was due")
-    return reply
-
-
-def _same(got: int, due: int, name: str, service: str) -> None:
-    if got != due:
-        raise Internal(f"{service} answered {name} {got} where {due} was due")
