@@ -1,0 +1,45 @@
+"""Who may ask, and how often."""
+
+import httpx2 as httpx
+import pytest
+from openai import AuthenticationError, RateLimitError
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from crossdraft.serving.http import HttpOptions, RateLimit, make_app
+from crossdraft.serving.keys import Keys
+from tests.serving.fakes import FakeOutputs
+from tests.serving.http.conftest import KEY, front
+from tests.serving.http.faults import COMPLETIONS, fault
+
+
+async def test_keys_are_asked_for_under_v1_only(outputs: FakeOutputs) -> None:
+    async with front(outputs, HttpOptions(Keys.of({"me": KEY}))) as guarded:
+        assert (await guarded.openai.models.list()).data[0].id == "toy"
+        with pytest.raises(AuthenticationError, match="this API key is not known") as caught:
+            await guarded.openai.with_options(api_key=KEY + "!").models.list()
+        assert caught.value.response.headers["www-authenticate"] == "Bearer"
+        assert caught.value.code == "invalid_api_key"
+        anonymous = await guarded.http.post(COMPLETIONS, headers={"authorization": ""}, json={})
+        assert (anonymous.status_code, fault(anonymous)["type"]) == (401, "authentication_error")
+        for path in ("/health", "/ready", "/openapi.json", "/"):
+            assert (await guarded.http.get(path, headers={"authorization": ""})).status_code == 200
+
+
+async def test_keys_are_asked_for_where_the_application_is_mounted(outputs: FakeOutputs) -> None:
+    app = Starlette(routes=[Mount("/some/where", make_app(outputs, HttpOptions(Keys.of({"me": KEY}))))])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        assert (await client.get("/some/where/v1/models")).status_code == 401
+        known = await client.get("/some/where/v1/models", headers={"authorization": f"Bearer {KEY}"})
+        assert (known.status_code, (await client.get("/some/where/health")).status_code) == (200, 200)
+
+
+async def test_a_client_that_asks_too_often_is_told_when(outputs: FakeOutputs) -> None:
+    async with front(outputs, HttpOptions(rate=RateLimit(per_minute=1, burst=2))) as limited:
+        for _ in range(2):
+            await limited.openai.models.list()
+        with pytest.raises(RateLimitError) as caught:
+            await limited.openai.models.list()
+        assert caught.value.code == "rate_limit_exceeded"
+        assert 50 <= int(caught.value.response.headers["retry-after"]) <= 60
+        assert (await limited.http.get("/health")).status_code == 200

@@ -1,0 +1,123 @@
+"""Requests that are refused before anything is made: the client is told what to change."""
+
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from crossdraft.serving.http import HttpOptions
+from tests.serving.fakes import FakeOutputs
+from tests.serving.http.conftest import Front, front
+from tests.serving.http.faults import CHAT, COMPLETIONS, fault
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "text"),
+    [
+        (COMPLETIONS, {}, "prompt", "Field required"),
+        (COMPLETIONS, {"prompt": ""}, "prompt", "String should have at least 1 character"),
+        (COMPLETIONS, {"prompt": []}, "prompt", "at least 1 item"),
+        (COMPLETIONS, {"prompt": [True]}, "prompt.0", "valid"),
+        (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature", "greater than or equal to 0"),
+        (COMPLETIONS, {"prompt": "a", "temperature": "warm"}, "temperature", "valid number"),
+        (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        (COMPLETIONS, {"prompt": "a", "seed": 2**63}, "seed", "less than"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["a", ""]}, "stop.1", "at least 1 character"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["a"] * 17}, "stop", "at most 16 items"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
+        (COMPLETIONS, {"prompt": "a", "frequency_penalty": 1}, "frequency_penalty", "Input should be 0"),
+        (COMPLETIONS, {"prompt": "a", "temprature": 1}, "temprature", "Unrecognized request argument supplied"),
+        (COMPLETIONS, {"prompt": "a", "n": 33}, "n", "at most 32"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 2}, None, "best_of is not served"),
+        (COMPLETIONS, {"prompt": [1], "echo": True}, None, "echo is served for prompts of text"),
+        (COMPLETIONS, {"prompt": "a", "stream_options": {}}, None, "needs stream"),
+        (COMPLETIONS, {"prompt": "a", "speculative": {"k": 0}}, "speculative.k", "greater than or equal to 1"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "speculative": {"method": "best"}},
+            "speculative.method",
+            "unknown method 'best'",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "speculative": {"overlap": "off", "window": 3}},
+            "speculative.window",
+            "overlap off",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "speculative": {"window": 2, "wait": 3}},
+            "speculative.wait",
+            "at most window",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "seed": 1, "speculative": {"method": "coupled"}},
+            "speculative.method",
+            "use --method seeded",
+        ),
+        (CHAT, {"messages": []}, "messages", "at least 1"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content", "Field required"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid"),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools", "at most 0"),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, None, "needs logprobs"),
+    ],
+)
+async def test_a_wrong_field_is_named(
+    direct: httpx.AsyncClient, outputs: FakeOutputs, path: str, body: dict[str, Any], param: str | None, text: str
+) -> None:
+    response = await direct.post(path, json=body)
+    error = fault(response)
+    assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert text in error["message"]
+    assert not outputs.orders
+
+
+JSON = "application/json"
+OBJECT = "it must be a JSON object"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "text"),
+    [
+        (b"", JSON, OBJECT),
+        (b"[]", JSON, OBJECT),
+        (b'"text"', JSON, OBJECT),
+        (b'{"prompt": "a"}', "text/plain", "`content-type: application/json`"),
+        (b'{"prompt": "a"}', "application/x-www-form-urlencoded", "`content-type: application/json`"),
+        (b"{", JSON, "not JSON: Expecting property name enclosed in double quotes at character 1"),
+        (b"\xff", JSON, "not UTF-8"),
+        (b"[" * 100_000, JSON, "nested too deeply"),
+        (b'{"prompt": "\\ud800"}', JSON, "unicode string"),
+        (b'{"prompt": NaN}', JSON, "valid string"),
+    ],
+)
+async def test_what_is_no_request_at_all(
+    direct: httpx.AsyncClient, outputs: FakeOutputs, content: bytes, kind: str, text: str
+) -> None:
+    response = await direct.post(COMPLETIONS, content=content, headers={"content-type": kind})
+    assert (response.status_code, fault(response)["type"]) == (400, "invalid_request_error")
+    assert text in fault(response)["message"]
+    assert not outputs.orders
+
+
+async def test_paths_and_methods_that_are_not_there(served: Front) -> None:
+    response = await served.http.get("/v1/nothing")
+    assert (response.status_code, fault(response)["code"]) == (404, "not_found")
+    response = await served.http.get(COMPLETIONS)
+    assert (response.status_code, fault(response)["code"]) == (405, "method_not_allowed")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_over_the_limit(outputs: FakeOutputs, chunked: bool) -> None:
+    async def pieces() -> Any:
+        for _ in range(20):
+            yield b" " * 100
+
+    async with front(outputs, HttpOptions(most_bytes=1000)) as small:
+        kind = {"content-type": "application/json"}
+        content = pieces() if chunked else b" " * 2000
+        response = await small.http.post(COMPLETIONS, content=content, headers=kind)
+        assert (response.status_code, fault(response)["code"]) == (413, "request_too_large")
+        assert (await small.post(COMPLETIONS, prompt="a" * 800)).status_code == 200
