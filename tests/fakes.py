@@ -9,8 +9,6 @@ from functools import lru_cache
 import numpy as np
 
 from crossdraft.text.letters import Letters
-from crossdraft.text.pairing import Pair
-from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.exchange import (
     Advance,
@@ -45,23 +43,6 @@ def tempered(law: np.ndarray, temperature: float) -> np.ndarray:
         return law
     weights = (law == law.max()).astype(float) if temperature == 0 else law ** (1 / temperature)
     return weights / weights.sum()
-
-
-def greedy_tokens(vocabulary: Vocabulary) -> Callable[[Letters], tuple[int, ...]]:
-    """A tokenizer of toys: the longest token that fits, again and again; stops where none fits."""
-
-    def encode(letters: Letters) -> tuple[int, ...]:
-        ids: list[int] = []
-        while letters:
-            fitting = [token for token, text in enumerate(vocabulary.letters) if letters.startswith(text)]
-            if not fitting:
-                break
-            best = max(fitting, key=lambda token: len(vocabulary.letters[token]))
-            ids.append(best)
-            letters = Letters(letters[len(vocabulary.letters[best]) :])
-        return tuple(ids)
-
-    return encode
 
 
 class LateSample(Sample):
@@ -240,15 +221,3 @@ def autoregressive_law(target: ToyTarget, stops: frozenset[int], length: int) ->
 def open_drafter(prompt: Letters, allowed: Ids | None) -> OpenDrafter:
     """The opening of a toy drafter."""
     return OpenDrafter(prompt, SamplingOptions(), None, 64, allowed)
-
-
-def pair_of(target: Sequence[str], drafter: Sequence[str], stops: frozenset[int] = frozenset()) -> Pair:
-    """A pair of toy vocabularies; stop ids are the target's."""
-    return Pair(toy_vocabulary(target, stops), toy_vocabulary(drafter))
-
-
-def toy_vocabulary(letters: Sequence[str], stops: frozenset[int] = frozenset()) -> Vocabulary:
-    """A vocabulary from its letters."""
-    return Vocabulary(
-        letters=tuple(Letters(text) for text in letters), controls=(), stops=stops, nameless=(), fallback=frozenset()
-    )

@@ -30,7 +30,8 @@ from crossdraft.verification.exchange import (
 )
 from crossdraft.verification.methods import SLEM, Method
 from crossdraft.verification.rows import NO_IDS
-from tests.fakes import ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of
+from tests.fakes import ToyDrafter, ToyTarget, open_drafter
+from tests.vocabularies import greedy_tokens, pair_of
 
 LETTERS = ("a", "b", "ab")
 NEVER = 10**9

@@ -42,7 +42,8 @@ from crossdraft.verification.exchange import (
 )
 from crossdraft.verification.rows import Row
 from tests.fakes import ToyDrafter, ToyTarget
-from tests.pipeline.virtual import Run, World
+from tests.pipeline.virtual import Run
+from tests.pipeline.virtual_services import World
 from tests.text.kinds import kind
 
 SECRETS = Secrets(noise=2**63 + 1, audit=2, chooser=2**127 + 3)

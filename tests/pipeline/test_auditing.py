@@ -17,8 +17,9 @@ from crossdraft.verification.exchange import Drafted, NoiseKey
 from crossdraft.verification.methods import SLEM, method_named
 from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row, Whose
-from tests.fakes import pair_of, pseudo_law
+from tests.fakes import pseudo_law
 from tests.pipeline.memory import assignment
+from tests.vocabularies import pair_of
 
 PAIR = pair_of(("a", "b", "ab", "ba", "c"), ("a", "b", "bc", "cab", "a", "aa"))
 SMALL = pair_of(("a", "b", "ab"), ("a", "b", "ba"))

@@ -11,10 +11,10 @@ from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import Branch, Draft, Drafted, Pass, PassDone
 from crossdraft.verification.methods import TLI
 from crossdraft.verification.rows import Proposal, Row
-from tests.fakes import pair_of
 from tests.pipeline.sessions import DRAFTER, TARGET, assignment, opened, requests
 from tests.stage import GONE
 from tests.verification.scheduling import InTurn, Turns
+from tests.vocabularies import pair_of
 
 PAIR = pair_of(("a", "b", "ab"), ("a", "b", "ba"))
 BRANCHING = Choice(2, 1, branch_depth=1)

@@ -19,7 +19,7 @@ from crossdraft.text.letters import Letters, Side
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.exchange import Draft, NoiseKey, Pass
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, Method
-from tests.fakes import ToyTarget, autoregressive_law, pair_of
+from tests.fakes import ToyTarget, autoregressive_law
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
 from tests.pipeline.test_request import models
 from tests.stage import Stage
@@ -27,6 +27,7 @@ from tests.verification.enumerating import EnumeratingChooser, distance, law_of
 from tests.verification.scheduling import Act, Overlapped, Schedule
 from tests.verification.test_seeded_law import LENGTH, Runs, SeededDrafter, SeededTarget
 from tests.verification.toys import TOYS, Toy
+from tests.vocabularies import pair_of
 
 EXACT = 1e-12
 GOVERNORS: dict[str, Governor] = {

@@ -6,10 +6,10 @@ from crossdraft.pipeline.governing import Choice, DrafterSeen, DraftSeen, Judged
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import Advance, Draft, Drafted, Pass, PassDone
 from crossdraft.verification.rows import Proposal, Row
-from tests.fakes import pair_of
 from tests.pipeline.sessions import DRAFTER, TARGET, emitted, requests, timers
 from tests.pipeline.test_targets import ONES, drafted, passing
 from tests.stage import GONE
+from tests.vocabularies import pair_of
 
 ZEROS = Row.certain(0)
 

@@ -13,12 +13,13 @@ from crossdraft.pipeline.session import Session
 from crossdraft.text.letters import NOTHING
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, SLRS, TLI, UNION, Method
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, open_drafter, pair_of
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, open_drafter
 from tests.pipeline.interleavings import Interleaving
 from tests.pipeline.sessions import LETTERS, assignment
 from tests.stage import Stage
 from tests.verification.scheduling import InTurn
 from tests.verification.toys import drafter_of
+from tests.vocabularies import pair_of
 
 EXAMPLES = 10_000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 300
 LENGTH = 16  # tokens

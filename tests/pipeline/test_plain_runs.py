@@ -11,10 +11,10 @@ from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import OpenTarget, Pass, PassDone, Sample, SamplingOptions
 from crossdraft.verification.methods import SLEM, TLI, Method
 from crossdraft.verification.rows import Row
-from tests.fakes import pair_of
 from tests.pipeline.runs import alone, tokens_of, told
 from tests.pipeline.sessions import LETTERS, TARGET, assignment, emitted, end, requests
 from tests.stage import GONE
+from tests.vocabularies import pair_of
 
 OTHER = TARGET + 1  # the second lane where no drafter is wanted
 

@@ -13,7 +13,7 @@ from crossdraft.text.letters import Letters
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.rows import Proposal
 from crossdraft.verification.walk import Emit, Ground, Kind, Refused, Walk
-from tests.fakes import pair_of
+from tests.vocabularies import pair_of
 
 PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))
 NO_TIMES = Times(0.0, 0.0, 0.0, 0.0, 0, 0)

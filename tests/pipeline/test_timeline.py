@@ -36,7 +36,7 @@ from crossdraft.verification.rows import Proposal
 from crossdraft.verification.trees import TokenTree
 from crossdraft.verification.walk import Kind
 from tests.pipeline.recordings import header_of, virtual_recording
-from tests.pipeline.virtual import World
+from tests.pipeline.virtual_services import World
 
 TARGET = Open(1, OpenTarget((0,), SamplingOptions(), None))
 DRAFTER = Open(2, OpenDrafter(Letters(""), SamplingOptions(), None, 0))

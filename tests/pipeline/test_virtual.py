@@ -3,7 +3,8 @@
 import pytest
 
 from crossdraft.pipeline.governing import PLAIN, Choice, Fixed, lock_step
-from tests.pipeline.virtual import Outcome, Run, World
+from tests.pipeline.virtual import Outcome, Run
+from tests.pipeline.virtual_services import World
 
 TOKENS = 400
 

@@ -19,7 +19,7 @@ from crossdraft.pipeline.watching import OUTPUT, VERIFICATION, Span, Watch, What
 from crossdraft.text.letters import to_bytes
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
 from tests.pipeline.recordings import virtual_recording
-from tests.pipeline.virtual import World
+from tests.pipeline.virtual_services import World
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
 GOVERNORS = (lock_step(4), Fixed(Choice(12, wait=1, patience=0.3, branch_depth=2)), Fixed(Choice(0)))

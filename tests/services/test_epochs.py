@@ -14,7 +14,7 @@ from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import Advance, Branch, Draft, Drafted, Score
 from crossdraft.verification.rows import Proposal
 from crossdraft.verification.trees import ROOT
-from tests.fakes import toy_vocabulary
+from tests.vocabularies import toy_vocabulary
 
 NOTHING = Letters("")
 

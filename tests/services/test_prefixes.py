@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from crossdraft.drafter.prefixes import Index, Masses, Node, Question
 from crossdraft.text.letters import Letters
-from tests.fakes import pseudo_law, toy_vocabulary
+from tests.fakes import pseudo_law
+from tests.vocabularies import toy_vocabulary
 
 VOCABULARIES = {
     "nested": ("a", "b", "ab", "aba", "ba"),

@@ -16,9 +16,10 @@ from crossdraft.text.letters import NOTHING
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.exchange import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.methods import Method
-from tests.fakes import ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of
+from tests.fakes import ToyDrafter, ToyTarget, open_drafter
 from tests.stage import Stage
 from tests.verification.toys import Toy, drafter_of
+from tests.vocabularies import greedy_tokens, pair_of
 
 MOST_STEPS = 300
 

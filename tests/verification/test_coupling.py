@@ -11,9 +11,10 @@ from crossdraft.verification.identity import Identity
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, SLEM, STANDARD, TLI, Method
 from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row
 from crossdraft.verification.walk import Answer, Emit, Ground, Kind, NeedProposal, NeedRow, NeedSample, Refused, Step
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, pair_of
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law
 from tests.verification.enumerating import EnumeratingChooser, law_of, total_variation
 from tests.verification.toys import TEXTS, TOYS, Setup, Toy, as_ids
+from tests.vocabularies import pair_of
 
 NESTED = next(toy for toy in TOYS if toy.name == "nested prefixes")
 

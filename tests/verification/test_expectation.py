@@ -21,10 +21,11 @@ from crossdraft.verification.methods import METHODS, Method
 from crossdraft.verification.races import Race
 from crossdraft.verification.rows import Ids, Row, Whose
 from crossdraft.verification.walk import Kind
-from tests.fakes import ToyDrafter, ToyTarget, pair_of
+from tests.fakes import ToyDrafter, ToyTarget
 from tests.verification.enumerating import EnumeratingChooser, law_of
 from tests.verification.test_seeded_law import Runs
 from tests.verification.toys import TEXTS, TOYS, Setup, Toy, drafter_of
+from tests.vocabularies import pair_of
 
 EXACT = 1e-12
 SEEDS = 1500

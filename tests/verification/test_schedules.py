@@ -14,9 +14,10 @@ from crossdraft.text.letters import Letters
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Method
 from crossdraft.verification.rows import Proposal, Row
 from crossdraft.verification.walk import Emit, Ground, NeedProposal, NeedRow, NeedSample, Refused
-from tests.fakes import ToyTarget, autoregressive_law, pair_of
+from tests.fakes import ToyTarget, autoregressive_law
 from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
 from tests.verification.toys import TEXTS, TOYS, Toy, as_ids, drafter_of
+from tests.vocabularies import pair_of
 
 LENGTH = 3
 Known = Callable[[int, Proposal], bool]  # (how many were asked for before, the hidden next one) -> is it known?

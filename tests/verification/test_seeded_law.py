@@ -18,16 +18,10 @@ from crossdraft.verification.exchange import NoiseKey, OpenTarget, Sample, Sampl
 from crossdraft.verification.methods import SEEDED
 from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.rows import Proposal
-from tests.fakes import (
-    ToyDrafter,
-    ToyTarget,
-    autoregressive_law,
-    greedy_tokens,
-    open_drafter,
-    pair_of,
-)
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, open_drafter
 from tests.running import run_session
 from tests.verification.toys import TOYS, Toy, as_ids
+from tests.vocabularies import greedy_tokens, pair_of
 
 LENGTH = 3
 SEEDS = 3000

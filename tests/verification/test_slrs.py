@@ -17,9 +17,10 @@ from crossdraft.verification.walk import (
     NeedRow,
     Walk,
 )
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, greedy_tokens, pair_of
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law
 from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
 from tests.verification.toys import TOYS, Setup, Toy
+from tests.vocabularies import greedy_tokens, pair_of
 
 EXACT = 1e-12
 NESTED = next(toy for toy in TOYS if toy.name == "nested prefixes")

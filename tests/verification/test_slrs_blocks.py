@@ -12,9 +12,10 @@ from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.exchange import Score
 from crossdraft.verification.rows import Proposal, Row
 from crossdraft.verification.walk import Emit, Ground, Kind, NeedPrefix, NeedProposal, NeedRow, Step
-from tests.fakes import ToyDrafter, pair_of
+from tests.fakes import ToyDrafter
 from tests.verification.enumerating import EnumeratingChooser, law_of
 from tests.verification.toys import Toy, as_ids
+from tests.vocabularies import pair_of
 
 WORDS = [first + second + third for first in "abc" for second in ("", *"abc") for third in ("", *"abc")]
 WIDE = Toy("all strings of three letters", tuple(sorted(set(WORDS))), ("a", "b", "c", "ab"))

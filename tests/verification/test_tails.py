@@ -9,8 +9,8 @@ from crossdraft.verification import coupling, rejection
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.rows import Proposal, Row
 from crossdraft.verification.walk import Emit, Ground, Kind, NeedProposal, NeedRow, Refused, Step, Walk
-from tests.fakes import pair_of
 from tests.verification.toys import as_ids
+from tests.vocabularies import pair_of
 
 PAIR = pair_of(("a", "b"), ("a", "b"))
 HEAD = Row(as_ids(0), np.zeros(1), 1.0)  # at 0 so that the tail is drawn

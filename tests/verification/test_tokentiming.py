@@ -12,9 +12,10 @@ from crossdraft.verification.alignment import align, edit_distance, walk
 from crossdraft.verification.methods import TOKENTIMING
 from crossdraft.verification.rows import Proposal, Row
 from crossdraft.verification.walk import Emit, Ground, Kind, NeedProposal, NeedRow, Step
-from tests.fakes import autoregressive_law, greedy_tokens, pair_of
+from tests.fakes import autoregressive_law
 from tests.verification.enumerating import EnumeratingChooser, law_of, total_variation
 from tests.verification.toys import TOYS, Setup, Toy
+from tests.vocabularies import greedy_tokens, pair_of
 
 WORDS = st.text("abc", max_size=6)
 SEQUENCES = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=5)

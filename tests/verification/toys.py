@@ -13,16 +13,10 @@ from crossdraft.text.pairing import Pair
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.exchange import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.methods import Method
-from tests.fakes import (
-    RedistributingDrafter,
-    ToyDrafter,
-    ToyTarget,
-    greedy_tokens,
-    open_drafter,
-    pair_of,
-)
+from tests.fakes import RedistributingDrafter, ToyDrafter, ToyTarget, open_drafter
 from tests.running import run_session
 from tests.verification.enumerating import EnumeratingChooser
+from tests.vocabularies import greedy_tokens, pair_of
 
 END = Role.END_OF_SEQUENCE.letter
 

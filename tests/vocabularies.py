@@ -1,0 +1,36 @@
+"""Vocabularies of toys: a handful of tokens given by their letters, and a tokenizer over them."""
+
+from collections.abc import Callable, Sequence
+
+from crossdraft.text.letters import Letters
+from crossdraft.text.pairing import Pair
+from crossdraft.text.vocabulary import Vocabulary
+
+
+def toy_vocabulary(letters: Sequence[str], stops: frozenset[int] = frozenset()) -> Vocabulary:
+    """A vocabulary from its letters."""
+    return Vocabulary(
+        letters=tuple(Letters(text) for text in letters), controls=(), stops=stops, nameless=(), fallback=frozenset()
+    )
+
+
+def pair_of(target: Sequence[str], drafter: Sequence[str], stops: frozenset[int] = frozenset()) -> Pair:
+    """A pair of toy vocabularies; stop ids are the target's."""
+    return Pair(toy_vocabulary(target, stops), toy_vocabulary(drafter))
+
+
+def greedy_tokens(vocabulary: Vocabulary) -> Callable[[Letters], tuple[int, ...]]:
+    """A tokenizer of toys: the longest token that fits, again and again; stops where none fits."""
+
+    def encode(letters: Letters) -> tuple[int, ...]:
+        ids: list[int] = []
+        while letters:
+            fitting = [token for token, text in enumerate(vocabulary.letters) if letters.startswith(text)]
+            if not fitting:
+                break
+            best = max(fitting, key=lambda token: len(vocabulary.letters[token]))
+            ids.append(best)
+            letters = Letters(letters[len(vocabulary.letters[best]) :])
+        return tuple(ids)
+
+    return encode
