@@ -34,8 +34,9 @@ class ServeOrchestrators:
         with _foreign_errors():
             response: Any = self._handle.options(stream=True).stream.remote(order)
             try:
-                async for piece in response:
-                    yield piece
+                async for together in response:
+                    for piece in together:
+                        yield piece
             finally:
                 response.cancel()
 

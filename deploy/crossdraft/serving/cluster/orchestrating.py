@@ -13,8 +13,9 @@ from crossdraft.rpc.subject import about
 from crossdraft.serving.cluster.directing import DirectoryGoneError, FarDirectory, announced
 from crossdraft.serving.cluster.directory import Entry, Role
 from crossdraft.serving.cluster.figures import OrchestratorMetrics
+from crossdraft.serving.cluster.gathering import gathered
 from crossdraft.serving.cluster.hosting import entry_of, node_address
-from crossdraft.serving.cluster.pieces import EXPECTED, Alive, Began, Piece, Refusal
+from crossdraft.serving.cluster.pieces import EXPECTED, Began, Piece, Refusal
 from crossdraft.serving.cluster.told import Orchestrated
 from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
 from crossdraft.serving.logs import logged
@@ -22,7 +23,6 @@ from crossdraft.serving.orders import Order, ServedModel
 
 log = logging.getLogger(__name__)
 
-PULSE = 0.5  # seconds: a stream is never silent for longer
 ASKED_EVERY = 10.0  # seconds that one question to the directory lasts
 FIRST_TARGET = 15.0  # seconds that an order waits for the first target to be known
 PAUSE = 0.5  # seconds before it is asked again after a failure
@@ -53,20 +53,20 @@ class Orchestrator:
         except Unreachable:
             return ()
 
-    async def stream(self, order: Order) -> AsyncGenerator[Piece, None]:
+    async def stream(self, order: Order) -> AsyncGenerator[tuple[Piece, ...], None]:
         """The pieces of one output, and something at least twice a second. Errors that can be expected are pieces."""
-        yield Began(self._told.target)
+        yield (Began(self._told.target),)
         with about(request=order.id):
             log.info("output ordered: %d tokens are there already", len(order.request.committed))
         with self._metrics.output(resumed=bool(order.request.committed)) as course:
             try:
-                async with aclosing(_with_pulse(self._made(order))) as pieces:
-                    async for piece in pieces:
-                        yield piece
+                async with aclosing(gathered(self._made(order))) as pieces:
+                    async for together in pieces:
+                        yield together
                 course.finished()
             except EXPECTED as error:
                 course.refused(error)
-                yield Refusal.of(error)
+                yield (Refusal.of(error),)
 
     async def _made(self, order: Order) -> AsyncGenerator[Piece, None]:
         outputs = await self._opened()
@@ -125,24 +125,3 @@ class Orchestrator:
             NamedDrafter(one.name, tuple(entry.address for entry in there if entry.name == one.name), one.trusted)
             for one in self._told.drafters
         ]
-
-
-async def _with_pulse(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
-    """The same pieces, and `Alive` whenever none has come for a while."""
-    async with aclosing(pieces):
-        due = asyncio.ensure_future(anext(pieces))
-        try:
-            while True:
-                await asyncio.wait([due], timeout=PULSE)
-                if not due.done():
-                    yield Alive()
-                    continue
-                try:
-                    piece = due.result()
-                except StopAsyncIteration:
-                    return
-                due = asyncio.ensure_future(anext(pieces))
-                yield piece
-        finally:
-            due.cancel()
-            await asyncio.wait([due])
