@@ -10,7 +10,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from crossdraft.models.engine import Engine, Work
-from crossdraft.models.loading import ModelLoadError, load_model
+from crossdraft.models.loading import ModelLoadError, leave_out_cudnn, load_model
 from tests.models.tiny import VOCABULARY, tiny_llama
 
 
@@ -116,3 +116,12 @@ def test_weights_that_do_not_fit_their_config(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "no-such-model"}))
     with pytest.raises(ModelLoadError, match="cannot be loaded as a causal language model"):
         load_model(str(folder))
+
+
+def test_attention_that_plans_for_each_size_is_left_out_on_cuda_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", asked.append)
+    leave_out_cudnn(torch.device("cpu"))
+    assert asked == []
+    leave_out_cudnn(torch.device("cuda:1"))
+    assert asked == [False]

@@ -59,6 +59,7 @@ def load_model(
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
     place = device_of(device)
+    leave_out_cudnn(place)
     source = _source(name)
     try:
         tokenizer = load_tokenizer_json(source)
@@ -124,6 +125,16 @@ def device_of(device: str) -> torch.device:
             f"device {device!r} cannot be used here, use cpu or one that torch sees: {error}".splitlines()[0]
         ) from error
     return place
+
+
+def leave_out_cudnn(device: torch.device) -> None:
+    """Attention on CUDA without cuDNN, in the whole process, whatever model calls it.
+
+    Torch prefers cuDNN's on Hopper and Blackwell in 16 bits, which plans anew for all sizes and strides that a thread
+    has not had yet, in some tenths of a second each time; those of a prompt hardly ever come again.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _model(name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
