@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from crossdraft.models.allocation import Extent
-from crossdraft.models.attention import attend
+from crossdraft.models.attention import Gathered, attend
 from crossdraft.models.batches import ALONE, CALL, Piece, batch_of, grouped
 from crossdraft.models.feeds import NO_TREE, Held, Work, plan, visible
 from crossdraft.verification.trees import ROOT, TokenTree, tree_of
@@ -99,3 +99,15 @@ def test_without_a_layout_it_is_ordinary_causal_attention(softcap: float | None)
     found, _ = attend(module, query, key, value, None, scaling=0.4, softcap=softcap)
     expected = _expected((piece(0, 0, 64, 0, text=5),), query[1], key[1], value[1], softcap)
     torch.testing.assert_close(found[1], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 64), (torch.float32, 12), (torch.float32, 5)])
+def test_what_is_gathered_is_what_lies_there(dtype: torch.dtype, width: int) -> None:
+    """Rows of 16 bytes and others, of a layer that is not the first; NaN and infinity stay what they are."""
+    store = torch.randn(3, 2, 20, width).to(dtype)[1]
+    store[0, 4, 1], store[1, 7, 0] = torch.nan, -torch.inf
+    places = torch.tensor([4, 4, 19, 7, 0, 3])
+    found = Gathered(places).of(store, 2, 3)
+    torch.testing.assert_close(
+        found, store[:, places].view(2, 2, 3, width).transpose(0, 1), equal_nan=True, rtol=0, atol=0
+    )

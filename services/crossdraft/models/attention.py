@@ -48,7 +48,14 @@ class Gathered:
 
     def of(self, store: Tensor, count: int, used: int) -> Tensor:
         """As Extents.of."""
-        return store.index_select(1, self.places).view(len(store), count, used, -1).transpose(0, 1)
+        gathered = _wide(store).index_select(1, self.places).view(store.dtype)
+        return gathered.view(len(store), count, used, -1).transpose(0, 1)
+
+
+def _wide(store: Tensor) -> Tensor:
+    """The same memory as numbers of 16 bytes where they fit: a GPU gathers by the number, not by the byte."""
+    row = store.shape[-1] * store.itemsize
+    return store.view(torch.complex128) if row % torch.complex128.itemsize == 0 else store
 
 
 @dataclass(frozen=True, eq=False)
