@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from crossdraft.models.transfers import sent
 from crossdraft.verification.exchange import NoiseKey
 from crossdraft.verification.noise import KeyedNoise, moment, uniform_words
 from crossdraft.verification.rows import Ids
@@ -35,6 +36,6 @@ class Clocks:
         """
         hashes = self._hashes[: laws.shape[-1]] if columns is None else self._hashes[columns]
         states = [moment(key, offset) for key, offset in moments]
-        words = torch.tensor(states, dtype=torch.int64).view(-1, 2).to(hashes.device)
+        words = sent(torch.tensor(states, dtype=torch.int64).view(-1, 2), hashes.device)
         uniform = uniform_words(hashes, words[:, :1], words[:, 1:]).double().add_(0.5).mul_(2.0**-53)
         return uniform.log_().neg_().div_(laws).masked_fill_(laws == 0, torch.inf)

@@ -11,6 +11,7 @@ from crossdraft.models.drawing import Chance
 from crossdraft.models.reading import R, Reading, joined, split
 from crossdraft.models.rows import Columns, columns_of, drafting_laws
 from crossdraft.models.sampling import tempered
+from crossdraft.models.transfers import sent
 from crossdraft.verification.exchange import SamplingOptions
 from crossdraft.verification.rows import Ids, Probabilities
 
@@ -127,7 +128,7 @@ class Ranking(_OfLogits[tuple[list[int], ...]]):
 
 def _at(law: Tensor, chances: Tensor) -> Tensor:
     """Where the sums of each row (n, m) reach their part (n,) of the whole."""
-    sums, chances = law.cumsum(-1), chances.to(law.device)
+    sums, chances = law.cumsum(-1), sent(chances, law.device)
     last = (sums < sums[:, -1:]).sum(-1)  # the last place that adds anything: not to be passed by rounding
     return torch.minimum(torch.searchsorted(sums, chances[:, None] * sums[:, -1:], right=True)[:, 0], last)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from crossdraft.models.sampling import tempered
+from crossdraft.models.transfers import sent
 from crossdraft.verification.exchange import SamplingOptions
 from crossdraft.verification.rows import NO_IDS, Ids, Probabilities, Row
 
@@ -42,7 +43,7 @@ def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> lis
     lengths = [len(more) for more in listed] or [0] * len(ids)
     wanted = np.concatenate([*listed, NO_IDS]).astype(np.int64)
     spots = np.stack([np.repeat(np.arange(len(lengths)), np.array(lengths, dtype=np.int64)), wanted])
-    places = torch.from_numpy(spots).to(probabilities.device)
+    places = sent(torch.from_numpy(spots), probabilities.device)
     unlisted = torch.nn.functional.pad(probabilities, (0, -probabilities.shape[-1] % SPAN)).scatter_(-1, ids, 0.0)
     if len(wanted):
         unlisted[*places] = 0.0

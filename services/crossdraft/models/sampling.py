@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from crossdraft.models.reading import joined
+from crossdraft.models.transfers import sent
 from crossdraft.verification.exchange import SamplingOptions
 from crossdraft.verification.trees import Path
 
@@ -98,7 +99,7 @@ def _biased(scores: Tensor, options: SamplingOptions) -> Tensor:
         if not 0 <= token < size:
             raise ValueError(f"logit_bias names id {token}, and ids are 0 to {size - 1}")
         bias[token] += value
-    return scores.double() + bias.to(scores.device)
+    return scores.double() + sent(bias, scores.device)
 
 
 def _penalised(scores: Tensor, options: SamplingOptions, history: History | None) -> Tensor:
@@ -120,7 +121,7 @@ def _seen(scores: Tensor, common: tuple[int, ...], paths: Sequence[Path]) -> Ten
     seen[:, list(common)] = True
     rows = [row for row, path in enumerate(paths) for _ in path]
     seen[rows, [token for path in paths for token in path]] = True
-    return seen.to(scores.device)
+    return sent(seen, scores.device)
 
 
 def _nucleus(scores: Tensor, top_p: float) -> Tensor:
