@@ -9,6 +9,7 @@ import torch
 
 from crossdraft.models.engine import ContextOverflowError, Engine, Work
 from crossdraft.models.feeds import Share
+from crossdraft.models.spans import Span
 from crossdraft.models.worker import Answer, Job, ModelThread, ModelThreadClosedError
 from tests.models.gathering import Gate, gathered
 from tests.models.tiny import VOCABULARY, tiny_llama
@@ -29,7 +30,7 @@ def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
     work = next(job)
     while True:
         try:
-            work = job.send(Answer(engine.forward([work])[0], 0.0, 0.0, 1, 0))
+            work = job.send(Answer(engine.forward([work])[0], 0.0, 0.0, Span(engine.device, lambda: 0.0), 1, 0))
         except StopIteration as end:
             return end.value
 

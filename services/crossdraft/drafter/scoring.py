@@ -76,10 +76,11 @@ class Scoring:
             ordered = sorted(group, key=self._tree.row)
             wanted = tuple(self._tree.row(path) for path in ordered)
             answer: Answer = yield Work(self._session, self._ids, self._tree.tree, wanted)
+            seconds += answer.seconds
             began = time.perf_counter()
             laws = yield from self._proposing.laws(answer.logits)
             found.update(zip(ordered, laws, strict=True))
-            seconds += answer.seconds + time.perf_counter() - began
+            seconds += time.perf_counter() - began
         return found, seconds
 
     def _added(self, question: Question, nodes: Sequence[Node], laws: dict[Path, Law], last: bool) -> list[Node]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from crossdraft.models.feeds import Work
 from crossdraft.models.reading import Likeness, Reading, groups
+from crossdraft.models.spans import Span
 
 T = TypeVar("T")
 
@@ -21,9 +22,15 @@ class Answer:
 
     logits: Tensor  # (rows, V)
     queued: float  # seconds from when it was asked for to its first step
-    seconds: float  # of its steps, and between them where they are several
+    began: float  # when its first step did
+    span: Span  # of its last step
     sessions: int  # that shared its last step, itself included
     tokens: int  # that this step fed, of all of them
+
+    @property
+    def seconds(self) -> float:
+        """Of its steps, and between them where they are several. Waits for the device, and so is best asked last."""
+        return self.span.ended - self.began
 
 
 Job = Generator[Work | Reading[Any], Any, T]

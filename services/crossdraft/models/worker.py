@@ -15,6 +15,7 @@ from crossdraft.models.engine import Engine
 from crossdraft.models.feeds import Share
 from crossdraft.models.jobs import Answer, Delivering, Job, Running, read
 from crossdraft.models.scheduling import Due, Pause, Scheduler, Step
+from crossdraft.models.spans import Span
 from crossdraft.models.tenancy import Tenancy
 
 __all__ = ["Answer", "Job", "ModelThread", "ModelThreadClosedError", "Stepping"]
@@ -147,24 +148,26 @@ class ModelThread:
         """Takes a step, and its answers on to the jobs; returns how long to wait for more: not at all."""
         taken = sorted(step.tokens.items())  # the oldest first: places are given in this order
         jobs = [seated[index] for index, _ in taken]
-        began, fed = self._clock(), self.engine.fed
+        span, fed = Span(self.engine.device, self._clock), self.engine.fed
         self.steps += 1
         self.batches[len(jobs)] += 1
         found = self._forwarded(jobs, [Share(seated[index].work, tokens) for index, tokens in taken])
-        ended, fed = self._clock(), self.engine.fed - fed
-        self._scheduler.stepped(fed, ended - began)
+        span.end()
+        fed = self.engine.fed - fed
         answered = []
         for running, logits in zip(jobs, found, strict=True):
             if not running.live:  # its step failed: what lies in its places is not known, and others can use them
                 self._tenancy.close(running.work.session)
             if running.live and (logits is not None or self.engine.admits(running.work)):  # else it was not fed
-                self._tenancy.stepped(running.work.session, ended)
-                running.began = began if running.began is None else running.began
+                self._tenancy.stepped(running.work.session, span.began)
+                running.began = span.began if running.began is None else running.began
             if running.live and logits is not None:
-                self._answer(running, logits, ended, fed, len(jobs))
+                self._answer(running, logits, span, fed, len(jobs))
                 answered.append(running)
         self._read(answered)
-        self.seconds += self._clock() - began
+        with Delivering(*jobs):  # a device that has failed tells whoever waits for it
+            self._scheduler.stepped(fed, span.ended - span.began)
+        self.seconds += self._clock() - span.began
         return 0.0
 
     def _forwarded(self, jobs: "list[Running[Any]]", shares: list[Share]) -> list[Tensor | None]:
@@ -179,14 +182,14 @@ class ModelThread:
                     found[index] = self._stepping([shares[index]])[0]
         return found
 
-    def _answer(self, running: Running[Any], logits: Tensor, ended: float, fed: int, sessions: int) -> None:
+    def _answer(self, running: Running[Any], logits: Tensor, span: Span, fed: int, sessions: int) -> None:
         """Hands a job its logits."""
         assert running.began is not None
         work, queued = running.work, running.began - running.asked
         self.answers += 1
         self.queued += queued
-        self._tenancy.answered(work.session, ended, self._scheduler.costs.seconds(len(work.context)))
-        answer = Answer(logits, queued, ended - running.began, sessions, fed)
+        self._tenancy.answered(work.session, self._clock(), self._scheduler.costs.seconds(len(work.context)))
+        answer = Answer(logits, queued, running.began, span, sessions, fed)
         running.answer(answer, self.engine.check, self._clock)
 
     def _read(self, answered: "list[Running[Any]]") -> None:
