@@ -28,7 +28,7 @@ class Bursts:
                 await self.next.wait()
                 self.next.clear()
                 for _ in range(size):
-                    yield Began(str(number))
+                    yield Began(str(number), "")
                     number += 1
                 self.came.set()
             if self.error is not None:

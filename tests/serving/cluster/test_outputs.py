@@ -10,15 +10,18 @@ from crossdraft.pipeline import GenerationRequest, Kind, Reason, RequestError, S
 from crossdraft.pipeline.request import PromptTooLongError
 from crossdraft.rpc.errors import TimedOut, Unreachable
 from crossdraft.serving.cluster import outputs as module
+from crossdraft.serving.cluster.hearing import Attention, Lost, Together
 from crossdraft.serving.cluster.journal import seed_of
-from crossdraft.serving.cluster.outputs import ClusterOutputs, Lost
+from crossdraft.serving.cluster.outputs import ClusterOutputs
 from crossdraft.serving.cluster.pieces import Alive, Began, Piece, Refusal
 from crossdraft.serving.orders import Ended, Order, OverloadedError, ServedModel, UnknownDrafterError, UnknownModelError
 from tests.serving.fakes import figures
 
 SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
 ORDER = Order("one", "small", GenerationRequest("go", seed=1))
+BEGAN = Began("a", "here 1")
 ENDED = Ended(Reason.LENGTH, figures(3))
+SOON = Attention(silent=0.5)
 Act = Piece | Exception | None  # None: nothing for ever
 
 
@@ -37,7 +40,7 @@ class Scripted:
     async def models(self) -> tuple[ServedModel, ...]:
         return (SMALL,)
 
-    async def stream(self, order: Order) -> AsyncGenerator[Piece, None]:
+    async def stream(self, order: Order) -> AsyncGenerator[Together, None]:
         self.orders.append(order)
         try:
             for act in self.scripts.pop(0) if self.scripts else [Lost("nobody is there")]:
@@ -46,20 +49,20 @@ class Scripted:
                 if act is None:
                     await asyncio.Event().wait()
                 else:
-                    yield act
+                    yield (act,)
         finally:
             self.closed += 1
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SILENT_AFTER", 0.5)
     monkeypatch.setattr(module, "LONGEST_SEARCH", 2.0)
     monkeypatch.setattr(module, "PAUSE", 0.01)
 
 
-async def taken(orchestrators: Scripted, order: Order = ORDER) -> list[object]:
-    return [piece async for piece in ClusterOutputs({"small": orchestrators}).stream(order)]
+async def taken(orchestrators: Scripted, order: Order = ORDER, attention: Attention = SOON) -> list[object]:
+    outputs = ClusterOutputs({"small": orchestrators}, attention=attention)
+    return [piece async for piece in outputs.stream(order)]
 
 
 async def test_pieces_pass_as_they_are_but_for_signs_of_life() -> None:
@@ -81,21 +84,19 @@ async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -
     assert one.closed == 3
 
 
-async def test_after_a_loss_one_that_does_not_even_begin_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_SIGN", 0.02)
-    monkeypatch.setattr(module, "SILENT_AFTER", 60.0)
-    one = Scripted([token(1), Lost("it died")], [None], [None], [Began(""), token(2), ENDED])
+async def test_after_a_loss_one_that_does_not_even_begin_is_given_up_soon() -> None:
+    one = Scripted([BEGAN, token(1), Lost("it died")], [None], [None], [BEGAN, token(2), ENDED])
     async with asyncio.timeout(5):
-        assert (await taken(one))[:2] == [token(1), token(2)]
+        found = await taken(one, attention=Attention(silent=60.0, first=0.02, looks=0.01))
+    assert found[:2] == [token(1), token(2)]
     assert [order.request.committed for order in one.orders] == [(), (1,), (1,), (1,)]
 
 
-async def test_one_that_has_begun_has_all_the_time_of_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_SIGN", 0.01)
-    one = Scripted([token(1), Lost("it died")], [Began(""), None], [Began(""), token(2), ENDED])
+async def test_one_that_has_begun_has_all_the_time_of_a_silence() -> None:
+    one = Scripted([BEGAN, token(1), Lost("it died")], [BEGAN, None], [BEGAN, token(2), ENDED])
     began = asyncio.get_running_loop().time()
-    await taken(one)
-    assert asyncio.get_running_loop().time() - began >= module.SILENT_AFTER
+    await taken(one, attention=Attention(silent=0.5, first=0.01, looks=0.01))
+    assert asyncio.get_running_loop().time() - began >= 0.5
 
 
 async def test_what_a_client_had_before_stays_committed() -> None:
@@ -123,12 +124,12 @@ async def test_who_asks_again_with_the_same_id_has_the_same_seed_and_others_have
 
 
 async def test_with_another_model_behind_the_name_an_output_does_not_go_on() -> None:
-    same = Scripted([Began("a"), token(1), Lost("it died")], [Began("a"), token(2), ENDED])
+    same = Scripted([BEGAN, token(1), Lost("it died")], [BEGAN, token(2), ENDED])
     assert (await taken(same))[:2] == [token(1), token(2)]
-    other = Scripted([Began("a"), token(1), Lost("it died")], [Began("b"), token(2), ENDED])
+    other = Scripted([BEGAN, token(1), Lost("it died")], [Began("b", "there 1"), token(2), ENDED])
     with pytest.raises(Unreachable, match="'small' was replaced by another model"):
         await taken(other)
-    unseen = Scripted([Began("a"), Lost("it died")], [Began("b"), token(1), ENDED])
+    unseen = Scripted([BEGAN, Lost("it died")], [Began("b", "there 1"), token(1), ENDED])
     assert (await taken(unseen))[:1] == [token(1)]
 
 
@@ -143,7 +144,7 @@ async def test_who_counts_losses_is_told_of_them_and_of_how_long_the_client_wait
             told.append((model, seconds))
 
     times = iter(range(100))
-    begun, later = [Began("a"), token(1), Lost("it died")], [Began("a"), token(2), token(3), ENDED]
+    begun, later = [BEGAN, token(1), Lost("it died")], [BEGAN, token(2), token(3), ENDED]
     one = Scripted(begun, [Lost("it is not there yet")], later)
     outputs = ClusterOutputs({"small": one}, Told(), clock=lambda: next(times))
     assert len([piece async for piece in outputs.stream(ORDER)]) == 4

@@ -9,9 +9,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from crossdraft.serving.cluster.hearing import Lost, Together
 from crossdraft.serving.cluster.orchestrating import Orchestrator
-from crossdraft.serving.cluster.outputs import Lost
-from crossdraft.serving.cluster.pieces import Piece
 from crossdraft.serving.orders import Order, OverloadedError, ServedModel
 
 CROWDED_SECONDS = 1.0  # before a client may ask again where all replicas are taken
@@ -29,14 +28,13 @@ class ServeOrchestrators:
             models: tuple[ServedModel, ...] = await self._handle.models.remote()
         return models
 
-    async def stream(self, order: Order) -> AsyncGenerator[Piece, None]:
+    async def stream(self, order: Order) -> AsyncGenerator[Together, None]:
         """As `Orchestrators.stream`; closing it early cancels the replica's work."""
         with _foreign_errors():
             response: Any = self._handle.options(stream=True).stream.remote(order)
             try:
                 async for together in response:
-                    for piece in together:
-                        yield piece
+                    yield together
             finally:
                 response.cancel()
 

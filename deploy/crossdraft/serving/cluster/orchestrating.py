@@ -55,7 +55,7 @@ class Orchestrator:
 
     async def stream(self, order: Order) -> AsyncGenerator[tuple[Piece, ...], None]:
         """The pieces of one output, and something at least twice a second. Errors that can be expected are pieces."""
-        yield (Began(self._told.target),)
+        yield (Began(self._told.target, f"{self._entry.node} {self._entry.process}"),)
         with about(request=order.id):
             log.info("output ordered: %d tokens are there already", len(order.request.committed))
         with self._metrics.output(resumed=bool(order.request.committed)) as course:

@@ -10,16 +10,14 @@ from typing import Protocol
 from crossdraft.pipeline import Token
 from crossdraft.rpc.errors import Cancelled, TimedOut, Unreachable
 from crossdraft.rpc.subject import about
+from crossdraft.serving.cluster.hearing import Attention, Hearing, Lost, Together
 from crossdraft.serving.cluster.journal import Journal, exact_after_loss, resumable
 from crossdraft.serving.cluster.pieces import Alive, Began, Expected, Piece, Refusal
 from crossdraft.serving.orders import Ended, Order, ServedModel, Traced, UnknownModelError
 
 log = logging.getLogger(__name__)
 
-SILENT_AFTER = 3.0  # seconds without a piece after which an orchestrator is given up
-# ... without a first one, where another was just lost; it doubles. Serve knows only later which replicas are gone, and
-# may send an order to one of them again. One that lives begins at once; to give up one that is slow costs no text.
-FIRST_SIGN = 0.75
+ASKED_SECONDS = 3.0  # that a question for models may take
 LONGEST_SEARCH = 30.0  # seconds without a new token after which an output that was interrupted fails
 ELSEWHERE = (Unreachable, TimedOut, Cancelled)  # errors that another orchestrator need not meet
 PAUSE = 0.25  # seconds before another orchestrator is asked
@@ -29,10 +27,6 @@ NOT_RESUMED = (
 )
 
 
-class Lost(Exception):  # noqa: N818 - it says what happened
-    """An orchestrator died, or cannot be reached."""
-
-
 class Orchestrators(Protocol):
     """The replicas that make one model's outputs."""
 
@@ -40,8 +34,8 @@ class Orchestrators(Protocol):
         """What one of them can make; raises Lost."""
         ...
 
-    def stream(self, order: Order) -> AsyncGenerator[Piece, None]:
-        """The pieces that one of them sends; raises Lost."""
+    def stream(self, order: Order) -> AsyncGenerator[Together, None]:
+        """The pieces that one of them sends, those together that come at once; raises Lost."""
         ...
 
 
@@ -64,6 +58,7 @@ class ClusterOutputs:
         models: their orchestrators by name.
         losses: who is told of those that are lost.
         clock: seconds.
+        attention: when one is taken for lost.
     """
 
     def __init__(
@@ -71,8 +66,10 @@ class ClusterOutputs:
         models: Mapping[str, Orchestrators],
         losses: Losses | None = None,
         clock: Callable[[], float] = time.monotonic,
+        attention: Attention | None = None,
     ) -> None:
         self._models = dict(models)
+        self._hearing = {model: Hearing(attention or Attention()) for model in models}
         self._losses = losses
         self._clock = clock
 
@@ -87,19 +84,20 @@ class ClusterOutputs:
         if orchestrators is None:
             raise UnknownModelError(f"there is no model {order.model!r}; there is {', '.join(self._models)}")
         journal, heard = Journal(resumable(order)), self._clock()
-        first, lost = SILENT_AFTER, 0  # orchestrators, one after the other, since a piece came
+        hearing, lost = self._hearing[order.model], 0  # orchestrators, one after the other, since a piece came
         while True:
             try:
-                async with aclosing(_attentive(orchestrators.stream(journal.rest), first)) as pieces:
-                    async for piece in pieces:
+                async with aclosing(hearing.listen(orchestrators.stream(journal.rest), lost)) as coming:
+                    async for together in coming:
                         heard, lost = self._clock(), 0
-                        shown = self._noted(piece, journal, heard)
-                        if shown is not None:
-                            yield shown
+                        for piece in together:
+                            shown = self._noted(piece, journal, heard)
+                            if shown is not None:
+                                yield shown
                 return
             except Lost as error:
                 self._gone(error, journal, heard)
-                first, lost = min(SILENT_AFTER, FIRST_SIGN * 2**lost), lost + 1
+                lost += 1
                 await asyncio.sleep(PAUSE)
 
     def _noted(self, piece: Piece, journal: Journal, now: float) -> Token | Traced | Ended | None:
@@ -148,23 +146,7 @@ def _meant(error: Expected, journal: Journal) -> Exception:
 
 async def _asked(orchestrators: Orchestrators) -> Sequence[ServedModel]:
     try:
-        async with asyncio.timeout(SILENT_AFTER):
+        async with asyncio.timeout(ASKED_SECONDS):
             return await orchestrators.models()
     except (Lost, TimeoutError):
         return ()
-
-
-async def _attentive(pieces: AsyncGenerator[Piece, None], first: float) -> AsyncGenerator[Piece, None]:
-    """The same pieces; raises Lost if nothing comes for too long, or not for `first` seconds in the beginning."""
-    async with aclosing(pieces):
-        patience = first
-        while True:
-            try:
-                async with asyncio.timeout(patience):
-                    piece = await anext(pieces)
-            except StopAsyncIteration:
-                return
-            except TimeoutError as error:
-                raise Lost(f"it has been silent for {patience:g} s") from error
-            patience = SILENT_AFTER
-            yield piece

@@ -17,6 +17,7 @@ class Began:
     """The first one: the order has been taken up."""
 
     target: str  # what the targets run, in one word
+    orchestrator: str  # which one; no other process ever has the same name
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,180 @@
+"""When an orchestrator is taken for lost."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from crossdraft.serving.cluster.hearing import FRESH, Attention, Hearing, Lost, Together
+from crossdraft.serving.cluster.pieces import Alive, Began
+
+STEP = 0.001  # seconds of the clock of these tests between two looks at it
+ATTENTION = Attention(silent=10 * STEP, first=4 * STEP, most=200 * STEP, looks=STEP)
+ALIVE = (Alive(),)
+
+
+class Clock:
+    """It goes on whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += STEP
+        return self.now
+
+
+class Orchestrator:
+    """It begins at once, or when it may, and says what it is told to."""
+
+    def __init__(self, name: str, begins: bool = True) -> None:
+        self.began = Began("", name)
+        self.may_begin = asyncio.Event()
+        if begins:
+            self.may_begin.set()
+        self.says: asyncio.Queue[Together] = asyncio.Queue()  # nothing: it is over
+        self.closed = False
+
+    async def stream(self) -> AsyncGenerator[Together, None]:
+        try:
+            await self.may_begin.wait()
+            yield (self.began,)
+            while said := await self.says.get():
+                yield said
+        finally:
+            self.closed = True
+
+
+class Chatty(Orchestrator):
+    """It says something all the time."""
+
+    async def stream(self) -> AsyncGenerator[Together, None]:
+        yield (self.began,)
+        while True:
+            await asyncio.sleep(0)
+            yield ALIVE
+
+
+def hearing() -> Hearing:
+    return Hearing(ATTENTION, Clock())
+
+
+async def silence(hearing: Hearing, one: Orchestrator, lost: int = 0) -> float:
+    """Seconds after which it is taken for lost, from its beginning, if it has one."""
+    async with aclosing(hearing.listen(one.stream(), lost)) as heard:
+        if one.may_begin.is_set():
+            assert await anext(heard) == (one.began,)
+        clock = hearing._clock
+        began = clock()
+        with pytest.raises(Lost, match="silent"):
+            await anext(heard)
+        return clock() - began
+
+
+async def heard_meanwhile(hearing: Hearing, other: Orchestrator, one: Orchestrator) -> float:
+    """The same, while another output hears an orchestrator."""
+
+    async def listen() -> None:
+        async for _ in hearing.listen(other.stream()):
+            pass
+
+    listening = asyncio.create_task(listen())
+    try:
+        return await silence(hearing, one)
+    finally:
+        listening.cancel()
+        await asyncio.wait([listening])
+
+
+async def test_what_is_said_is_heard_to_its_end() -> None:
+    one = Orchestrator("a")
+    for together in (ALIVE, (Alive(), Alive()), ()):
+        one.says.put_nowait(together)
+    assert [together async for together in hearing().listen(one.stream())] == [(one.began,), ALIVE, (Alive(), Alive())]
+    assert one.closed
+
+
+async def test_silence_is_a_loss() -> None:
+    one = Orchestrator("a")
+    assert ATTENTION.silent <= await silence(hearing(), one) < 10 * ATTENTION.silent
+    assert one.closed
+
+
+async def test_one_that_another_output_hears_is_there_up_to_a_limit() -> None:
+    assert await heard_meanwhile(hearing(), Chatty("a"), Orchestrator("a")) >= ATTENTION.most
+
+
+async def test_what_is_heard_of_others_says_nothing() -> None:
+    # Looks at the clock are also those of who hears the other one, so its time is no measure here.
+    async with asyncio.timeout(5):
+        with_others = await heard_meanwhile(hearing(), Chatty("b"), Orchestrator("a"))
+    assert with_others > 0
+
+
+async def test_after_a_loss_one_that_does_not_begin_is_given_up_sooner() -> None:
+    sooner = await silence(hearing(), Orchestrator("a", begins=False), 1)
+    then = await silence(hearing(), Orchestrator("a", begins=False), 2)
+    first = await silence(hearing(), Orchestrator("a", begins=False))
+    assert ATTENTION.first <= sooner < then < first
+    last = await silence(hearing(), Orchestrator("a", begins=False), 9)
+    assert last == pytest.approx(first, abs=2 * STEP)
+
+
+async def late(hearing: Hearing, clock: Clock, seconds: float) -> None:
+    """An output that begins so late."""
+    one = Orchestrator("a", begins=False)
+    async with aclosing(hearing.listen(one.stream())) as heard:
+        beginning = asyncio.ensure_future(anext(heard))
+        await asyncio.sleep(0)
+        clock.now += seconds
+        one.may_begin.set()
+        await beginning
+
+
+async def test_while_outputs_begin_late_one_that_has_not_begun_is_waited_for() -> None:
+    clock = Clock()
+    hearing = Hearing(ATTENTION, clock)
+    usual = await silence(hearing, Orchestrator("a", begins=False))
+    await late(hearing, clock, ATTENTION.silent)
+    for lost in (0, 1, 5):
+        assert await silence(hearing, Orchestrator("a", begins=False), lost) >= 3 * usual
+    clock.now += FRESH
+    assert await silence(hearing, Orchestrator("a", begins=False)) == pytest.approx(usual, rel=0.2)
+
+
+async def test_time_in_which_nobody_listened_does_not_count() -> None:
+    clock = Clock()
+    hearing = Hearing(ATTENTION, clock)
+    one = Orchestrator("a")
+    async with aclosing(hearing.listen(one.stream())) as heard:
+        await anext(heard)
+        due = asyncio.ensure_future(anext(heard))
+        await asyncio.sleep(0)
+        clock.now += 100.0
+        await asyncio.sleep(0)
+        one.says.put_nowait(ALIVE)
+        assert await due == ALIVE
+
+
+async def test_leaving_early_closes_the_stream() -> None:
+    one = Orchestrator("a")
+    async with aclosing(hearing().listen(one.stream())) as heard:
+        await anext(heard)
+    assert one.closed
+
+
+async def test_who_is_cancelled_while_listening_leaves_nothing_open() -> None:
+    one = Orchestrator("a", begins=False)
+
+    async def listen() -> None:
+        async with aclosing(Hearing(Attention()).listen(one.stream())) as heard:
+            await anext(heard)
+
+    listening = asyncio.create_task(listen())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    listening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await listening
+    assert one.closed
