@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,16 @@ def test_forwards_of_all_services_are_captured_or_of_none() -> None:
         services = throughput._served(plan(ways=("crossdraft",), enforce_eager=eager))
         assert len(services) == 2
         assert all(isinstance(one, Wanted) and ("--enforce-eager" in one.more) == eager for one in services)
+
+
+def test_models_are_bound_to_cores_and_warmed_up_with_a_few_outputs_on_a_cpu_only() -> None:
+    there, here = plan(device="cuda:0", at_once=(1, 16), tokens=64), plan()
+    assert there.warm_ups == ((1, 32), (16, 32))
+    assert here.warm_ups == ((4, 8),)
+    for one, is_bound in ((there, False), (here, shutil.which("taskset") is not None)):
+        served = [*throughput._served(one), throughput._transformers(one, "generate_batch", 1)]
+        assert [bool(service.prefix) for service in served] == [is_bound] * len(served)
+        assert ("thread on the first" in throughput._conditions(one)) == (one is here)
 
 
 def test_streaming_counts_only_while_all_outputs_are_under_way() -> None:

@@ -1,8 +1,8 @@
 """`crossdraft bench throughput`: many outputs at once, beside transformers' own generation on the same models.
 
-Each model has one process and one thread of torch unless more are asked for; the target has the first core, the
-drafter the second one, and this process runs where there is room. What is compared with has the target's core. Ways
-take turns, one running while the others are idle.
+Each model has one process and one thread of torch unless more are asked for; on a CPU the target has the first core,
+the drafter the second one, and this process runs where there is room. What is compared with has the target's core.
+Where models are on another device nobody is bound to a core. Ways take turns, one running while the others are idle.
 """
 
 import os
@@ -21,7 +21,7 @@ from crossdraft.cli.progress import counted
 from crossdraft.cli.running import STARTS_PROCESSES, checked_options, run_to_end
 from crossdraft.cli.throughput_figures import Measured, Run, measured
 from crossdraft.cli.throughput_report import report
-from crossdraft.cli.throughput_runs import Ids, Ours, Theirs, Way
+from crossdraft.cli.throughput_runs import ALONE, WARM_UP, Ids, Ours, Theirs, Way
 from crossdraft.cli.transformers_process import ASSISTED, BATCHED, TransformersProcess
 from crossdraft.pipeline import GenerationRequest, SamplingOptions, connect
 from crossdraft.rpc.heap import settle
@@ -52,6 +52,18 @@ class Plan:
     dtype: str = "float32"
     device: str = "cpu"  # of all models
     enforce_eager: bool = False  # of ours
+
+    @property
+    def warm_ups(self) -> tuple[tuple[int, int], ...]:
+        """Outputs at once and tokens of each, for ours: elsewhere than on a CPU each shape of a forward that is new
+        costs time, and so all that is measured is done once before."""
+        if self.device == "cpu":
+            return ((ALONE, WARM_UP),)
+        return tuple((count, max(WARM_UP, self.tokens // 2)) for count in self.at_once)
+
+    def core(self, number: int) -> tuple[str, ...]:
+        """What a model's command is run by."""
+        return on_core(number) if self.device == "cpu" else ()
 
     def outputs(self, at_once: int) -> int:
         """Of one run."""
@@ -143,12 +155,12 @@ def figures_of(runs: dict[Way, list[Run]], at_once: int, plan: Plan) -> list[Mea
 
 
 def _conditions(plan: Plan) -> str:
-    cores = len(os.sched_getaffinity(0))
+    cores = f"{len(os.sched_getaffinity(0))} cores"
+    bound = ": the target has one thread on the first, the drafter one on the second" if plan.device == "cpu" else ""
     return (
         f"Target {plan.target}, drafter {plan.drafter}, T = {plan.temperature:g}, {plan.tokens} tokens after prompts "
         f"of at most {plan.prompt_tokens}, {plan.each} in each place and {FEWEST} at least, {plan.repeat} runs of each "
-        f"way; {plan.dtype} on {plan.device}; {cores} cores: "
-        f"the target has one thread on the first, the drafter one on the second; {plan.mib} MiB of keys and values."
+        f"way; {plan.dtype} on {plan.device}; {cores}{bound}; {plan.mib} MiB of keys and values."
     )
 
 
@@ -171,9 +183,9 @@ class Stage:
         if CROSSDRAFT in plan.ways:
             drafter = others.pop(0)
             drafted = await stack.enter_async_context(connect(target.address, drafter.address, needs_drafter=True))
-            ways.append(Ours(CROSSDRAFT, drafted, plan.request(), target, drafter))
+            ways.append(Ours(CROSSDRAFT, drafted, plan.request(), target, drafter, plan.warm_ups))
         if PLAIN in plan.ways:
-            ways.append(Ours(PLAIN, plain, plan.request(), target, None))
+            ways.append(Ours(PLAIN, plain, plan.request(), target, None, plan.warm_ups))
         for (way, threads), process in zip(theirs, others, strict=True):
             label = f"{way}, {threads} {'threads' if threads > 1 else 'thread'}"
             ways.append(Theirs(label, process, alone=way == ASSISTED_WAY))
@@ -186,8 +198,8 @@ def _served(plan: Plan) -> list[Startable]:
     """Our services: a target, and a drafter if one is needed."""
     where = ("--dtype", plan.dtype, "--device", plan.device, *(("--enforce-eager",) if plan.enforce_eager else ()))
     options = (*where, "--cache-mib", str(plan.mib), "--metrics-port", "0", "--no-enable-prefix-caching")
-    target = Wanted("target", plan.target, 1, options, on_core(0))
-    return [target, *([Wanted("drafter", plan.drafter, 1, where, on_core(1))] if CROSSDRAFT in plan.ways else [])]
+    target = Wanted("target", plan.target, 1, options, plan.core(0))
+    return [target, *([Wanted("drafter", plan.drafter, 1, where, plan.core(1))] if CROSSDRAFT in plan.ways else [])]
 
 
 def _transformers(plan: Plan, way: str, threads: int) -> Startable:
@@ -200,5 +212,5 @@ def _transformers(plan: Plan, way: str, threads: int) -> Startable:
         mib=plan.mib,
         dtype=plan.dtype,
         device=plan.device,
-        prefix=on_core(0) if threads == 1 else (),
+        prefix=plan.core(0) if threads == 1 else (),
     )

@@ -51,10 +51,12 @@ class Ours:
     request: GenerationRequest  # its prompt and its number of tokens are replaced
     target: Running
     drafter: Running | None
+    warm_ups: tuple[tuple[int, int], ...] = ((ALONE, WARM_UP),)  # outputs at once, and tokens of each
 
     async def warm_up(self, prompts: Sequence[Ids]) -> None:
         """A few outputs."""
-        await self.run(prompts[:ALONE], WARM_UP, ALONE)
+        for at_once, tokens in self.warm_ups:
+            await self.run(prompts[: max(at_once, ALONE)], tokens, at_once)
 
     async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> Run:
         """As Way says."""
