@@ -126,3 +126,35 @@ async def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
     findings = device.Findings(replace(DEVICE, seconds=1.0), tmp_path)
     await device._measure(device.steps_of(DEVICE), findings)
     assert (tmp_path / "device.md").read_text().count("Left out") == 4
+
+
+async def test_none_may_take_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    async def take(step: device.Step, number: int, seconds: float, findings: device.Findings) -> None:
+        given.append(seconds)
+        findings.add(step.title, "taken")
+
+    monkeypatch.setattr(device, "_take", take)
+    await device._measure(device.steps_of(DEVICE), device.Findings(DEVICE, tmp_path))
+    assert given == [40.0] * 4
+
+
+async def test_what_a_measurement_warns_of_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = tmp_path / "bench"
+    said.write_text(
+        "#!/bin/sh\n"
+        "echo 'crossdraft: no more forwards are captured' >&2\n"
+        "echo noise >&2\n"
+        "eval table=\\${$#}\n"  # the last argument
+        'echo table >"$table"\n'
+        "echo '{}' >\"${table%md}json\"\n"
+    )
+    said.chmod(0o755)
+    monkeypatch.setattr(device.sys, "executable", str(said))
+    findings = device.Findings(DEVICE, tmp_path)
+    await device._take(device.Step("a pass", ("engine",)), 0, 100.0, findings)
+    text = (tmp_path / "device.md").read_text()
+    assert "table" in text
+    assert "crossdraft: no more forwards are captured" in text
+    assert "noise" not in text

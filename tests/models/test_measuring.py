@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from crossdraft.models.lengthening import lengthened
 from crossdraft.models.loading import load_model
 from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError, source_of
 from crossdraft.models.soaking import Soaking, soak
-from crossdraft.models.timing import floor_of
+from crossdraft.models.timing import described, floor_of
 from tests.models.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
 
 PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]
@@ -109,6 +110,13 @@ def test_a_pass_reads_all_weights_but_those_of_an_untied_embedding() -> None:
     assert floor_of(untied, 1 << 16).weights == floor_of(tied, 1 << 16).weights
     assert floor_of(untied, 1 << 16).weights == 4 * sum(weight.numel() for weight in untied.parameters()) - embedding
     assert floor_of(untied, 1 << 16).seconds > 0
+
+
+def test_a_device_is_told_with_the_versions_that_drive_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert described("cpu").startswith(f"cpu; torch {torch.__version__}")
+    found = SimpleNamespace(name="A GPU", total_memory=3 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    assert described("cuda:0").startswith("A GPU, 3072 MiB; torch ")
 
 
 def test_a_name_can_ask_for_a_larger_shape() -> None:

@@ -30,7 +30,9 @@ LEAST = 30.0  # seconds that a measurement is begun with
 GRACE = 5.0  # seconds in which a process may end by itself
 LOADS = ("1x1", "1x6", "16x1", "16x6", "64x1")
 FAILED = "Failed"  # how the section of a measurement begins that did
-WORDS = 300  # letters of what a process that failed said last
+WORDS = 2000  # letters of what a process that failed said last
+WARNING = "crossdraft: "  # how the lines begin in which our own packages warn
+SHARE = 0.4  # of all the time that one measurement may take: one that hangs keeps only some of the others from it
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ def measure(plan: Plan, folder: Path) -> None:
         Misused: there is no such size or device, or the folder cannot be made.
         CommandFailed: some of it failed, or nothing was measured.
     """
+    from crossdraft.models.timing import described
+
     plan.check()
     steps = steps_of(plan)
     try:
@@ -139,6 +143,7 @@ def measure(plan: Plan, folder: Path) -> None:
     except OSError as error:
         raise Misused(f"cannot make {folder}: {error.strerror}") from error
     findings = Findings(plan, folder)
+    findings.add("The device", described(plan.device))
     run_to_end(_measure(steps, findings), STARTS_PROCESSES)
     failed = sum(section.partition("\n\n")[2].startswith(FAILED) for section in findings.sections)
     if failed or not any(findings.records.values()):
@@ -154,7 +159,8 @@ async def _measure(steps: Sequence[Step], findings: Findings) -> None:
             if left < LEAST:
                 findings.add(step.title, f"Left out: {max(0, left):.0f} s were left, and it is begun with {LEAST:.0f}.")
             else:
-                await _take(step, number, left, findings)
+                most = max(LEAST, SHARE * findings.plan.seconds)
+                await _take(step, number, min(left, most), findings)
             print(findings.sections[-1], flush=True)
             advance()
 
@@ -177,15 +183,16 @@ async def _take(step: Step, number: int, seconds: float, findings: Findings) -> 
         words = " ".join(said.decode("utf-8", "replace").split())[-WORDS:]
         findings.add(step.title, f"{FAILED} ({process.returncode}): {words}")
         return
+    warned = [line for line in said.decode("utf-8", "replace").splitlines() if line.startswith(WARNING)]
     record = json.loads(paths["json"].read_text(encoding="utf-8"))
-    findings.add(step.title, paths["md"].read_text(encoding="utf-8"), record)
+    findings.add(step.title, "\n\n".join([paths["md"].read_text(encoding="utf-8"), *warned]), record)
     for path in paths.values():
         path.unlink()
 
 
 def _broken_off(step: Step, seconds: float, paths: dict[str, Path], findings: Findings) -> None:
     """The time was over: what it has written until then counts."""
-    why = f"Broken off after {seconds:.0f} seconds: the time was over."
+    why = f"Broken off after {seconds:.0f} seconds: its time was over."
     written = all(path.is_file() for path in paths.values())
     if not written:
         findings.add(step.title, why)

@@ -8,6 +8,7 @@ from crossdraft.cli.benching import write_json, write_text
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.outputs import check_output
 from crossdraft.cli.overlap_report import markdown
+from crossdraft.cli.running import warnings_shown
 from crossdraft.models.enginetime import Load, PassTime, times_of
 from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.models.timing import Floor
@@ -61,7 +62,8 @@ def measure(plan: Plan, json_path: Path | None, markdown_path: Path | None = Non
             check_output(path)
     try:
         where = (plan.target, plan.dtype, plan.device, plan.mib)
-        times, floor, captured = times_of(*where, plan.loads, plan.context, plan.turns, plan.enforce_eager)
+        with warnings_shown():
+            times, floor, captured = times_of(*where, plan.loads, plan.context, plan.turns, plan.enforce_eager)
     except NumberOutOfRangeError as error:
         raise Misused(str(error)) from error
     except (ModelLoadError, ValueError) as error:

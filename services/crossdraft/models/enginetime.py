@@ -64,7 +64,7 @@ def engine_times(
         turns: that count.
     """
     alone = [Load(1, load.tokens) for load in loads]
-    races = {load: Race(engine, bare, load, context) for load in (*alone, *loads)}
+    races = {load: Race(engine, bare, load, context) for load in dict.fromkeys((*alone, *loads))}
     for turn in range(WARM_UP + turns):
         for race in races.values():
             race.run(turn, counts=turn >= WARM_UP)

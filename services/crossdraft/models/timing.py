@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from crossdraft.models.forwards import Forwards
@@ -13,6 +14,7 @@ from crossdraft.models.support import embedding_weight
 
 TURNS = 10  # of a measurement of bandwidth
 MATRIX = 1 << 30  # bytes of its matrix, which no cache must hold
+AT_ONCE = 8  # products that another device than a CPU does in a turn: to launch one, and to wait, takes time as well
 
 
 @dataclass(eq=False)
@@ -64,11 +66,24 @@ def floor_of(model: PreTrainedModel, size: int = MATRIX) -> Floor:
     matrix = torch.ones(rows, columns, dtype=model.dtype, device=embedding.device)
     vector = torch.ones(columns, dtype=model.dtype, device=embedding.device)
     clock, times = clock_of(embedding.device), list[float]()
+    products = 1 if embedding.device.type == "cpu" else AT_ONCE
     for _ in range(TURNS):
         began = clock()
-        torch.mv(matrix, vector)
-        times.append(clock() - began)
+        for _ in range(products):
+            torch.mv(matrix, vector)
+        times.append((clock() - began) / products)
     return Floor(weights, matrix.numel() * matrix.itemsize / min(times))
+
+
+def described(name: str) -> str:
+    """What the device of a name is, and the versions of what drives it."""
+    device = torch.device(name)
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if device.type != "cuda":
+        return f"{device}; {versions}"
+    found = torch.cuda.get_device_properties(device)
+    cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    return f"{found.name}, {found.total_memory >> 20} MiB; {versions}, {cuda}"
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
