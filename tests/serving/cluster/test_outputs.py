@@ -225,3 +225,25 @@ async def test_models_whose_orchestrators_are_gone_are_not_served(silent: bool) 
             return ()
 
     assert await ClusterOutputs({"gone": Gone(), "small": Scripted()}).models() == (SMALL,)
+
+
+async def test_a_model_whose_orchestrators_have_no_time_to_answer_is_served_while_they_are_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Busy(Scripted):
+        busy = False
+
+        async def models(self) -> tuple[ServedModel, ...]:
+            if self.busy:
+                await asyncio.Event().wait()
+            return await super().models()
+
+    monkeypatch.setattr(module, "ASKED_SECONDS", 0.01)
+    one = Busy([BEGAN, token(1), ENDED])
+    outputs = ClusterOutputs({"small": one}, attention=Attention(silent=0.5))
+    assert await outputs.models() == (SMALL,)
+    one.busy = True
+    assert await outputs.models() == ()
+    async with aclosing(outputs.stream(ORDER)) as pieces:
+        await anext(pieces)
+        assert await outputs.models() == (SMALL,)

@@ -54,6 +54,12 @@ class Hearing:
         self._heard: dict[str, float] = {}  # by orchestrator, when any output heard it last
         self._begun: deque[tuple[float, float]] = deque(maxlen=LATEST)  # when an output did, and how long after asking
 
+    @property
+    def lively(self) -> bool:
+        """Whether an output has just heard an orchestrator."""
+        now = self._clock()
+        return any(now - heard < self._attention.silent for heard in self._heard.values())
+
     async def listen(self, stream: AsyncGenerator[Together, None], lost: int = 0) -> AsyncGenerator[Together, None]:
         """What an orchestrator sends for one output.
 

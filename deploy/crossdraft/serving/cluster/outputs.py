@@ -70,13 +70,24 @@ class ClusterOutputs:
     ) -> None:
         self._models = dict(models)
         self._hearing = {model: Hearing(attention or Attention()) for model in models}
+        self._served: dict[str, Sequence[ServedModel]] = {}  # by model, what its orchestrators said last
         self._losses = losses
         self._clock = clock
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """Those whose orchestrators answer and have found a target."""
-        asked = await asyncio.gather(*(_asked(one) for one in self._models.values()))
+        """Those whose orchestrators answer and have found a target; where they have no time to, what they said last."""
+        asked = await asyncio.gather(*map(self._asked, self._models))
         return tuple(model for found in asked for model in found)
+
+    async def _asked(self, name: str) -> Sequence[ServedModel]:
+        try:
+            async with asyncio.timeout(ASKED_SECONDS):
+                self._served[name] = await self._models[name].models()
+        except Lost:
+            return ()
+        except TimeoutError:
+            return self._served.get(name, ()) if self._hearing[name].lively else ()
+        return self._served[name]
 
     async def stream(self, order: Order) -> AsyncGenerator[Token | Traced | Ended, None]:
         """As `Outputs.stream`."""
@@ -142,11 +153,3 @@ class ClusterOutputs:
 def _meant(error: Expected, journal: Journal) -> Exception:
     """In the middle of an output, an orchestrator that finds no target is as good as lost: another one may."""
     return Lost(str(error)) if journal.delivered and isinstance(error, ELSEWHERE) else error
-
-
-async def _asked(orchestrators: Orchestrators) -> Sequence[ServedModel]:
-    try:
-        async with asyncio.timeout(ASKED_SECONDS):
-            return await orchestrators.models()
-    except (Lost, TimeoutError):
-        return ()
