@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.context import _get_global_client
+from ray.serve.context import _check_cached_client_alive, _get_global_client
 
 from crossdraft.serving.cluster.application import Room, application
 from crossdraft.serving.cluster.directing import DirectoryActor
@@ -94,6 +94,7 @@ def begin_directory() -> None:
 @contextmanager
 def _serve_begun(http: Http) -> Iterator[None]:
     """Serve runs with its proxies at this address; what fails in the block ends it, unless it ran before."""
+    _check_cached_client_alive()  # Serve that another process has ended since this one used it is forgotten
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
         has = client.http_config
