@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -107,9 +109,36 @@ async def test_one_that_another_output_hears_is_there_up_to_a_limit() -> None:
 
 async def test_what_is_heard_of_others_says_nothing() -> None:
     # Looks at the clock are also those of who hears the other one, so its time is no measure here.
+    without_limit = Hearing(replace(ATTENTION, most=inf), Clock())
     async with asyncio.timeout(5):
-        with_others = await heard_meanwhile(hearing(), Chatty("b"), Orchestrator("a"))
-    assert with_others > 0
+        await heard_meanwhile(without_limit, Chatty("b"), Orchestrator("a"))
+
+
+async def test_what_lay_here_while_its_reader_was_away_is_no_sign_of_life() -> None:
+    clock = Clock()
+    hearing = Hearing(ATTENTION, clock)
+
+    class Left(Orchestrator):
+        """It was lost when it had said much."""
+
+        async def stream(self) -> AsyncGenerator[Together, None]:
+            yield (self.began,)
+            while True:
+                yield ALIVE
+
+    async def read_slowly() -> None:
+        async for _ in hearing.listen(Left("a").stream()):
+            for _ in range(50):
+                clock()
+                await asyncio.sleep(0)
+
+    reading = asyncio.create_task(read_slowly())
+    async with aclosing(hearing.listen(Orchestrator("a").stream())) as heard:
+        await anext(heard)
+        with pytest.raises(Lost, match=r"silent for 0\.01"):  # and not 0.2, which is ATTENTION.most
+            await anext(heard)
+    reading.cancel()
+    await asyncio.wait([reading])
 
 
 async def test_after_a_loss_one_that_does_not_begin_is_given_up_sooner() -> None:
@@ -152,7 +181,9 @@ async def test_time_in_which_nobody_listened_does_not_count() -> None:
         due = asyncio.ensure_future(anext(heard))
         await asyncio.sleep(0)
         clock.now += 100.0
-        await asyncio.sleep(0)
+        jumped = clock.now
+        while clock.now == jumped:  # until it looks
+            await asyncio.sleep(0)
         one.says.put_nowait(ALIVE)
         assert await due == ALIVE
 

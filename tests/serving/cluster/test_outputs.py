@@ -99,6 +99,12 @@ async def test_one_that_has_begun_has_all_the_time_of_a_silence() -> None:
     assert asyncio.get_running_loop().time() - began >= 0.5
 
 
+async def test_one_that_was_given_up_late_is_replaced_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_SEARCH", 0.02)
+    one = Scripted([BEGAN, token(1), None], [BEGAN, token(2), ENDED])
+    assert (await taken(one, attention=Attention(silent=0.1, looks=0.01)))[:2] == [token(1), token(2)]
+
+
 async def test_what_a_client_had_before_stays_committed() -> None:
     one = Scripted([token(3), Lost("it died")], [token(4), ENDED])
     order = Order("one", "small", GenerationRequest("go", seed=1, committed=(1, 2)))
@@ -240,7 +246,7 @@ async def test_a_model_whose_orchestrators_have_no_time_to_answer_is_served_whil
 
     monkeypatch.setattr(module, "ASKED_SECONDS", 0.01)
     one = Busy([BEGAN, token(1), ENDED])
-    outputs = ClusterOutputs({"small": one}, attention=Attention(silent=0.5))
+    outputs = ClusterOutputs({"small": one}, attention=Attention(silent=60.0))
     assert await outputs.models() == (SMALL,)
     one.busy = True
     assert await outputs.models() == ()

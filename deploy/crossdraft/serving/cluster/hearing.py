@@ -2,7 +2,8 @@
 
 One that is lost says nothing to anybody; one that has much to do says it late. So what all outputs hear counts: an
 orchestrator that one of them hears is there, and while outputs begin late, one that has not begun yet is none that is
-lost. Time in which this process did not come to listen is nobody's silence. To give up an orchestrator costs no text,
+lost. Time in which this process did not come to listen is nobody's silence, and what lay here meanwhile is no sign of
+life: one that is lost may have left many pieces to a slow reader. To give up an orchestrator costs no text,
 but work that is done again, which a cluster that has too much of it must not be given.
 """
 
@@ -71,14 +72,17 @@ class Hearing:
             Lost: nothing has come for too long, or what `stream` raised.
         """
         asked, who = self._clock(), ""
+        left = back = asked  # when the reader had the latest pieces, and when it asked for more
         async with aclosing(stream):
             while together := await self._next(stream, who, lost):
                 now = self._clock()
                 match together[0]:
                     case Began(orchestrator=who):
                         self._begins(who, now, now - asked)
-                self._heard[who] = now
+                if now - back >= back - left:  # else they may have lain here
+                    self._heard[who] = now
                 yield together
+                left, back = now, self._clock()
 
     async def _next(self, stream: AsyncGenerator[Together, None], who: str, lost: int) -> Together | None:
         """What comes next, None at the end; raises Lost."""

@@ -23,6 +23,7 @@ class Journal:
     kinds: Counter[Kind] = field(default_factory=Counter)  # of the tokens
     resumed: bool = False  # more than one orchestrator has worked on it
     lost_at: float | None = None  # when the latest orchestrator was heard of last, until another one makes a token
+    given_up: float = 0.0  # when it was given up, where `lost_at` is not None
 
     @property
     def rest(self) -> Order:

@@ -18,7 +18,7 @@ from crossdraft.serving.orders import Ended, Order, ServedModel, Traced, Unknown
 log = logging.getLogger(__name__)
 
 ASKED_SECONDS = 3.0  # that a question for models may take
-LONGEST_SEARCH = 30.0  # seconds without a new token after which an output that was interrupted fails
+LONGEST_SEARCH = 30.0  # seconds since an orchestrator was given up after which an output without a new token fails
 ELSEWHERE = (Unreachable, TimedOut, Cancelled)  # errors that another orchestrator need not meet
 PAUSE = 0.25  # seconds before another orchestrator is asked
 NOT_RESUMED = (
@@ -139,12 +139,12 @@ class ClusterOutputs:
         order = journal.order
         if not exact_after_loss(order):
             raise Unreachable(NOT_RESUMED.format(order.request.method)) from error
-        journal.resumed = True
+        journal.resumed, now = True, self._clock()
         if journal.lost_at is None:
-            journal.lost_at = heard
+            journal.lost_at, journal.given_up = heard, now
             if self._losses is not None:
                 self._losses.lost(order.model)
-        if self._clock() - journal.lost_at > LONGEST_SEARCH:
+        if now - journal.given_up > LONGEST_SEARCH:
             raise Unreachable(f"no orchestrator of {order.model!r} can go on: {error}") from error
         with about(request=order.id):
             log.warning("an orchestrator was lost after %d tokens: %s", len(journal.delivered), error)
