@@ -1,57 +1,24 @@
 """Outputs that go on when the orchestrator that makes them is lost."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import pytest
 
-from crossdraft.pipeline import GenerationRequest, Kind, Reason, RequestError, SamplingOptions, Token
+from crossdraft.pipeline import GenerationRequest, Reason, RequestError, SamplingOptions
 from crossdraft.pipeline.request import PromptTooLongError
 from crossdraft.rpc.errors import TimedOut, Unreachable
 from crossdraft.serving.cluster import outputs as module
-from crossdraft.serving.cluster.hearing import Attention, Lost, Together
+from crossdraft.serving.cluster.hearing import Attention, Lost
 from crossdraft.serving.cluster.journal import seed_of
 from crossdraft.serving.cluster.outputs import ClusterOutputs
-from crossdraft.serving.cluster.pieces import Alive, Began, Piece, Refusal
-from crossdraft.serving.orders import Ended, Order, OverloadedError, ServedModel, UnknownDrafterError, UnknownModelError
+from crossdraft.serving.cluster.pieces import Alive, Began, Refusal
+from crossdraft.serving.orders import Ended, Order, OverloadedError, UnknownDrafterError, UnknownModelError
+from tests.serving.cluster.scripted import BEGAN, ORDER, Act, Scripted, token
 from tests.serving.fakes import figures
 
-SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
-ORDER = Order("one", "small", GenerationRequest("go", seed=1))
-BEGAN = Began("a", "here 1")
 ENDED = Ended(Reason.LENGTH, figures(3))
 SOON = Attention(silent=0.5)
-Act = Piece | Exception | None  # None: nothing for ever
-
-
-def token(number: int) -> Token:
-    return Token(number, str(number), str(number).encode(), Kind.BONUS, None)
-
-
-class Scripted:
-    """Orchestrators of which each call meets the next script."""
-
-    def __init__(self, *scripts: Sequence[Act]) -> None:
-        self.scripts = list(scripts)
-        self.orders: list[Order] = []
-        self.closed = 0
-
-    async def models(self) -> tuple[ServedModel, ...]:
-        return (SMALL,)
-
-    async def stream(self, order: Order) -> AsyncGenerator[Together, None]:
-        self.orders.append(order)
-        try:
-            for act in self.scripts.pop(0) if self.scripts else [Lost("nobody is there")]:
-                if isinstance(act, Exception):
-                    raise act
-                if act is None:
-                    await asyncio.Event().wait()
-                else:
-                    yield (act,)
-        finally:
-            self.closed += 1
 
 
 @pytest.fixture(autouse=True)
@@ -219,37 +186,3 @@ async def test_leaving_early_releases_the_orchestrator() -> None:
 async def test_a_model_that_nobody_serves_is_said() -> None:
     with pytest.raises(UnknownModelError, match="there is no model 'large'; there is small"):
         await anext(ClusterOutputs({"small": Scripted()}).stream(Order("one", "large", ORDER.request)))
-
-
-@pytest.mark.parametrize("silent", [True, False], ids=["silent", "lost"])
-async def test_models_whose_orchestrators_are_gone_are_not_served(silent: bool) -> None:
-    class Gone(Scripted):
-        async def models(self) -> tuple[ServedModel, ...]:
-            if not silent:
-                raise Lost("it died")
-            await asyncio.Event().wait()
-            return ()
-
-    assert await ClusterOutputs({"gone": Gone(), "small": Scripted()}).models() == (SMALL,)
-
-
-async def test_a_model_whose_orchestrators_have_no_time_to_answer_is_served_while_they_are_heard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Busy(Scripted):
-        busy = False
-
-        async def models(self) -> tuple[ServedModel, ...]:
-            if self.busy:
-                await asyncio.Event().wait()
-            return await super().models()
-
-    monkeypatch.setattr(module, "ASKED_SECONDS", 0.01)
-    one = Busy([BEGAN, token(1), ENDED])
-    outputs = ClusterOutputs({"small": one}, attention=Attention(silent=60.0))
-    assert await outputs.models() == (SMALL,)
-    one.busy = True
-    assert await outputs.models() == ()
-    async with aclosing(outputs.stream(ORDER)) as pieces:
-        await anext(pieces)
-        assert await outputs.models() == (SMALL,)

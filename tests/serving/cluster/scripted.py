@@ -1,0 +1,43 @@
+"""Orchestrators that say what a test tells them to."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from crossdraft.pipeline import GenerationRequest, Kind, Token
+from crossdraft.serving.cluster.hearing import Lost, Together
+from crossdraft.serving.cluster.pieces import Began, Piece
+from crossdraft.serving.orders import Order, ServedModel
+
+SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
+ORDER = Order("one", "small", GenerationRequest("go", seed=1))
+BEGAN = Began("a", "here 1")
+Act = Piece | Exception | None  # None: nothing for ever
+
+
+def token(number: int) -> Token:
+    return Token(number, str(number), str(number).encode(), Kind.BONUS, None)
+
+
+class Scripted:
+    """Orchestrators of which each call meets the next script."""
+
+    def __init__(self, *scripts: Sequence[Act]) -> None:
+        self.scripts = list(scripts)
+        self.orders: list[Order] = []
+        self.closed = 0
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        return (SMALL,)
+
+    async def stream(self, order: Order) -> AsyncGenerator[Together, None]:
+        self.orders.append(order)
+        try:
+            for act in self.scripts.pop(0) if self.scripts else [Lost("nobody is there")]:
+                if isinstance(act, Exception):
+                    raise act
+                if act is None:
+                    await asyncio.Event().wait()
+                else:
+                    yield (act,)
+        finally:
+            self.closed += 1
