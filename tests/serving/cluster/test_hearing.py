@@ -118,7 +118,7 @@ async def test_what_is_heard_of_others_says_nothing() -> None:
 
 async def test_what_lay_here_while_its_reader_was_away_is_no_sign_of_life() -> None:
     clock = Clock()
-    hearing = Hearing(ATTENTION, clock)
+    hearing = Hearing(replace(ATTENTION, silent=100 * STEP, most=1000 * STEP), clock)
 
     class Left(Orchestrator):
         """It was lost when it had said much."""
@@ -130,14 +130,14 @@ async def test_what_lay_here_while_its_reader_was_away_is_no_sign_of_life() -> N
 
     async def read_slowly() -> None:
         async for _ in hearing.listen(Left("a").stream()):
-            for _ in range(50):
+            for _ in range(20):  # less than a silence
                 clock()
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
     reading = asyncio.create_task(read_slowly())
     async with aclosing(hearing.listen(Orchestrator("a").stream())) as heard:
         await anext(heard)
-        with pytest.raises(Lost, match=r"silent for 0\.01"):  # and not 0.2, which is ATTENTION.most
+        with pytest.raises(Lost, match=r"silent for 0\.1"):  # and not 1, the most
             await anext(heard)
     reading.cancel()
     await asyncio.wait([reading])
