@@ -148,7 +148,15 @@ async def test_after_a_loss_one_that_does_not_begin_is_given_up_sooner() -> None
     then = await silence(hearing(), Orchestrator("a", begins=False), 2)
     first = await silence(hearing(), Orchestrator("a", begins=False))
     assert ATTENTION.first <= sooner < then < first
-    last = await silence(hearing(), Orchestrator("a", begins=False), 9)
+
+
+async def test_after_losses_one_that_does_not_begin_has_more_time_than_a_silence_only_where_none_has_begun() -> None:
+    clock = Clock()
+    hearing = Hearing(ATTENTION, clock)
+    first, last = [await silence(hearing, Orchestrator("a", begins=False), lost) for lost in (0, 9)]
+    assert 3 * first < last < 5 * first
+    await late(hearing, clock, 0)
+    first, last = [await silence(hearing, Orchestrator("a", begins=False), lost) for lost in (0, 9)]
     assert last == pytest.approx(first, abs=2 * STEP)
 
 

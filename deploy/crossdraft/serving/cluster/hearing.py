@@ -34,8 +34,8 @@ class Attention:
     """Seconds after which an orchestrator is taken for lost, where nothing says that it just has much to do."""
 
     silent: float = 3.0  # without a piece
-    # ... without a first one, where another was just lost; it doubles. Serve knows only later which replicas are gone,
-    # and may send an order to one of them again.
+    # ... without a first one, where another was just lost; it doubles, up to `silent` where outputs begin. Serve knows
+    # only later which replicas are gone, and may send an order to one of them again.
     first: float = 0.75
     most: float = 30.0  # whatever else is heard
     looks: float = 0.25  # between two looks
@@ -118,6 +118,8 @@ class Hearing:
         now = self._clock()
         if who:
             return min(silence, now - self._heard.get(who, -inf)) >= attention.silent
-        latest = max((seconds for at, seconds in self._begun if now - at < FRESH), default=0.0)
-        alone = attention.silent if not lost else min(attention.silent, attention.first * 2 ** (lost - 1))
-        return silence >= max(alone, LATE * latest)
+        doubled = attention.silent if not lost else attention.first * 2 ** (lost - 1)
+        latest = [seconds for at, seconds in self._begun if now - at < FRESH]
+        if not latest:  # it may be that all begin late, and that those who asked did not wait for long enough to know
+            return silence >= min(LATE * attention.silent, doubled)
+        return silence >= max(min(attention.silent, doubled), LATE * max(latest))
