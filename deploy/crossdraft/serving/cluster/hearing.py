@@ -21,7 +21,7 @@ Together = tuple[Piece, ...]  # pieces of one output that came at once
 
 LATEST = 16  # beginnings that are remembered
 FRESH = 10.0  # seconds for which they are
-LATE = 4.0  # times as late as the latest of them, an output has not begun
+LATE = 4.0  # times as late as the latest of them may an output begin
 FORGOTTEN = 60.0  # seconds after which an orchestrator that nobody hears is forgotten
 
 

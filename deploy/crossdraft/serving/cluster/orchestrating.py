@@ -43,7 +43,8 @@ class Orchestrator:
         self._exporter = Exporter(self._metrics.registry)
         node = node_address()
         metrics = self._exporter.start(node, 0) if told.metrics else ""
-        self._entry = entry_of(Role.ORCHESTRATOR, told.model, "", "", metrics, node)
+        self._entry = entry = entry_of(Role.ORCHESTRATOR, told.model, "", "", metrics, node)
+        self._began = Began(told.target, f"{entry.node} {entry.process} {entry.id}")  # a machine may give a pid again
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -55,7 +56,7 @@ class Orchestrator:
 
     async def stream(self, order: Order) -> AsyncGenerator[tuple[Piece, ...], None]:
         """The pieces of one output, and something at least twice a second. Errors that can be expected are pieces."""
-        yield (Began(self._told.target, f"{self._entry.node} {self._entry.process}"),)
+        yield (self._began,)
         with about(request=order.id):
             log.info("output ordered: %d tokens are there already", len(order.request.committed))
         with self._metrics.output(resumed=bool(order.request.committed)) as course:
