@@ -178,6 +178,12 @@ async def test_while_outputs_begin_late_one_that_has_not_begun_is_waited_for() -
     await late(hearing, clock, ATTENTION.silent)
     for lost in (0, 1, 5):
         assert await silence(hearing, Orchestrator("a", begins=False), lost) >= 3 * usual
+    for _ in range(2):  # it alone was late
+        await late(hearing, clock, 0)
+    assert await silence(hearing, Orchestrator("a", begins=False)) == pytest.approx(usual, rel=0.2)
+    for _ in range(3):
+        await late(hearing, clock, ATTENTION.silent)
+    assert await silence(hearing, Orchestrator("a", begins=False)) >= 3 * usual
     clock.now += FRESH
     assert await silence(hearing, Orchestrator("a", begins=False)) == pytest.approx(usual, rel=0.2)
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import inf
+from statistics import median
 
 from crossdraft.serving.cluster.pieces import Began, Piece
 
@@ -21,7 +22,7 @@ Together = tuple[Piece, ...]  # pieces of one output that came at once
 
 LATEST = 16  # beginnings that are remembered
 FRESH = 10.0  # seconds for which they are
-LATE = 4.0  # times as late as the latest of them may an output begin
+LATE = 4.0  # times as late as others did lately (their median) may an output begin
 FORGOTTEN = 60.0  # seconds after which an orchestrator that nobody hears is forgotten
 
 
@@ -122,4 +123,4 @@ class Hearing:
         latest = [seconds for at, seconds in self._begun if now - at < FRESH]
         if not latest:  # it may be that all begin late, and that those who asked did not wait for long enough to know
             return silence >= min(LATE * attention.silent, doubled)
-        return silence >= max(min(attention.silent, doubled), LATE * max(latest))
+        return silence >= max(min(attention.silent, doubled), LATE * median(latest))
