@@ -29,7 +29,7 @@ class Answer:
 
     @property
     def seconds(self) -> float:
-        """Of its steps, and between them where they are several. Waits for the device, and so is best asked last."""
+        """Of its steps, and between them where they are several. Waits for the device: who times what comes next asks before it."""
         return self.span.ended - self.began
 
 
