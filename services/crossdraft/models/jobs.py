@@ -29,7 +29,7 @@ class Answer:
 
     @property
     def seconds(self) -> float:
-        """Of its steps, and between them where they are several. Waits for the device: who times what is next asks before."""
+        """Of its steps, and between them where they are several. Waits for the device."""
         return self.span.ended - self.began
 
 
