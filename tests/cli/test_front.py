@@ -81,3 +81,19 @@ def test_help_needs_no_server() -> None:
         "import sys; from crossdraft.cli import app; sys.exit(bool({'fastapi', 'grpc', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("front", "complaint"),
+    [("http", "HTTP needs the extra `serve`: install crossdraft with it"), ("grpc", "--target must be HOST:PORT")],
+)
+def test_without_the_extra_only_http_cannot_be_served(front: str, complaint: str) -> None:
+    words = ["crossdraft", "serve", front, "--target", "nowhere", "--model", "tiny"]
+    script = (
+        f"import runpy, sys; sys.modules.update(fastapi=None, uvicorn=None, starlette=None); sys.argv = {words}\n"
+        "runpy.run_module('crossdraft.cli', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (1, 2)
+    assert complaint in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,26 +1,23 @@
 """What all benchmarks share: prompts, the settings that are compared, services that run while they are measured."""
 
 import json
-import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.processes import Wanted, services, threads_each
 from crossdraft.cli.running import checked_options
+from crossdraft.cli.tables import print_whole
 from crossdraft.models.training.prompts import read_prompts
 from crossdraft.pipeline import Generation, GenerationRequest, Overlap, SamplingOptions, Statistics
 from crossdraft.verification.methods import method_named
 
 SEED = 0
-COLUMNS = 120  # of a table that goes to a file or pipe, unless it needs more
 
 
 @dataclass(frozen=True)
@@ -170,11 +167,7 @@ def print_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]])
         table.add_column(name, justify="left" if place < 2 else "right", no_wrap=place != 1, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    if not sys.stdout.isatty():  # figures are not cut where nothing is too narrow for them
-        needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
-        console = Console(width=max(COLUMNS, needed))
-    console.print(table, highlight=False)
+    print_whole(table)
 
 
 def write_json(path: Path, record: dict[str, object]) -> None:

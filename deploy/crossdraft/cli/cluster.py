@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.generate import check_address
+from crossdraft.cli.tables import print_whole
 from crossdraft.serving.configuration import Configuration, ConfigurationError, load
 from crossdraft.serving.keys import Keys, KeysError
 
@@ -60,7 +60,7 @@ def status(address: str, as_json: bool) -> None:
     table = Table("model", "what", "where", "metrics", "node", "process", box=None)
     for one in found.processes:
         table.add_row(one.model, one.what, one.address, one.metrics, one.node, str(one.process))
-    Console().print(table)
+    print_whole(table)
     for name, state, replicas, message in found.deployments:
         print(f"{name}: {state.lower()}, {replicas} replicas {message}".rstrip())
 

@@ -3,19 +3,16 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crossdraft.cli.failures import Misused
-from crossdraft.cli.generate import check_address
+from crossdraft.cli.front_services import Services
 from crossdraft.cli.running import checked_options
 from crossdraft.cli.serve import Log, Where, run_service
-from crossdraft.pipeline.connection import addresses_of
-from crossdraft.rpc.security import TlsFiles
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.serving.generation import REQUEST_LIMIT, GenerationOptions, serve_generation
 from crossdraft.serving.http import HttpOptions, RateLimit, make_app
 from crossdraft.serving.http.server import HttpServer
 from crossdraft.serving.keys import Keys
-from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
+from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs
 from crossdraft.serving.measured import Measured
 from crossdraft.serving.metrics import Metrics
 from crossdraft.serving.together import Together
@@ -23,34 +20,6 @@ from crossdraft.serving.together import Together
 __all__ = ["Limits", "Log", "Services", "Where", "serve"]
 
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Services:
-    """The options that say what is served from where, as they were typed."""
-
-    model: str
-    targets: tuple[str, ...]
-    drafters: tuple[str, ...]  # NAME=HOST:PORT,...
-    untrusted: frozenset[str]  # names of drafters
-    tls: TlsFiles | None
-
-    @property
-    def local(self) -> LocalModel:
-        """The same, checked; raises Misused."""
-        targets = _addresses("--target", ",".join(self.targets))
-        drafters = tuple(self._drafter(one) for one in self.drafters)
-        unknown = self.untrusted - {one.name for one in drafters}
-        if unknown:
-            raise Misused(f"--untrusted-drafter names {sorted(unknown)[0]!r}, which no --drafter has")
-        with checked_options():
-            return LocalModel(self.model, targets, drafters)
-
-    def _drafter(self, given: str) -> NamedDrafter:
-        name, equals, addresses = given.partition("=")
-        if not (name and equals):
-            raise Misused(f"--drafter must be NAME=HOST:PORT, such as small=127.0.0.1:7002, got {given!r}")
-        return NamedDrafter(name, _addresses("--drafter", addresses), name not in self.untrusted)
 
 
 @dataclass(frozen=True)
@@ -111,9 +80,3 @@ async def _serve(
             limited = GenerationOptions(options.keys, options.rate, options.stalled_seconds)
             others["grpc"] = serve_generation(measured, grpc, limited)
         await serve_until_signalled(Together(http, others))
-
-
-def _addresses(option: str, given: str) -> tuple[str, ...]:
-    for one in given.split(","):
-        check_address(option, one.strip())
-    return addresses_of(given)

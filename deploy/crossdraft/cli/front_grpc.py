@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from crossdraft.cli.front import Services
+from crossdraft.cli.front_services import Services
 from crossdraft.cli.running import checked_options
 from crossdraft.cli.serve import Log, Where, run_service
 from crossdraft.rpc.exposition import Exporter

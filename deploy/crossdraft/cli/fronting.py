@@ -5,8 +5,11 @@ from typing import Annotated
 
 import typer
 
+from crossdraft.cli.failures import CommandFailed
 from crossdraft.cli.observing import LogFormat, LogLevel, LogLevelOption, LogLines
 from crossdraft.cli.security import FrontCertificate, FrontKey, TlsCa, TlsCert, TlsKey, front_of, tls_of
+
+MISSING = "HTTP needs the extra `serve`: install crossdraft with it (pip install -c constraints.txt '.[serve]')"
 
 
 def http(
@@ -51,7 +54,10 @@ def http(
     until_stdin_ends: Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)] = False,
 ) -> None:
     """Serve OpenAI's HTTP API before targets and drafters. --ssl-... is for clients, --tls-... for services."""
-    from crossdraft.cli import front as command
+    try:
+        from crossdraft.cli import front as command
+    except ModuleNotFoundError as error:
+        raise CommandFailed(MISSING) from error
 
     tls = tls_of(tls_ca, tls_cert, tls_key)
     services = command.Services(model, tuple(target), tuple(drafter or ()), frozenset(untrusted or ()), tls)

@@ -13,13 +13,14 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from crossdraft.cli.benching import COLUMNS, write_text
+from crossdraft.cli.benching import write_text
 from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.loadtest_stage import IN_PROCESS, Stage
 from crossdraft.cli.outputs import check_output
 from crossdraft.cli.paired import rotated
 from crossdraft.cli.plots import check_picture
 from crossdraft.cli.running import STARTS_PROCESSES, checked_options, run_to_end
+from crossdraft.cli.tables import COLUMNS
 from crossdraft.loadtest import prompts
 from crossdraft.loadtest.arrivals import ClosedLoop, Load
 from crossdraft.loadtest.asking import Question, Wishes, questions_of
