@@ -59,7 +59,6 @@ def load_model(
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
     place = device_of(device)
-    leave_out_cudnn(place)
     source = _source(name)
     try:
         tokenizer = load_tokenizer_json(source)
@@ -139,6 +138,7 @@ def leave_out_cudnn(device: torch.device) -> None:
 
 def _model(name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
     """The model of a name, in a larger shape if the name says so: that one is made on its device."""
+    leave_out_cudnn(device)
     size = size_of(name)
     if size is None:
         return _weights(source, dtype, device, trust_remote_code)
