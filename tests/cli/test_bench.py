@@ -125,7 +125,7 @@ def test_a_round_is_its_parts(cli: Cli, running: None, prompts_file: Path, tmp_p
     parts = [found[name] for name in ("verification_ms", "codec_ms", "transport_ms")]
     assert all(part > 0 for part in parts)
     assert sum(parts) == pytest.approx(found["outside_ms"])
-    assert found["rounds"] >= 2
+    assert found["rounds"] >= 1  # the drawn text may end at once
     assert found["bytes_per_token"] > 100  # rows travel
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ grace_seconds: 2
 
 
 FRONTS = (Role.HTTP, Role.GRPC)
+PORTS = range(20_000, 30_000)  # above those of Ray's workers, below those that systems give out
 
 
 @contextmanager
@@ -167,9 +169,11 @@ def _add_node(cluster: Any, **how: Any) -> None:
 
 
 def free_port() -> int:
-    """Of loopback; nobody has it now."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
+    """Of loopback; nobody has it now, and none of the many connections made until it is used gets it."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError(f"all ports of {PORTS} are taken")
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
