@@ -10,8 +10,10 @@ from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
-from yaml.nodes import MappingNode, Node, SequenceNode
+from yaml.nodes import MappingNode
 
+from crossdraft.models.names import BUNDLED_PREFIX, INFLATED_PREFIX, size_of, source_of
+from crossdraft.serving.faults import fault_of
 from crossdraft.serving.logs import LogFormat
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -23,6 +25,15 @@ def _absolute(path: Path, info: ValidationInfo) -> Path:
     return Path(info.context or ".") / path
 
 
+def _spelled(name: str) -> str:
+    """A bundled model is looked up, and a shape read; where a folder is, only its nodes know."""
+    size_of(name)
+    if name.startswith((BUNDLED_PREFIX, INFLATED_PREFIX)) and BUNDLED_PREFIX in name:
+        source_of(name)
+    return name
+
+
+Model = Annotated[str, AfterValidator(_spelled)]  # a folder, a hub id, or bundled:NAME
 File = Annotated[Path, AfterValidator(_absolute)]  # relative to the folder of the configuration
 
 
@@ -61,7 +72,7 @@ class Sessions(Part):
 class Service(Part):
     """Replicas of one model, each with its own gRPC server."""
 
-    model: str  # a folder, a hub id, or bundled:NAME; on every node where it may run
+    model: Model  # on every node where it may run
     replicas: Count = 1
     port: Port = 0  # of every replica, which then are on different nodes; 0: any free one
     resources: Resources = Resources()
@@ -211,39 +222,10 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     try:
         return Configuration.model_validate_json(json.dumps(values, default=str), context=folder)
     except ValidationError as error:
-        faults = (_fault(name, root, one["loc"], one["msg"]) for one in error.errors())
+        faults = (fault_of(name, root, one["loc"], one["msg"]) for one in error.errors())
         raise ConfigurationError("\n".join(faults)) from error
 
 
 def _repeated(names: Sequence[str]) -> str:
     """The first name that is there twice; empty if none is."""
     return next((name for place, name in enumerate(names) if name in names[:place]), "")
-
-
-def _fault(name: str, root: Node, place: tuple[int | str, ...], complaint: str) -> str:
-    """One fault with its line: of the value itself, or of what it is missing from."""
-    path = ".".join(str(step) for step in place)
-    said = complaint.removeprefix("Value error, ")
-    return f"{name}, line {_line(root, place)}: {path + ': ' if path else ''}{said}"
-
-
-def _line(node: Node, place: tuple[int | str, ...]) -> int:
-    """Where a value is, or, if it is not there, where the part begins that lacks it; counts from 1."""
-    line = node.start_mark.line + 1
-    for step in place:
-        found = _step(node, step)
-        if found is None:
-            break
-        node, line = found
-    return line
-
-
-def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
-    """The value that one step leads to, and the line where it is named."""
-    if isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
-        return node.value[step], node.value[step].start_mark.line + 1
-    if isinstance(node, MappingNode):
-        for key, value in node.value:
-            if key.value == str(step):
-                return value, key.start_mark.line + 1
-    return None

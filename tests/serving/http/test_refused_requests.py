@@ -22,6 +22,8 @@ from tests.serving.http.faults import CHAT, COMPLETIONS, fault
         (COMPLETIONS, {"prompt": "a", "temperature": "warm"}, "temperature", "valid number"),
         (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": True}, "max_tokens", "must be a number, not true or false"),
+        (COMPLETIONS, {"prompt": "a", "temperature": False}, "temperature", "must be a number, not true or false"),
         (COMPLETIONS, {"prompt": "a", "seed": 2**63}, "seed", "less than"),
         (COMPLETIONS, {"prompt": "a", "stop": ["a", ""]}, "stop.1", "at least 1 character"),
         (COMPLETIONS, {"prompt": "a", "stop": ["a"] * 17}, "stop", "at most 16 items"),

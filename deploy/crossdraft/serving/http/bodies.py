@@ -2,7 +2,16 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    model_validator,
+)
 
 from crossdraft.pipeline import Overlap
 from crossdraft.verification.exchange import MOST_LIKELY, MOST_PROPOSALS
@@ -21,8 +30,16 @@ def _unicode(text: str) -> str:
     return text
 
 
+def _no_boolean(value: object) -> object:
+    """Python counts true as 1."""
+    if isinstance(value, bool):
+        raise ValueError("it must be a number, not true or false")
+    return value
+
+
 Text = Annotated[str, AfterValidator(_unicode)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
+Whole = Annotated[int, BeforeValidator(_no_boolean)]
 Proposals = Annotated[StrictInt, Field(ge=1, le=MOST_PROPOSALS)]
 MaybeProposals = Annotated[StrictInt, Field(ge=0, le=MOST_PROPOSALS)]
 Ids = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1)]
@@ -52,7 +69,7 @@ class Speculative(Body):
     wait: MaybeProposals | None = Field(None, description="Proposals that a pass waits for.")
     branches: MaybeProposals | None = Field(None, description="Proposals of each prepared continuation.")
     branch_width: Proposals | None = Field(None, description="Prepared continuations for each proposal.")
-    paths: int = Field(2, ge=1, le=16, description="Most guessed paths in a pass.")
+    paths: Whole = Field(2, ge=1, le=16, description="Most guessed paths in a pass.")
     allow_inexact: StrictBool = Field(False, description="Let a method change the distribution.")
     trace: StrictBool = Field(False, description="Say of every token how it was made, and what the output cost.")
 
@@ -68,10 +85,10 @@ class Asked(Body):
     """What both kinds of request have."""
 
     model: str | None = Field(None, max_length=500, description="May be left out where only one is served.")
-    n: int = Field(1, ge=1, le=128)
+    n: Whole = Field(1, ge=1, le=128)
     temperature: Number = Field(1.0, ge=0)
     top_p: Number = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, lt=2**31, description="0 or -1 is all.")
+    top_k: Whole = Field(0, ge=-1, lt=2**31, description="0 or -1 is all.")
     min_p: Number = Field(0.0, ge=0, le=1)
     presence_penalty: Number = Field(0.0, ge=-2, le=2)
     frequency_penalty: Literal[0] = Field(0, description="Not served: must be 0.")
@@ -112,10 +129,10 @@ class CompletionBody(Asked):
     """POST /v1/completions."""
 
     prompt: Some | Ids | Annotated[list[Some | Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
-    max_tokens: int | None = Field(16, ge=1, le=MOST_TOKENS)
-    logprobs: int | None = Field(None, ge=0, le=MOST_LIKELY)
+    max_tokens: Whole | None = Field(16, ge=1, le=MOST_TOKENS)
+    logprobs: Whole | None = Field(None, ge=0, le=MOST_LIKELY)
     echo: StrictBool = False
-    best_of: int | None = Field(None, description="Not served: must be n, or be left out.")
+    best_of: Whole | None = Field(None, description="Not served: must be n, or be left out.")
     suffix: Literal[""] | None = Field(None, description="Not served.")
 
     @model_validator(mode="after")
