@@ -45,10 +45,10 @@ def called(command: str, home: Path, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_ray_takes_the_file(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_takes_the_file(file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     util = pytest.importorskip("ray.autoscaler._private.util")
     monkeypatch.chdir(REPOSITORY)
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, "ray")  # for this test only
     prepared = util.prepare_config(copy.deepcopy(read(file)))
     util.validate_config(prepared)
     assert prepared["worker_setup_commands"][0].startswith("test -x ~/crossdraft/venv/bin/python")

@@ -10,6 +10,8 @@ import pytest
 
 from crossdraft.emulation import Link, NotAllowed, hosts, relays
 
+HANGS = 120.0  # seconds after which something never comes, however busy the machine is
+
 ECHO = """
 import asyncio, sys
 
@@ -41,6 +43,16 @@ class Echo:
 
     async def receive(self, count: int) -> bytes:
         return await self.reader.readexactly(count)
+
+    async def within(self, least: float, most: float) -> None:
+        """A letter's way there and back takes `least` seconds always, and less than `most` unless the machine is busy:
+        returns once one did."""
+        async with asyncio.timeout(HANGS):
+            while True:
+                seconds = await self.seconds()
+                assert seconds >= least
+                if seconds < most:
+                    return
 
     async def seconds(self) -> float:
         """Of one letter's way there and back."""

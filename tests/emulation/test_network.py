@@ -5,21 +5,21 @@ import asyncio
 import pytest
 
 from crossdraft.emulation import NotAllowed, relays
-from tests.emulation.conftest import Echo
+from tests.emulation.conftest import HANGS, Echo
 
-SOON = 0.3  # seconds in which anything that is not cut arrives
+SOON = 0.3  # seconds in which what is not cut arrives, unless the machine is busy
 
 
 async def test_an_echo_takes_both_delays(echo: Echo) -> None:
     await echo.link.delay(30, 50)
-    assert 0.080 <= await echo.seconds() < 0.080 + SOON
+    await echo.within(0.080, 0.110)  # one of them twice would take longer
     await echo.link.delay(0)
-    assert min([await echo.seconds() for _ in range(5)]) < 0.040
+    await echo.within(0, 0.030)
 
 
 async def test_one_way_is_delayed_alone(echo: Echo) -> None:
     await echo.link.delay(60, 0)
-    assert 0.060 <= await echo.seconds() < 0.060 + SOON
+    await echo.within(0.060, 0.120)
 
 
 async def test_jitter_keeps_the_order(echo: Echo) -> None:
@@ -35,11 +35,13 @@ async def test_a_delay_does_not_narrow_the_link(echo: Echo) -> None:
     await echo.link.delay(20)
     data = bytes(range(256)) * 4096
     loop = asyncio.get_running_loop()
-    for _ in range(4):  # TCP widens its windows first
-        began = loop.time()
-        echo.send(data)
-        assert await echo.receive(len(data)) == data
-    assert loop.time() - began < 0.5  # 16 pieces of 64 KiB, one after the other, would take 0.64 s
+    seconds = HANGS
+    async with asyncio.timeout(HANGS):
+        while seconds >= 0.5:  # TCP widens its windows first; 16 pieces of 64 KiB, one after the other, take 0.64 s
+            began = loop.time()
+            echo.send(data)
+            assert await echo.receive(len(data)) == data
+            seconds = loop.time() - began
 
 
 async def test_a_cut_link_passes_nothing_until_it_heals(echo: Echo) -> None:
@@ -51,7 +53,7 @@ async def test_a_cut_link_passes_nothing_until_it_heals(echo: Echo) -> None:
     assert echo.link.shape.cut
     assert not echo.writer.is_closing()
     await echo.link.heal()
-    assert await asyncio.wait_for(echo.receive(5), 5) == b"lost?"
+    assert await asyncio.wait_for(echo.receive(5), HANGS) == b"lost?"
 
 
 async def test_a_delay_that_cannot_be_is_refused_and_changes_nothing(echo: Echo) -> None:
