@@ -1,14 +1,17 @@
 """Services without models, and raw streams that say what no client of ours would."""
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
 
-from crossdraft.rpc.errors import ContextTooLong
-from crossdraft.rpc.handlers import one_by_one
+from crossdraft.rpc.errors import CannotListen, ContextTooLong
+from crossdraft.rpc.handlers import TARGET, one_by_one
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.verification.exchange import (
     Advance,
     Description,
@@ -41,6 +44,7 @@ class ToyTargetService:
     opened: int = 0
     ended: bool = False
     closed: int = 0
+    slow: asyncio.Event = field(default_factory=asyncio.Event)  # a session waits for the next one
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -52,7 +56,7 @@ class ToyTargetService:
         self.ended = True
 
     async def wait_closed(self, count: int) -> None:
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: self.closed == count)
 
 
@@ -72,6 +76,7 @@ class ToyTargetSession:
         if FAULTY in request.committed:
             raise ZeroDivisionError("a fault of the service")
         if SLOW in request.committed:
+            self.service.slow.set()
             await self.service.go_on.wait()
         if FOREIGN in request.committed:
             row = Row.certain(SIZE)
@@ -100,10 +105,21 @@ class ToyDrafterService:
         pass
 
 
+async def on_a_port_of_its_own(service: ToyTargetService) -> tuple[Server, int]:
+    """A server that listens; nobody else is given its port while it is away."""
+    ports = range(30_000, 32_000)  # below those that systems give out, above those of other tests
+    for port in random.sample(ports, len(ports)):
+        server = Server(TARGET, service, Listening(grace_seconds=0, port=port))
+        with suppress(CannotListen):
+            await server.start()
+            return server, port
+    raise AssertionError(f"all ports of {ports} are taken")
+
+
 async def exchange(address: str, method: str, messages: Sequence[bytes]) -> tuple[list[bytes], grpc.StatusCode, str]:
     """Sends raw messages on one stream; the raw replies, the status and its text."""
     async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.stream_stream(method)(iter(messages), timeout=10)
+        call = channel.stream_stream(method)(iter(messages), timeout=60)
         replies: list[bytes] = []
         try:
             async for reply in call:

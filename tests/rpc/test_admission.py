@@ -1,6 +1,7 @@
 """Limits on sessions: how many, of whom, how long silent; and a client that stops reading."""
 
 import asyncio
+from itertools import count
 
 import grpc
 import pytest
@@ -16,13 +17,13 @@ from crossdraft.rpc.server import Server
 from crossdraft.verification.exchange import OpenTarget, Pass, SamplingOptions
 from crossdraft.verification.trees import TokenTree
 from tests.rpc.certificates import LOOPBACK, Cluster
+from tests.rpc.clock import Clock
 from tests.rpc.services import ToyTargetService
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
 RAW_OPEN = target_codec.encode_request(OPEN).SerializeToString()
 VERIFY = "/crossdraft.v1.Target/Verify"
 NODES = 1000  # of a pass whose reply has a hundred kilobytes
-PASSES = 100
 
 
 def serving(service: ToyTargetService, **limits: float) -> Server:
@@ -72,38 +73,46 @@ async def test_peers_are_told_apart_by_certificate(tmp_path):
             assert (await session.run(Pass(1, (), TokenTree()))).number == 1
 
 
-async def test_a_silent_session_is_ended_in_order_and_one_that_speaks_is_not():
+async def test_a_silent_session_is_ended_in_order_and_one_that_speaks_is_not(clock: Clock):
     service = ToyTargetService()
-    async with serving(service, idle_seconds=0.5) as server, TargetClient(server.address) as client:
+    async with serving(service, idle_seconds=100) as server, TargetClient(server.address) as client:
         silent, speaking = await client.open(OPEN), await client.open(OPEN)
         ended = asyncio.create_task(silent.receive())
-        number = 0
-        while not ended.done():
-            number += 1
+        for number in range(1, 5):  # the 80th second is the last that something is said in
+            clock.move(20)
             await speaking.run(Pass(number, (), TokenTree()))
+        assert service.closed == 0
+        clock.move(30)
         with pytest.raises(Closed):
             await ended
-        await speaking.run(Pass(number + 1, (), TokenTree()))
+        await speaking.run(Pass(5, (), TokenTree()))
         assert service.closed == 1
+        clock.move(101)
         with pytest.raises(Closed):
             await speaking.receive()
 
 
-async def test_a_client_that_stops_reading_loses_its_session():
+async def test_a_client_that_stops_reading_loses_its_session(clock: Clock):
     service = ToyTargetService()
-    async with serving(service, idle_seconds=0.5) as server, grpc.aio.insecure_channel(server.address) as channel:
+    tree = TokenTree((1,) * NODES, (-1,) * NODES)
+    async with serving(service, idle_seconds=100) as server, grpc.aio.insecure_channel(server.address) as channel:
         call = channel.stream_stream(VERIFY)(None)
-        await call.write(RAW_OPEN)
-        tree = TokenTree((1,) * NODES, (-1,) * NODES)
-        for number in range(1, PASSES):
-            request = target_codec.encode_request(Pass(number, (), tree)).SerializeToString()
-            writing = asyncio.create_task(call.write(request))
-            await asyncio.wait([writing], timeout=0.2)
-            if not writing.done():
-                break
+
+        async def write() -> None:
+            await call.write(RAW_OPEN)
+            for number in count(1):
+                await call.write(target_codec.encode_request(Pass(number, (), tree)).SerializeToString())
+
+        writing, before = asyncio.create_task(write()), 0
+        while not before or server.activity.total().replies > before:  # until no reply finds room any more
+            before = server.activity.total().replies
+            for _ in range(1000):
+                await asyncio.sleep(0)
+        assert service.closed == 0
+        clock.move(101)
         await service.wait_closed(1)
         call.cancel()
-        await asyncio.wait([writing])
+        await asyncio.gather(writing, return_exceptions=True)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Clients against services without models, over loopback."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
+from crossdraft.rpc.admission import SessionLimits
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import (
     Closed,
@@ -23,10 +23,19 @@ from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import Draft, FetchRow, OpenDrafter, OpenTarget, Pass, SamplingOptions
 from crossdraft.verification.trees import ROOT, TokenTree
-from tests.rpc.services import DESCRIPTION, FAULTY, FOREIGN, FULL, SLOW, ToyDrafterService, ToyTargetService
+from tests.rpc.services import (
+    DESCRIPTION,
+    FAULTY,
+    FOREIGN,
+    FULL,
+    SLOW,
+    ToyDrafterService,
+    ToyTargetService,
+    on_a_port_of_its_own,
+)
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
-AT_ONCE = Listening(grace_seconds=0)
+AT_ONCE = Listening(grace_seconds=0, sessions=SessionLimits(idle_seconds=1e9))
 
 
 @pytest.fixture
@@ -90,7 +99,7 @@ async def test_replies_are_an_iterator_that_ends_when_the_session_is_closed(clie
     reader = asyncio.create_task(read())
     await session.send(one_pass(1))
     await session.send(one_pass(2))
-    await asyncio.wait_for(reader, 5)
+    await asyncio.wait_for(reader, 60)
     assert seen == [1, 2]
     with pytest.raises(Closed):
         await session.send(one_pass(3))
@@ -102,7 +111,7 @@ async def test_another_task_closes_a_session_that_is_being_read(client):
     await asyncio.sleep(0)  # lets it begin to read
     await session.close()
     with pytest.raises(Closed):
-        await asyncio.wait_for(reader, 5)
+        await asyncio.wait_for(reader, 60)
 
 
 async def test_traffic_counts_serialized_bytes(client):
@@ -124,31 +133,38 @@ async def test_cancelling_the_caller_closes_the_services_session(client, service
         async with client.session(OPEN) as session:
             await session.run(one_pass(1, SLOW))
 
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(ask(), 0.2)
+    asking = asyncio.create_task(ask())
+    await asyncio.wait_for(service.slow.wait(), 60)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
     await service.wait_closed(1)
 
 
-async def test_a_service_that_hangs_costs_a_bounded_wait(address, service):
-    async with TargetClient(address, Patience(reply_seconds=0.2)) as client, client.session(OPEN) as session:
-        began = time.monotonic()
-        with pytest.raises(TimedOut, match=f"target at {address}: no reply within 0.2 s"):
-            await session.run(one_pass(1, SLOW))
-        assert time.monotonic() - began < 2
+async def test_a_service_that_hangs_costs_a_bounded_wait(address, service, clock):
+    async with TargetClient(address, Patience(reply_seconds=20)) as client, client.session(OPEN) as session:
+        asking = asyncio.create_task(session.run(one_pass(1, SLOW)))
+        await service.slow.wait()
+        assert await clock.run(asking) >= 20
+        with pytest.raises(TimedOut, match=f"target at {address}: no reply within 20 s"):
+            await asking
     await service.wait_closed(1)
 
 
-async def test_a_request_that_is_sent_while_an_idle_session_is_read_is_bounded_too(address):
-    async with TargetClient(address, Patience(reply_seconds=0.2)) as client, client.session(OPEN) as session:
+async def test_a_request_that_is_sent_while_an_idle_session_is_read_is_bounded_too(address, clock):
+    async with TargetClient(address, Patience(reply_seconds=20)) as client, client.session(OPEN) as session:
         reader = asyncio.create_task(session.receive())
         await asyncio.sleep(0)  # lets it begin to read, with nothing due
+        clock.move(1000)
         await session.send(one_pass(1, SLOW))
+        assert not reader.done()
+        await clock.run(reader)
         with pytest.raises(TimedOut):
-            await asyncio.wait_for(reader, 5)
+            await reader
 
 
 async def test_nobody_listening_costs_a_bounded_wait_and_the_text_says_where():
-    async with TargetClient("127.0.0.1:1", Patience(describe_seconds=1)) as client:
+    async with TargetClient("127.0.0.1:1", Patience(describe_seconds=60)) as client:
         with pytest.raises(Unreachable, match=r"target at 127.0.0.1:1: .*check that the service runs there"):
             await client.describe()
 
@@ -212,22 +228,20 @@ async def test_a_service_that_came_back_with_another_model_is_noticed(client, se
 
 
 async def test_a_service_that_is_gone_breaks_the_session_and_is_found_again(service):
-    first = Server(TARGET, service, AT_ONCE)
-    port = int((await first.start()).split(":")[1])
+    first, port = await on_a_port_of_its_own(service)
     async with TargetClient(f"127.0.0.1:{port}") as client:
         session = await client.open(OPEN)
         await first.drain()
         with pytest.raises((Unreachable, Closed)) as raised:
             await session.run(one_pass(1))
         assert raised.value.lost
-        async with Server(TARGET, service, replace(AT_ONCE, port=port)):
-            deadline = time.monotonic() + 5
+        async with asyncio.timeout(60), Server(TARGET, service, replace(AT_ONCE, port=port)):
             while True:
                 try:
                     assert await client.describe() == DESCRIPTION
                     break
-                except Unreachable:
-                    assert time.monotonic() < deadline
+                except (Unreachable, TimedOut):
+                    pass
 
 
 def test_patience_must_be_positive():

@@ -51,7 +51,7 @@ async def server(service: ScriptedDrafter) -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def session(server: Server) -> AsyncIterator[DrafterSession]:
-    async with asyncio.timeout(20), DrafterClient(server.address) as client, client.session(OPEN) as session:
+    async with asyncio.timeout(120), DrafterClient(server.address) as client, client.session(OPEN) as session:
         yield session
 
 
@@ -65,7 +65,7 @@ def drafted(epoch: int, first: int = 0) -> Drafted:
 
 async def gone(service: ScriptedDrafter) -> None:
     """Returns when the session has been closed."""
-    await asyncio.wait_for(service.gone.wait(), 10)
+    await asyncio.wait_for(service.gone.wait(), 60)
     assert (service.closed, service.conversing, service.reading) == (1, False, False)
 
 
@@ -155,7 +155,7 @@ async def test_a_bad_request_ends_a_session_that_answers_one_by_one_too():
         await session.send(Pass(1, (SLOW,), TokenTree()))
         await session.send(Pass(2, (100,), TokenTree()))
         with pytest.raises(BadRequest, match="committed has the id 100"):
-            await asyncio.wait_for(session.receive(), 10)
+            await asyncio.wait_for(session.receive(), 60)
         await service.wait_closed(1)
 
 
@@ -180,7 +180,7 @@ async def test_passes_and_fetches_are_answered_in_order_while_others_wait():
     service = ToyTargetService()
     tree = TokenTree((5, 6), (ROOT, ROOT))
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         Server(TARGET, service, AT_ONCE) as server,
         TargetClient(server.address) as client,
         client.session(OPEN_TARGET) as session,

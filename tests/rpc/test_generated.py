@@ -8,7 +8,7 @@ PROTOS = Path(__file__).resolve().parents[2] / "protos"
 
 
 def check(script: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_generated_code_has_not_drifted():

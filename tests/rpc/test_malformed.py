@@ -92,7 +92,7 @@ async def statuses(address: str, method: str, messages: Sequence[bytes]) -> Coun
 
 async def closed(server: Server, address: str) -> None:
     """Returns when the server has no session any more."""
-    async with asyncio.timeout(20), grpc.aio.insecure_channel(address) as channel:
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(address) as channel:
         describe = channel.unary_unary(f"/crossdraft.v1.{server._role.service.rpartition('.')[2]}/Describe")
         while server.activity.open:
             await describe(b"")

@@ -1,0 +1,26 @@
+"""The event loop's time, which passes only when a test says so: on no slow machine does a limit end by itself."""
+
+import asyncio
+
+import pytest
+
+
+class Clock:
+    """Of the running loop, stopped. What waits for a time of the loop's waits for `move`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        self.now = loop.time()
+        monkeypatch.setattr(loop, "time", lambda: self.now)
+
+    def move(self, seconds: float) -> None:
+        """So many seconds pass."""
+        self.now += seconds
+
+    async def run(self, task: "asyncio.Task[object]") -> float:
+        """Lets second after second pass until a task is done; returns how many."""
+        began = self.now
+        while not task.done():
+            self.move(1.0)
+            await asyncio.sleep(0)
+        return self.now - began
