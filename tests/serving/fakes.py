@@ -52,7 +52,7 @@ class FakeOutputs:
 
     async def wait_running(self, count: int) -> None:
         """Returns once so many outputs are being made."""
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: self.running == count)
 
     async def _before(self, number: int) -> None:

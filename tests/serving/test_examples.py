@@ -38,7 +38,7 @@ async def run(command: tuple[str, ...], outputs: FakeOutputs, *arguments: str) -
     async with serve_generation(outputs, Listening(grace_seconds=0), options) as server:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, server.address, *arguments, stdout=pipe, stderr=pipe)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
 

@@ -41,7 +41,7 @@ async def served() -> AsyncGenerator[Served, None]:
 
 async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
     outputs = FakeOutputs(waits_after=1)
-    server = serve_generation(outputs, Listening(grace_seconds=10))
+    server = serve_generation(outputs, Listening(grace_seconds=60))
     await server.start()
     async with GenerationClient(server.address) as client, grpc.aio.insecure_channel(server.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
@@ -82,7 +82,7 @@ def generated_by_reflection(address: str) -> list[str]:
         method = pool.FindServiceByName(SERVICE).FindMethodByName("Generate")
         request, reply = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
         call = channel.unary_stream(f"/{SERVICE}/Generate", request.SerializeToString, reply.FromString)
-        replies = list(call(request(text="Hello", model="toy"), timeout=10))
+        replies = list(call(request(text="Hello", model="toy"), timeout=60))
     assert [one.WhichOneof("reply") for one in replies] == ["token"] * len(TOKENS) + ["ended"]
     return [one.token.text for one in replies]
 
@@ -141,7 +141,9 @@ async def test_1000_malformed_requests_leave_nothing_behind(served: Served) -> N
             codes = await asyncio.gather(*(ask(*malformed(number)) for number in range(begin, begin + 100)))
             assert set(codes) <= REFUSED, Counter(codes)
         gc.collect()
-        assert len(asyncio.all_tasks()) <= before
+        async with asyncio.timeout(60):
+            while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - the server may be about to end the last ones
+                await asyncio.sleep(0)
     assert (outputs.running, outputs.orders) == (0, [])
     async with GenerationClient(address) as client:
         assert isinstance([reply async for reply in client.generate(ASKED)][-1], GenerationEnded)

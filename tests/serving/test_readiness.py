@@ -18,6 +18,7 @@ from crossdraft.serving.local import LocalModel, LocalOutputs
 from tests.rpc.services import DESCRIPTION, ToyTargetService
 from tests.serving.fakes import TOY, FakeOutputs
 from tests.serving.http.conftest import Front, front
+from tests.serving.ports import free_port
 from tests.text.kinds import kind
 
 STATUS = health_pb2.HealthCheckResponse
@@ -29,9 +30,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crossdraft.serving.generation.REPORTED_EVERY", 0.01)
 
 
-def target(port: int = 0) -> Server:
+def target(port: int | None = None) -> Server:
+    """On another port each time, unless it is to come back at one."""
     described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
-    return Server(TARGET, ToyTargetService(described), Listening(port=port, grace_seconds=0))
+    return Server(TARGET, ToyTargetService(described), Listening(port=port or free_port(), grace_seconds=0))
 
 
 def port_of(server: Server) -> int:
@@ -46,7 +48,7 @@ async def health(address: str) -> AsyncIterator[health_pb2_grpc.HealthStub]:
 
 async def becomes(served: Front, status: int) -> str:
     """The text of /ready once it has this status."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (response := await served.http.get("/ready")).status_code != status:
             assert (await served.http.get("/health")).json() == {"status": "ok"}
     return response.text
@@ -79,7 +81,7 @@ async def test_the_health_service_says_the_same() -> None:
         LocalOutputs((LocalModel("demo", (serving.address,)),)) as outputs,
         serve_generation(outputs, Listening(grace_seconds=0)) as server,
         health(server.address) as stub,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
     ):
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == STATUS.SERVING
@@ -97,7 +99,7 @@ async def test_a_front_that_begins_before_its_targets_is_not_ready() -> None:
         front(outputs) as served,
         serve_generation(outputs, Listening(grace_seconds=0)) as server,
         health(server.address) as stub,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
     ):
         assert "no model can be served yet" in await becomes(served, 503)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))

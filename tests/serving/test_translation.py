@@ -17,6 +17,7 @@ from crossdraft.serving.orders import Ended
 from crossdraft.serving.together import Together
 from crossdraft.v1 import generation_pb2
 from tests.serving.fakes import FakeOutputs, figures
+from tests.serving.ports import free_port
 
 
 def names(kind: type) -> set[str]:
@@ -48,12 +49,12 @@ def test_of_lanes_all_is_sent_but_where_services_are() -> None:
 
 
 async def test_servers_begin_and_end_together() -> None:
-    first, second = (serve_generation(FakeOutputs(), Listening(grace_seconds=0)) for _ in range(2))
+    first, second = (serve_generation(FakeOutputs(), Listening(port=free_port(), grace_seconds=0)) for _ in range(2))
     async with Together(first, {"other": second}) as both:
         line = json.loads(both.ready_line())
         assert (line["address"], line["other"]) == (first.address, second.address)
         taken = Listening(port=int(first.address.rpartition(":")[2]), grace_seconds=0)
-        third = serve_generation(FakeOutputs(), Listening(grace_seconds=0))
+        third = serve_generation(FakeOutputs(), Listening(port=free_port(), grace_seconds=0))
         with pytest.raises(CannotListen):
             await Together(serve_generation(FakeOutputs(), taken), {"third": third}).__aenter__()
         free = Listening(port=int(third.address.rpartition(":")[2]), grace_seconds=0)

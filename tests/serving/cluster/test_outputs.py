@@ -1,6 +1,8 @@
 """Outputs that go on when the orchestrator that makes them is lost."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from contextlib import aclosing
 
 import pytest
@@ -23,12 +25,16 @@ SOON = Attention(silent=0.5)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_SEARCH", 2.0)
     monkeypatch.setattr(module, "PAUSE", 0.01)
 
 
-async def taken(orchestrators: Scripted, order: Order = ORDER, attention: Attention = SOON) -> list[object]:
-    outputs = ClusterOutputs({"small": orchestrators}, attention=attention)
+async def taken(
+    orchestrators: Scripted,
+    order: Order = ORDER,
+    attention: Attention = SOON,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> list[object]:
+    outputs = ClusterOutputs({"small": orchestrators}, clock=clock, attention=attention)
     return [piece async for piece in outputs.stream(order)]
 
 
@@ -53,8 +59,8 @@ async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -
 
 async def test_after_a_loss_one_that_does_not_even_begin_is_given_up_soon() -> None:
     one = Scripted([BEGAN, token(1), Lost("it died")], [None], [None], [BEGAN, token(2), ENDED])
-    async with asyncio.timeout(5):
-        found = await taken(one, attention=Attention(silent=60.0, first=0.02, looks=0.01))
+    async with asyncio.timeout(300):  # less than a silence
+        found = await taken(one, attention=Attention(silent=600.0, first=0.02, most=600.0, looks=0.01))
     assert found[:2] == [token(1), token(2)]
     assert [order.request.committed for order in one.orders] == [(), (1,), (1,), (1,)]
 
@@ -69,7 +75,8 @@ async def test_one_that_has_begun_has_all_the_time_of_a_silence() -> None:
 async def test_one_that_was_given_up_late_is_replaced_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST_SEARCH", 0.02)
     one = Scripted([BEGAN, token(1), None], [BEGAN, token(2), ENDED])
-    assert (await taken(one, attention=Attention(silent=0.1, looks=0.01)))[:2] == [token(1), token(2)]
+    found = await taken(one, attention=Attention(silent=0.1, looks=0.01), clock=time.monotonic)
+    assert found[:2] == [token(1), token(2)]
 
 
 async def test_what_a_client_had_before_stays_committed() -> None:
@@ -141,9 +148,11 @@ async def test_what_would_lose_the_law_by_going_on_ends() -> None:
 
 async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
     one = Scripted([token(1), Lost("it died")])
+    times = iter(range(1000))
     with pytest.raises(Unreachable, match="no orchestrator of 'small' can go on: nobody is there"):
-        await taken(one)
-    assert len(one.orders) > 2
+        await taken(one, clock=lambda: float(next(times)))
+    # It is 3 when the first one is lost, and a second later at each other one.
+    assert len(one.orders) == 1 + module.LONGEST_SEARCH + 1
 
 
 @pytest.mark.parametrize(

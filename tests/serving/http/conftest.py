@@ -39,7 +39,7 @@ async def front(outputs: Outputs, options: HttpOptions | None = None, grace_seco
         url = f"http://{server.address}"
         headers = {"Authorization": f"Bearer {KEY}"}
         async with (
-            AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as openai,
+            AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60) as openai,
             httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http,
         ):
             yield Front(server, openai, http)

@@ -42,7 +42,7 @@ class Stack:
 
     async def released(self) -> None:
         """Returns once no service has a session any more."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.outputs.running or any(server.activity.open for server in self.servers):  # noqa: ASYNC110
                 await asyncio.sleep(0)  # what ends them runs in this loop, too
 

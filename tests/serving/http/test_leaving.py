@@ -51,8 +51,7 @@ async def test_a_client_that_does_not_read_is_given_up(outputs: FakeOutputs) -> 
     async with front(outputs, HttpOptions(stalled_seconds=0.2)) as hasty:
         body = {"prompt": "Say", "stream": True}
         async with hasty.http.stream("POST", "/v1/completions", json=body) as response:
-            assert response.status_code == 200
-            await outputs.wait_running(1)
+            assert (response.status_code, len(outputs.orders)) == (200, 1)
             await outputs.wait_running(0)
             assert outputs.yielded < len(LONG)
 
@@ -94,7 +93,7 @@ async def test_the_grace_period_ends_what_goes_on_and_says_so_once(
 async def refused(address: str) -> None:
     """Returns once nobody listens there any more."""
     host, _, port = address.rpartition(":")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))

@@ -25,29 +25,33 @@ def files(cluster: Cluster, hosts: tuple[str, ...] = ("127.0.0.1",)) -> FrontFil
     return FrontFiles(made.certificate, made.key)
 
 
-def server(shown: FrontFiles | None, host: str = "127.0.0.1") -> HttpServer:
-    return HttpServer(make_app(FakeOutputs()), Listening(host, grace_seconds=0, tls=shown))
+def server(shown: FrontFiles | None, host: str = "127.0.0.1", outputs: FakeOutputs | None = None) -> HttpServer:
+    return HttpServer(make_app(outputs or FakeOutputs()), Listening(host, grace_seconds=0, tls=shown))
+
+
+def client(url: str, cluster: Cluster) -> httpx.AsyncClient:
+    trusting = ssl.create_default_context(cafile=str(cluster.folder / "ca.pem"))
+    return httpx.AsyncClient(base_url=url, verify=trusting, timeout=60)
 
 
 async def asked(url: str, cluster: Cluster) -> int:
-    trusting = ssl.create_default_context(cafile=str(cluster.folder / "ca.pem"))
-    async with httpx.AsyncClient(base_url=url, verify=trusting) as client:
-        return (await client.get("/health")).status_code
+    async with client(url, cluster) as asking:
+        return (await asking.get("/health")).status_code
 
 
 async def test_a_renewed_certificate_is_served_to_new_connections_without_a_restart(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shown = files(cluster)
-    async with server(shown) as serving:
+    shown, outputs = files(cluster), FakeOutputs(waits_after=1)
+    async with server(shown, outputs=outputs) as serving:
         url = f"https://{serving.address}"
-        trusting = ssl.create_default_context(cafile=str(cluster.folder / "ca.pem"))
-        async with httpx.AsyncClient(base_url=url, verify=trusting) as early:
-            assert (await early.get("/health")).status_code == 200
+        asking = {"prompt": "Say", "stream": True}
+        async with client(url, cluster) as early, early.stream("POST", "/v1/completions", json=asking) as reply:
             files(cluster, ("10.1.2.3",))
             with pytest.raises(httpx.ConnectError, match="mismatch"):
                 await asked(url, cluster)
-            assert (await early.get("/health")).status_code == 200  # what is open goes on
+            outputs.go_on.set()
+            assert (await reply.aread()).endswith(b"data: [DONE]\n\n")  # what is open goes on
         shown.key.write_text("half written")
         with pytest.raises(httpx.ConnectError, match="mismatch"):
             await asked(url, cluster)

@@ -22,7 +22,7 @@ MISSING = f"needs a browser: there is no {' or '.join(BROWSERS)} (Debian: apt-ge
 WRITTEN = (("def", Kind.ACCEPTED), (" <b>n</b>", Kind.CORRECTED), (" é", Kind.BONUS), ("\n", Kind.ACCEPTED))
 TOKENS = tuple(Token(place, text, text.encode(), kind, None) for place, (text, kind) in enumerate(WRITTEN))
 TEXT = "".join(text for text, _ in WRITTEN)
-SECONDS = 10.0  # that a browser may take for anything; it is never waited for longer than it takes
+SECONDS = 60.0  # that a browser may take for anything; it is never waited for longer than it takes
 
 
 def browser_here() -> str | None:
