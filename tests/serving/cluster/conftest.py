@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def cluster() -> "Iterator[RunningCluster]":
     """Two nodes with loopback addresses, and the usual configuration on them."""
-    from tests.serving.cluster.running import free_port, running
+    from tests.serving.cluster.running import running
+    from tests.serving.ports import free_port
 
     # Not below pytest's folder: paths of sockets in it would be too long.
     with (

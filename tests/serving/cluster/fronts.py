@@ -17,7 +17,8 @@ from statistics import median
 from typing import Any
 
 from crossdraft.serving.cluster.directory import Role
-from tests.serving.cluster.running import KEY, MODEL, RunningCluster, free_port, running
+from tests.serving.cluster.running import KEY, MODEL, RunningCluster, running
+from tests.serving.ports import free_port
 
 COMMAND = (sys.executable, "-m", "crossdraft.cli")
 DIRECT = "serve grpc"

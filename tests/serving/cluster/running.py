@@ -2,18 +2,17 @@
 
 import asyncio
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx2 as httpx
 import pytest
@@ -41,11 +40,17 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_gcs_server_port_wait_time_s": "60",
+    # On a busy machine processes take long to start: longer than Ray and Serve wait for them.
+    "RAY_gcs_server_port_wait_time_s": "180",
+    "RAY_agent_register_timeout_ms": "180000",
+    "RAY_worker_register_timeout_seconds": "180",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+    "RAY_memory_monitor_refresh_ms": "0",  # else it ends processes where others have taken the machine's memory
     "OMP_NUM_THREADS": "1",
 }
-PATIENCE = 60.0  # seconds for what must come to pass
-COMMAND_SECONDS = 180.0
+PATIENCE = 180.0  # seconds for what must come to pass
+COMMAND_SECONDS = 300.0
 KEY = "0123456789abcdef"
 MODEL = "small"
 PROMPT = "def main("
@@ -116,10 +121,11 @@ grace_seconds: 2
         """Of the HTTP front."""
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE)
 
-    def metric(self, role: Role, name: str) -> float:
-        """The sum over all processes of a role."""
-        pages = [httpx.get(f"http://{one.metrics}/metrics").text for one in self.entries(role)]
-        return sum(amount for page in pages for _, amount in samples(page, name))
+    def metric(self, role: Role, name: str, **labels: str) -> float:
+        """The sum over all processes of a role, of what has these labels."""
+        pages = [httpx.get(f"http://{one.metrics}/metrics", timeout=PATIENCE).text for one in self.entries(role)]
+        found = [one for page in pages for one in samples(page, name)]
+        return sum(amount for having, amount in found if labels.items() <= having.items())
 
     def busy(self) -> float:
         """Outputs under way at orchestrators, and sessions at services."""
@@ -133,7 +139,6 @@ grace_seconds: 2
 
 
 FRONTS = (Role.HTTP, Role.GRPC)
-PORTS = range(20_000, 30_000)  # above those of Ray's workers, below those that systems give out
 
 
 @contextmanager
@@ -143,12 +148,19 @@ def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
 
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
-    common: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 80_000_000, "include_dashboard": False}
+    common: dict[str, Any] = {
+        "num_cpus": 4,
+        "object_store_memory": 80_000_000,
+        "include_dashboard": False,
+        "dashboard_agent_listen_port": 0,  # else one that systems give to connections
+    }
     cluster = Cluster()
     try:
-        for address, offers in OFFERS.items():
-            first = {"temp_dir": str(folder)} if address == HEAD else {}
-            _add_node(cluster, node_ip_address=address, resources=offers, **common, **first)
+        with _patiently():
+            for address, offers in OFFERS.items():
+                first = {"temp_dir": str(folder)} if address == HEAD else {}
+                cluster.add_node(wait=False, node_ip_address=address, resources=offers, **common, **first)
+        cluster.wait_for_nodes(PATIENCE)
         ray.init(cluster.address, namespace="tests", log_to_driver=False, _node_ip_address=HEAD)
         yield RunningCluster(folder, cluster.address, *ports)
     finally:
@@ -158,22 +170,25 @@ def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _add_node(cluster: Any, **how: Any) -> None:
-    """Ray gives a node's parts 30 s to start, which on a busy machine may not be enough: then once more."""
-    try:
-        cluster.add_node(**how)
-    except Exception as error:  # Ray has no class for it
-        if "timed out" not in str(error).lower():
-            raise
-        cluster.add_node(**how)
+@contextmanager
+def _patiently() -> Iterator[None]:
+    """Ray gives a node's processes 30 s to be known, which on a busy machine may not be enough: here they have more."""
+    from ray._private import services
 
+    asked = services.get_node
 
-def free_port() -> int:
-    """Of loopback; nobody has it now, and none of the many connections made until it is used gets it."""
-    for port in random.sample(PORTS, len(PORTS)):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError(f"all ports of {PORTS} are taken")
+    def waited_for(address: str, node: str) -> Any:
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return asked(address, node)
+            except RuntimeError:  # not yet
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.1)
+
+    with patch.object(services, "get_node", waited_for):
+        yield
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
@@ -212,13 +227,14 @@ async def streams(client: AsyncOpenAI, seeds: Sequence[int], tokens: int) -> Asy
         yield heard
 
 
-async def opened_stream(client: AsyncOpenAI, seed: int, tokens: int) -> AsyncStream[Completion]:
-    """One stream of so many tokens."""
+async def opened_stream(client: AsyncOpenAI, seed: int, tokens: int, outputs: int = 1) -> AsyncStream[Completion]:
+    """One stream of so many outputs of so many tokens."""
     return await client.completions.create(
         model=MODEL,
         prompt=PROMPT,
         max_tokens=tokens,
         seed=seed,
+        n=outputs,
         stream=True,
         stream_options={"include_usage": True},
         extra_body={"ignore_eos": True},

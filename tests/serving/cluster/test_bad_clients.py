@@ -21,7 +21,7 @@ async def test_a_key_that_is_wrong_or_missing_is_refused_everywhere(cluster: Run
     async with cluster.client() as client:
         with pytest.raises(AuthenticationError, match="key"):
             await client.with_options(api_key="f" * 16).completions.create(model=MODEL, prompt=PROMPT)
-    async with httpx.AsyncClient(base_url=cluster.url) as client:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=SECONDS) as client:
         for path in ("/v1/models", "/metrics/targets"):
             assert (await client.get(path)).status_code == 401
             assert (await client.get(path, headers=HEADERS)).status_code == 200

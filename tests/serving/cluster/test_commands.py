@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.serving.cluster import nodes
 from crossdraft.serving.cluster.directory import Role
-from tests.serving.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster
+from tests.serving.cluster.running import COMMAND_SECONDS, HEAD, MODEL, TARGETS, NotServedError, RunningCluster
 
 
 def test_status_shows_every_process_and_serves_replicas(cluster: RunningCluster) -> None:
@@ -68,9 +68,10 @@ def test_a_configuration_that_is_wrong_is_refused_with_its_line(cluster: Running
 
 @pytest.mark.parametrize("words", [["status"], ["undeploy"]])
 def test_where_no_cluster_is_that_is_said_at_once(words: list[str]) -> None:
-    with socket.create_server((HEAD, 0)) as taken:
+    with socket.socket() as taken:  # its port is nobody else's, and it does not listen
+        taken.bind((HEAD, 0))
         address = f"{HEAD}:{taken.getsockname()[1]}"
-    done = _typed(*words, "--address", address)
+        done = _typed(*words, "--address", address)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"no Ray cluster answers at {address}" in done.stderr
     assert "start one with `ray up`" in done.stderr
@@ -91,7 +92,7 @@ def test_nothing_is_begun_while_a_node_has_another_crossdraft(
 
 def _typed(*words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "crossdraft.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
 
 
 def _lines(done: "subprocess.CompletedProcess[str]") -> list[str]:

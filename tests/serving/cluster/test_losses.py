@@ -33,15 +33,17 @@ def undisturbed(cluster: RunningCluster) -> list[str]:
 
 @pytest.mark.parametrize("role", [Role.ORCHESTRATOR, Role.TARGET, Role.DRAFTER])
 async def test_streams_go_on_where_they_were(cluster: RunningCluster, undisturbed: list[str], role: Role) -> None:
-    there = cluster.entries(role)
-    async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
-        kill(there[0])
-        at_the_kill = [one.text for one in heard]
-    assert all(len(begun) < len(whole) for begun, whole in zip(at_the_kill, undisturbed, strict=True))
-    assert [one.text for one in heard] == undisturbed
-    assert [one.tokens for one in heard] == [TOKENS] * len(SEEDS)
-    # It is started again, as another process.
-    await eventually(lambda: cluster.complete(but=there[0].process))
+    amid = False
+    while not amid:  # where this process stands still, streams may end before the kill: then another one
+        there = cluster.entries(role)
+        async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
+            kill(there[0])
+            at_the_kill = [one.text for one in heard]
+        amid = all(len(begun) < len(whole) for begun, whole in zip(at_the_kill, undisturbed, strict=True))
+        assert [one.text for one in heard] == undisturbed
+        assert [one.tokens for one in heard] == [TOKENS] * len(SEEDS)
+        # It is started again, as another process.
+        await eventually(lambda gone=there[0].process: cluster.complete(but=gone))
 
 
 async def test_an_orchestrator_that_falls_silent_is_given_up_and_not_asked_again_and_again(
@@ -50,15 +52,25 @@ async def test_an_orchestrator_that_falls_silent_is_given_up_and_not_asked_again
     (front,) = cluster.entries(Role.HTTP)
     silent, _ = cluster.entries(Role.ORCHESTRATOR)
     before = len(cluster.log_of(front.process))
-    async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
-        os.kill(silent.process, signal.SIGSTOP)
-    assert [one.text for one in heard] == undisturbed
-    said = [json.loads(line) for line in cluster.log_of(front.process)[before:].splitlines() if line.startswith("{")]
-    given_up = Counter(line["request_id"] for line in said if "an orchestrator was lost" in line["message"])
-    # Twice where Serve sends the rest to the silent one again, which it does not know to be silent yet.
-    assert 1 <= max(given_up.values()) <= 2
+    given_up: Counter[str] = Counter()
+    while not given_up:  # as above
+        async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
+            os.kill(silent.process, signal.SIGSTOP)
+        assert [one.text for one in heard] == undisturbed
+        given_up = _given_up(cluster.log_of(front.process)[before:])
+        if not given_up:
+            os.kill(silent.process, signal.SIGCONT)
+    # More than once where Serve sends the rest to the silent one again, which it does not know to be silent yet: until
+    # it has as many under way as the other one, with those that were given up.
+    assert max(given_up.values()) <= len(SEEDS)
     kill(silent)
     await eventually(lambda: cluster.complete(but=silent.process))
+
+
+def _given_up(log: str) -> Counter[str]:
+    """How often each request has lost an orchestrator."""
+    said = [json.loads(line) for line in log.splitlines() if line.startswith("{") and line.endswith("}")]
+    return Counter(line["request_id"] for line in said if "an orchestrator was lost" in line["message"])
 
 
 async def test_without_its_directory_a_cluster_goes_on_and_all_of_it_is_known_again(
@@ -75,18 +87,11 @@ async def test_without_its_directory_a_cluster_goes_on_and_all_of_it_is_known_ag
 
 async def test_who_asks_again_with_the_same_id_after_the_front_died_has_the_same_text(cluster: RunningCluster) -> None:
     async with cluster.client() as client:
-        whole = await _asked(client, "again-1")
-        stream = await client.completions.create(
-            model=MODEL, prompt=PROMPT, max_tokens=TOKENS, stream=True, extra_headers={"x-request-id": "again-1"}
-        )
-        begun = ""
-        with suppress(APIError, httpx.HTTPError):  # or the connection just ends
-            async for chunk in stream:
-                if not begun:
-                    kill(*await asyncio.to_thread(cluster.entries, Role.HTTP))
-                begun += chunk.choices[0].text
-        assert whole.startswith(begun)
-        assert len(begun) < len(whole)
+        whole = begun = await _asked(client, "again-1")
+        while len(begun) == len(whole):  # as above
+            await eventually(cluster.complete)
+            begun = await _heard_until_the_front_died(cluster, client)
+            assert whole.startswith(begun)
         again = ""
         while not again:
             try:
@@ -96,6 +101,20 @@ async def test_who_asks_again_with_the_same_id_after_the_front_died_has_the_same
         assert again == whole
         assert await _asked(client, "another-1") != whole
     await eventually(cluster.complete)
+
+
+async def _heard_until_the_front_died(cluster: RunningCluster, client: AsyncOpenAI) -> str:
+    (front,) = await asyncio.to_thread(cluster.entries, Role.HTTP)
+    stream = await client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=TOKENS, stream=True, extra_headers={"x-request-id": "again-1"}
+    )
+    chunks: list[str] = []
+    with suppress(APIError, httpx.HTTPError):  # or the connection just ends
+        async for chunk in stream:
+            if not chunks:
+                kill(front)
+            chunks.append(chunk.choices[0].text)
+    return "".join(chunks)
 
 
 async def _asked(client: AsyncOpenAI, id: str) -> str:
