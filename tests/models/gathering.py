@@ -16,7 +16,7 @@ class Gate:
 
     def job(self) -> Job[None]:
         self.entered.set()
-        self.let_go.wait(timeout=30)
+        self.let_go.wait(timeout=120)
         yield from ()
 
 

@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from crossdraft.drafter import session
 from crossdraft.drafter.servicer import DrafterService
+from crossdraft.models.drawing import RandomDraws
 from crossdraft.models.loading import load_model
 from crossdraft.models.running import RunningModel
 from crossdraft.rpc.clients import DrafterClient, TargetClient
@@ -16,6 +20,7 @@ from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.servicer import TargetService
 from crossdraft.text.letters import Side
 from tests.models.tiny import tiny_llama
+from tests.rpc.unhurried import unhurry
 from tests.text.kinds import Kind, kind
 
 AT_ONCE = Listening(grace_seconds=0)
@@ -24,6 +29,18 @@ AT_ONCE = Listening(grace_seconds=0)
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    unhurry(monkeypatch)
+
+
+@pytest.fixture
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws of drafter sessions that have no key are the same in every run."""
+    seeds = count()
+    monkeypatch.setattr(session, "RandomDraws", lambda _: RandomDraws(np.random.default_rng(next(seeds))))
 
 
 def save(folder: Path, some: Kind, context: int) -> Path:

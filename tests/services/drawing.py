@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -18,6 +19,7 @@ from crossdraft.verification.exchange import (
     SamplingOptions,
 )
 from crossdraft.verification.trees import TokenTree
+from tests.models.gathering import Gate
 
 PROMPT = (40, 41, 42, 300, 7)
 PENALISED = SamplingOptions(temperature=0.8, presence_penalty=0.7, repetition_penalty=1.2)
@@ -46,6 +48,21 @@ async def one_by_one(model: RunningModel, opening: OpenTarget, count: int) -> li
         drawn += [node for node in done.nodes if isinstance(node, Sample)]
     await session.close()
     return drawn
+
+
+@asynccontextmanager
+async def standing(model: RunningModel) -> AsyncIterator[None]:
+    """The model thread stands still until all that tasks of the block ask of it waits."""
+    gate = Gate()
+    held = asyncio.create_task(model.thread.run(gate.job()))
+    assert await asyncio.to_thread(gate.entered.wait, 60)
+    try:
+        yield
+        for _ in range(20):  # turns of the loop
+            await asyncio.sleep(0)
+    finally:
+        gate.let_go.set()
+    await held
 
 
 async def drawn_in(session: TargetSession, *requests: Request) -> list[PassDone]:

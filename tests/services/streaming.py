@@ -21,7 +21,7 @@ from crossdraft.verification.exchange import Branch, Drafted
 from crossdraft.verification.rows import Proposal
 from tests.services.conftest import AT_ONCE
 
-PATIENCE = 20  # seconds
+PATIENCE = 120  # seconds
 
 
 @dataclass

@@ -98,6 +98,7 @@ async def test_audited_sessions_have_no_branches(drafter: DrafterClient) -> None
         assert len((await session.draft(Draft(2, 0, NOTHING, 1, 1, 3, 2))).proposals) == 1
 
 
+@pytest.mark.usefixtures("seeded")
 async def test_branches_have_draws_of_their_own(drafter: DrafterClient) -> None:
     """Without a key every draft is another, and each token is one that its row can give."""
     async with drafter.session(DRAWN) as session:

@@ -66,6 +66,7 @@ async def test_keyed_draws_can_be_made_again_from_the_rows(drafter: DrafterClien
         offset += len(drafter_model.tokenization.letters_of((proposal.token,)))
 
 
+@pytest.mark.usefixtures("seeded")
 async def test_draws_without_a_key_follow_the_row(drafter: DrafterClient) -> None:
     draws: Counter[int] = Counter()
     async with drafter.session(OpenDrafter(PROMPT, WARM, None, 5)) as session:
@@ -75,7 +76,7 @@ async def test_draws_without_a_key_follow_the_row(drafter: DrafterClient) -> Non
     row = drafted.proposals[0].row
     assert set(draws) <= set(row.ids.tolist())
     statistic = sum((draws[int(t)] - 600 * p) ** 2 / (600 * p) for t, p in zip(row.ids, row.probabilities, strict=True))
-    assert statistic < 27.9  # chi-square of four degrees of freedom: exceeded by chance once in 77,000 times
+    assert statistic < 18.5  # chi-square of four degrees of freedom: one seed in 1,000 exceeds it by chance
 
 
 async def test_sessions_without_a_key_draw_differently(drafter: DrafterClient) -> None:
@@ -227,7 +228,7 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
 
     def held_step(shares: Sequence[Share]) -> list[torch.Tensor | None]:
         stepped.set()
-        go_on.wait(10)
+        assert go_on.wait(60)
         return engine.step(shares)
 
     async def seen_close(session: DrafterSession) -> None:
@@ -238,11 +239,11 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
     monkeypatch.setattr(DrafterSession, "close", seen_close)
     session = await drafter.open(OPEN)
     await session.send(Draft(1, 0, NOTHING, 50))
-    await asyncio.to_thread(stepped.wait, 10)
+    assert await asyncio.to_thread(stepped.wait, 60)
     await session.close()
-    await asyncio.wait_for(closing.wait(), 10)
+    await asyncio.wait_for(closing.wait(), 60)
     go_on.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while engine.taken:
             await drafter.describe()
     assert drafter_model.thread.steps == 1

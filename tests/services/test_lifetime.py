@@ -35,20 +35,20 @@ async def started(role: str, folder: Path, grace: float) -> tuple[asyncio.subpro
         sys.executable, "-c", program, str(folder), str(grace), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
-    return process, json.loads(await asyncio.wait_for(process.stdout.readline(), 120))
+    return process, json.loads(await asyncio.wait_for(process.stdout.readline(), 600))
 
 
 async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, bytes]:
     """Exit code, and what it printed after the ready line."""
-    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    output, _ = await asyncio.wait_for(process.communicate(), 120)
     return process.returncode, output
 
 
 async def found_again(client: DrafterClient) -> str:
     """The fingerprint of a service to which the connection was lost."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while True:
-            with suppress(Unreachable):
+            with suppress(ServiceError):
                 return (await client.describe()).fingerprint
 
 
@@ -79,13 +79,16 @@ async def test_a_drafter_that_is_in_use_ends_after_its_grace_period(drafter_fold
         assert raised.value.lost
 
 
-async def test_a_drafter_that_freezes_is_noticed_long_before_its_reply_is_due(drafter_folder: Path) -> None:
+async def test_a_drafter_that_freezes_is_noticed_long_before_its_reply_is_due(
+    drafter_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # gRPC's limits are as they are
     process, ready = await started("drafter", drafter_folder, 0)
-    async with DrafterClient(ready["address"], Patience(reply_seconds=60)) as client:
+    async with DrafterClient(ready["address"], Patience(reply_seconds=600)) as client:
         async with client.session(OpenDrafter(Letters("The"), SamplingOptions(), None, 4)) as session:
             process.send_signal(signal.SIGSTOP)  # like a link that was cut: nothing answers, nothing is closed
             with pytest.raises(Unreachable):
-                await asyncio.wait_for(session.draft(Draft(1, 0, Letters(""), 4)), 20)
+                await asyncio.wait_for(session.draft(Draft(1, 0, Letters(""), 4)), 60)
             process.send_signal(signal.SIGCONT)
         assert await found_again(client) == ready["fingerprint"]
     process.terminate()

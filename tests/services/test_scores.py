@@ -85,6 +85,7 @@ async def test_scores_of_strings_of_which_one_must_come_sum_to_one(
     assert abs(scored.probabilities.sum() - 1) < 1e-6
 
 
+@pytest.mark.usefixtures("seeded")
 async def test_real_drafts_begin_as_often_as_their_scores_say(
     drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray
 ) -> None:
@@ -102,7 +103,7 @@ async def test_real_drafts_begin_as_often_as_their_scores_say(
     possible = expected > 0
     assert not counts[~possible].any()
     assert expected[possible].min() >= 5  # else cells must be pooled
-    assert chisquare(counts[possible], expected[possible]).pvalue > 1e-4
+    assert chisquare(counts[possible], expected[possible]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("room", [20, TOKENS - 1])

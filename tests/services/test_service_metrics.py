@@ -21,7 +21,7 @@ OPENING = OpenTarget((5, 6), SamplingOptions(), None)
 
 
 def read(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as reply:
         return str(reply.read().decode())
 
 
@@ -45,7 +45,7 @@ async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: Ru
     assert value(text, "service_batch_size_count", who) == 1
     assert value(text, "service_model_seconds_total", who) > 0
     assert value(text, "service_model_answers_total", who) == 1
-    assert 0 < value(text, "service_model_queue_seconds_total", who) < 10
+    assert 0 < value(text, "service_model_queue_seconds_total", who) < 60
     assert value(text, "service_model_evictions_total", who) == 0
     assert 3 / target_model.use().places <= value(text, "kv_cache_usage_perc", who) <= 1
     with pytest.raises(OSError, match="refused"):

@@ -12,7 +12,7 @@ from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.verification.exchange import Advance, Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
-from tests.services.streaming import Epoch, gated
+from tests.services.streaming import PATIENCE, Epoch, gated
 
 PROMPT = from_bytes(b"The quick brown fox")
 NOTHING = Letters("")
@@ -68,7 +68,7 @@ async def test_epochs_that_are_dropped_at_once_leave_the_last_one_right(drafter:
         for number in range(1, 20):
             await session.send(Draft(number, 0, Letters(" cat" if number % 2 else " dogs"), 40, 1))
         await session.send(Draft(20, 0, Letters(" dog"), 5, 1))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while (reply := await session.receive()).epoch < 20:
                 pass
         epoch = Epoch(20, [reply])

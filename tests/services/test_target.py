@@ -201,6 +201,6 @@ async def test_a_session_that_is_cancelled_gives_back_its_place(target: TargetCl
     assert target_model.thread.engine.taken == 1
     await session.send(a_pass(number=2, committed=(5,)))
     await session.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while target_model.thread.engine.taken:
             await target.describe()

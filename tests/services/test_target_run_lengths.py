@@ -1,7 +1,13 @@
 """How far a run of a target goes: as far as it is told, and no further than somebody wants it."""
 
-import pytest
+import asyncio
+import threading
+from collections.abc import Sequence
 
+import pytest
+import torch
+
+from crossdraft.models.feeds import Share
 from crossdraft.models.running import RunningModel
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.target.session import TargetSession
@@ -18,6 +24,7 @@ from tests.services.drawing import (
     run_of,
     same,
     samples_of,
+    standing,
 )
 
 
@@ -25,7 +32,9 @@ from tests.services.drawing import (
 async def test_a_run_ends_when_something_else_is_asked(target_model: RunningModel, following: Request) -> None:
     due = await one_by_one(target_model, OPENING, 1)
     session = TargetSession(target_model, OPENING)
-    replies = await drawn_in(session, run_of(1, MOST_RUN), following)
+    async with standing(target_model):
+        drawing = asyncio.create_task(drawn_in(session, run_of(1, MOST_RUN), following))
+    replies = await drawing
     first = [done for done in replies if done.number == 1]
     assert not first[-1].more
     assert 1 <= sum(done.forwards for done in first) < MOST_RUN
@@ -71,13 +80,23 @@ async def test_the_end_of_a_run_that_is_over_is_nothing(target_model: RunningMod
     same(samples_of(replies), due)
 
 
-async def test_a_run_that_nobody_reads_any_more_draws_no_further(target_model: RunningModel) -> None:
+async def test_a_run_that_nobody_reads_any_more_draws_no_further(
+    target_model: RunningModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session, thread = TargetSession(target_model, OPENING), target_model.thread
+    places, step = threading.Semaphore(2), thread._stepping  # the third step stands still
+
+    def held(shares: Sequence[Share]) -> list[torch.Tensor | None]:
+        assert places.acquire(timeout=60)
+        return step(shares)
+
+    monkeypatch.setattr(thread, "_stepping", held)
     conversation = session.converse(asked(run_of(1, MOST_RUN)))
     await anext(conversation)
     await conversation.aclose()
+    places.release(MOST_RUN)
     await session.close()
-    assert thread.steps < MOST_RUN
+    assert thread.steps <= 3
     steps = thread.steps
     await one_by_one(target_model, OPENING, 1)
     assert thread.steps == steps + 1

@@ -29,6 +29,7 @@ from tests.services.drawing import (
     run_of,
     same,
     samples_of,
+    standing,
 )
 
 
@@ -79,7 +80,9 @@ async def test_runs_share_steps(target_model: RunningModel) -> None:
     sessions = [TargetSession(target_model, OpenTarget(PROMPT, PENALISED, NoiseKey(key))) for key in (1, 2, 3)]
     alone = [await one_by_one(target_model, OpenTarget(PROMPT, PENALISED, NoiseKey(key)), 20) for key in (1, 2, 3)]
     before = target_model.thread.steps
-    found = await asyncio.gather(*(drawn_in(session, run_of(1, 20)) for session in sessions))
+    async with standing(target_model):
+        tasks = [asyncio.create_task(drawn_in(session, run_of(1, 20))) for session in sessions]
+    found = await asyncio.gather(*tasks)
     for replies, due in zip(found, alone, strict=True):
         same(samples_of(replies), due)
     assert target_model.thread.steps - before < 45  # 60 if none were shared, 20 if all were

@@ -64,7 +64,7 @@ async def test_a_window_does_not_run_away_from_who_reads() -> None:
     asking = Asking([Draft(1, 0, NOTHING, MOST_PROPOSALS, 1), *advances])
     replies = Conversation(drafter).replies(asking.stream())
     first = await anext(replies)
-    await asyncio.wait_for(asking.all_taken.wait(), 10)
+    await asyncio.wait_for(asking.all_taken.wait(), 60)
     await settled()
     assert drafter.made == MOST_UNREAD
     proposals = [proposal.token async for reply in replies for proposal in reply.proposals]
@@ -78,7 +78,7 @@ async def test_epochs_that_nobody_reads_are_forgotten() -> None:
     conversation = Conversation(drafter)
     replies = conversation.replies(asking.stream())
     await anext(replies)
-    await asyncio.wait_for(asking.all_taken.wait(), 10)
+    await asyncio.wait_for(asking.all_taken.wait(), 60)
     await settled()
     assert drafter.began == list(range(ADVANCES))
     assert conversation._replies.qsize() <= MOST_PROPOSALS + 1  # with the mark of the end
