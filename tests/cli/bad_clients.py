@@ -98,9 +98,8 @@ class Http:
             one.setblocking(False)
             await loop.sock_connect(one, (host, int(port)))
             await loop.sock_sendall(one, request)
-            await busy(self.address)
+            taken = await loop.sock_recv(one, 1)  # the output has begun
             await idle(self.address)
-            taken = b""
             try:
                 while piece := await loop.sock_recv(one, MIB):
                     taken += piece
@@ -205,20 +204,14 @@ async def code_of(call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> str:
 async def running(address: str) -> float:
     """Outputs that a front makes now, by its metrics."""
     async with httpx.AsyncClient() as client:
-        text = (await client.get(f"http://{address}/metrics", timeout=30)).text
+        text = (await client.get(f"http://{address}/metrics", timeout=120)).text
     names = ("crossdraft_num_requests_running{", "crossdraft_num_requests_waiting{")
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(names))
 
 
-async def busy(address: str) -> None:
-    """Returns once a front makes an output."""
-    while not await running(address):  # noqa: ASYNC110 - it is in another process
-        await asyncio.sleep(BETWEEN_LOOKS)
-
-
 async def idle(address: str) -> None:
-    """Returns once it makes none."""
-    while await running(address):  # noqa: ASYNC110
+    """Returns once a front makes no output."""
+    while await running(address):  # noqa: ASYNC110 - it is in another process
         await asyncio.sleep(BETWEEN_LOOKS)
 
 

@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from crossdraft.cli import acceptance, continuations, pruning
 from crossdraft.cli.app import main
+from crossdraft.pipeline import team
+from crossdraft.rpc.clients import Patience
+from tests.rpc.unhurried import unhurry
 from tests.services.conftest import save
 from tests.text.kinds import kind
 
@@ -24,6 +28,16 @@ COMMAND = [sys.executable, "-m", "crossdraft.cli"]
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No service is taken for lost, or done without, because the machine stands still for seconds."""
+    unhurry(monkeypatch)
+    patience = Patience()
+    monkeypatch.setattr(team, "OTHERS_SECONDS", patience.describe_seconds)
+    for module in (acceptance, continuations, pruning):
+        monkeypatch.setattr(module, "PATIENCE", Patience(reply_seconds=module.PATIENCE.reply_seconds))
 
 
 @dataclass(frozen=True)

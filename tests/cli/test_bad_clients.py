@@ -1,6 +1,7 @@
 """The fronts and what bad clients leave behind: the right answers, and nothing of theirs stays in any process.
 
-Two equal rounds come after one that warms up; what a process keeps, it would keep of each.
+Equal rounds come after one that warms up; what a process keeps, it would keep of each. What is only not yet given back
+after one of them is gone after another.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import json
 import os
 import subprocess
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,10 @@ from tests.text.kinds import kind
 CONTEXT = 2048  # tokens
 CACHE = ("--cache-mib", "16")  # a small part of what the processes have
 PLACES = 16  # outputs at once
-MOST_GROWTH = 24.0  # MiB of one process, from one round to the next; what is free there goes up and down by 15
+MOST_GROWTH = 24.0  # MiB of one process, from one round to the next; what is free there goes up and down by 20
+MOST_FILES = 2  # likewise
+ROUNDS = 6  # at most; the third is the last unless more is kept after it than after the second
+STALLED = "6"  # seconds; more than a machine may stand still
 # torch keeps what it has prepared for each shape of a batch, up to a bound that takes many rounds to reach.
 FORGETFUL = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1", "LRU_CACHE_CAPACITY": "1"}
 
@@ -76,7 +80,7 @@ class Process:
     def busy(self) -> float:
         """Sessions or outputs that it has now."""
         names = ("service_open_sessions{", "num_requests_running{", "num_requests_waiting{")
-        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=30) as reply:
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=120) as reply:
             lines = reply.read().decode().splitlines()
         return sum(
             float(line.split()[-1]) for line in lines if line.startswith(tuple(f"crossdraft_{n}" for n in names))
@@ -93,7 +97,7 @@ class Stack:
 
     async def idle(self) -> None:
         """Returns once nobody has a session any more."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while any([await asyncio.to_thread(lambda one=one: one.busy) for one in self.processes]):  # noqa: ASYNC110
                 await asyncio.sleep(BETWEEN_LOOKS)
 
@@ -123,7 +127,16 @@ def services(
 @contextmanager
 def front(role: str, where: tuple[str, ...], keys: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The process of a front, and its ready line."""
-    limits = ("--max-outputs", str(PLACES), "--stalled-seconds", "1", "--grace-seconds", "0", "--log-level", "error")
+    limits = (
+        "--max-outputs",
+        str(PLACES),
+        "--stalled-seconds",
+        STALLED,
+        "--grace-seconds",
+        "0",
+        "--log-level",
+        "error",
+    )
     command = [*COMMAND, "serve", role, "--model", "toy", "--port", "0", "--api-keys", str(keys), *where, *limits]
     measured = ("--metrics-port", "0") if role == "grpc" else ()
     with subprocess.Popen([*command, *measured], stdout=subprocess.PIPE, text=True) as process:
@@ -148,17 +161,28 @@ async def stack(
         yield Stack(clients, (*there, Process(request.param, pid, metrics)), target)
 
 
+def grown(kept: Sequence[Sequence[tuple[float, int]]]) -> list[int]:
+    """Places of the processes that have kept more MiB or files after each of the later rounds than after the second."""
+    _, before, *later = kept
+    return [
+        place
+        for place, (mebibytes, files) in enumerate(before)
+        if min(one[place][0] for one in later) > mebibytes + MOST_GROWTH
+        or min(one[place][1] for one in later) > files + MOST_FILES
+    ]
+
+
 async def test_bad_clients_are_answered_and_leave_nothing(stack: Stack) -> None:
     role = stack.processes[-1].name
-    kept: list[tuple[list[float], list[int]]] = []
-    for _ in range(3):
+    kept: list[list[tuple[float, int]]] = []  # after each round, of each process
+    while len(kept) < 3 or (grown(kept) and len(kept) < ROUNDS):
         answers = await stack.clients.round()
         async with TargetClient(stack.target) as stranger:
             with pytest.raises(Unreachable, match="takes only clients with a valid certificate"):
                 await stranger.describe()
         await stack.idle()
         gc.collect()
-        kept.append(([one.mebibytes for one in stack.processes], [one.files for one in stack.processes]))
+        kept.append([(one.mebibytes, one.files) for one in stack.processes])
         malformed, crowd = answers.pop("malformed"), answers.pop("crowd")
         assert answers == RIGHT[role]
         assert sum(malformed.values()) == MALFORMED
@@ -168,7 +192,4 @@ async def test_bad_clients_are_answered_and_leave_nothing(stack: Stack) -> None:
         assert sum(crowd.values()) == CROWD
     names = [one.name for one in stack.processes]
     print(role, names, *kept, malformed, crowd, sep="\n")
-    (_, (before, opened), (after, open_now)) = kept
-    growth = {name: now - then for name, then, now in zip(names, before, after, strict=True)}
-    assert all(grown <= MOST_GROWTH for grown in growth.values()), growth
-    assert all(now <= then + 2 for then, now in zip(opened, open_now, strict=True)), (opened, open_now)
+    assert [names[place] for place in grown(kept)] == [], kept

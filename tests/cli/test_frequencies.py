@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.pipeline import GenerationRequest, SamplingOptions, connect
+from crossdraft.pipeline import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.text.letters import Side
 from crossdraft.text.ranking import count_frequencies, read_ranking
@@ -99,7 +99,8 @@ def test_a_drafter_is_served_with_a_part_of_its_head(target: str, drafter_folder
     async def check(address: str) -> None:
         async with DrafterClient(address) as client:
             assert (await client.describe()).vocabulary_size == kind("llama2").size
-        request = GenerationRequest("The quick", method="slem", max_tokens=8, options=SamplingOptions(0))
+        rounds = Overlap.OFF  # without them the output may end before the drafter is there
+        request = GenerationRequest("The quick", "slem", max_tokens=8, options=SamplingOptions(0), overlap=rounds)
         async with connect(target, address) as pipeline, pipeline.run(request) as generation:
             async for _ in generation:
                 pass

@@ -31,6 +31,7 @@ def front(kind: str, pair: Pair, *options: object) -> Iterator[dict[str, Any]]:
             yield json.loads(process.stdout.readline() or json.dumps({"error": process.communicate()[1]}))
         finally:
             process.terminate()
+            process.communicate()  # its last words are read: a pipe that is closed before would be an error of its own
     assert process.returncode == 0
 
 
@@ -107,7 +108,7 @@ def test_keys_and_metrics(cli: Cli, pair: Pair, tmp_path: Path, monkeypatch: pyt
         assert cli(*ask, "--api-key", KEY).code == 0
         monkeypatch.setenv("CROSSDRAFT_API_KEY", KEY)
         assert cli(*ask).code == 0
-        with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         assert 'crossdraft_generation_tokens_total{drafter="small",model_name="toy"} 24.0' in text.replace("'", '"')
 

@@ -44,9 +44,12 @@ def test_http_and_grpc_beside_it_with_a_certificate(cli: Cli, pair: Pair, folder
             text = client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
             assert "<html" in client.get("/").text
         for verify in (True, ssl.create_default_context(cafile=folder / "theirs" / "ca.pem")):
-            with httpx.Client(base_url=url, verify=verify) as other, pytest.raises(httpx.ConnectError, match="verify"):
+            with (
+                httpx.Client(base_url=url, verify=verify, timeout=60) as other,
+                pytest.raises(httpx.ConnectError, match="verify"),
+            ):
                 other.get("/health")
-        with httpx.Client() as plain, pytest.raises(httpx.TransportError):
+        with httpx.Client(timeout=60) as plain, pytest.raises(httpx.TransportError):
             plain.get(f"http://{ready['address']}/health")
         remote = cli("generate", "--server", ready["grpc"], "--json", *SHORT, "--tls-ca", ours / "ca.pem")
         assert remote.records[-1]["text"] == text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.advice import Candidate, advice, best_of, told_apart
+from crossdraft.cli.advice import CERTAIN, Candidate, advice, best_of, told_apart
 from crossdraft.cli.costs import Plain, Rounds
 from crossdraft.cli.select import Choosing
 from tests.cli.conftest import Cli
@@ -127,9 +127,10 @@ def test_services_that_run_are_measured_and_the_fastest_is_named(
         assert one["measured"] == pytest.approx(one["tokens_per_second"] / one["plain_tokens_per_second"])
         assert one["draft_cost"] > 0
     assert [one["method"] for one in found["skipped"]] == ["rdk"]
-    fastest = max(found["candidates"], key=lambda one: one["measured"])
-    assert fastest["method"] in found["advice"]
-    assert (found["choice"] is None) == found["advice"].startswith("None ")
+    faster = [one for one in found["candidates"] if one["measured"] - CERTAIN * one["error"] > 1]  # as times have it
+    fastest = max(faster or found["candidates"], key=lambda one: one["measured"])
+    assert f"with method {fastest['method']} " in found["advice"]
+    assert (found["choice"] is None) == found["advice"].startswith("None ") == (not faster)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -18,7 +18,7 @@ from crossdraft.cli.costs import Plain, Rounds
 from crossdraft.cli.failures import Misused
 from crossdraft.cli.plots import SpeedCurve, check_picture, plot_speeds
 from crossdraft.cli.processes import Wanted, services, threads_each
-from crossdraft.cli.running import checked_options, run_to_end
+from crossdraft.cli.running import STARTS_PROCESSES, checked_options, run_to_end
 from crossdraft.pipeline import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.pipeline.resolution import fault_of_pair
 from crossdraft.verification.exchange import Description
@@ -87,7 +87,7 @@ def select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
     """
     check_picture(plot)
     choosing.check()
-    run_to_end(_select(choosing, as_json, plot))
+    run_to_end(_select(choosing, as_json, plot), STARTS_PROCESSES)
 
 
 async def _select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
