@@ -107,7 +107,8 @@ def test_a_model_that_waits_for_the_device_goes_on_as_it_is(caplog: pytest.LogCa
     serve(engine, Work("a", PROMPT, BRANCHES), Work("b", PROMPT[:1]))
     serve(engine, Work("a", (*PROMPT, 1)), Work("b", (*PROMPT[:1], 1)))
     assert engine.captured == 0
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    ours = [record for record in caplog.records if record.name.startswith("crossdraft.")]  # others' come late
+    assert [record.levelname for record in ours] == ["WARNING"]
     assert "captured" in caplog.text
     assert "the host would wait" in caplog.text
 

@@ -38,9 +38,10 @@ def grown(model: PreTrainedModel) -> int:
 @pytest.mark.parametrize("size", [Size(3, 48), Size(5, 96), Size(3, 50, 90), Size(4, 144, 64)])
 def test_the_same_function_in_a_larger_shape(changes: dict[str, object], size: Size) -> None:
     original = tiny_llama(**changes)
+    draw = torch.Generator().manual_seed(7)
     for name, parameter in original.named_parameters():
         if "norm" in name or "bias" in name:
-            torch.nn.init.normal_(parameter, 0.5)
+            torch.nn.init.normal_(parameter, 0.5, generator=draw)
     model = inflated(original, size)
     assert (model.config.num_hidden_layers, model.config.hidden_size) == (size.layers, size.hidden)
     assert len(model.model.layers) == size.layers

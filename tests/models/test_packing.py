@@ -29,7 +29,9 @@ def test_a_packed_model_computes_the_same(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 2, 9, 33, 70, 129])
 @pytest.mark.parametrize("bias", [True, False])
 def test_any_number_of_rows(rows: int, bias: bool) -> None:
-    linear = nn.Linear(33, 50, bias)
+    with torch.random.fork_rng():
+        torch.manual_seed(rows)
+        linear = nn.Linear(33, 50, bias)
     found = PackedLinear(linear)(torch.ones(2, rows, 33).cumsum(1))
     torch.testing.assert_close(found, linear(torch.ones(2, rows, 33).cumsum(1)).detach(), atol=1e-4, rtol=1e-5)
 

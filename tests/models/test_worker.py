@@ -100,11 +100,11 @@ async def test_a_cancelled_job_takes_no_further_step(worker: ModelThread) -> Non
             closed.set()
 
     task = asyncio.create_task(worker.run(endless()))
-    await asyncio.to_thread(stepping.wait, 30)
+    await asyncio.to_thread(stepping.wait, 120)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(closed.wait, 30)
+    assert await asyncio.to_thread(closed.wait, 120)
     assert len(await worker.run(greedy("b", PROMPT, 1))) == 4
 
 
@@ -114,13 +114,13 @@ async def test_a_cancelled_job_waits_for_no_more_of_its_prompt() -> None:
 
     def held(shares: Sequence[Share]) -> list[torch.Tensor | None]:
         entered.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
         return engine.step(shares)
 
     worker = ModelThread(engine, held)
     try:
         task = asyncio.create_task(worker.run(greedy("a", tuple(range(90)), 1)))
-        await asyncio.to_thread(entered.wait, 30)
+        await asyncio.to_thread(entered.wait, 120)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -152,7 +152,7 @@ async def test_an_answer_says_who_shared_its_step_and_how_long_it_waited() -> No
 
     gate = Gate()
     standing = asyncio.create_task(worker.run(gate.job()))
-    await asyncio.to_thread(gate.entered.wait, 30)
+    await asyncio.to_thread(gate.entered.wait, 120)
     tasks = []
     for name in "abc":
         tasks.append(asyncio.create_task(worker.run(job(name))))
@@ -204,7 +204,7 @@ async def test_close_finishes_what_was_submitted_and_refuses_more() -> None:
 async def test_nobody_waits_for_a_thread_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = ModelThread(Engine(MODEL))
     monkeypatch.setattr(worker.engine, "due", None)  # a call fails
-    results = await asyncio.wait_for(gathered(worker, greedy("a", PROMPT, 1), greedy("b", PROMPT, 1)), 30)
+    results = await asyncio.wait_for(gathered(worker, greedy("a", PROMPT, 1), greedy("b", PROMPT, 1)), 120)
     assert all(isinstance(result, ModelThreadClosedError) for result in results)
     with pytest.raises(ModelThreadClosedError):
         await worker.run(greedy("c", PROMPT, 1))
@@ -216,7 +216,7 @@ def test_a_submitter_whose_loop_is_gone_does_not_stop_the_thread(worker: ModelTh
 
     async def leave() -> None:
         task = asyncio.create_task(worker.run(gate.job()))
-        await asyncio.to_thread(gate.entered.wait, 30)
+        await asyncio.to_thread(gate.entered.wait, 120)
         task.cancel()
 
     asyncio.run(leave())
