@@ -4,19 +4,23 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
+from crossdraft.cli.kills import Mortal
 from crossdraft.cli.processes import Running, Wanted, running
-from crossdraft.pipeline import Generation, GenerationRequest, Overlap, Pipeline, Reason, Statistics, connect
-from tests.endtoend.stack import TARGET
+from crossdraft.pipeline import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
+from crossdraft.rpc.server import Listening
+from crossdraft.target.servicer import ServeTarget, target_server
+from tests.endtoend.stack import TARGET, model
 from tests.prompts import prompts
 
 TOKENS = 60
 BEFORE = 8  # tokens
 SECONDS = 120.0
-PACE = ("--pace", "15,0")  # of a target: what is killed is in the middle of it
+PACE = "15,0"  # of a target: what is killed is in the middle of it
+SLOW_PACE = "100,0"  # an output takes longer than a drafter that begins late
 
 
 def request(overlap: Overlap) -> GenerationRequest:
@@ -24,16 +28,16 @@ def request(overlap: Overlap) -> GenerationRequest:
     return GenerationRequest(text, "seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap)
 
 
-def target(*options: str) -> Wanted:
-    return Wanted("target", f"bundled:{TARGET}", 1, (*PACE, *options))
+def target(pace: str = PACE) -> Wanted:
+    return Wanted("target", f"bundled:{TARGET}", 1, ("--pace", pace))
 
 
 @asynccontextmanager
 async def connected(
-    targets: int, drafters: int
+    targets: int, drafters: int, pace: str = PACE
 ) -> AsyncIterator[tuple[Pipeline, Sequence[Running], Sequence[Running]]]:
     """A pipeline with services in processes of their own."""
-    wanted = [target()] * targets + [Wanted("drafter", "bundled:drafter-a", 1)] * drafters
+    wanted = [target(pace)] * targets + [Wanted("drafter", "bundled:drafter-a", 1)] * drafters
     async with running(wanted) as services:
         addresses = [one.address for one in services]
         given = addresses[:targets], addresses[targets:]
@@ -48,28 +52,31 @@ async def undisturbed(pipeline: Pipeline) -> str:
     return generation.text
 
 
-async def disturbed(generation: Generation, victim: Running, killed: asyncio.Event | None = None) -> Statistics:
-    """Its figures; a service is killed when some tokens are there, and the event is set."""
+async def disturbed(
+    generation: Generation, victim: Running, killed: asyncio.Event | None = None, drafted: bool = True
+) -> Statistics:
+    """Its figures; a service is killed when some tokens are there, of proposals unless `drafted`; the event is set."""
     count, killed = 0, killed or asyncio.Event()
     async with asyncio.timeout(SECONDS), generation:
-        async for _ in generation:
+        async for token in generation:
             count += 1
-            if count == BEFORE:
+            drafted = drafted or token.kind is not Kind.BONUS
+            if count >= BEFORE and drafted and not killed.is_set():
                 with suppress(ProcessLookupError):
                     os.kill(victim.process_id, signal.SIGKILL)
                 killed.set()
-    assert (count, generation.reason) == (TOKENS, Reason.LENGTH)
+    assert (killed.is_set(), count, generation.reason) == (True, TOKENS, Reason.LENGTH)
     assert generation.statistics is not None
     return generation.statistics
 
 
 @pytest.mark.parametrize("overlap", [Overlap.OFF, Overlap.ON])
 async def test_drafters_that_are_killed_one_after_the_other(overlap: Overlap) -> None:
-    async with connected(1, 2) as (pipeline, _, drafters):
+    async with connected(1, 2, SLOW_PACE) as (pipeline, _, drafters):
         wanted = await undisturbed(pipeline)
         for drafter in drafters:
             generation = pipeline.run(request(overlap))
-            figures = await disturbed(generation, drafter)
+            figures = await disturbed(generation, drafter, drafted=False)
             assert generation.text == wanted
             assert figures.proposals > 0
             assert figures.targets_lost == 0
@@ -86,13 +93,27 @@ async def test_a_target_that_is_killed_is_replaced_by_another() -> None:
 
 
 async def test_a_target_that_is_killed_and_started_again_goes_on() -> None:
-    async with connected(1, 0) as (pipeline, (victim,), _):
+    async with AsyncExitStack() as stack:
+        victim = await Mortal.born(target(), stack)
+        pipeline = await stack.enter_async_context(connect(victim.address))
         wanted = await undisturbed(pipeline)
+        # In this process, and loaded before: a slow machine may take longer for that than a session waits for a target.
+        listening = Listening(port=int(victim.address.rpartition(":")[2]), grace_seconds=0)
+        again = await target_server(ServeTarget(model(TARGET), listening))
         generation = pipeline.run(request(Overlap.OFF))
         killed = asyncio.Event()
-        task = asyncio.create_task(disturbed(generation, victim, killed))
+        task = asyncio.create_task(disturbed(generation, victim.running, killed))
         await killed.wait()
-        async with running([target("--port", victim.address.rpartition(":")[2])]):
+        await gone(victim.running)
+        async with again:
             figures = await task
         assert generation.text == wanted
         assert figures.targets_lost >= 1
+
+
+async def gone(victim: Running) -> None:
+    """Returns once nothing is left of a process, not even its port."""
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(victim.process_id, 0)
+            await asyncio.sleep(0.01)

