@@ -1,5 +1,16 @@
-"""The tiny models and services of the service tests, here too."""
+"""The tiny models and services of the service tests, here too; chance and limits in time that do not decide a test."""
 
+from itertools import count
+
+import numpy as np
+import pytest
+
+from crossdraft.drafter import session
+from crossdraft.models.drawing import RandomDraws
+from crossdraft.pipeline.governing import Fixed
+from crossdraft.pipeline.governor import Adaptive
+from crossdraft.pipeline.resolution import Secrets
+from tests.rpc.unhurried import LIMIT, unhurry
 from tests.services.conftest import (
     drafter,
     drafter_folder,
@@ -11,3 +22,30 @@ from tests.services.conftest import (
 )
 
 __all__ = ["drafter", "drafter_folder", "drafter_model", "one_thread", "target", "target_folder", "target_model"]
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No service is lost, and none left out, because the machine stands still for seconds."""
+    unhurry(monkeypatch)
+    monkeypatch.setattr("crossdraft.pipeline.team.OTHERS_SECONDS", LIMIT / 1000)
+
+
+@pytest.fixture(autouse=True)
+def same_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn unasked is the same in every run: the secrets of generations, and seeds of drafters' sessions."""
+    secrets, seeds = count(1), count(1)
+
+    def drawn() -> Secrets:
+        number = next(secrets)
+        return Secrets(noise=number, audit=number, chooser=number)
+
+    monkeypatch.setattr(Secrets, "drawn", staticmethod(drawn))
+    monkeypatch.setattr(session, "RandomDraws", lambda _: RandomDraws(np.random.default_rng(next(seeds))))
+
+
+@pytest.fixture
+def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No output begins before its drafter has opened, which the target need not wait for and a test may."""
+    for governor in (Adaptive, Fixed):
+        monkeypatch.setattr(governor, "waits_for_drafter", True)

@@ -121,6 +121,7 @@ async def finished(pipeline: Pipeline, method: str, audit: bool = True, overlap:
 METHODS = ["union", "tli", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming"]
 
 
+@pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize("overlap", [Overlap.OFF, Overlap.ON])
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_real_drafter_passes_with_every_method(pipeline: Pipeline, method: str, overlap: Overlap) -> None:

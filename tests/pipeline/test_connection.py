@@ -18,6 +18,7 @@ from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.verification.noise import KeyedNoise
+from tests.pipeline.together import open_together
 from tests.rpc.services import DESCRIPTION, ToyTargetService
 from tests.text.kinds import kind
 
@@ -78,7 +79,8 @@ async def test_the_target_as_its_own_drafter(target: TargetClient, target_model:
         Server(DRAFTER, service, Listening(grace_seconds=0)) as server,
         connect(target.address, server.address) as own,
     ):
-        generation = own.generate(PROMPT, max_tokens=24, method="standard", row_width=4096, overlap="off")
+        settings = {"method": "standard", "row_width": 4096, "overlap": "off", "ignore_eos": True}
+        generation = own.generate(PROMPT, max_tokens=24, **settings)
         kinds = [token.kind async for token in generation]
     assert kinds.count(Kind.ACCEPTED) > 2 * kinds.count(Kind.CORRECTED)
     assert generation.statistics is not None
@@ -174,6 +176,7 @@ async def test_a_tokenizer_that_cannot_be_used_is_a_fault_of_its_service(
                 pass
 
 
+@pytest.mark.usefixtures("drafter_first")
 async def test_a_drafter_with_a_shorter_context_goes_on(pipeline: Pipeline) -> None:
     """The drafter holds 64 tokens; prompt and output are longer."""
     generation = pipeline.generate(PROMPT * 8, max_tokens=40, options=GREEDY, overlap="on")
@@ -187,7 +190,8 @@ async def test_a_drafter_with_a_shorter_context_goes_on(pipeline: Pipeline) -> N
 async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline, tmp_path: Path) -> None:
     for tokens in (0, 1, 5):
         file = tmp_path / str(tokens)
-        async with pipeline.generate(PROMPT, max_tokens=24, record=file, overlap="on") as generation:
+        settings = {"max_tokens": 24, "ignore_eos": True, "record": file, "overlap": "on"}
+        async with pipeline.generate(PROMPT, **settings) as generation:
             first = asyncio.create_task(anext(generation))
             if not tokens:
                 await asyncio.sleep(0)  # it has begun, and its session has not
@@ -202,10 +206,11 @@ async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline
 
 
 async def test_of_outputs_that_begin_together_one_gets_to_know_the_drafter_and_tells_the_others(
-    pipeline: Pipeline, tmp_path: Path
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has its own text, and what they were told is in their recordings."""
     due = [await ids_of(pipeline, seed=seed, overlap="off") for seed in range(3)]
+    open_together(6, monkeypatch)  # a target's session and a drafter's for each
     files = [tmp_path / f"{seed}.rec" for seed in range(3)]
     runs = [
         pipeline.generate(PROMPT, max_tokens=24, seed=seed, record=file, explain=True)
@@ -229,6 +234,7 @@ async def test_of_outputs_that_begin_together_one_gets_to_know_the_drafter_and_t
         assert replay(recording).difference is None
 
 
+@pytest.mark.usefixtures("drafter_first")
 async def test_an_output_that_nobody_has_asked_for_tokens_keeps_no_other_one_waiting(pipeline: Pipeline) -> None:
     waiting, asked = (pipeline.generate(PROMPT, max_tokens=24, seed=1, explain=True) for _ in range(2))
     async for _ in asked:

@@ -1,0 +1,30 @@
+"""Outputs whose sessions begin in one moment, however slow the machine is."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from crossdraft.rpc.clients import DrafterClient, TargetClient
+
+Opens = Callable[..., Awaitable[object]]
+
+
+def open_together(sessions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on no session is open to those who asked for it before so many are."""
+    missing, ready = sessions, asyncio.Event()
+
+    def late(usual: Opens) -> Opens:
+        async def opened(*given: object) -> object:
+            nonlocal missing
+            session = await usual(*given)
+            missing -= 1
+            if not missing:
+                ready.set()
+            await ready.wait()
+            return session
+
+        return opened
+
+    for client in (TargetClient, DrafterClient):
+        monkeypatch.setattr(client, "open", late(client.open))
