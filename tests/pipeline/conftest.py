@@ -1,5 +1,9 @@
 """The tiny models and services of the service tests, here too; chance and limits in time that do not decide a test."""
 
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 
 import numpy as np
@@ -22,6 +26,8 @@ from tests.services.conftest import (
 )
 
 __all__ = ["drafter", "drafter_folder", "drafter_model", "one_thread", "target", "target_folder", "target_model"]
+
+PORTS = range(20_000, 30_000)  # below those that systems give out: one that is given back stays free
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +55,20 @@ def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """No output begins before its drafter has opened, which the target need not wait for and a test may."""
     for governor in (Adaptive, Fixed):
         monkeypatch.setattr(governor, "waits_for_drafter", True)
+
+
+@pytest.fixture
+def taken() -> Iterator[socket.socket]:
+    """A port that is bound, and where nobody listens."""
+    with socket.socket() as bound:
+        for port in random.sample(PORTS, len(PORTS)):
+            with suppress(OSError):
+                bound.bind(("127.0.0.1", port))
+                break
+        yield bound
+
+
+@pytest.fixture
+def nowhere(taken: socket.socket) -> str:
+    """Its address."""
+    return f"127.0.0.1:{taken.getsockname()[1]}"
