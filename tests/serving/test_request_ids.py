@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.models.running import RunningModel
-from crossdraft.pipeline import GenerationRequest
+from crossdraft.pipeline import GenerationRequest, Overlap
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.local import LocalModel, LocalOutputs, NamedDrafter
@@ -22,7 +22,8 @@ from tests.serving.exposed import samples, value
 __all__ = ["target_folder", "target_model"]
 
 AT_ONCE = Listening(grace_seconds=0)
-ORDER = Order("", "tiny", GenerationRequest("abcabcabc", max_tokens=60, ignore_eos=True))
+# In lock-step the output waits for its drafter, however late that is.
+ORDER = Order("", "tiny", GenerationRequest("abcabcabc", max_tokens=60, ignore_eos=True, overlap=Overlap.OFF))
 
 
 async def test_a_request_is_found_in_every_services_lines(target_model: RunningModel) -> None:
