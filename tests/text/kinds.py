@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import log
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -177,7 +178,11 @@ def _unigram(byte_fallback: bool) -> Tokenizer:
         vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    pieces = [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    trained = [piece for piece, _ in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    # The trainer's own scores, and with them the order, differ a little from run to run; its pieces do not.
+    text = "▁" + "".join(CORPUS).replace(" ", "▁")
+    scored = [(piece, log(max(1, text.count(piece)) / len(text))) for piece in sorted(trained[3:])]
+    pieces = [*((piece, 0.0) for piece in trained[:3]), *sorted(scored, key=lambda one: -one[1])]
     if byte_fallback:
         pieces[3:3] = [(piece, 0.0) for piece in BYTE_PIECES]
     tokenizer.model = models.Unigram(pieces, unk_id=0, byte_fallback=byte_fallback)
