@@ -124,8 +124,7 @@ grace_seconds: 2
     def metric(self, role: Role, name: str, **labels: str) -> float:
         """The sum over all processes of a role, of what has these labels."""
         pages = [httpx.get(f"http://{one.metrics}/metrics", timeout=PATIENCE).text for one in self.entries(role)]
-        found = [one for page in pages for one in samples(page, name)]
-        return sum(amount for having, amount in found if labels.items() <= having.items())
+        return sum(much for page in pages for has, much in samples(page, name) if labels.items() <= has.items())
 
     def busy(self) -> float:
         """Outputs under way at orchestrators, and sessions at services."""
@@ -173,9 +172,7 @@ def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
 @contextmanager
 def _patiently() -> Iterator[None]:
     """Ray gives a node's processes 30 s to be known, which on a busy machine may not be enough: here they have more."""
-    from ray._private import services
-
-    asked = services.get_node
+    asked = (services := ray._private.services).get_node
 
     def waited_for(address: str, node: str) -> Any:
         until = time.monotonic() + PATIENCE
