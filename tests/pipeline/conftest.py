@@ -43,8 +43,7 @@ def same_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets, seeds = count(1), count(1)
 
     def drawn() -> Secrets:
-        number = next(secrets)
-        return Secrets(noise=number, audit=number, chooser=number)
+        return Secrets(noise=next(secrets), audit=next(secrets), chooser=next(secrets))
 
     monkeypatch.setattr(Secrets, "drawn", staticmethod(drawn))
     monkeypatch.setattr(session, "RandomDraws", lambda _: RandomDraws(np.random.default_rng(next(seeds))))
