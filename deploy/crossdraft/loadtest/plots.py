@@ -61,7 +61,8 @@ def title_of(report: Report) -> str:
     """What was measured, in one line."""
     conditions = report.conditions
     load = vars(conditions.load)
-    kind = f"{load['rate']:g} requests/s (Poisson)" if "rate" in load else f"{load['clients']} clients"
+    clients = load.get("clients")
+    kind = f"{clients} client{'s' * (clients != 1)}" if clients else f"{load['rate']:g} requests/s (Poisson)"
     what = f"{kind}, {conditions.requests * conditions.repeat} requests of up to {conditions.wishes.max_tokens} tokens"
     return what + (f"\n{conditions.services}" if conditions.services else "")
 
@@ -119,11 +120,14 @@ def _outcomes(axes: "Axes", runs: Sequence[Run]) -> None:
 def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
     from matplotlib.ticker import MaxNLocator
 
+    most = 1  # places of any run
     for place, run in enumerate(runs):
         found = run.summary.acceptance
         if found is not None and found.places:
             shares = [one.acceptance for one in found.places if one.judged >= JUDGED]
             axes.plot(range(1, len(shares) + 1), shares, "o-", markersize=3, color=f"C{place}")
+            most = max(most, len(shares))
+    axes.set_xlim(0.5, most + 0.5)
     axes.set_ylim(0, 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("place in a round")
