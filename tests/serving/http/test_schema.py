@@ -1,5 +1,7 @@
 """Requests made from the OpenAPI document itself: none meets an error of the server or an undocumented reply."""
 
+import json
+
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
@@ -23,6 +25,12 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 def test_no_request_meets_an_error_of_the_server(case: schemathesis.Case) -> None:
     case.call_and_validate(checks=CHECKS)
+
+
+def test_limits_have_the_names_of_json_schema() -> None:
+    document = json.dumps(app.openapi())
+    assert '"maximum": 1048576' in document
+    assert not [name for name in ("ge", "gt", "le", "lt") if f'"{name}": ' in document]
 
 
 def test_the_document_has_every_route() -> None:

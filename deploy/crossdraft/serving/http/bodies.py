@@ -38,8 +38,14 @@ def _no_boolean(value: object) -> object:
 
 
 Text = Annotated[str, AfterValidator(_unicode)]
-Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
-Whole = Annotated[int, BeforeValidator(_no_boolean)]
+NO_BOOLEAN = BeforeValidator(_no_boolean)
+Number = Annotated[float, NO_BOOLEAN, Field(allow_inf_nan=False)]
+Whole = Annotated[int, NO_BOOLEAN]
+# Within another type limits come before what is checked first, or the document of the API has other names for them.
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False), NO_BOOLEAN]
+Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), NO_BOOLEAN]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), NO_BOOLEAN]
+Likely = Annotated[int, Field(ge=0, le=MOST_LIKELY), NO_BOOLEAN]
 Proposals = Annotated[StrictInt, Field(ge=1, le=MOST_PROPOSALS)]
 MaybeProposals = Annotated[StrictInt, Field(ge=0, le=MOST_PROPOSALS)]
 Ids = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1)]
@@ -63,7 +69,7 @@ class Speculative(Body):
     method: str | None = Field(None, max_length=40, description="By default the best for the request.")
     k: Proposals = Field(5, description="Proposals in a lock-step round.")
     drafter: str | None = Field(None, max_length=200, description='One of the model\'s drafters, or "none".')
-    drafter_temperature: Number | None = Field(None, ge=0, description="By default the target's.")
+    drafter_temperature: Temperature | None = Field(None, description="By default the target's.")
     overlap: Overlap = Field(Overlap.AUTO, description="Whether the drafter drafts on while the target verifies.")
     window: Proposals | None = Field(None, description="Most proposals ahead of what is verified.")
     wait: MaybeProposals | None = Field(None, description="Proposals that a pass waits for.")
@@ -91,9 +97,9 @@ class Asked(Body):
     top_k: Whole = Field(0, ge=-1, lt=2**31, description="0 or -1 is all.")
     min_p: Number = Field(0.0, ge=0, le=1)
     presence_penalty: Number = Field(0.0, ge=-2, le=2)
-    frequency_penalty: Literal[0] = Field(0, description="Not served: must be 0.")
+    frequency_penalty: Annotated[Literal[0], NO_BOOLEAN] = Field(0, description="Not served: must be 0.")
     repetition_penalty: Number = Field(1.0, ge=0.01, le=100)
-    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Bias] | None = None
     seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Some | Annotated[list[Some], Field(max_length=MOST_STOPS)] | None = None
     ignore_eos: StrictBool = False
@@ -129,8 +135,8 @@ class CompletionBody(Asked):
     """POST /v1/completions."""
 
     prompt: Some | Ids | Annotated[list[Some | Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
-    max_tokens: Whole | None = Field(16, ge=1, le=MOST_TOKENS)
-    logprobs: Whole | None = Field(None, ge=0, le=MOST_LIKELY)
+    max_tokens: Tokens | None = 16
+    logprobs: Likely | None = None
     echo: StrictBool = False
     best_of: Whole | None = Field(None, description="Not served: must be n, or be left out.")
     suffix: Literal[""] | None = Field(None, description="Not served.")

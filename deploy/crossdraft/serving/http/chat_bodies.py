@@ -4,8 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, model_validator
 
-from crossdraft.serving.http.bodies import MOST_TOKENS, Asked, Body, Text, Whole
-from crossdraft.verification.exchange import MOST_LIKELY
+from crossdraft.serving.http.bodies import MOST_TOKENS, Asked, Body, Likely, Text, Tokens
 
 MOST_MESSAGES = 4096
 
@@ -40,10 +39,10 @@ class ChatBody(Asked):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_completion_tokens: Whole | None = Field(None, ge=1, le=MOST_TOKENS, description="By default what fits.")
-    max_tokens: Whole | None = Field(None, ge=1, le=MOST_TOKENS, description="The older name of the same.")
+    max_completion_tokens: Tokens | None = Field(None, description="By default what fits.")
+    max_tokens: Tokens | None = Field(None, description="The older name of the same.")
     logprobs: StrictBool = False
-    top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LIKELY)
+    top_logprobs: Likely | None = None
     response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     tools: Annotated[list[object], Field(max_length=0)] | None = Field(None, description="Not served.")
