@@ -103,8 +103,9 @@ async def test_a_target_that_is_killed_and_started_again_goes_on() -> None:
         generation = pipeline.run(request(Overlap.OFF))
         killed = asyncio.Event()
         task = asyncio.create_task(disturbed(generation, victim.running, killed))
-        await killed.wait()
-        await gone(victim.running)
+        async with asyncio.timeout(SECONDS):  # the task may have failed before
+            await killed.wait()
+            await gone(victim.running)
         async with again:
             figures = await task
         assert generation.text == wanted

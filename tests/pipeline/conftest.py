@@ -1,9 +1,7 @@
 """The tiny models and services of the service tests, here too; chance and limits in time that do not decide a test."""
 
-import random
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import count
 
 import numpy as np
@@ -24,10 +22,9 @@ from tests.services.conftest import (
     target_folder,
     target_model,
 )
+from tests.serving.ports import free_port
 
 __all__ = ["drafter", "drafter_folder", "drafter_model", "one_thread", "target", "target_folder", "target_model"]
-
-PORTS = range(20_000, 30_000)  # below those that systems give out: one that is given back stays free
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +57,7 @@ def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def taken() -> Iterator[socket.socket]:
     """A port that is bound, and where nobody listens."""
     with socket.socket() as bound:
-        for port in random.sample(PORTS, len(PORTS)):
-            with suppress(OSError):
-                bound.bind(("127.0.0.1", port))
-                break
+        bound.bind(("127.0.0.1", free_port()))  # no connection and no other process of tests is given it later
         yield bound
 
 

@@ -8,6 +8,7 @@ import pytest
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 
 Opens = Callable[..., Awaitable[object]]
+HANGS = 120.0  # seconds after which the others never come
 
 
 def open_together(sessions: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +22,8 @@ def open_together(sessions: int, monkeypatch: pytest.MonkeyPatch) -> None:
             missing -= 1
             if not missing:
                 ready.set()
-            await ready.wait()
+            async with asyncio.timeout(HANGS):
+                await ready.wait()
             return session
 
         return opened

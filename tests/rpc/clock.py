@@ -1,8 +1,12 @@
 """The event loop's time, which passes only when a test says so: on no slow machine does a limit end by itself."""
 
 import asyncio
+import time
+from collections.abc import Callable
 
 import pytest
+
+HANGS = 120.0  # seconds of the machine after which something never comes
 
 
 class Clock:
@@ -19,8 +23,13 @@ class Clock:
 
     async def run(self, task: "asyncio.Task[object]") -> float:
         """Lets second after second pass until a task is done; returns how many."""
-        began = self.now
-        while not task.done():
+        return await self.until(task.done)
+
+    async def until(self, holds: Callable[[], bool]) -> float:
+        """The same until something holds."""
+        began, late = self.now, time.monotonic() + HANGS
+        while not holds():
+            assert time.monotonic() < late, "it has not come to pass"
             self.move(1.0)
             await asyncio.sleep(0)
         return self.now - began

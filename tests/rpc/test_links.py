@@ -51,9 +51,10 @@ async def described(client: TargetClient) -> None:
 
 async def opened(client: TargetClient) -> TargetSession:
     """A session; a machine that stands still in this moment loses the link, as it should."""
-    while True:
-        with suppress(ServiceError):
-            return await client.open(OPEN)
+    async with asyncio.timeout(300):
+        while True:
+            with suppress(ServiceError):
+                return await client.open(OPEN)
 
 
 @pytest.mark.parametrize("under_way", [True, False], ids=["a pass under way", "idle"])

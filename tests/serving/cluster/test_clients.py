@@ -56,6 +56,7 @@ async def test_a_client_of_grpc_has_the_same_text(cluster: RunningCluster, greed
 
 
 async def test_a_client_that_leaves_ends_what_is_made_for_it(cluster: RunningCluster) -> None:
+    await eventually(lambda: cluster.busy() == 0)  # all that others asked for has been counted
     before = [await asyncio.to_thread(ended, cluster, outcome) for outcome in (ABANDONED, FINISHED)]
     async with cluster.client() as client:
         stream = await opened_stream(client, 1, ENDLESS, outputs=8)

@@ -17,6 +17,7 @@ from tests.serving.cluster.running import MODEL, PROMPT, RunningCluster, eventua
 
 SEEDS = range(4)
 TOKENS = 60
+TRIES = 5  # to hit streams that are under way
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,9 @@ def undisturbed(cluster: RunningCluster) -> list[str]:
 
 @pytest.mark.parametrize("role", [Role.ORCHESTRATOR, Role.TARGET, Role.DRAFTER])
 async def test_streams_go_on_where_they_were(cluster: RunningCluster, undisturbed: list[str], role: Role) -> None:
-    amid = False
+    amid, tries = False, 0
     while not amid:  # where this process stands still, streams may end before the kill: then another one
+        assert (tries := tries + 1) <= TRIES
         there = cluster.entries(role)
         async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
             kill(there[0])
@@ -53,7 +55,9 @@ async def test_an_orchestrator_that_falls_silent_is_given_up_and_not_asked_again
     silent, _ = cluster.entries(Role.ORCHESTRATOR)
     before = len(cluster.log_of(front.process))
     given_up: Counter[str] = Counter()
+    tries = 0
     while not given_up:  # as above
+        assert (tries := tries + 1) <= TRIES
         async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
             os.kill(silent.process, signal.SIGSTOP)
         assert [one.text for one in heard] == undisturbed
@@ -88,7 +92,9 @@ async def test_without_its_directory_a_cluster_goes_on_and_all_of_it_is_known_ag
 async def test_who_asks_again_with_the_same_id_after_the_front_died_has_the_same_text(cluster: RunningCluster) -> None:
     async with cluster.client() as client:
         whole = begun = await _asked(client, "again-1")
+        tries = 0
         while len(begun) == len(whole):  # as above
+            assert (tries := tries + 1) <= TRIES
             await eventually(cluster.complete)
             begun = await _heard_until_the_front_died(cluster, client)
             assert whole.startswith(begun)
