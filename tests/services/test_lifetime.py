@@ -13,6 +13,7 @@ from crossdraft.drafter.servicer import ServeDrafter, drafter_server
 from crossdraft.models.running import ModelOptions
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import ServiceError, Unreachable
+from crossdraft.rpc.sessions import DrafterSession
 from crossdraft.target.servicer import ServeTarget, target_server
 from crossdraft.text.letters import Letters
 from crossdraft.verification.exchange import Draft, OpenDrafter, OpenTarget, Pass, SamplingOptions
@@ -52,6 +53,14 @@ async def found_again(client: DrafterClient) -> str:
                 return (await client.describe()).fingerprint
 
 
+async def opened(client: DrafterClient) -> DrafterSession:
+    """A session; a machine that stands still in this moment loses the connection, as it should."""
+    async with asyncio.timeout(120):
+        while True:
+            with suppress(ServiceError):
+                return await client.open(OpenDrafter(Letters("The"), SamplingOptions(), None, 4))
+
+
 async def test_a_target_drains_on_sigterm(target_folder: Path) -> None:
     process, ready = await started("target", target_folder, 30)
     assert (ready["ready"], ready["role"], ready["model"]) == (True, "target", str(target_folder))
@@ -85,7 +94,7 @@ async def test_a_drafter_that_freezes_is_noticed_long_before_its_reply_is_due(
     monkeypatch.undo()  # gRPC's limits are as they are
     process, ready = await started("drafter", drafter_folder, 0)
     async with DrafterClient(ready["address"], Patience(reply_seconds=600)) as client:
-        async with client.session(OpenDrafter(Letters("The"), SamplingOptions(), None, 4)) as session:
+        async with await opened(client) as session:
             process.send_signal(signal.SIGSTOP)  # like a link that was cut: nothing answers, nothing is closed
             with pytest.raises(Unreachable):
                 await asyncio.wait_for(session.draft(Draft(1, 0, Letters(""), 4)), 60)

@@ -60,7 +60,8 @@ async def test_a_renewed_certificate_is_served_to_new_connections_without_a_rest
         with pytest.raises(httpx.TransportError):
             await asked(url.replace("https", "http"), cluster)
         assert await asked(url, cluster) == 200
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    said = [record.getMessage() for record in warnings if record.name != "asyncio"]  # others' come late
     assert len(said) == 1
     assert said[0].startswith("the certificate was not renewed, the one before is used on: ")
 
