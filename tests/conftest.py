@@ -16,7 +16,6 @@ os.environ.update(
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
-
 # A busy machine is not a failed test. In CI the examples are the same in every run.
 settings.register_profile("crossdraft", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("crossdraft")

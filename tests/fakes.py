@@ -9,8 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from crossdraft.text.letters import Letters
-from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.exchange import (
+from crossdraft.types.messages import (
     Advance,
     Draft,
     Drafted,
@@ -24,7 +23,8 @@ from crossdraft.verification.exchange import (
     Score,
     Scored,
 )
-from crossdraft.verification.rows import Ids, Proposal, Row, Whose
+from crossdraft.types.rows import Ids, Proposal, Row, Whose
+from crossdraft.verification.chooser import Chooser
 
 
 @lru_cache(maxsize=2**14)

@@ -3,24 +3,10 @@
 import copy
 from dataclasses import dataclass, field, replace
 
-from crossdraft.pipeline.events import (
-    Reply,
-    Request,
-)
+from crossdraft.session.events import Reply, Request
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.verification.exchange import (
-    Advance,
-    Branch,
-    Draft,
-    Drafted,
-    FetchRow,
-    Pass,
-    PassDone,
-    RunTo,
-    Sample,
-    Score,
-)
-from crossdraft.verification.rows import Proposal, Whose
+from crossdraft.types.messages import Advance, Branch, Draft, Drafted, FetchRow, Pass, PassDone, RunTo, Sample, Score
+from crossdraft.types.rows import Proposal, Whose
 from tests.fakes import ToyDrafter, ToyTarget
 
 

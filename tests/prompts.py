@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from crossdraft.models.training.prompts import Prompt, read_prompts
+from crossdraft.training.prompts import Prompt, read_prompts
 
 
 @cache

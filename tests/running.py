@@ -1,8 +1,8 @@
 """A session from its first command to its last, over toys that answer at once."""
 
-from crossdraft.pipeline.events import Command, Emitted, Finished, Open, Ready, Replied, Reply, Send
-from crossdraft.pipeline.session import Session
-from crossdraft.verification.exchange import Advance, Draft, FetchRow, Pass, Score
+from crossdraft.session.events import Command, Emitted, Finished, Open, Ready, Replied, Reply, Send
+from crossdraft.session.session import Session
+from crossdraft.types.messages import Advance, Draft, FetchRow, Pass, Score
 from tests.fakes import ToyDrafter, ToyTarget
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from crossdraft.pipeline.events import (
+from crossdraft.session.events import (
     Close,
     Command,
     Emitted,
@@ -19,9 +19,9 @@ from crossdraft.pipeline.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.pipeline.session import Session
+from crossdraft.session.session import Session
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.verification.exchange import Draft, OpenTarget, Pass
+from crossdraft.types.messages import Draft, OpenTarget, Pass
 from tests.fakes import ToyDrafter, ToyTarget
 from tests.lanes import DrafterLane, TargetLane
 

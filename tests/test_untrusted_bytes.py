@@ -13,7 +13,6 @@ MODULES = frozenset(
 )
 BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
 UNSAFE = frozenset({"yaml.load", "yaml.unsafe_load", "yaml.full_load", "pandas.read_pickle", "pd.read_pickle"})
-
 SOURCES = sorted(path for root in ROOTS for path in (REPOSITORY / root / "crossdraft").rglob("*.py"))
 
 

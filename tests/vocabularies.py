@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from crossdraft.text.letters import Letters
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import Vocabulary
 
 

@@ -6,7 +6,7 @@ python deploy/examples/generate.py 127.0.0.1:8001 "def main(" --seed 7
 import argparse
 import asyncio
 
-from crossdraft.pipeline import GenerationRequest, RequestError, SamplingOptions
+from crossdraft.client import GenerationRequest, RequestError, SamplingOptions
 from crossdraft.rpc.errors import Overloaded, ServiceError
 from crossdraft.serving.client import Client
 

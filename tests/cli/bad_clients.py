@@ -14,9 +14,7 @@ import grpc
 import httpx2 as httpx
 
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.generation import Generate
-from crossdraft.rpc.generation_client import GenerationClient
-from crossdraft.rpc.generation_codec import encode_request
+from crossdraft.rpc.generation import Generate, GenerationClient, encode_request
 
 KEY = "a-key-that-nobody-guesses"
 PROMPT = "The quick brown"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from crossdraft.cli import acceptance, continuations, pruning
+from crossdraft.bench import acceptance, law
 from crossdraft.cli.app import main
-from crossdraft.pipeline import team
+from crossdraft.client import discovery
 from crossdraft.rpc.clients import Patience
 from tests.rpc.unhurried import unhurry
 from tests.services.conftest import save
@@ -35,8 +35,8 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No service is taken for lost, or done without, because the machine stands still for seconds."""
     unhurry(monkeypatch)
     patience = Patience()
-    monkeypatch.setattr(team, "OTHERS_SECONDS", patience.describe_seconds)
-    for module in (acceptance, continuations, pruning):
+    monkeypatch.setattr(discovery, "OTHERS_SECONDS", patience.describe_seconds)
+    for module in (acceptance, law, acceptance):
         monkeypatch.setattr(module, "PATIENCE", Patience(reply_seconds=module.PATIENCE.reply_seconds))
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from crossdraft.pipeline.recorder import FileRecorder
-from crossdraft.pipeline.recording import Recording
+from crossdraft.trace.codec import Recording
+from crossdraft.trace.recorder import FileRecorder
 
 
 def save(recording: Recording, path: Path) -> Path:

@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.text.affinity import Affinity, load_affinity
-from crossdraft.text.cooccurrence import Windows, co_occurrence
-from crossdraft.text.estimates import Alignment, first_pieces
-from crossdraft.text.kernels import FirstOrder, Kernel, Matrix
+from crossdraft.text.affinity import Affinity, FirstOrder, Kernel, Matrix, load_affinity
+from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence, first_pieces
+from crossdraft.text.frequencies import count_frequencies
 from crossdraft.text.letters import Side
-from crossdraft.text.pairing import Pair
-from crossdraft.text.ranking import count_frequencies
+from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
 from tests.cli.conftest import Cli
 from tests.text.kinds import kind
@@ -98,7 +96,7 @@ def test_needs_neither_weights_nor_torch(target_folder: Path, corpus: Path, tmp_
     model.mkdir()
     for name in ("tokenizer.json", "config.json"):
         (model / name).write_bytes((target_folder / name).read_bytes())
-    program = "import sys\nfrom pathlib import Path\nfrom crossdraft.cli.affinity import Options, make\n"
+    program = "import sys\nfrom pathlib import Path\nfrom crossdraft.cli.corpus import Options, make\n"
     program += "make(sys.argv[1], sys.argv[1], *map(Path, sys.argv[2:]), 'aligned', Options())\n"
     program += "print('torch' in sys.modules)"
     command = [sys.executable, "-c", program, model, corpus, tmp_path / "out"]

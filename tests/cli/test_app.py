@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from crossdraft.cli import method_names
+from crossdraft.console import running
 from crossdraft.verification.methods import METHODS
 from tests.cli.conftest import COMMAND, Cli
 
@@ -32,7 +32,7 @@ def test_help_lists_the_commands_and_the_methods(cli: Cli) -> None:
     shown = cli("--help")
     assert shown.code == 0
     assert all(f"\n  {name} " in shown.out for name in ("serve", "generate", "demo", "inspect"))
-    assert tuple(METHODS) == method_names.METHODS
+    assert tuple(METHODS) == running.METHODS
     assert ",".join(METHODS) in "".join(cli("generate", "--help").out.split())  # lines are broken at hyphens, too
 
 

@@ -35,7 +35,6 @@ ROUNDS = 6  # at most; the third is the last unless more is kept after it than a
 STALLED = "6"  # seconds; more than a machine may stand still
 # torch keeps what it has prepared for each shape of a batch, up to a bound that takes many rounds to reach.
 FORGETFUL = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1", "LRU_CACHE_CAPACITY": "1"}
-
 RIGHT: dict[str, dict[str, Any]] = {
     "http": {
         "wrong key": {"401 invalid_api_key": 20},

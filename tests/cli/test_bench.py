@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from crossdraft.cli import benching
-from crossdraft.cli.acceptance import cell_of
-from crossdraft.cli.benching import Setting, settings_of
-from crossdraft.cli.processes import Wanted
-from crossdraft.cli.rounds import Recording, round_of
-from crossdraft.pipeline import Statistics
+from crossdraft.bench import harness
+from crossdraft.bench.acceptance import cell_of
+from crossdraft.bench.harness import Setting, settings_of
+from crossdraft.bench.overhead import Recording, round_of
+from crossdraft.client import Statistics
+from crossdraft.console.processes import Wanted
 from tests.cli.conftest import Cli
 
 SETTING = Setting("slem", "some/drafter", 1.0, 5)
@@ -46,7 +46,7 @@ def running(pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
         yield [addresses[one.role] for one in wanted]
 
-    monkeypatch.setattr(benching, "services", services)
+    monkeypatch.setattr(harness, "services", services)
 
 
 def test_every_combination_is_a_cell(cli: Cli, running: None, prompts_file: Path, tmp_path: Path) -> None:
@@ -91,13 +91,11 @@ def test_an_affinity_is_given_to_its_drafter_only(monkeypatch: pytest.MonkeyPatc
         started.extend(wanted)
         yield ["nowhere:1" for _ in wanted]
 
-    monkeypatch.setattr(benching, "services", services)
-    workload = benching.Workload(
-        "big", settings_of("big", ["a", "b"], ["rdk"], [1.0], [5]), ("x",), 1, {"b": Path("m")}
-    )
+    monkeypatch.setattr(harness, "services", services)
+    workload = harness.Workload("big", settings_of("big", ["a", "b"], ["rdk"], [1.0], [5]), ("x",), 1, {"b": Path("m")})
 
     async def run() -> None:
-        async for _ in benching.running_pairs(workload):
+        async for _ in harness.running_pairs(workload):
             pass
 
     asyncio.run(run())
@@ -156,7 +154,7 @@ def test_settings_are_in_the_order_of_drafters() -> None:
 
 def test_only_methods_that_take_a_seed_get_one_and_each_prompt_other_noise() -> None:
     seeded = replace(SETTING, method="seeded").requests(["a", "b"], 3)
-    assert [(request.seed, request.choice) for request in seeded] == [(benching.SEED, 0), (benching.SEED, 1)]
+    assert [(request.seed, request.choice) for request in seeded] == [(harness.SEED, 0), (harness.SEED, 1)]
     assert [request.seed for request in replace(SETTING, method="tli").requests(["a"], 3)] == [None]
 
 

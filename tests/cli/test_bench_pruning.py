@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli import pruning
-from crossdraft.cli.head import sizes_of
-from crossdraft.cli.processes import Wanted
-from crossdraft.models.steptime import StepTime
+from crossdraft.bench import acceptance
+from crossdraft.bench.engine import StepTime, sizes_of
+from crossdraft.console.processes import Wanted
 from tests.cli.conftest import Cli
 from tests.text.kinds import kind
 
@@ -26,7 +25,7 @@ def wanted(pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[Wante
         asked.extend(wanted)
         yield [addresses[one.role] for one in wanted]
 
-    monkeypatch.setattr(pruning, "services", services)
+    monkeypatch.setattr(acceptance, "services", services)
     return asked
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.invented import Language, tokenization
+from crossdraft.bench.made_up import Language, tokenization
 from crossdraft.text.letters import Letters, Side
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
 from tests.cli.conftest import Cli
 
 SIZE = 3000

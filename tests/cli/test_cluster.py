@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crossdraft.cli.cluster import deploy
-from crossdraft.cli.failures import Misused
+from crossdraft.console.running import Misused
 
 SMALLEST = "models:\n  - name: small\n    target: {model: bundled:target}\n"
 

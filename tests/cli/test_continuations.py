@@ -7,13 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.cli import continuations
-from crossdraft.cli.goodness import Fit
-from crossdraft.models.laws import NextTokenLaws
+from crossdraft.bench import law as continuations
+from crossdraft.bench.harness import Fit
+from crossdraft.bench.law import NextTokenLaws
 from tests.cli.conftest import Cli
-from tests.cli.test_bench import running
-
-__all__ = ["running"]
 
 PROMPT = "The quick"
 OPTIONS = ("--prompt", PROMPT, "--count", 60, "--drafter", "tiny")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli import corpora
-from crossdraft.cli.corpora import corpus_texts
-from crossdraft.cli.failures import Misused
+from crossdraft.console import corpora
+from crossdraft.console.corpora import corpus_texts
+from crossdraft.console.running import Misused
 
 LINES = "".join(f"line {number} is größer\n" for number in range(300))
 

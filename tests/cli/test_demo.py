@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.bundled import ModelNames
 from crossdraft.cli.demo import comparison, demo
-from crossdraft.pipeline import GenerationRequest
+from crossdraft.client import GenerationRequest
+from crossdraft.console.processes import ModelNames
 from tests.cli.conftest import Cli
 
 

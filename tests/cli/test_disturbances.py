@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.failures import CommandFailed
-from crossdraft.cli.kills import Mortal
-from crossdraft.cli.processes import Wanted
-from crossdraft.cli.streams import Stream, checked, verdict_of
+from crossdraft.bench.faults import Mortal, Stream, checked, verdict_of
+from crossdraft.console.processes import Wanted
+from crossdraft.console.running import CommandFailed
 from tests.cli.conftest import Cli
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ

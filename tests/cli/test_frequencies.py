@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.pipeline import GenerationRequest, Overlap, SamplingOptions, connect
+from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.rpc.clients import DrafterClient
+from crossdraft.text.frequencies import count_frequencies, read_ranking
 from crossdraft.text.letters import Side
-from crossdraft.text.ranking import count_frequencies, read_ranking
 from tests.cli.conftest import Cli, serving
 from tests.text.kinds import kind
 
@@ -54,7 +54,7 @@ def test_needs_neither_weights_nor_torch(drafter_folder: Path, corpus: Path, tmp
     model.mkdir()
     for name in ("tokenizer.json", "config.json"):
         (model / name).write_bytes((drafter_folder / name).read_bytes())
-    program = "import sys\nfrom pathlib import Path\nfrom crossdraft.cli.frequencies import count\n"
+    program = "import sys\nfrom pathlib import Path\nfrom crossdraft.cli.corpus import count\n"
     program += "count(sys.argv[1], *map(Path, sys.argv[2:]))\nprint('torch' in sys.modules)"
     command = [sys.executable, "-c", program, model, corpus, tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

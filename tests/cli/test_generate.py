@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.bundled import ModelNames
-from crossdraft.cli.failures import CommandFailed
 from crossdraft.cli.generate import DEFAULT_PROMPT, Given, generate, without_effect
-from crossdraft.pipeline import GenerationRequest
-from crossdraft.pipeline.statistics import Statistics
+from crossdraft.client import GenerationRequest
+from crossdraft.console.processes import ModelNames
+from crossdraft.console.running import CommandFailed
+from crossdraft.types.statistics import Statistics
 from tests.cli.conftest import COMMAND, Cli
 
 PROMPT = "The quick brown"

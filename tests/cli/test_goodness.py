@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from crossdraft.cli.goodness import LEAST, chi_square_tail, fit_of
+from crossdraft.bench.harness import LEAST, chi_square_tail, fit_of
 
 
 @given(st.floats(0, 2000), st.integers(1, 600))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.governor import Costs, fixed_ways, measure
-from crossdraft.pipeline.workload import Workload
+from crossdraft.bench.controller import Costs, fixed_ways, measure
+from crossdraft.speculation.choice import Workload
 
 
 def test_cells_are_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crossdraft.models.loading import load_model
+from crossdraft.engine.loader import load_model
 from tests.cli.conftest import Cli
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.plots import combinations_figure, plot_combinations
-from crossdraft.text.combinations import combinations_of
+from crossdraft.bench.harness import combinations_figure, plot_combinations
 from crossdraft.text.letters import Side
-from crossdraft.text.report import compare
+from crossdraft.text.report import combinations_of, compare
 from tests.cli.conftest import Cli
 from tests.text.kinds import kind
 

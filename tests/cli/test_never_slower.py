@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli import never_slower
-from crossdraft.cli.never_slower import Plan, dead, slow
-from crossdraft.cli.overlap_stage import Distant, Served
-from crossdraft.cli.processes import Running
+from crossdraft.bench import faults
+from crossdraft.bench.faults import NeverSlowerPlan, dead, slow
+from crossdraft.bench.overlap import Distant, Served
+from crossdraft.console.processes import Running
 from tests.cli.conftest import Cli
 
-PLAN = Plan(Served("target"), Served("drafter", "1,0"), (1.0,), None, ("one", "two"), 32)
+PLAN = NeverSlowerPlan(Served("target"), Served("drafter", "1,0"), (1.0,), None, ("one", "two"), 32)
 MORTAL = 1234  # not the id of a process: nothing is killed with it
 
 
@@ -34,8 +34,8 @@ def asked(pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[Served
         drafters.append(drafter)
         yield Distant(pair[3], MORTAL, None)
 
-    monkeypatch.setattr(never_slower, "target_service", target_service)
-    monkeypatch.setattr(never_slower, "drafter_service", drafter_service)
+    monkeypatch.setattr(faults, "target_service", target_service)
+    monkeypatch.setattr(faults, "drafter_service", drafter_service)
     return drafters
 
 

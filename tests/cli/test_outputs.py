@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli import affinity, frequencies
-from crossdraft.cli.failures import Misused
-from crossdraft.cli.outputs import check_output
+from crossdraft.cli import corpus
+from crossdraft.console.running import Misused, check_output
 
 
 def refuse(path: Path) -> bool:
@@ -19,9 +18,9 @@ def test_a_folder_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Path, "is_dir", refuse)
     output = tmp_path / "out"
     with pytest.raises(Misused, match=f"cannot write {output}: Permission denied"):
-        frequencies.count("none", tmp_path, output)
+        corpus.count("none", tmp_path, output)
     with pytest.raises(Misused, match=f"cannot write {output}: Permission denied"):
-        affinity.make("none", "none", tmp_path, output, "aligned", affinity.Options())
+        corpus.make("none", "none", tmp_path, output, "aligned", corpus.Options())
 
 
 def test_what_may_not_be_written_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

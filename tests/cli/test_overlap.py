@@ -7,14 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli import overlap
-from crossdraft.cli.overlap import delays_of
-from crossdraft.cli.overlap_report import HEADINGS, Conditions, cell_of, markdown, rows_of
-from crossdraft.cli.overlap_runs import Assisted, Outcome
-from crossdraft.cli.overlap_stage import Distant, Served
-from crossdraft.cli.overlap_ways import GOVERNED, PLAIN, Task, branched, lock_steps, overlapped
-from crossdraft.cli.processes import Running
-from crossdraft.pipeline.request import Overlap
+from crossdraft.bench import overlap
+from crossdraft.bench.harness import markdown
+from crossdraft.bench.overlap import (
+    GOVERNED,
+    HEADINGS,
+    PLAIN,
+    Assisted,
+    Conditions,
+    Distant,
+    Outcome,
+    Served,
+    Task,
+    branched,
+    cell_of,
+    delays_of,
+    lock_steps,
+    overlapped,
+    rows_of,
+)
+from crossdraft.console.processes import Running
+from crossdraft.types.request import Overlap
 from tests.cli.conftest import Cli
 from tests.cli.test_bench import figures
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crossdraft.cli.paired import Ratio, Timed, median_ratio, rotated, speed_of, speed_ratio
+from crossdraft.bench.harness import Ratio, Timed, median_ratio, rotated, speed_of, speed_ratio
 
 
 def test_a_ratio_is_of_all_tokens_over_all_time() -> None:

@@ -7,23 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.cli.imagined import DrafterSession, World
-from crossdraft.cli.in_memory import Guesser
-from crossdraft.cli.overlap_stage import Served
-from crossdraft.cli.speculation import WAYS, Plan, Run, Way, measured
-from crossdraft.cli.trees import SHAPES
-from crossdraft.drafter.epochs import Epoch
-from crossdraft.pipeline import GenerationRequest, Overlap
+from crossdraft.bench.acceptance import SHAPES
+from crossdraft.bench.made_up import DrafterSession, Guesser, World
+from crossdraft.bench.overlap import Served
+from crossdraft.bench.speculation import WAYS, Plan, Run, Way, measured
+from crossdraft.client import GenerationRequest, Overlap
+from crossdraft.drafter.drafting import Epoch
 from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.types.messages import Draft, Drafted, NoiseKey
+from crossdraft.types.rows import Proposal, Whose
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import Draft, Drafted, NoiseKey
 from crossdraft.verification.methods import method_named
-from crossdraft.verification.rows import Proposal, Whose
 from tests.cli.conftest import Cli
 from tests.cli.test_bench import figures
 
 PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
-
 PLAN = Plan(Served("t"), Served("d"), (0.0,), (0.0,), ("one", "two"), 32, 16, 4)
 
 

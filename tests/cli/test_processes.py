@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli import processes
-from crossdraft.cli.failures import CommandFailed, Interrupted
-from crossdraft.cli.processes import Wanted, services
-from crossdraft.cli.running import run_to_end
+from crossdraft.console import processes
+from crossdraft.console.processes import Wanted, services
+from crossdraft.console.running import CommandFailed, Interrupted, run_to_end
 
 READY = """
 import json, os, signal

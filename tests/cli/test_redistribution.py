@@ -6,18 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.cli.synthetic import (
-    KEPT,
-    TAUS,
-    TOP_QUARTER,
-    Draw,
-    Figures,
-    Study,
-    draw_of,
-    figures_of,
-    redistributed,
-    run,
-)
+from crossdraft.bench.rdk import KEPT, TAUS, TOP_QUARTER, Draw, Figures, Study, draw_of, figures_of, redistributed, run
 from tests.cli.conftest import Cli
 
 SMALL = Study(tokens=1000, exact_tokens=1000, draws=2)

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.advice import CERTAIN, Candidate, advice, best_of, told_apart
-from crossdraft.cli.costs import Plain, Rounds
-from crossdraft.cli.select import Choosing
+from crossdraft.cli.select import CERTAIN, Candidate, Choosing, Plain, Rounds, advice, best_of, told_apart
 from tests.cli.conftest import Cli
 from tests.cli.test_bench import figures
 

@@ -11,7 +11,7 @@ import pytest
 
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Draft, OpenDrafter, SamplingOptions
+from crossdraft.types.messages import Draft, OpenDrafter, SamplingOptions
 from tests.cli.conftest import COMMAND, Cli, serving
 
 

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli import device
-from crossdraft.cli.engine_passes import loads_of
-from crossdraft.cli.failures import Misused
-from crossdraft.cli.memory import report as memory_report
-from crossdraft.cli.prefill import Arrival, Plan, Stream, report
-from crossdraft.models.enginetime import Load, PassTime
-from crossdraft.models.soaking import Sample, Soaked
+from crossdraft.bench import device
+from crossdraft.bench.engine import Load, PassTime, loads_of
+from crossdraft.bench.throughput import Arrival, PrefillPlan, Sample, Soaked, Stream, memory_report, prefill_report
+from crossdraft.console.running import Misused
 from tests.cli.conftest import Cli
 
 
@@ -59,7 +56,7 @@ def test_gaps_are_those_that_a_time_touches() -> None:
 
 def test_the_longest_gap_is_compared_with_the_usual_one() -> None:
     arrivals = [Arrival((0.01, 0.01), (0.02, 0.03), 0.5, 0.4), Arrival((0.01,), (), 0.5, 0.4)]
-    text = report(Plan("t", 8, 1500, 2, 64), arrivals)
+    text = prefill_report(PrefillPlan("t", 8, 1500, 2, 64), arrivals)
     assert "| while it was read | 2 | 25.0 | 29.9 | 30.0 | 2.00 |" in text
     assert "after 500 ms (median); without streams after 400 ms" in text
 

@@ -5,10 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from crossdraft.cli.show import TextScreen, figures, places
-from crossdraft.pipeline import Kind, Token
-from crossdraft.pipeline.events import Counts
-from crossdraft.pipeline.statistics import Statistics, Times, statistics_of
+from crossdraft.cli.display import TextScreen, figures, places
+from crossdraft.client import Kind, Token
+from crossdraft.types.statistics import Counts, Statistics, Times, statistics_of
 
 
 def screen(terminal: bool) -> tuple[TextScreen, io.StringIO]:

@@ -10,15 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli import throughput
-from crossdraft.cli.failures import CommandFailed, Misused
-from crossdraft.cli.processes import Wanted
-from crossdraft.cli.processor_time import processor_seconds
-from crossdraft.cli.throughput import Plan, concurrencies_of, figures_of, prompts_of
-from crossdraft.cli.throughput_figures import Made, Model, Run, Spent, measured, streaming
-from crossdraft.cli.throughput_report import report
-from crossdraft.cli.throughput_runs import ALONE, Ids, Theirs, between, model_of
-from crossdraft.cli.transformers_process import Answer, Question, answer_of
+from crossdraft.bench import throughput
+from crossdraft.bench.harness import processor_seconds
+from crossdraft.bench.throughput import (
+    ALONE,
+    Ids,
+    Model,
+    Plan,
+    Run,
+    Spent,
+    Theirs,
+    between,
+    concurrencies_of,
+    figures_of,
+    measured,
+    model_of,
+    prompts_of,
+    report,
+    streaming,
+)
+from crossdraft.bench.transformers_peer import Answer, Made, Question, answer_of
+from crossdraft.console.processes import Wanted
+from crossdraft.console.running import CommandFailed, Misused
 from tests.cli.conftest import Cli
 from tests.cli.test_bench import figures
 
@@ -167,8 +180,8 @@ class Asked:
 
 
 def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crossdraft.cli import throughput_runs
-    from crossdraft.cli.processes import Running
+    from crossdraft.bench import throughput as throughput_runs
+    from crossdraft.console.processes import Running
 
     asked = Asked()
     monkeypatch.setattr(throughput_runs, "ask", asked)

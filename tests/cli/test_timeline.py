@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.timeline import title_of, window_of
-from crossdraft.cli.timeline_page import svg
-from crossdraft.cli.timeline_page.palette import FILLS, MARK_COLOURS
-from crossdraft.cli.timeline_page.scene import LEGEND, Box, Scene, Stamp, scene_of
-from crossdraft.cli.timeline_page.svg import ticks_of
-from crossdraft.pipeline.governing import Choice, Fixed, lock_step
-from crossdraft.pipeline.recording import Recording
-from crossdraft.pipeline.request import Overlap
-from crossdraft.pipeline.spans import Timeline
-from crossdraft.pipeline.timeline import spans_of
+from crossdraft.cli.trace import title_of, window_of
+from crossdraft.speculation.choice import Choice, Fixed, lock_step
+from crossdraft.trace.codec import Recording
+from crossdraft.trace.page import svg
+from crossdraft.trace.page.palette import FILLS, MARK_COLOURS
+from crossdraft.trace.page.scene import LEGEND, Box, Scene, Stamp, scene_of
+from crossdraft.trace.page.svg import ticks_of
+from crossdraft.trace.timeline import Timeline, spans_of
+from crossdraft.types.request import Overlap
 from tests.cli.conftest import Cli
 from tests.cli.recordings import save
 from tests.pipeline.recordings import header_of, virtual_recording

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 from openai import AsyncOpenAI
 
-from crossdraft.emulation import Link, Machine
+from crossdraft.bench.emulation import Link, Machine
 from tests.clusters.person import CONFIGURATION, FILE, NEXT, VERSION, Person, said
 from tests.clusters.streams import Stream, Streams, faults_of
 
@@ -22,7 +22,6 @@ RESTORED_SECONDS = 180.0
 HEADINGS = ("what happens", "outputs", "broken", "texts that differ", "pause, median", "longest", "of later outputs")
 CONFIGURED = "deploy/crossdraft.yaml"
 TARGET = "threads: 1\n      resources: {cpus: 0.5, custom: {target"
-
 Happening = Callable[[], Awaitable[object]]
 
 

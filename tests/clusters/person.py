@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crossdraft.emulation import Machine, machines
-from crossdraft.emulation.outfit import outfit
+from crossdraft.bench.emulation import Machine, machines
+from crossdraft.bench.emulation.outfit import outfit
 
 REPOSITORY = Path(__file__).parents[2]
 FILE = "deploy/cluster.local.yaml"
@@ -25,7 +25,6 @@ VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["pro
 NEXT = "99.0.0"
 SOURCES = ("services", "orchestrator", "deploy", "protos", "pyproject.toml", "README.md", "LICENSE")  # of the wheel
 WORDS = 2000  # characters of what a command said that are shown when it fails
-
 ALIVE = """
 import ray, sys, time
 ray.init("auto", log_to_driver=False, logging_level="ERROR")

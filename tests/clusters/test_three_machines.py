@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from crossdraft.emulation import NotAllowed
+from crossdraft.bench.emulation import NotAllowed
 from tests.clusters.person import CONFIGURATION, FILE, Person, person
 from tests.clusters.streams import Streams, client_of, faults_of, first_piece
 
@@ -19,7 +19,6 @@ pytestmark = [
         "CROSSDRAFT_FULL_TESTS" not in os.environ, reason="takes minutes; CROSSDRAFT_FULL_TESTS=1 runs it"
     ),
 ]
-
 SEEDS = range(1, 7)
 TOKENS = 64
 

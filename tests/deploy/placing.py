@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from crossdraft.serving.cluster.room import Amounts, needs_of
-from crossdraft.serving.configuration import Configuration
+from crossdraft.cluster.capacity import Amounts, needs_of
+from crossdraft.cluster.config import Configuration
 
 
 def unplaced(configuration: Configuration, nodes: Sequence[Amounts]) -> list[str]:

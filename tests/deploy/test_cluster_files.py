@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from crossdraft.serving.configuration import load
+from crossdraft.cluster.config import load
 from tests.deploy.placing import unplaced
 
 REPOSITORY = Path(__file__).parents[2]

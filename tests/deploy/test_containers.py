@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from crossdraft.cli.app import app
-from crossdraft.models.names import bundled_names
+from crossdraft.engine.names import bundled_names
 
 REPOSITORY = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((REPOSITORY / "deploy/compose.yaml").read_text(encoding="utf-8"))

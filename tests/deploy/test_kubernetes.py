@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from crossdraft.serving.configuration import parse
+from crossdraft.cluster.config import parse
 from tests.deploy.placing import unplaced
 
 REPOSITORY = Path(__file__).parents[2]

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from crossdraft.emulation import Link, NotAllowed, hosts, relays
+from crossdraft.bench.emulation import Link, NotAllowed, hosts, relays
 
 HANGS = 120.0  # seconds after which something never comes, however busy the machine is
-
 ECHO = """
 import asyncio, sys
 

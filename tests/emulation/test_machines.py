@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.emulation import Machine, NotAllowed, machines
-from crossdraft.emulation.outfit import outfit
+from crossdraft.bench.emulation import Machine, NotAllowed, machines
+from crossdraft.bench.emulation.outfit import outfit
 from tests.emulation.conftest import HANGS
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from crossdraft.emulation import NotAllowed, relays
+from crossdraft.bench.emulation import NotAllowed, relays
 from tests.emulation.conftest import HANGS, Echo
 
 SOON = 0.3  # seconds in which what is not cut arrives, unless the machine is busy

@@ -2,8 +2,16 @@
 
 import pytest
 
-from crossdraft.emulation.orders import Place, Reshape, Through, read_order, read_places, write_order, write_places
-from crossdraft.emulation.shape import Lane, Shape
+from crossdraft.bench.emulation.orders import (
+    Place,
+    Reshape,
+    Through,
+    read_order,
+    read_places,
+    write_order,
+    write_places,
+)
+from crossdraft.bench.emulation.shape import Lane, Shape
 
 
 def test_what_enters_later_never_leaves_earlier() -> None:

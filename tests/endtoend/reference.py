@@ -14,9 +14,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from crossdraft.models.names import BUNDLED
+from crossdraft.engine.names import BUNDLED
 from crossdraft.text.vocabulary import Vocabulary
-from crossdraft.verification.exchange import NoiseKey, SamplingOptions
+from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise
 
 GREEDY = SamplingOptions(temperature=0)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from crossdraft.cli.vocabularies import Named
+from crossdraft.client import Generation, GenerationRequest, Pipeline, Statistics, connect
+from crossdraft.console.corpora import Named
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
-from crossdraft.drafter.servicer import ServeDrafter, drafter_server
-from crossdraft.models.running import ModelOptions
-from crossdraft.pipeline import Generation, GenerationRequest, Pipeline, Statistics, connect
+from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Listening
-from crossdraft.target.servicer import ServeTarget, target_server
+from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.text.affinity import Affinity, save_affinity
-from crossdraft.text.estimates import Alignment
+from crossdraft.text.affinity_estimates import Alignment
 from crossdraft.text.letters import Side
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
 from tests.prompts import prompts
 
 TARGET = "target"

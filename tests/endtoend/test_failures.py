@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
-from crossdraft.cli.kills import Mortal
-from crossdraft.cli.processes import Running, Wanted, running
-from crossdraft.pipeline import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
+from crossdraft.bench.faults import Mortal
+from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
+from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.rpc.server import Listening
-from crossdraft.target.servicer import ServeTarget, target_server
+from crossdraft.target.service import ServeTarget, target_server
 from tests.endtoend.stack import TARGET, model
 from tests.prompts import prompts
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from crossdraft.models.names import BUNDLED
-from crossdraft.pipeline import Generation, GenerationRequest, Overlap
+from crossdraft.client import Generation, GenerationRequest, Overlap
+from crossdraft.engine.names import BUNDLED
 from crossdraft.verification.methods import METHODS
 from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
 from tests.endtoend.stack import DRAFTERS, NGRAM, TARGET, Stack, statistics
@@ -21,7 +21,6 @@ FEW = 4  # prompts for each kind of options
 LONG = 800  # target tokens of a prompt that is too long for every drafter
 NEARLY = 8  # tokens that are left in a drafter's context after a prompt that nearly fills it
 MOST_TIES = 2  # in one test; more would not be chance
-
 ACROSS = tuple(name for name, method in METHODS.items() if not method.same_vocabulary)
 COPYING = tuple(name for name in ACROSS if not METHODS[name].shared_only)
 PAIRS = tuple((method, DRAFTERS[place % len(DRAFTERS)]) for place, method in enumerate(ACROSS))
@@ -34,7 +33,6 @@ OPTIONS = {
     "all three": replace(GREEDY, repetition_penalty=0.9, presence_penalty=2.0),
 }
 KINDS = tuple((tuple(OPTIONS)[place % len(OPTIONS)], *pair) for place, pair in enumerate(PAIRS))
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

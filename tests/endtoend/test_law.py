@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from crossdraft.cli.continuations import LEAST_P, TOKENS, Drawn, Trial
-from crossdraft.pipeline import GenerationRequest
+from crossdraft.bench.law import LEAST_P, TOKENS, Drawn, Trial
+from crossdraft.client import GenerationRequest
 from tests.endtoend.stack import TARGET, Stack, statistics
 
 PROMPT = "for i in range("
@@ -16,7 +16,6 @@ ROUNDS = {"overlap": "off"}
 AHEAD = {"overlap": "on", "window": 4, "wait": 1, "branches": 2, "branch_width": 2, "paths": 4}
 CASES = [(*pair, ROUNDS) for pair in PAIRS] + [("coupled", "drafter-b", AHEAD)]
 COUNT = 20_000 if FULL else 2_000
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

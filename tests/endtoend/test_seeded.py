@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from crossdraft.pipeline import Generation, GenerationRequest
-from crossdraft.verification.exchange import NoiseKey
+from crossdraft.client import Generation, GenerationRequest
+from crossdraft.types.messages import NoiseKey
 from tests.endtoend.reference import Case, Noise, Reference
 from tests.endtoend.stack import DRAFTERS, NGRAM, Stack, statistics
 from tests.prompts import prompts
@@ -15,9 +15,7 @@ from tests.prompts import prompts
 PROMPTS = 10  # 50 for the whole comparison
 NEW_TOKENS = 24  # 128 for the whole comparison
 SEED = 7
-
 TEXTS = tuple(prompt.text for prompt in prompts()[:: len(prompts()) // PROMPTS][:PROMPTS])
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from crossdraft.loadtest import prompts
-from crossdraft.loadtest.asking import Question, Wishes, questions_of
-from crossdraft.loadtest.figures import Figures, LaneFigures, figures_of
-from crossdraft.loadtest.prompts import Prompt
-from crossdraft.pipeline.chat import Chat, Message
+from crossdraft.loadtest.prompts import Prompt, Question, Wishes, questions_of
+from crossdraft.loadtest.timeline import Figures, LaneFigures, figures_of
 from crossdraft.rpc.generation import Turn
+from crossdraft.types.request import Chat, Message
 
 TEXT, CHAT = Prompt("code", "def f("), Prompt("talk", Chat((Message("user", "Hello"),)))
 

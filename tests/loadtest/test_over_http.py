@@ -8,12 +8,9 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from crossdraft.loadtest.asking import Question, Wishes
-from crossdraft.loadtest.hearing import Chunk, Failure, Over
-from crossdraft.loadtest.http_stream import HttpStreams
-from crossdraft.loadtest.origin import Origin
-from crossdraft.loadtest.over_http import Events, OverHttp
-from crossdraft.loadtest.prompts import Prompt
+from crossdraft.loadtest.clients import Events, HttpStreams, Origin, OverHttp
+from crossdraft.loadtest.prompts import Prompt, Question, Wishes
+from crossdraft.loadtest.timeline import Chunk, Failure, Over
 
 ASKED = Question(0, Prompt("text", "def f("), Wishes(max_tokens=8))
 

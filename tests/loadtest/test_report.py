@@ -10,12 +10,12 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from crossdraft.loadtest import plots, tables
+from crossdraft.loadtest import plots
+from crossdraft.loadtest import report as tables
 from crossdraft.loadtest.arrivals import ClosedLoop, OpenLoop
-from crossdraft.loadtest.asking import Wishes
-from crossdraft.loadtest.comparisons import added_by
+from crossdraft.loadtest.prompts import Wishes
 from crossdraft.loadtest.report import Comparison, Conditions, Report, Run, as_csv, plain
-from crossdraft.loadtest.summaries import Goal, summary_of
+from crossdraft.loadtest.summary import Goal, added_by, summary_of
 from tests.loadtest.values import FAILED, WHOLE, at
 
 SCHEMA = json.loads(

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from crossdraft.loadtest.arrivals import ClosedLoop, Load, OpenLoop, poisson
-from crossdraft.loadtest.asking import Question, Wishes, questions_of
-from crossdraft.loadtest.figures import Figures
-from crossdraft.loadtest.hearing import Chunk, Failure, Over
-from crossdraft.loadtest.prompts import Prompt
-from crossdraft.loadtest.running import TIMED_OUT, Trial
-from crossdraft.loadtest.timelines import Timeline
+from crossdraft.loadtest.prompts import Prompt, Question, Wishes, questions_of
+from crossdraft.loadtest.runner import TIMED_OUT, Trial
+from crossdraft.loadtest.timeline import Chunk, Failure, Figures, Over, Timeline
 
 QUESTIONS = questions_of((Prompt("text", "x"),), 6, Wishes())
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.loadtest.spreads import Spread, binned_quantile, quantile
+from crossdraft.loadtest.summary import Spread, binned_quantile, quantile
 
 
 def test_a_spread_of_known_values() -> None:

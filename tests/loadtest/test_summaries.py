@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 
 from crossdraft.loadtest.arrivals import ClosedLoop, OpenLoop
-from crossdraft.loadtest.comparisons import added_by
-from crossdraft.loadtest.spreads import Spread
-from crossdraft.loadtest.summaries import Goal, Place, summary_of
+from crossdraft.loadtest.summary import Goal, Place, Spread, added_by, summary_of
 from tests.loadtest.values import DRAFTER, FAILED, FIGURES, TARGET, WHOLE, at
 
 CLIENTS = ClosedLoop(1)

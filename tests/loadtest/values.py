@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from crossdraft.loadtest.figures import Figures, LaneFigures
-from crossdraft.loadtest.timelines import Timeline
-from crossdraft.pipeline.trips import BOUNDS
+from crossdraft.loadtest.timeline import Figures, LaneFigures, Timeline
+from crossdraft.types.statistics import BOUNDS
 
 TRIPS = (*(4 if bound == 0.005 else 0 for bound in BOUNDS), 0)  # four of 2.5 to 5 ms
 TARGET = LaneFigures("target", 100, 300, TRIPS, 0.016, 0.004, 0.4, 0.002, 1.0, 0.5)

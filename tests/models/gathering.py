@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
-from crossdraft.models.worker import Job, ModelThread
+from crossdraft.engine.model_thread import Job, ModelThread
 
 
 class Gate:

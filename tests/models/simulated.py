@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from crossdraft.models.scheduling import Due, Pause, Scheduler
+from crossdraft.engine.scheduler import Due, Pause, Scheduler
 
 CHUNK = 512
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.models.allocation import UNIT, Extent, Extents, size_for
+from crossdraft.engine.kv_store import UNIT, Extent, Extents, size_for
 
 SIZES = st.integers(0, 4).map(lambda power: UNIT << power)
 

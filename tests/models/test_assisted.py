@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.models.assisted import AssistanceFailedError, AssistedGeneration
-from crossdraft.models.laws import NextTokenLaws
+from crossdraft.bench.law import NextTokenLaws
+from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
 from tests.endtoend.reference import Reference
 
 PROMPT = "for i in range("

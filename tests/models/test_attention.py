@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from crossdraft.models.allocation import Extent
-from crossdraft.models.attention import Gathered, attend
-from crossdraft.models.batches import ALONE, CALL, Piece, batch_of, grouped
-from crossdraft.models.feeds import NO_TREE, Held, Work, plan, visible
-from crossdraft.verification.trees import ROOT, TokenTree, tree_of
+from crossdraft.engine.attention import Gathered, attend
+from crossdraft.engine.batch import ALONE, CALL, Piece, batch_of, grouped
+from crossdraft.engine.kv_store import Extent
+from crossdraft.engine.requests import NO_TREE, Held, Work, plan, visible
+from crossdraft.types.trees import ROOT, TokenTree, tree_of
 
 CPU = torch.device("cpu")
 PLACES = 2048

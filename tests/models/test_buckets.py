@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.models.allocation import Extent, size_for
-from crossdraft.models.batches import Piece
-from crossdraft.models.buckets import FREE, NODES, TOKENS, WASTE, Bucket, Sections, bucket_of
-from crossdraft.models.feeds import NO_TREE, Held, Work, plan, visible
-from crossdraft.verification.trees import ROOT, TokenTree, tree_of
+from crossdraft.engine.batch import FREE, NODES, TOKENS, WASTE, Bucket, Piece, Sections, bucket_of
+from crossdraft.engine.kv_store import Extent, size_for
+from crossdraft.engine.requests import NO_TREE, Held, Work, plan, visible
+from crossdraft.types.trees import ROOT, TokenTree, tree_of
 
 NOBODYS = 9999
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.models.clocks import Clocks
+from crossdraft.engine.sampler import Clocks
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import NoiseKey
+from crossdraft.types.messages import NoiseKey
 from crossdraft.verification.noise import KeyedNoise, moment, uniform_words
 
 SIZE = 300

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from crossdraft.models.costs import REACH, StepCosts
+from crossdraft.engine.scheduler import REACH, StepCosts
 
 
 def learned(steps: list[tuple[int, float]]) -> StepCosts:

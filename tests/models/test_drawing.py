@@ -7,14 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
-from crossdraft.models.answering import Sampling
-from crossdraft.models.clocks import Clocks
-from crossdraft.models.drawing import Draws, KeyedDraws, RandomDraws
-from crossdraft.models.ranking import Ranking
-from crossdraft.models.rows import Columns
-from crossdraft.models.sampling import History, Nodes, law
+from crossdraft.engine.row_builder import Columns, History, Nodes, law
+from crossdraft.engine.sampler import Clocks, Draws, KeyedDraws, RandomDraws, Ranking, Sampling
 from crossdraft.text.letters import from_bytes
-from crossdraft.verification.exchange import NoiseKey, Sample, SamplingOptions
+from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise
 
 SIZE = 20

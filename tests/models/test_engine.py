@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from crossdraft.models.engine import ContextOverflowError, Engine, Work
-from crossdraft.verification.trees import Path, TokenTree, tree_of
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.requests import ContextOverflowError, Work
+from crossdraft.types.trees import Path, TokenTree, tree_of
 from tests.models.tiny import VOCABULARY, tiny_llama
 
 PROMPT = (5, 17, 3, 88, 41, 2)

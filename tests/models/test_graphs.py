@@ -8,12 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from crossdraft.models import forwards, graphs
-from crossdraft.models.buckets import NODES, TOKENS
-from crossdraft.models.engine import Engine, Work
-from crossdraft.models.forwards import Forwards
-from crossdraft.models.store import Store
-from crossdraft.verification.trees import TokenTree, tree_of
+from crossdraft.engine import cuda_graphs, runner
+from crossdraft.engine.batch import NODES, TOKENS
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.kv_store import Store
+from crossdraft.engine.requests import Work
+from crossdraft.engine.runner import Forwards
+from crossdraft.types.trees import TokenTree, tree_of
 from tests.models.cuda import Cuda
 from tests.models.taped import NeverWaiting, taped
 from tests.models.test_engine import BRANCHES, PROMPT, check_random_history, serve
@@ -23,7 +24,7 @@ from tests.models.tiny import tiny_gemma2, tiny_llama, tiny_qwen2
 @pytest.fixture(autouse=True, scope="module")
 def recorder() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "recorder_for", lambda _: taped)
+        patch.setattr(cuda_graphs, "recorder_for", lambda _: taped)
         yield
 
 
@@ -138,9 +139,9 @@ def only_logits(run: Callable[[], None]) -> Callable[[], None]:
 
 @pytest.mark.parametrize("wrong", [nothing, only_logits])
 def test_recordings_that_are_wrong_are_not_used(
-    wrong: graphs.Recorder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    wrong: cuda_graphs.Recorder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "recorder_for", lambda _: wrong)
+    monkeypatch.setattr(cuda_graphs, "recorder_for", lambda _: wrong)
     engine = Engine(made(tiny_llama), static=True)
     assert (engine.captured, engine.forwards.static) == (0, None)
     assert "are not used: " in caplog.text
@@ -160,7 +161,7 @@ def test_long_texts_and_large_trees_go_as_they_are_among_the_others() -> None:
 
 
 def test_recordings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST", 2)
+    monkeypatch.setattr(cuda_graphs, "MOST", 2)
     engine = Engine(made(tiny_llama), static=True)
     for number in range(1, 6):
         serve(engine, *(Work((number, session), PROMPT[session:]) for session in range(number)))
@@ -189,7 +190,7 @@ def test_no_pass_waits_for_the_device(model: PreTrainedModel, static: bool) -> N
 def test_rows_are_picked_where_the_model_computes_all_of_them(
     llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwards, "keeps_logits", lambda _: False)
+    monkeypatch.setattr(runner, "keeps_logits", lambda _: False)
     engine = Engine(llama)
     serve(engine, Work("a", PROMPT, BRANCHES, (2, 5)), Work("b", PROMPT * 2))
 
@@ -203,7 +204,7 @@ def test_only_where_it_is_asked_for_on_a_cpu() -> None:
 
 def test_a_capture_is_warmed_up_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch, broken=False)
-    replay = graphs.Graphs(torch.device("cuda:0"))(lambda: cuda.events.append(f"run, {cuda.streams[-1]}"))
+    replay = cuda_graphs.Graphs(torch.device("cuda:0"))(lambda: cuda.events.append(f"run, {cuda.streams[-1]}"))
     assert cuda.events == ["side waits for usual", "run, side", "usual waits for side", "run, capturing"]
     replay()
     assert cuda.events[4:] == ["replayed"]
@@ -212,6 +213,6 @@ def test_a_capture_is_warmed_up_on_its_own_stream(monkeypatch: pytest.MonkeyPatc
 def test_a_capture_that_fails_leaves_the_usual_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch, broken=True)
     with pytest.raises(RuntimeError, match="captured nothing"):
-        graphs.Graphs(torch.device("cuda:0"))(lambda: None)
+        cuda_graphs.Graphs(torch.device("cuda:0"))(lambda: None)
     assert cuda.streams == ["usual"]
-    assert not graphs.CAPTURING.locked()
+    assert not cuda_graphs.CAPTURING.locked()

@@ -3,11 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossdraft.models.allocation import UNIT, size_for
-from crossdraft.models.feeds import Held, Work
-from crossdraft.models.holdings import Holding, Holdings
-from crossdraft.models.prefixes import BLOCK
-from crossdraft.verification.trees import TokenTree
+from crossdraft.engine.kv_cache import BLOCK, Holding, Holdings
+from crossdraft.engine.kv_store import UNIT, size_for
+from crossdraft.engine.requests import Held, Work
+from crossdraft.types.trees import TokenTree
 
 PLACES = 14 * UNIT
 

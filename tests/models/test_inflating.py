@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.models.engine import Engine, Work
-from crossdraft.models.growing import CannotInflateError
-from crossdraft.models.growing import grown as inflated
-from crossdraft.models.inflating import inflate, largest_difference
-from crossdraft.models.loading import load_model
-from crossdraft.models.names import NumberOutOfRangeError, Size
-from crossdraft.verification.trees import tree_of
+from crossdraft.bench.device import inflate, largest_difference
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.loader import CannotInflateError, load_model
+from crossdraft.engine.loader import grown as inflated
+from crossdraft.engine.names import NumberOutOfRangeError, Size
+from crossdraft.engine.requests import Work
+from crossdraft.types.trees import tree_of
 from tests.models.tiny import tiny_gpt2, tiny_llama
 from tests.services.conftest import save
 from tests.text.kinds import kind

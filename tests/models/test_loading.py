@@ -9,8 +9,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from crossdraft.models.engine import Engine, Work
-from crossdraft.models.loading import ModelLoadError, leave_out_cudnn, load_model
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.loader import leave_out_cudnn, load_model
+from crossdraft.engine.names import ModelLoadError
+from crossdraft.engine.requests import Work
 from tests.models.tiny import VOCABULARY, tiny_llama
 
 

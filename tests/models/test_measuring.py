@@ -8,15 +8,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.models.assisted import AssistedGeneration
-from crossdraft.models.batched import Batching, ContinuousBatching
-from crossdraft.models.engine import Engine
-from crossdraft.models.enginetime import Load, engine_times
-from crossdraft.models.lengthening import lengthened
-from crossdraft.models.loading import load_model
-from crossdraft.models.names import ModelLoadError, NumberOutOfRangeError, source_of
-from crossdraft.models.soaking import Soaking, soak
-from crossdraft.models.timing import described, floor_of
+from crossdraft.bench.engine import Load, described, engine_times, floor_of
+from crossdraft.bench.throughput import Soaking, soak
+from crossdraft.bench.transformers_peer import AssistedGeneration, Batching, ContinuousBatching
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.loader import load_model
+from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, source_of
+from crossdraft.engine.resizing import lengthened
 from tests.models.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
 
 PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]

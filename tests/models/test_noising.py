@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy import stats
 
-from crossdraft.models.engine import Engine, Work
-from crossdraft.models.feeds import Share
-from crossdraft.models.noising import Noisy
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.requests import Share, Work
+from crossdraft.engine.served_model import Noisy
+from crossdraft.types.trees import ROOT, TokenTree
 from tests.models.tiny import VOCABULARY, tiny_llama
 
 MODEL = tiny_llama()

@@ -2,11 +2,11 @@
 
 import pytest
 
-from crossdraft.models.engine import Engine, Work
-from crossdraft.models.feeds import Share
-from crossdraft.models.pacing import Clock, Pace, Paced
-from crossdraft.models.worker import ModelThread
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.model_thread import ModelThread
+from crossdraft.engine.requests import Share, Work
+from crossdraft.engine.served_model import Clock, Pace, Paced
+from crossdraft.types.trees import ROOT, TokenTree
 from tests.models.tiny import tiny_llama
 
 MODEL = tiny_llama()

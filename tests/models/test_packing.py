@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from crossdraft.models.engine import Engine, Work
-from crossdraft.models.packing import PackedLinear, pack, padded
-from crossdraft.verification.trees import tree_of
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.requests import Work
+from crossdraft.engine.runner import PackedLinear, pack, padded
+from crossdraft.types.trees import tree_of
 
 WORKS = [Work("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Work("b", (4,))]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.models.prefixes import BLOCK, Prefixes
+from crossdraft.engine.kv_cache import BLOCK, Prefixes
 
 
 def blocks(one: list[int], other: list[int]) -> int:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.models.training.corpus import Document, is_held_out
-from crossdraft.models.training.prompts import COUNT, LONGEST, SHORTEST, pick_prompts, read_prompts
+from crossdraft.training.corpus import Document, is_held_out
+from crossdraft.training.prompts import COUNT, LONGEST, SHORTEST, pick_prompts, read_prompts
 from tests.prompts import prompts
 
 

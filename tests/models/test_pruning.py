@@ -6,12 +6,13 @@ import torch
 from torch import nn
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
-from crossdraft.models.engine import Engine, Work
-from crossdraft.models.pruning import CannotPruneError, cut_head
-from crossdraft.models.rows import drafting_laws
-from crossdraft.models.running import RunningModel
-from crossdraft.verification.exchange import SamplingOptions
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.loader import CannotPruneError, cut_head
+from crossdraft.engine.requests import Work
+from crossdraft.engine.row_builder import drafting_laws
+from crossdraft.engine.served_model import RunningModel
+from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.trees import ROOT, TokenTree
 from tests.models.tiny import CONTEXT, VOCABULARY, seeded, tiny_gpt2, tiny_llama, tiny_qwen2
 
 KEPT = np.array([0, 1, 5, 17, 18, 60, 96])

@@ -7,17 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.models import reading as module
-from crossdraft.models.answering import Rows, Sampling
-from crossdraft.models.clocks import Clocks
-from crossdraft.models.ranking import Best, Laws, Ranking
-from crossdraft.models.reading import Likeness, Reading, groups
-from crossdraft.models.rows import Columns
-from crossdraft.models.sampling import History, Nodes
+from crossdraft.engine import sampler
+from crossdraft.engine.row_builder import Columns, History, Nodes
+from crossdraft.engine.sampler import Best, Clocks, Laws, Likeness, Ranking, Reading, Rows, Sampling, groups
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import NoiseKey, SamplingOptions
+from crossdraft.types.messages import NoiseKey, SamplingOptions
+from crossdraft.types.rows import Row
 from crossdraft.verification.noise import KeyedNoise
-from crossdraft.verification.rows import Row
 
 SIZES = (7, 256, 4099, 40_009)  # of vocabularies; of the last torch shares sums of a single row between threads
 COUNTS = (1, 4, 0, 2, 1, 9, 1)  # rows of each reading
@@ -123,6 +119,6 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
         Laws(wide, SamplingOptions(temperature=0), 4),
     ]
     assert sorted(groups(list(map(Likeness.of, readings)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
-    monkeypatch.setattr(module, "CACHED", 12)
+    monkeypatch.setattr(sampler, "CACHED", 12)
     sizes = [Likeness.of(Best(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
     assert sorted(groups(sizes)) == [[0, 1], [2, 3], [4], [5]]

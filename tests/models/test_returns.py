@@ -2,7 +2,7 @@
 
 import pytest
 
-from crossdraft.models.returns import Returns
+from crossdraft.engine.scheduler import Returns
 
 
 def visited(returns: Returns, session: str, gaps: list[float], now: float = 0.0) -> float:

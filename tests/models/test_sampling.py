@@ -15,10 +15,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from crossdraft.models.rows import Columns, drafting_laws, to_rows
-from crossdraft.models.sampling import History, law
-from crossdraft.verification.exchange import SamplingOptions
-from crossdraft.verification.rows import Row
+from crossdraft.engine.row_builder import Columns, History, drafting_laws, law, to_rows
+from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.rows import Row
 
 SIZE = 50
 LOGITS = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(3)) * 3

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from crossdraft.models.engine import Engine
-from crossdraft.models.feeds import Share, Work
-from crossdraft.verification.trees import TokenTree, tree_of
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.requests import Share, Work
+from crossdraft.types.trees import TokenTree, tree_of
 from tests.models.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
 from tests.models.tiny import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
 

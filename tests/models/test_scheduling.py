@@ -7,8 +7,8 @@ from statistics import mean, median
 
 import pytest
 
-from crossdraft.models import scheduling
-from crossdraft.models.scheduling import LEAST, Due, Pause, Scheduler, Step, divided, worth_waiting
+from crossdraft.engine import scheduler as scheduling
+from crossdraft.engine.scheduler import LEAST, Due, Pause, Scheduler, Step, divided, worth_waiting
 from tests.models.simulated import CHUNK, Client, World, line, simulated
 
 DEVICE = line(0.018, 0.0005)  # 20 ms for a pass of a few tokens

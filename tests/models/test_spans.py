@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from crossdraft.models.spans import Span
+from crossdraft.engine.runner import Span
 
 
 class Host:

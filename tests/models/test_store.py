@@ -6,16 +6,15 @@ import sys
 import pytest
 import torch
 
-from crossdraft.models.names import NumberOutOfRangeError
-from crossdraft.models.store import MIB, LayerShape, Store, available
+from crossdraft.engine.kv_store import MIB, LayerShape, Store, available
+from crossdraft.engine.names import NumberOutOfRangeError
 from tests.test_layout import REPOSITORY
 
 SHAPES = [LayerShape(4, 16, 16)] * 4
 PLACES = 32 * MIB // Store.place_bytes(SHAPES, torch.float32)
 
-
 TAKEN = """
-from crossdraft.models.soaking import resident
+from crossdraft.bench.throughput import resident
 from tests.models.test_store import new
 begin = resident()
 store = new()

@@ -3,8 +3,8 @@
 import pytest
 from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM, MptConfig, MptForCausalLM
 
-from crossdraft.models.engine import Engine
-from crossdraft.models.support import UnsupportedModelError
+from crossdraft.engine.compatibility import UnsupportedModelError
+from crossdraft.engine.engine import Engine
 from tests.models.tiny import seeded, tiny_llama, tiny_qwen2
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from crossdraft.models.feeds import Work
-from crossdraft.models.tenancy import LEAST_TURN, WAIT, Tenancy
+from crossdraft.engine.requests import Work
+from crossdraft.engine.scheduler import LEAST_TURN, WAIT, Tenancy
 
 
 @dataclass(frozen=True)

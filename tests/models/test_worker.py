@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from crossdraft.models.engine import ContextOverflowError, Engine, Work
-from crossdraft.models.feeds import Share
-from crossdraft.models.spans import Span
-from crossdraft.models.worker import Answer, Job, ModelThread, ModelThreadClosedError
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.model_thread import Answer, Job, ModelThread, ModelThreadClosedError
+from crossdraft.engine.requests import ContextOverflowError, Share, Work
+from crossdraft.engine.runner import Span
 from tests.models.gathering import Gate, gathered
 from tests.models.tiny import VOCABULARY, tiny_llama
 

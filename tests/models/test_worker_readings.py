@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from crossdraft.models.engine import Engine, Work
-from crossdraft.models.reading import Reading
-from crossdraft.models.worker import Answer, Job, ModelThread
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.model_thread import Answer, Job, ModelThread
+from crossdraft.engine.requests import Work
+from crossdraft.engine.sampler import Reading
 from tests.models.gathering import gathered
 from tests.models.tiny import tiny_llama
 

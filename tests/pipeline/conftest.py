@@ -8,30 +8,19 @@ import numpy as np
 import pytest
 
 from crossdraft.drafter import session
-from crossdraft.models.drawing import RandomDraws
-from crossdraft.pipeline.governing import Fixed
-from crossdraft.pipeline.governor import Adaptive
-from crossdraft.pipeline.resolution import Secrets
+from crossdraft.engine.sampler import RandomDraws
+from crossdraft.session.resolution import Secrets
+from crossdraft.speculation.choice import Fixed
+from crossdraft.speculation.controller import Adaptive
 from tests.rpc.unhurried import LIMIT, unhurry
-from tests.services.conftest import (
-    drafter,
-    drafter_folder,
-    drafter_model,
-    one_thread,
-    target,
-    target_folder,
-    target_model,
-)
 from tests.serving.ports import free_port
-
-__all__ = ["drafter", "drafter_folder", "drafter_model", "one_thread", "target", "target_folder", "target_model"]
 
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No service is lost, and none left out, because the machine stands still for seconds."""
     unhurry(monkeypatch)
-    monkeypatch.setattr("crossdraft.pipeline.team.OTHERS_SECONDS", LIMIT / 1000)
+    monkeypatch.setattr("crossdraft.client.discovery.OTHERS_SECONDS", LIMIT / 1000)
 
 
 @pytest.fixture(autouse=True)

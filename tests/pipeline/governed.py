@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from crossdraft.pipeline.governing import Choice, Governor, Judged, Observation
-from crossdraft.pipeline.governor import Adaptive
-from crossdraft.pipeline.search import Limits
-from crossdraft.pipeline.simulator import Run, simulate
-from crossdraft.pipeline.workload import Workload
+from crossdraft.speculation.choice import Choice, Governor, Judged, Observation, Workload
+from crossdraft.speculation.controller import Adaptive, Limits
+from crossdraft.speculation.simulator import Run, simulate
 
 PASS = 0.02
 GOOD = Workload((0.8,), 0.6, PASS / 20, PASS, 0.02 * PASS, slope=0.17, drafter_trip=PASS / 2, branch_hit=0.5)

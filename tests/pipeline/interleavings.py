@@ -5,20 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from crossdraft.pipeline.events import (
-    Cancelled,
-    Event,
-    Expired,
-    IllegalEventError,
-    Lane,
-    Ready,
-    Replied,
-    Reply,
-    Timer,
-)
+from crossdraft.session.events import Cancelled, Event, Expired, IllegalEventError, Lane, Ready, Replied, Reply, Timer
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Branch, Drafted, PassDone, RowFetched, Scored
-from crossdraft.verification.rows import Proposal, Row
+from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Scored
+from crossdraft.types.rows import Proposal, Row
 from tests.pipeline.sessions import snapshot
 from tests.stage import Stage
 

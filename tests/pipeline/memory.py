@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from crossdraft.pipeline.assignment import Assignment
-from crossdraft.pipeline.events import Reply, Request
-from crossdraft.pipeline.governing import lock_step
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.stream import Traffic
+from crossdraft.rpc.streams import Traffic
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.events import Reply, Request
+from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import (
+from crossdraft.types.messages import (
     Advance,
     Draft,
     Drafted,
@@ -28,8 +27,9 @@ from crossdraft.verification.exchange import (
     SamplingOptions,
     Score,
 )
+from crossdraft.types.rows import NO_IDS
+from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLEM, Method
-from crossdraft.verification.rows import NO_IDS
 from tests.fakes import ToyDrafter, ToyTarget, open_drafter
 from tests.vocabularies import greedy_tokens, pair_of
 

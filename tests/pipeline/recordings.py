@@ -7,7 +7,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from crossdraft.pipeline.events import (
+from crossdraft.client.driver import Machine
+from crossdraft.session.events import (
     Command,
     Event,
     Finished,
@@ -19,16 +20,13 @@ from crossdraft.pipeline.events import (
     Request,
     Send,
 )
-from crossdraft.pipeline.governing import Governor
-from crossdraft.pipeline.ports import Machine
-from crossdraft.pipeline.recording import Header, Recording, Step
-from crossdraft.pipeline.replay import session_of
-from crossdraft.pipeline.request import GenerationRequest, Overlap
-from crossdraft.pipeline.resolution import Secrets
-from crossdraft.pipeline.session import Session
+from crossdraft.session.resolution import Secrets
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import Governor
 from crossdraft.text.letters import Letters, Side
-from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import (
+from crossdraft.trace.codec import Header, Recording, Step
+from crossdraft.trace.replay import session_of
+from crossdraft.types.messages import (
     Advance,
     Description,
     Draft,
@@ -40,7 +38,9 @@ from crossdraft.verification.exchange import (
     Sample,
     Score,
 )
-from crossdraft.verification.rows import Row
+from crossdraft.types.request import GenerationRequest, Overlap
+from crossdraft.types.rows import Row
+from crossdraft.verification.chooser import RandomChooser
 from tests.fakes import ToyDrafter, ToyTarget
 from tests.pipeline.virtual import Run
 from tests.pipeline.virtual_services import World

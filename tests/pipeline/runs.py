@@ -1,8 +1,8 @@
 """Sessions without a drafter, and what a target tells them of its runs."""
 
-from crossdraft.pipeline.events import Command, Ready, Replied
-from crossdraft.pipeline.session import Session
-from crossdraft.verification.exchange import Pass, PassDone, Sample
+from crossdraft.session.events import Command, Ready, Replied
+from crossdraft.session.session import Session
+from crossdraft.types.messages import Pass, PassDone, Sample
 from crossdraft.verification.methods import TLI, Method
 from tests.pipeline.sessions import TARGET, assignment, emitted, requests
 

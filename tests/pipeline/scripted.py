@@ -2,22 +2,12 @@
 
 import asyncio
 
-from crossdraft.pipeline.driver import Driver
-from crossdraft.pipeline.events import (
-    Command,
-    Counts,
-    Event,
-    Finished,
-    IllegalEventError,
-    Open,
-    Reason,
-    Replied,
-)
-from crossdraft.pipeline.ports import Services
-from crossdraft.pipeline.roster import Roster
+from crossdraft.client.driver import Driver, Roster, Services
+from crossdraft.session.events import Command, Event, Finished, IllegalEventError, Open, Reason, Replied
 from crossdraft.text.letters import NOTHING
-from crossdraft.verification.exchange import Draft, OpenDrafter, OpenTarget, Pass
-from crossdraft.verification.trees import TokenTree
+from crossdraft.types.messages import Draft, OpenDrafter, OpenTarget, Pass
+from crossdraft.types.statistics import Counts
+from crossdraft.types.trees import TokenTree
 from tests.pipeline.memory import MemoryTarget, assignment
 
 GIVEN = assignment()

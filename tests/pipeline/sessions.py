@@ -4,14 +4,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from crossdraft.pipeline.events import Command, Emitted, Finished, Ready, Replied, Request, Send, SetTimer, Timer
-from crossdraft.pipeline.session import Session
-from crossdraft.verification.exchange import Draft, Drafted, Pass, PassDone, Score
+from crossdraft.session.events import Command, Emitted, Finished, Ready, Replied, Request, Send, SetTimer, Timer
+from crossdraft.session.session import Session
+from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, Score
+from crossdraft.types.rows import Proposal, Row
 from crossdraft.verification.methods import SLRS, TLI
-from crossdraft.verification.rows import Proposal, Row
-from tests.pipeline.memory import LETTERS, assignment, toys
-
-__all__ = ["DRAFTER", "LETTERS", "TARGET", "assignment", "toys"]
+from tests.pipeline.memory import assignment, toys
 
 TARGET, DRAFTER = 1, 2  # lanes, as they are opened first
 
@@ -101,6 +99,6 @@ def spelled(value: object, depth: int) -> object:
         return [spelled(one, depth + 1) for one in value]
     if isinstance(value, dict):
         return [(repr(key), spelled(one, depth + 1)) for key, one in value.items()]
-    if type(value).__module__.startswith("crossdraft.pipeline"):
+    if type(value).__module__.startswith("crossdraft.client"):
         return {name: spelled(one, depth + 1) for name, one in vars(value).items() if name != "_given"}
     return repr(value) if isinstance(value, str | int | float | bool | np.ndarray | None) else type(value).__name__

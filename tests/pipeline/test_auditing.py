@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crossdraft.client import Generation, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.drafter import session
-from crossdraft.models.drawing import KeyedDraws
-from crossdraft.pipeline import Generation, Overlap, Pipeline, SamplingOptions, connect
-from crossdraft.pipeline.auditing import Audit
+from crossdraft.engine.sampler import KeyedDraws
 from crossdraft.rpc.clients import DrafterClient, TargetClient
-from crossdraft.verification.exchange import Drafted, NoiseKey
+from crossdraft.types.messages import Drafted, NoiseKey
+from crossdraft.types.rows import Ids, Probabilities, Proposal, Row, Whose
 from crossdraft.verification.methods import SLEM, method_named
-from crossdraft.verification.noise import KeyedNoise
-from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row, Whose
+from crossdraft.verification.noise import Audit, KeyedNoise
 from tests.fakes import pseudo_law
 from tests.pipeline.memory import assignment
 from tests.vocabularies import pair_of
@@ -27,7 +26,6 @@ NOISES = KeyedNoise.of(PAIR.drafter), KeyedNoise.of(PAIR.target)
 SHARPNESS = 3.0  # of the toys' rows: a lie about a flat row is small
 PEAKED = 0.2  # temperature of the tiny drafter, whose rows are flat at 1
 GREEDY = SamplingOptions(temperature=0)  # the tiny target's likeliest tokens are text that the drafter can read
-
 Law = Callable[[Probabilities], Probabilities]
 
 

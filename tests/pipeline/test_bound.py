@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from crossdraft.pipeline import search
-from crossdraft.pipeline.search import Limits, bound, rank
-from crossdraft.pipeline.workload import Workload
+from crossdraft.speculation import controller
+from crossdraft.speculation.choice import Workload
+from crossdraft.speculation.controller import Limits, bound, rank
 
 
 def workload(rng: np.random.Generator) -> Workload:
@@ -27,7 +27,7 @@ def workload(rng: np.random.Generator) -> Workload:
 def test_no_way_with_a_drafter_is_forecast_to_be_faster(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = workload(np.random.default_rng(seed))
     most = bound(drawn)
-    monkeypatch.setattr(search, "bound", lambda _: float("inf"))  # all forecasts are made
+    monkeypatch.setattr(controller, "bound", lambda _: float("inf"))  # all forecasts are made
     ranking = rank(drawn, Limits(samples=drawn.samples))
     ways = [ranking.rounds, ranking.hurried, *([ranking.best] if ranking.best.choice.drafts else [])]
     assert max(way.speed for way in ways) <= most

@@ -2,15 +2,14 @@
 
 import pytest
 
-from crossdraft.pipeline.branches import Branches
-from crossdraft.pipeline.epoch import Epoch
-from crossdraft.pipeline.events import Command, Lost, Open, Ready, Replied
-from crossdraft.pipeline.governing import BranchSeen, Choice
-from crossdraft.pipeline.session import Session
+from crossdraft.session.draft_side import Branches, Epoch
+from crossdraft.session.events import Command, Lost, Open, Ready, Replied
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import BranchSeen, Choice
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Branch, Draft, Drafted, Pass, PassDone
+from crossdraft.types.messages import Branch, Draft, Drafted, Pass, PassDone
+from crossdraft.types.rows import Proposal, Row
 from crossdraft.verification.methods import TLI
-from crossdraft.verification.rows import Proposal, Row
 from tests.pipeline.sessions import DRAFTER, TARGET, assignment, opened, requests
 from tests.stage import GONE
 from tests.verification.scheduling import InTurn, Turns

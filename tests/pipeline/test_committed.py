@@ -6,18 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.assignment import Assignment
-from crossdraft.pipeline.connection import tokenization_of
-from crossdraft.pipeline.events import Finished, Reason
-from crossdraft.pipeline.generation import Generation, Token
-from crossdraft.pipeline.governing import PLAIN, Choice, Fixed, Governor, lock_step
-from crossdraft.pipeline.ports import Services
-from crossdraft.pipeline.request import GenerationRequest, RequestError
-from crossdraft.pipeline.resolution import resolve
-from crossdraft.pipeline.session import Session
+from crossdraft.client.api import Generation, Token
+from crossdraft.client.driver import Services
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.events import Finished, Reason
+from crossdraft.session.resolution import resolve, tokenization_of
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import PLAIN, Choice, Fixed, Governor, lock_step
 from crossdraft.text.letters import Letters, Side
+from crossdraft.types.messages import Draft, NoiseKey, Pass
+from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import Draft, NoiseKey, Pass
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, Method
 from tests.fakes import ToyTarget, autoregressive_law
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.drafter.servicer import DrafterService
-from crossdraft.models.running import RunningModel
-from crossdraft.pipeline import Generation, Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
-from crossdraft.pipeline.governing import Told
-from crossdraft.pipeline.recording import read
-from crossdraft.pipeline.replay import replay
+from crossdraft.client import Generation, Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
+from crossdraft.speculation.choice import Told
+from crossdraft.trace.codec import read
+from crossdraft.trace.replay import replay
 from crossdraft.verification.noise import KeyedNoise
 from tests.pipeline.together import open_together
 from tests.rpc.services import DESCRIPTION, ToyTargetService

@@ -1,11 +1,11 @@
 """The drafter's window, its deadlines, and what a governor is told of it all."""
 
-from crossdraft.pipeline.epoch import Epoch
-from crossdraft.pipeline.events import Expired, Lost, Replied, SetTimer, Timer
-from crossdraft.pipeline.governing import Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
+from crossdraft.session.draft_side import Epoch
+from crossdraft.session.events import Expired, Lost, Replied, SetTimer, Timer
+from crossdraft.speculation.choice import Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Advance, Draft, Drafted, Pass, PassDone
-from crossdraft.verification.rows import Proposal, Row
+from crossdraft.types.messages import Advance, Draft, Drafted, Pass, PassDone
+from crossdraft.types.rows import Proposal, Row
 from tests.pipeline.sessions import DRAFTER, TARGET, emitted, requests, timers
 from tests.pipeline.test_targets import ONES, drafted, passing
 from tests.stage import GONE

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.pipeline.events import Close, Command, Expired, Lost, Ready, Replied, Send, SetTimer, Timer
-from crossdraft.pipeline.ports import Services
+from crossdraft.client.driver import Services
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
-from crossdraft.verification.exchange import Drafted, OpenTarget, PassDone
+from crossdraft.session.events import Close, Command, Expired, Lost, Ready, Replied, Send, SetTimer, Timer
+from crossdraft.types.messages import Drafted, OpenTarget, PassDone
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget
 from tests.pipeline.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, run, several, target_open
 

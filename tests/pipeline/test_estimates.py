@@ -6,13 +6,20 @@ from math import isfinite
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.averages import Times
-from crossdraft.pipeline.estimates import Estimates
-from crossdraft.pipeline.governing import PLAIN, BranchSeen, Choice, DraftSeen, Fixed, Judged, Observation, PassSeen
-from crossdraft.pipeline.learning import Learner
-from crossdraft.pipeline.pass_times import PassTimes, Plane
-from crossdraft.pipeline.simulator import simulate
-from crossdraft.pipeline.workload import Workload
+from crossdraft.speculation.choice import (
+    PLAIN,
+    BranchSeen,
+    Choice,
+    DraftSeen,
+    Estimates,
+    Fixed,
+    Judged,
+    Observation,
+    PassSeen,
+    Workload,
+)
+from crossdraft.speculation.estimator import Learner, PassTimes, Plane, Times
+from crossdraft.speculation.simulator import simulate
 
 GIVEN = Workload(
     acceptance=(0.5, 0.7, 0.8),

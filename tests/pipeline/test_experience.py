@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.pipeline.estimates import Estimates
-from crossdraft.pipeline.experience import Experience, Member
-from crossdraft.pipeline.governing import DrafterSeen, PassSeen, Told
-from crossdraft.pipeline.governor import FOLLOWED, TRIAL_PASSES, Adaptive
-from crossdraft.pipeline.request import GenerationRequest
-from crossdraft.pipeline.workload import Workload
+from crossdraft.speculation.choice import DrafterSeen, Estimates, PassSeen, Told, Workload
+from crossdraft.speculation.controller import FOLLOWED, TRIAL_PASSES, Adaptive
+from crossdraft.speculation.shared import Experience, Member
+from crossdraft.types.request import GenerationRequest
 from tests.pipeline.governed import GOOD, PASS, run
 
 REQUEST = GenerationRequest("x", "slem")

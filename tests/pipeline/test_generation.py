@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import Reason
-from crossdraft.pipeline.generation import Generation
-from crossdraft.pipeline.governing import Choice, Fixed, Governor, lock_step
-from crossdraft.pipeline.ports import Services
+from crossdraft.client.api import Generation
+from crossdraft.client.driver import Services
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
-from crossdraft.verification.exchange import Drafted, PassDone, RowFetched, Score, Scored
+from crossdraft.session.events import Reason
+from crossdraft.speculation.choice import Choice, Fixed, Governor, lock_step
+from crossdraft.types.messages import Drafted, PassDone, RowFetched, Score, Scored
+from crossdraft.types.rows import Proposal, Row, Whose
 from crossdraft.verification.methods import COUPLED, SLEM, SLRS, TLI, TOKENTIMING, Method
-from crossdraft.verification.rows import Proposal, Row, Whose
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
 
 OVERLAPPED = Fixed(Choice(window=6, wait=2))

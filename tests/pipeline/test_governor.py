@@ -7,18 +7,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.deciding import Decision, changed, choose
-from crossdraft.pipeline.estimates import Estimates
-from crossdraft.pipeline.governing import (
-    PLAIN,
-    Choice,
-    DrafterSeen,
-    StallSeen,
-    lock_step,
-)
-from crossdraft.pipeline.governor import Adaptive
-from crossdraft.pipeline.search import Limits, rank
-from crossdraft.pipeline.workload import Workload
+from crossdraft.speculation.choice import PLAIN, Choice, DrafterSeen, Estimates, StallSeen, Workload, lock_step
+from crossdraft.speculation.controller import Adaptive, Decision, Limits, changed, choose, rank
 from tests.pipeline.governed import CHAINS, GOOD, NEVER_SLOWER, PASS, Counting, relative, run, workload
 
 CORNERS = list(product((0.0, 0.6, 0.95), (1 / 20, 1 / 2), (0, 0.5, 2), (0.01, 0.2)))
@@ -181,7 +171,7 @@ def test_nothing_is_computed_again_while_nothing_changes(monkeypatch: pytest.Mon
         searches.append(1)
         return choose(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("crossdraft.pipeline.governor.choose", counted)
+    monkeypatch.setattr("crossdraft.speculation.controller.choose", counted)
     governor = Adaptive(estimates())
     searches.clear()
     run(GOOD, governor, 2000)

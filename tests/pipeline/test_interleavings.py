@@ -7,15 +7,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossdraft.pipeline.events import Reason
-from crossdraft.pipeline.governing import LONG_RUN, PLAIN, Choice
-from crossdraft.pipeline.session import Session
+from crossdraft.session.events import Reason
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice
 from crossdraft.text.letters import NOTHING
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, SLRS, TLI, UNION, Method
 from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, open_drafter
 from tests.pipeline.interleavings import Interleaving
-from tests.pipeline.sessions import LETTERS, assignment
+from tests.pipeline.memory import LETTERS, assignment
 from tests.stage import Stage
 from tests.verification.scheduling import InTurn
 from tests.verification.toys import drafter_of
@@ -23,9 +23,7 @@ from tests.vocabularies import pair_of
 
 EXAMPLES = 10_000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 300
 LENGTH = 16  # tokens
-
 PAIR = pair_of(LETTERS, ("a", "b", "ba"))
-
 WINDOWS = st.integers(1, 5)
 CHOICES = st.one_of(
     st.builds(lambda run: replace(PLAIN, run=run), st.sampled_from([1, 2, 3, 5, LONG_RUN])),  # short ones go on

@@ -5,13 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from crossdraft.pipeline.deciding import choose
-from crossdraft.pipeline.estimates import Estimates
-from crossdraft.pipeline.governing import LONG_RUN, PLAIN, Choice, DrafterSeen, DraftSeen, Judged, PassSeen
-from crossdraft.pipeline.governor import FIRST_RUN, Adaptive
-from crossdraft.pipeline.learning import Learner
-from crossdraft.pipeline.load import Load
-from crossdraft.pipeline.search import Limits
+from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice, DrafterSeen, DraftSeen, Estimates, Judged, PassSeen
+from crossdraft.speculation.controller import FIRST_RUN, Adaptive, Limits, choose
+from crossdraft.speculation.estimator import Learner, Load
 
 FIXED, EACH = 0.020, 0.002  # seconds of a forward, and of each token in it
 CHAINS = Limits(branch_depth=0)

@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from crossdraft.pipeline.driver import Driver
-from crossdraft.pipeline.events import Close, Command, Event, Ready, Replied, Send
-from crossdraft.pipeline.ports import Services
-from crossdraft.pipeline.recording import Step
-from crossdraft.pipeline.stopwatches import LaneWatch
-from crossdraft.pipeline.trips import BOUNDS, Owing, TripWatch
-from crossdraft.rpc.stream import Traffic
+from crossdraft.client.driver import Driver, Services
+from crossdraft.client.measurements import LaneWatch, Owing, TripWatch
+from crossdraft.rpc.streams import Traffic
+from crossdraft.session.events import Close, Command, Event, Ready, Replied, Send
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Advance, Drafted, FetchRow, PassDone, RowFetched, Score, Scored
-from crossdraft.verification.rows import Proposal, Row
+from crossdraft.trace.codec import Step
+from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowFetched, Score, Scored
+from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.statistics import BOUNDS
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget
 from tests.pipeline.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, target_open
 

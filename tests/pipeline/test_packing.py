@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from crossdraft.pipeline.events import Cancelled, Counts, Finished, Lost, Reason
-from crossdraft.pipeline.packing import Packer, PackingError, RecordedError, Unpacker, narrowed
-from crossdraft.pipeline.recording import KNOWN
-from crossdraft.verification.exchange import SamplingOptions
-from crossdraft.verification.walk import Kind
+from crossdraft.session.events import Cancelled, Finished, Lost, Reason
+from crossdraft.trace.codec import KNOWN, Packer, PackingError, RecordedError, Unpacker, narrowed
+from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.statistics import Counts, Kind
 
 
 class Colour(Enum):

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import Lost, Ready, Replied
-from crossdraft.pipeline.governing import PLAIN, Choice
-from crossdraft.pipeline.rules import IllegalEventError
-from crossdraft.pipeline.session import Session
-from crossdraft.verification.exchange import Draft, Drafted, Pass, PassDone, Sample
+from crossdraft.session.events import IllegalEventError, Lost, Ready, Replied
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import PLAIN, Choice
+from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, Sample
+from crossdraft.types.rows import Proposal, Row
 from crossdraft.verification.methods import COUPLED, TLI, Method
-from crossdraft.verification.rows import Proposal, Row
 from tests.pipeline.sessions import DRAFTER, TARGET, assignment, emitted, opened, requests
 from tests.stage import GONE
 from tests.verification.scheduling import InTurn

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import Cancelled, Finished, Lost, Open, Ready, Reason, Replied
-from crossdraft.pipeline.governing import LONG_RUN
-from crossdraft.pipeline.rules import IllegalEventError
-from crossdraft.pipeline.session import Session
+from crossdraft.session.events import Cancelled, Finished, IllegalEventError, Lost, Open, Ready, Reason, Replied
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import LONG_RUN
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import OpenTarget, Pass, PassDone, Sample, SamplingOptions
+from crossdraft.types.messages import OpenTarget, Pass, PassDone, Sample, SamplingOptions
+from crossdraft.types.rows import Row
 from crossdraft.verification.methods import SLEM, TLI, Method
-from crossdraft.verification.rows import Row
+from tests.pipeline.memory import LETTERS, assignment
 from tests.pipeline.runs import alone, tokens_of, told
-from tests.pipeline.sessions import LETTERS, TARGET, assignment, emitted, end, requests
+from tests.pipeline.sessions import TARGET, emitted, end, requests
 from tests.stage import GONE
 from tests.vocabularies import pair_of
 

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.pipeline.chat import Chat, Message, plain
-from crossdraft.pipeline.connection import tokenization_of
-from crossdraft.pipeline.prompts import prompts_of
-from crossdraft.pipeline.request import GenerationRequest, RequestError
+from crossdraft.session.resolution import prompts_of, tokenization_of
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
-from crossdraft.verification.exchange import Description
+from crossdraft.types.messages import Description
+from crossdraft.types.request import Chat, GenerationRequest, Message, RequestError, plain
 from tests.text.kinds import kind
 
 CHAT = Chat((Message("system", "Be brief."), Message("user", "How  are you? 🦄")))

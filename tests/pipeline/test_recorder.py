@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.pipeline.events import Cancelled, Lost, Ready
-from crossdraft.pipeline.recorder import FileRecorder
-from crossdraft.pipeline.recording import FRAME, MAGIC, VERSION, Recording, RecordingError, Step, read
-from crossdraft.pipeline.replay import PACKER
+from crossdraft.session.events import Cancelled, Lost, Ready
+from crossdraft.trace.codec import FRAME, MAGIC, VERSION, Recording, RecordingError, Step, read
+from crossdraft.trace.recorder import FileRecorder
+from crossdraft.trace.replay import PACKER
 from tests.pipeline.recordings import header_of, toy_recording
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import Emitted, Replied, Send
-from crossdraft.pipeline.recorder import FileRecorder
-from crossdraft.pipeline.recording import Header, Recording, RecordingError, Step, read
-from crossdraft.pipeline.replay import Difference, Replayed, replay
-from crossdraft.pipeline.request import Overlap
-from crossdraft.verification.exchange import Pass, PassDone
-from crossdraft.verification.rows import Row
+from crossdraft.session.events import Emitted, Replied, Send
+from crossdraft.trace.codec import Header, Recording, RecordingError, Step, read
+from crossdraft.trace.recorder import FileRecorder
+from crossdraft.trace.replay import Difference, Replayed, replay
+from crossdraft.types.messages import Pass, PassDone
+from crossdraft.types.request import Overlap
+from crossdraft.types.rows import Row
 from tests.pipeline.recordings import SECRETS, header_of, toy_recording
 
 METHODS = ("coupled", "tli", "slem", "seeded", "union")

@@ -5,18 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.connection import tokenization_of
-from crossdraft.pipeline.estimates import Estimates
-from crossdraft.pipeline.experience import KINDS, Experience
-from crossdraft.pipeline.explanation import Explained
-from crossdraft.pipeline.governing import Choice, lock_step
-from crossdraft.pipeline.governor import Adaptive
-from crossdraft.pipeline.request import GenerationRequest, Overlap, RequestError
-from crossdraft.pipeline.resolution import Models, Secrets, fault_of_pair, resolve
-from crossdraft.pipeline.search import Limits
+from crossdraft.session.resolution import Models, Secrets, fault_of_pair, resolve, tokenization_of
+from crossdraft.speculation.choice import Choice, Estimates, Explained, lock_step
+from crossdraft.speculation.controller import Adaptive, Limits
+from crossdraft.speculation.shared import KINDS, Experience
 from crossdraft.text.letters import Side
-from crossdraft.text.pairing import Pair
-from crossdraft.verification.exchange import Description, SamplingOptions
+from crossdraft.text.pairs import Pair
+from crossdraft.types.messages import Description, SamplingOptions
+from crossdraft.types.request import GenerationRequest, Overlap, RequestError
 from crossdraft.verification.methods import METHODS, method_named
 from tests.text.kinds import kind
 

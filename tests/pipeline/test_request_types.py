@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.pipeline.request import KINDS, GenerationRequest, RequestError
+from crossdraft.types.request import KINDS, GenerationRequest, RequestError
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.pipeline.epoch import Epoch, Verdict
-from crossdraft.pipeline.events import Counts
-from crossdraft.pipeline.governing import PLAIN
-from crossdraft.pipeline.statistics import Statistics, Times, statistics_of
+from crossdraft.session.draft_side import Epoch, Verdict
+from crossdraft.speculation.choice import PLAIN
 from crossdraft.text.letters import Letters
+from crossdraft.types.rows import Proposal
+from crossdraft.types.statistics import Counts, Kind, Statistics, Times, statistics_of
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.rows import Proposal
-from crossdraft.verification.walk import Emit, Ground, Kind, Refused, Walk
+from crossdraft.verification.walk import Emit, Ground, Refused, Walk
 from tests.vocabularies import pair_of
 
 PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))

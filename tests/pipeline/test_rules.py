@@ -5,20 +5,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import (
+from crossdraft.session.events import (
     Cancelled,
     Event,
     Expired,
     Finished,
+    IllegalEventError,
     Lost,
     Ready,
     Replied,
     Timer,
 )
-from crossdraft.pipeline.rules import IllegalEventError, State
-from crossdraft.pipeline.session import Session
-from crossdraft.verification.exchange import Drafted, PassDone, RowFetched, Scored
-from crossdraft.verification.rows import Proposal, Row
+from crossdraft.session.rules import State
+from crossdraft.session.session import Session
+from crossdraft.types.messages import Drafted, PassDone, RowFetched, Scored
+from crossdraft.types.rows import Proposal, Row
 from tests.pipeline.sessions import (
     DRAFTER,
     TARGET,
@@ -35,7 +36,6 @@ from tests.stage import GONE
 
 WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
-
 WAITING: dict[str, tuple[Callable[[], Session], set[str]]] = {
     "new": (lambda: Session(assignment()), set()),
     "opening": (started, {"target ready", "drafter ready"}),
@@ -44,7 +44,6 @@ WAITING: dict[str, tuple[Callable[[], Session], set[str]]] = {
     "fetching": (fetching, {"row", "proposals"}),
     "scoring": (lambda: scoring()[0], {"scores"}),
 }
-
 ALWAYS: dict[str, Event] = {  # once it has begun
     "a lost target": Lost(TARGET, GONE),
     "a lost drafter": Lost(DRAFTER, GONE),

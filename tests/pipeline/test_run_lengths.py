@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.pipeline.events import Lost, Ready, Reason, Replied
-from crossdraft.pipeline.governing import LONG_RUN, PLAIN, Choice, PassSeen
-from crossdraft.pipeline.session import Session
-from crossdraft.verification.exchange import Draft, Pass, PassDone, RunTo, Sample
+from crossdraft.session.events import Lost, Ready, Reason, Replied
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice, PassSeen
+from crossdraft.types.messages import Draft, Pass, PassDone, RunTo, Sample
 from crossdraft.verification.methods import SLEM, TLI, Method
 from tests.pipeline.runs import alone, tokens_of, told
 from tests.pipeline.sessions import DRAFTER, TARGET, assignment, end, requests

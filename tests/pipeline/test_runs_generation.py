@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-import crossdraft.pipeline.decoding as decoding
-from crossdraft.models.running import RunningModel
-from crossdraft.pipeline import Pipeline, SamplingOptions, connect
-from crossdraft.pipeline.generation import Generation
-from crossdraft.pipeline.governing import Choice
-from crossdraft.pipeline.recording import read
-from crossdraft.pipeline.replay import replay
-from crossdraft.pipeline.timeline import spans_of
+from crossdraft.client import Pipeline, SamplingOptions, connect
+from crossdraft.client.api import Generation
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import TargetClient
+from crossdraft.session import session
+from crossdraft.speculation.choice import Choice
+from crossdraft.trace.codec import read
+from crossdraft.trace.replay import replay
+from crossdraft.trace.timeline import spans_of
 
 PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
@@ -43,7 +43,7 @@ async def test_the_text_is_the_same(
 ) -> None:
     with_runs = await ended(pipeline.generate(PROMPT, max_tokens=50, **settings))
     with monkeypatch.context() as patched:
-        patched.setattr(decoding, "PLAIN", ONE_BY_ONE)
+        patched.setattr(session, "PLAIN", ONE_BY_ONE)
         without = await ended(pipeline.generate(PROMPT, max_tokens=50, **settings))
     assert with_runs.ids == without.ids
     assert (with_runs.text, with_runs.reason) == (without.text, without.reason)

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import Event, Expired, Finished, Lost, Ready, Replied, SetTimer, Timer
-from crossdraft.pipeline.rules import IllegalEventError
-from crossdraft.pipeline.session import Session
-from crossdraft.verification.exchange import Draft, Pass, PassDone, Score, Scored
+from crossdraft.session.events import Event, Expired, Finished, IllegalEventError, Lost, Ready, Replied, SetTimer, Timer
+from crossdraft.session.session import Session
+from crossdraft.types.messages import Draft, Pass, PassDone, Score, Scored
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import SLRS
-from crossdraft.verification.walk import Kind
 from tests.pipeline.sessions import DRAFTER, TARGET, assignment, emitted, end, requests, scoring, toys
 from tests.running import run_session
 from tests.stage import GONE

@@ -9,31 +9,22 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from crossdraft.drafter.servicer import DrafterService
-from crossdraft.models.loading import load_model
-from crossdraft.models.running import RunningModel
-from crossdraft.pipeline import (
-    Chat,
-    GenerationRequest,
-    Message,
-    Pipeline,
-    RequestError,
-    SamplingOptions,
-    Token,
-    connect,
-)
-from crossdraft.pipeline.chat import plain
-from crossdraft.pipeline.generation import Generation
-from crossdraft.pipeline.recording import read
-from crossdraft.pipeline.replay import replay
-from crossdraft.pipeline.resolution import resolve
+from crossdraft.client import Chat, GenerationRequest, Message, Pipeline, RequestError, SamplingOptions, Token, connect
+from crossdraft.client.api import Generation
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine.loader import load_model
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
-from crossdraft.target.servicer import TargetService
+from crossdraft.session.resolution import resolve
+from crossdraft.target.service import TargetService
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import NOTHING, Side, from_bytes
-from crossdraft.verification.exchange import Draft, OpenDrafter
+from crossdraft.trace.codec import read
+from crossdraft.trace.replay import replay
+from crossdraft.types.messages import Draft, OpenDrafter
+from crossdraft.types.request import plain
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 

@@ -5,11 +5,12 @@ import copy
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import (
+from crossdraft.session.events import (
     Close,
     Emitted,
     Event,
     Expired,
+    IllegalEventError,
     Lost,
     Open,
     Ready,
@@ -19,13 +20,13 @@ from crossdraft.pipeline.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.pipeline.rules import IllegalEventError, State
-from crossdraft.pipeline.session import Session
+from crossdraft.session.rules import State
+from crossdraft.session.session import Session
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.verification.exchange import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
+from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
+from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import SLEM, TLI, Method
-from crossdraft.verification.rows import Proposal, Row
-from crossdraft.verification.walk import Kind
 from tests.pipeline.sessions import (
     DRAFTER,
     TARGET,

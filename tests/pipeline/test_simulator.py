@@ -7,11 +7,10 @@ from math import inf
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.forecast import forecast
-from crossdraft.pipeline.governing import PLAIN, Choice, lock_step
-from crossdraft.pipeline.search import Limits, rank
-from crossdraft.pipeline.simulator import simulate
-from crossdraft.pipeline.workload import Workload
+from crossdraft.speculation.choice import PLAIN, Choice, Workload, lock_step
+from crossdraft.speculation.controller import Limits, rank
+from crossdraft.speculation.cost_model import forecast
+from crossdraft.speculation.simulator import simulate
 from tests.verification.scheduling import InTurn
 
 PASS = 1.0

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.events import Command, Lost, Open, Ready, Replied, SetTimer, Timer
-from crossdraft.pipeline.fetched import Fetched, Flight
-from crossdraft.pipeline.governing import Choice
-from crossdraft.pipeline.rules import State
-from crossdraft.pipeline.session import Session
-from crossdraft.verification.exchange import Drafted, FetchRow, Pass, PassDone, RowFetched
+from crossdraft.session.events import Command, Lost, Open, Ready, Replied, SetTimer, Timer
+from crossdraft.session.rules import State
+from crossdraft.session.session import Session
+from crossdraft.session.target_side import Fetched, Flight
+from crossdraft.speculation.choice import Choice
+from crossdraft.types.messages import Drafted, FetchRow, Pass, PassDone, RowFetched
+from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.trees import TokenTree
 from crossdraft.verification.methods import TLI
-from crossdraft.verification.rows import Proposal, Row
-from crossdraft.verification.trees import TokenTree
 from crossdraft.verification.walk import NeedRow
 from tests.pipeline.sessions import DRAFTER, TARGET, assignment, emitted, requests
 from tests.stage import GONE

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.drafter.servicer import DrafterService
-from crossdraft.models.running import RunningModel
-from crossdraft.pipeline import RequestError, connect
-from crossdraft.pipeline.acquaintance import Acquaintance, Strange
-from crossdraft.pipeline.connection import addresses_of
+from crossdraft.client import RequestError, connect
+from crossdraft.client.api import addresses_of
+from crossdraft.client.discovery import Acquaintance, Strange
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.target.servicer import TargetService
-from crossdraft.verification.exchange import Description
+from crossdraft.target.service import TargetService
+from crossdraft.types.messages import Description
 from tests.rpc.services import DESCRIPTION, ToyTargetService
 from tests.text.kinds import kind
 
@@ -27,8 +27,8 @@ SETTINGS = {"seed": 3, "max_tokens": 12, "overlap": "off"}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crossdraft.pipeline.acquaintance.FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("crossdraft.pipeline.acquaintance.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("crossdraft.client.discovery.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("crossdraft.client.discovery.LONGEST_PAUSE", 0.01)
 
 
 def another_model() -> Server:
@@ -95,7 +95,7 @@ async def test_a_service_that_does_not_answer_delays_connecting_for_a_bounded_ti
     target: TargetClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A socket that listens, and that nobody accepts from."""
-    monkeypatch.setattr("crossdraft.pipeline.team.OTHERS_SECONDS", 0.5)
+    monkeypatch.setattr("crossdraft.client.discovery.OTHERS_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         async with asyncio.timeout(300), connect(target.address, address, Patience(describe_seconds=600)) as pipeline:

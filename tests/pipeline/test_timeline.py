@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from crossdraft.pipeline.events import (
+from crossdraft.session.events import (
     Command,
     Emitted,
     Event,
@@ -17,24 +17,14 @@ from crossdraft.pipeline.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.pipeline.governing import Choice, Fixed, lock_step
-from crossdraft.pipeline.recording import Recording, Step
-from crossdraft.pipeline.spans import Happening, Role, Row, Task, Timeline, Work
-from crossdraft.pipeline.timeline import spans_of
+from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import (
-    Branch,
-    Draft,
-    Drafted,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    SamplingOptions,
-)
-from crossdraft.verification.rows import Proposal
-from crossdraft.verification.trees import TokenTree
-from crossdraft.verification.walk import Kind
+from crossdraft.trace.codec import Recording, Step
+from crossdraft.trace.timeline import Happening, Role, Row, Task, Timeline, Work, spans_of
+from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, SamplingOptions
+from crossdraft.types.rows import Proposal
+from crossdraft.types.statistics import Kind
+from crossdraft.types.trees import TokenTree
 from tests.pipeline.recordings import header_of, virtual_recording
 from tests.pipeline.virtual_services import World
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from crossdraft.pipeline.request import GenerationRequest, RequestError
-from crossdraft.pipeline.trust import SAFE, without_trust
-from crossdraft.verification.exchange import SamplingOptions
+from crossdraft.session.draft_side import SAFE, without_trust
+from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.verification.methods import METHODS
 
 

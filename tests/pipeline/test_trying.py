@@ -6,11 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from crossdraft.pipeline.allowance import Allowance
-from crossdraft.pipeline.forecast import forecast
-from crossdraft.pipeline.governing import Judged, PassSeen, lock_step
-from crossdraft.pipeline.governor import Adaptive
-from crossdraft.pipeline.workload import Workload
+from crossdraft.speculation.choice import Judged, PassSeen, Workload, lock_step
+from crossdraft.speculation.controller import Adaptive, Allowance
+from crossdraft.speculation.cost_model import forecast
 from tests.pipeline.governed import CHAINS, NEVER_SLOWER, PASS, Counting, relative, run, workload
 
 FAR = Workload((0.95,), 0.35, 0.05 * PASS, PASS, 0.03 * PASS, drafter_trip=2 * PASS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crossdraft.pipeline.governing import PLAIN, Choice, Fixed, lock_step
+from crossdraft.speculation.choice import PLAIN, Choice, Fixed, lock_step
 from tests.pipeline.virtual import Outcome, Run
 from tests.pipeline.virtual_services import World
 

@@ -7,16 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from crossdraft.pipeline.events import Emitted
-from crossdraft.pipeline.generation import Generation
-from crossdraft.pipeline.governing import Choice, Fixed, lock_step
-from crossdraft.pipeline.ports import Services
-from crossdraft.pipeline.recording import Recording
-from crossdraft.pipeline.spans import Role, Timeline
-from crossdraft.pipeline.timeline import spans_of
-from crossdraft.pipeline.tracing import named
-from crossdraft.pipeline.watching import OUTPUT, VERIFICATION, Span, Watch, What
+from crossdraft.client.api import Generation
+from crossdraft.client.driver import Services
+from crossdraft.session.events import Emitted
+from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import to_bytes
+from crossdraft.trace.codec import Recording
+from crossdraft.trace.timeline import OUTPUT, VERIFICATION, Role, Span, Timeline, Watch, What, named, spans_of
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
 from tests.pipeline.recordings import virtual_recording
 from tests.pipeline.virtual_services import World

@@ -7,10 +7,9 @@ from itertools import count
 
 import numpy as np
 
-from crossdraft.pipeline.assignment import Assignment
-from crossdraft.pipeline.events import (
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.events import (
     Command,
-    Counts,
     Emitted,
     Event,
     Expired,
@@ -23,11 +22,10 @@ from crossdraft.pipeline.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.pipeline.governing import Governor
-from crossdraft.pipeline.session import Session
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import Governor
 from crossdraft.text.letters import NOTHING
-from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import (
+from crossdraft.types.messages import (
     Advance,
     Draft,
     Drafted,
@@ -38,6 +36,8 @@ from crossdraft.verification.exchange import (
     RowFetched,
     SamplingOptions,
 )
+from crossdraft.types.statistics import Counts
+from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import STANDARD
 from tests.fakes import open_drafter
 from tests.pipeline.virtual_services import SAID, UNSAID, VirtualDrafter, VirtualTarget, World

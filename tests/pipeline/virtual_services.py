@@ -10,8 +10,8 @@ from itertools import count
 import numpy as np
 
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Advance, Branch, Draft, Drafted, Pass, PassDone, Sample
-from crossdraft.verification.rows import Proposal, Row
+from crossdraft.types.messages import Advance, Branch, Draft, Drafted, Pass, PassDone, Sample
+from crossdraft.types.rows import Proposal, Row
 
 SAID = "abcdefgh"  # what the target says
 UNSAID = "ijklmnop"  # what only the drafter says

@@ -12,7 +12,7 @@ import numpy as np
 from crossdraft.rpc.errors import CannotListen, ContextTooLong
 from crossdraft.rpc.handlers import TARGET, one_by_one
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.verification.exchange import (
+from crossdraft.types.messages import (
     Advance,
     Description,
     Draft,
@@ -26,7 +26,7 @@ from crossdraft.verification.exchange import (
     Score,
     Scored,
 )
-from crossdraft.verification.rows import Row
+from crossdraft.types.rows import Row
 
 SIZE = 100
 DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")

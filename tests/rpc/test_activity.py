@@ -6,16 +6,15 @@ import logging
 import grpc
 import pytest
 
-from crossdraft.rpc import subject
-from crossdraft.rpc.activity import Activity, Tally
+from crossdraft.rpc import log_context
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadMessage, ContextTooLong, ServiceError, name_of
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.handlers import TARGET, Activity, Tally
+from crossdraft.rpc.log_context import LONGEST, REQUEST_ID, RequestIdError, request_id
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.rpc.subject import LONGEST, REQUEST_ID, RequestIdError, request_id
 from crossdraft.rpc.target_codec import encode_request
-from crossdraft.verification.exchange import OpenTarget, Pass, PassDone, SamplingOptions
-from crossdraft.verification.trees import TokenTree
+from crossdraft.types.messages import OpenTarget, Pass, PassDone, SamplingOptions
+from crossdraft.types.trees import TokenTree
 from tests.rpc.services import FAULTY, FULL, ToyTargetService, exchange
 
 OPENING = OpenTarget((1, 2), SamplingOptions(), None)
@@ -43,28 +42,28 @@ def test_an_id_is_made_where_none_is_given() -> None:
 
 
 async def test_tasks_inherit_what_they_are_about() -> None:
-    async def seen() -> subject.Subject:
-        return subject.current()
+    async def seen() -> log_context.Subject:
+        return log_context.current()
 
-    with subject.about(request="one"), subject.about(peer="there"):
+    with log_context.about(request="one"), log_context.about(peer="there"):
         task = asyncio.create_task(seen())
-    assert await task == subject.Subject("one", "", "there")
-    assert subject.current() == subject.Subject()
+    assert await task == log_context.Subject("one", "", "there")
+    assert log_context.current() == log_context.Subject()
 
 
 async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.LogCaptureFixture) -> None:
-    subjects: list[subject.Subject] = []
+    subjects: list[log_context.Subject] = []
 
     class Noting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            subjects.append(subject.current())
+            subjects.append(log_context.current())
 
     noting = Noting()
     logging.getLogger("crossdraft").addHandler(noting)
     service = ToyTargetService()
     with caplog.at_level(logging.INFO, "crossdraft"):
         async with Server(TARGET, service, AT_ONCE) as server, TargetClient(server.address) as client:
-            with subject.about(request="req-7"):
+            with log_context.about(request="req-7"):
                 session = await client.open(OPENING)
             await session.run(Pass(1, (1,), TokenTree()))
             assert server.activity.open == 1

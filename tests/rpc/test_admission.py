@@ -7,15 +7,13 @@ import grpc
 import pytest
 
 from crossdraft.rpc import target_codec
-from crossdraft.rpc.admission import Admission, SessionLimits, ended_when_silent
 from crossdraft.rpc.clients import TargetClient
-from crossdraft.rpc.endpoint import Listening
 from crossdraft.rpc.errors import Closed, Full
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.handlers import TARGET, Admission, SessionLimits, ended_when_silent
 from crossdraft.rpc.security import client_credentials
-from crossdraft.rpc.server import Server
-from crossdraft.verification.exchange import OpenTarget, Pass, SamplingOptions
-from crossdraft.verification.trees import TokenTree
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
+from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import LOOPBACK, Cluster
 from tests.rpc.clock import Clock
 from tests.rpc.services import ToyTargetService

@@ -6,23 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.rpc.admission import SessionLimits
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
-from crossdraft.rpc.errors import (
-    Closed,
-    ContextTooLong,
-    Internal,
-    NotServed,
-    TimedOut,
-    TooLarge,
-    Unreachable,
-)
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.errors import Closed, ContextTooLong, Internal, NotServed, TimedOut, TooLarge, Unreachable
+from crossdraft.rpc.handlers import DRAFTER, TARGET, SessionLimits
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Draft, FetchRow, OpenDrafter, OpenTarget, Pass, SamplingOptions
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.types.messages import Draft, FetchRow, OpenDrafter, OpenTarget, Pass, SamplingOptions
+from crossdraft.types.trees import ROOT, TokenTree
 from tests.rpc.services import (
     DESCRIPTION,
     FAULTY,

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.letters import Letters
+from crossdraft.types.messages import MOST_PROPOSALS, Draft, Drafted, FetchRow, OpenTarget, SamplingOptions
+from crossdraft.types.rows import Whose
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
-from crossdraft.verification.exchange import (
-    MOST_PROPOSALS,
-    Draft,
-    Drafted,
-    FetchRow,
-    OpenTarget,
-    SamplingOptions,
-)
-from crossdraft.verification.rows import Whose
 from tests.rpc import values
 from tests.rpc.values import SIZE
 

@@ -3,9 +3,9 @@
 import numpy as np
 
 from crossdraft.rpc.codec import Opened
-from crossdraft.rpc.dues import DrafterDues, TargetDues
+from crossdraft.rpc.streams import DrafterDues, TargetDues
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.verification.exchange import (
+from crossdraft.types.messages import (
     Advance,
     Branch,
     Draft,
@@ -20,7 +20,7 @@ from crossdraft.verification.exchange import (
     Score,
     Scored,
 )
-from crossdraft.verification.trees import TokenTree
+from crossdraft.types.trees import TokenTree
 
 OPENED = Opened("f1")
 

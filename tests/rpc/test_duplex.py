@@ -12,9 +12,9 @@ from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import BadRequest, Closed, ContextTooLong, Internal
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.rpc.sessions import DrafterSession
+from crossdraft.rpc.streams import DrafterSession
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.verification.exchange import (
+from crossdraft.types.messages import (
     Advance,
     Branch,
     Draft,
@@ -28,8 +28,8 @@ from crossdraft.verification.exchange import (
     Score,
     Scored,
 )
-from crossdraft.verification.rows import Proposal
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.types.rows import Proposal
+from crossdraft.types.trees import ROOT, TokenTree
 from tests.rpc.services import SLOW, ScriptedDrafter, ToyTargetService, exchange
 
 OPEN = OpenDrafter(NOTHING, SamplingOptions(), None, 0)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.rpc import generation_codec as codec
+from crossdraft.rpc import generation
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.rpc.generation import Generate, Generated, GenerationEnded, Served, Turn
+from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.statistics import Kind
 from crossdraft.v1 import generation_pb2 as pb
-from crossdraft.verification.exchange import SamplingOptions
-from crossdraft.verification.walk import Kind
 
 TEXTS = st.text(max_size=8)
 IDS = st.tuples() | st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)
@@ -41,8 +41,8 @@ REQUESTS = st.builds(
 
 @given(REQUESTS)
 def test_requests(request_: Generate) -> None:
-    sent = codec.encode_request(request_).SerializeToString()
-    assert codec.decode_request(pb.GenerateRequest.FromString(sent)) == request_
+    sent = generation.encode_request(request_).SerializeToString()
+    assert generation.decode_request(pb.GenerateRequest.FromString(sent)) == request_
 
 
 def test_every_field_of_a_request_has_its_place() -> None:
@@ -64,15 +64,15 @@ TOKENS = st.builds(
 
 @given(TOKENS)
 def test_tokens(token: Generated) -> None:
-    sent = codec.encode_reply(token).SerializeToString()
-    assert codec.decode_reply(pb.GenerateReply.FromString(sent)) == token
+    sent = generation.encode_reply(token).SerializeToString()
+    assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == token
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "cancelled", "failed"])
 def test_ends(reason: str) -> None:
     figures = {"method": "slem", "tokens": 3, "seconds": 0.5, "accepted_at": (2, 1), "bytes_sent": 2**40}
-    sent = codec.encode_reply(GenerationEnded("r", reason, figures)).SerializeToString()
-    arrived = codec.decode_reply(pb.GenerateReply.FromString(sent))
+    sent = generation.encode_reply(GenerationEnded("r", reason, figures)).SerializeToString()
+    arrived = generation.decode_reply(pb.GenerateReply.FromString(sent))
     assert isinstance(arrived, GenerationEnded)
     assert (arrived.id, arrived.reason) == ("r", reason)
     assert {name: arrived.figures[name] for name in figures} == figures
@@ -81,7 +81,10 @@ def test_ends(reason: str) -> None:
 
 def test_models() -> None:
     models = (Served("a", 7, 64, ("x", "y"), ("slem",), True), Served("b", 0, 1, (), (), False))
-    assert codec.decode_models(pb.ModelsReply.FromString(codec.encode_models(models).SerializeToString())) == models
+    assert (
+        generation.decode_models(pb.ModelsReply.FromString(generation.encode_models(models).SerializeToString()))
+        == models
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,18 +98,18 @@ def test_models() -> None:
 )
 def test_a_prompt_is_needed(message: pb.GenerateRequest) -> None:
     with pytest.raises(BadMessage, match="there is no prompt; give text, ids or a chat"):
-        codec.decode_request(message)
+        generation.decode_request(message)
 
 
 def test_values_that_mean_nothing() -> None:
     with pytest.raises(BadMessage, match="overlap has the value 7; known are AUTO, ON, OFF"):
-        codec.decode_request(pb.GenerateRequest.FromString(b"\x1a\x01x\xa0\x01\x07"))
+        generation.decode_request(pb.GenerateRequest.FromString(b"\x1a\x01x\xa0\x01\x07"))
     with pytest.raises(BadMessage, match="options: temperature must be 0 or more"):
-        codec.decode_request(pb.GenerateRequest(text="x", options={"temperature": -1}))
+        generation.decode_request(pb.GenerateRequest(text="x", options={"temperature": -1}))
     with pytest.raises(BadMessage, match=r"token\.kind is not set"):
-        codec.decode_reply(pb.GenerateReply(token=pb.Token(id=1)))
+        generation.decode_reply(pb.GenerateReply(token=pb.Token(id=1)))
     with pytest.raises(BadMessage, match="one of token and ended"):
-        codec.decode_reply(pb.GenerateReply())
+        generation.decode_reply(pb.GenerateReply())
 
 
 @pytest.mark.parametrize(
@@ -121,4 +124,4 @@ def test_values_that_mean_nothing() -> None:
 )
 def test_what_does_not_fit_its_field(request_: Generate) -> None:
     with pytest.raises(ValueError, match=r"."):
-        codec.encode_request(request_)
+        generation.encode_request(request_)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crossdraft.rpc.heap import settle
+from crossdraft.rpc.server import settle
 
 
 class Node:

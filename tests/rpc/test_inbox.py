@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from crossdraft.rpc.inbox import UNREAD, inbox
+from crossdraft.rpc.streams import UNREAD, inbox
 
 
 async def numbers(count: int, given: list[int] | None = None) -> AsyncIterator[int]:

@@ -13,9 +13,9 @@ from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.rpc.sessions import TargetSession
-from crossdraft.verification.exchange import OpenTarget, Pass, SamplingOptions
-from crossdraft.verification.trees import TokenTree
+from crossdraft.rpc.streams import TargetSession
+from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
+from crossdraft.types.trees import TokenTree
 from tests.rpc.proxy import Link
 from tests.rpc.services import DESCRIPTION, SLOW, ToyTargetService
 from tests.rpc.unhurried import unhurry

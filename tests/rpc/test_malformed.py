@@ -12,12 +12,11 @@ from grpc import StatusCode
 
 from crossdraft.drafter.ngram import NgramService
 from crossdraft.rpc import drafter_codec, target_codec
-from crossdraft.rpc.endpoint import Listening
 from crossdraft.rpc.errors import BROKEN_WRITE
 from crossdraft.rpc.handlers import DRAFTER, TARGET
-from crossdraft.rpc.server import Server
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import (
+from crossdraft.types.messages import (
     Advance,
     Draft,
     FetchRow,
@@ -28,7 +27,7 @@ from crossdraft.verification.exchange import (
     SamplingOptions,
     Score,
 )
-from crossdraft.verification.trees import TokenTree
+from crossdraft.types.trees import TokenTree
 from tests.rpc.services import ToyTargetService, exchange
 
 STREAMS = 500

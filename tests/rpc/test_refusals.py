@@ -3,29 +3,24 @@
 import numpy as np
 import pytest
 
-from crossdraft.rpc import drafter_codec, packing, rows_codec, target_codec
+from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import BadMessage
+from crossdraft.types.messages import Drafted, Pass, PassDone, Sample
+from crossdraft.types.rows import Proposal, Row, Whose
+from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
-from crossdraft.verification.exchange import (
-    Drafted,
-    Pass,
-    PassDone,
-    Sample,
-)
-from crossdraft.verification.rows import Proposal, Row, Whose
-from crossdraft.verification.trees import TokenTree
 from tests.rpc.values import SIZE
 
 
 def numbers(*values: int) -> common_pb2.Numbers:
-    return packing.encode_numbers(np.array(values, dtype=np.int64))
+    return codec.encode_numbers(np.array(values, dtype=np.int64))
 
 
 def lists(*counts: int, ids: tuple[int, ...]) -> common_pb2.IdLists:
     return common_pb2.IdLists(counts=counts, ids=numbers(*ids))
 
 
-ROWS = rows_codec.encode_rows([Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)])
+ROWS = codec.encode_rows([Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)])
 LIKELY = {"tokens": [1, 2], "log_probabilities": [-1, -1], "likely": [1, 2], "likely_log_probabilities": [-1, -1]}
 
 

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.rpc import packing, rows_codec
+from crossdraft.rpc import codec
+from crossdraft.rpc.codec import GRID, LAST_ID, LEADING
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.packing import LAST_ID
-from crossdraft.rpc.rows_codec import GRID, LEADING
+from crossdraft.types.rows import NO_IDS, Row
 from crossdraft.v1 import common_pb2 as pb
-from crossdraft.verification.rows import NO_IDS, Row
 from tests.rpc import values
 from tests.rpc.values import SIZE
 
@@ -18,18 +17,18 @@ STEP = 1 / GRID
 
 
 def numbers(*listed: int) -> pb.Numbers:
-    return packing.encode_numbers(np.array(listed, dtype=np.int64))
+    return codec.encode_numbers(np.array(listed, dtype=np.int64))
 
 
 def travelled(*rows: Row) -> list[Row]:
-    raw = rows_codec.encode_rows(rows).SerializeToString()
-    return rows_codec.decode_rows(pb.Rows.FromString(raw), "rows", None)
+    raw = codec.encode_rows(rows).SerializeToString()
+    return codec.decode_rows(pb.Rows.FromString(raw), "rows", None)
 
 
 @given(st.lists(st.integers(0, LAST_ID) | st.integers(0, 9), max_size=40))
 def test_numbers_survive_in_as_few_bits_as_the_largest_needs(listed):
     message = numbers(*listed)
-    assert packing.decode_numbers(pb.Numbers.FromString(message.SerializeToString()), "numbers").tolist() == listed
+    assert codec.decode_numbers(pb.Numbers.FromString(message.SerializeToString()), "numbers").tolist() == listed
     if listed:
         assert len(message.data) == -(-len(listed) * max(1, max(listed).bit_length()) // 8)
 
@@ -94,7 +93,7 @@ def test_the_order_of_ids_is_kept():
 )
 def test_what_is_no_distribution_is_not_sent(bad):
     with pytest.raises(ValueError, match="rows must be distributions"):
-        rows_codec.encode_rows([Row.certain(3), bad])
+        codec.encode_rows([Row.certain(3), bad])
 
 
 def rows(**changes: object) -> pb.Rows:
@@ -107,7 +106,7 @@ def lists(counts: list[int], *ids: int) -> pb.IdLists:
 
 
 def test_what_the_bad_ones_are_made_from_is_good():
-    assert [row.tail for row in rows_codec.decode_rows(rows(), "rows", SIZE)] == [0.5 - 3 * STEP, 0.0]
+    assert [row.tail for row in codec.decode_rows(rows(), "rows", SIZE)] == [0.5 - 3 * STEP, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -126,13 +125,13 @@ def test_what_the_bad_ones_are_made_from_is_good():
 )
 def test_rows_that_mean_nothing_are_refused(bad, complaint):
     with pytest.raises(BadMessage, match=complaint):
-        rows_codec.decode_rows(bad, "rows", SIZE)
+        codec.decode_rows(bad, "rows", SIZE)
 
 
 @given(values.whole_rows())
 def test_whole_rows_survive(row):
-    raw = rows_codec.encode_whole(row).SerializeToString()
-    got = rows_codec.decode_whole(pb.WholeRow.FromString(raw), "whole", SIZE)
+    raw = codec.encode_whole(row).SerializeToString()
+    got = codec.decode_whole(pb.WholeRow.FromString(raw), "whole", SIZE)
     assert (got.ids.tolist(), got.probabilities.tolist(), got.tail) == (
         row.ids.tolist(),
         row.probabilities.tolist(),
@@ -159,9 +158,9 @@ def whole(ids: tuple[int, ...], *probabilities: float) -> pb.WholeRow:
 )
 def test_whole_rows_that_are_no_distribution_are_refused(bad, complaint):
     with pytest.raises(BadMessage, match=complaint):
-        rows_codec.decode_whole(bad, "whole", SIZE)
+        codec.decode_whole(bad, "whole", SIZE)
 
 
 def test_no_list_is_not_an_empty_one():
-    assert packing.encode_ids(None) is None
-    assert packing.encode_ids(NO_IDS) is not None
+    assert codec.encode_ids(None) is None
+    assert codec.encode_ids(NO_IDS) is not None

@@ -18,9 +18,9 @@ from crossdraft.rpc.errors import CannotListen, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.rpc.transport import MessageLimit
+from crossdraft.types.messages import FetchRow, OpenTarget, Pass, SamplingOptions
+from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, target_pb2, target_pb2_grpc
-from crossdraft.verification.exchange import FetchRow, OpenTarget, Pass, SamplingOptions
-from crossdraft.verification.trees import TokenTree
 from tests.rpc.services import DESCRIPTION, SLOW, ToyDrafterService, ToyTargetService, exchange
 
 VERIFY = "/crossdraft.v1.Target/Verify"

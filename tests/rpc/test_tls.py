@@ -13,13 +13,12 @@ import pytest
 
 from crossdraft.rpc.authority import Use
 from crossdraft.rpc.clients import TargetClient
-from crossdraft.rpc.endpoint import Listening
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.security import Shown, TlsError, TlsFiles, client_credentials
-from crossdraft.rpc.server import Server
-from crossdraft.verification.exchange import OpenTarget, Pass, SamplingOptions
-from crossdraft.verification.trees import TokenTree
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
+from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import PAST, Cluster
 from tests.rpc.services import ToyTargetService
 

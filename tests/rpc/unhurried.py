@@ -4,7 +4,7 @@ import pytest
 
 from crossdraft.rpc import transport
 from crossdraft.rpc.clients import Patience
-from crossdraft.rpc.endpoint import Endpoint
+from crossdraft.rpc.server import Endpoint
 from crossdraft.rpc.transport import CLIENT_OPTIONS, SERVER_OPTIONS, ChannelOptions
 
 LIMIT = 60_000  # milliseconds

@@ -3,11 +3,10 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from crossdraft.rpc.codec import Opened
-from crossdraft.rpc.rows_codec import GRID
+from crossdraft.rpc.codec import GRID, Opened
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side
-from crossdraft.verification.exchange import (
+from crossdraft.types.messages import (
     MOST_LIKELY,
     MOST_PROPOSALS,
     MOST_RUN,
@@ -29,11 +28,10 @@ from crossdraft.verification.exchange import (
     Score,
     Scored,
 )
-from crossdraft.verification.rows import Proposal, Row, Whose
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.types.rows import Proposal, Row, Whose
+from crossdraft.types.trees import ROOT, TokenTree
 
 SIZE = 300
-
 numbers = st.integers(1, 2**32 - 1)
 counts = st.integers(1, MOST_PROPOSALS)
 ids = st.integers(0, SIZE - 1)
@@ -118,7 +116,6 @@ def samples(draw: st.DrawFn) -> list[Sample]:
 
 
 nodes = st.lists(rows(), min_size=1, max_size=4) | samples()
-
 target_requests = st.one_of(
     st.builds(
         OpenTarget,
@@ -162,7 +159,6 @@ def openings(draw: st.DrawFn) -> OpenDrafter:
 
 strings = st.lists(letters.filter(bool), max_size=4).map(tuple)
 scores = st.lists(st.floats(0, 1), max_size=4).map(lambda listed: np.array(listed, dtype=np.float64))
-
 drafts = st.builds(
     Draft,
     epoch=numbers,
@@ -182,7 +178,6 @@ branches = st.builds(
     letters.filter(bool),
     st.lists(ids, min_size=1, max_size=6).map(tuple),
 )
-
 drafter_requests = st.one_of(
     openings(),
     drafts,

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from crossdraft.models.rows import drafting_laws
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.row_builder import drafting_laws
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.text.letters import Letters, from_bytes, is_plain
-from crossdraft.verification.exchange import Branch, Draft, NoiseKey, OpenDrafter, SamplingOptions
+from crossdraft.types.messages import Branch, Draft, NoiseKey, OpenDrafter, SamplingOptions
 from tests.services.streaming import Epoch
 
 PROMPT = from_bytes(b"The quick brown fox")

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from crossdraft.drafter import session
-from crossdraft.drafter.servicer import DrafterService
-from crossdraft.models.drawing import RandomDraws
-from crossdraft.models.loading import load_model
-from crossdraft.models.running import RunningModel
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine.loader import load_model
+from crossdraft.engine.sampler import RandomDraws
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.target.servicer import TargetService
+from crossdraft.target.service import TargetService
 from crossdraft.text.letters import Side
 from tests.models.tiny import tiny_llama
 from tests.rpc.unhurried import unhurry

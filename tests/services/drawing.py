@@ -6,19 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.target.session import TargetSession
-from crossdraft.verification.exchange import (
-    FetchRow,
-    NoiseKey,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RunTo,
-    Sample,
-    SamplingOptions,
-)
-from crossdraft.verification.trees import TokenTree
+from crossdraft.types.messages import FetchRow, NoiseKey, OpenTarget, Pass, PassDone, RunTo, Sample, SamplingOptions
+from crossdraft.types.trees import TokenTree
 from tests.models.gathering import Gate
 
 PROMPT = (40, 41, 42, 300, 7)

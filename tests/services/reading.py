@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from crossdraft.models.reading import Asking
+from crossdraft.engine.sampler import Asking
 
 T = TypeVar("T")
 

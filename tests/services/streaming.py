@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from crossdraft.drafter.servicer import DrafterService
-from crossdraft.models.engine import Engine
-from crossdraft.models.feeds import Share, Work
-from crossdraft.models.running import RunningModel
-from crossdraft.models.worker import ModelThread
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.model_thread import ModelThread
+from crossdraft.engine.requests import Share, Work
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
-from crossdraft.rpc.sessions import DrafterSession
-from crossdraft.verification.exchange import Branch, Drafted
-from crossdraft.verification.rows import Proposal
+from crossdraft.rpc.streams import DrafterSession
+from crossdraft.types.messages import Branch, Drafted
+from crossdraft.types.rows import Proposal
 from tests.services.conftest import AT_ONCE
 
 PATIENCE = 120  # seconds

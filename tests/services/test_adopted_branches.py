@@ -5,21 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.models.rows import drafting_laws
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.row_builder import drafting_laws
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, common_length
-from crossdraft.verification.exchange import Advance, Draft, OpenDrafter
-from tests.services.branching import (
-    GREEDY,
-    KEY,
-    KEYED,
-    NOTHING,
-    WITH_ROWS,
-    Reference,
-    corrected,
-)
+from crossdraft.types.messages import Advance, Draft, OpenDrafter
+from tests.services.branching import GREEDY, KEY, KEYED, NOTHING, WITH_ROWS, Reference, corrected
 from tests.services.streaming import Epoch
 
 

@@ -7,21 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.text.letters import Side
-from crossdraft.verification.exchange import Advance, Draft, OpenDrafter
-from tests.services.branching import (
-    DRAWN,
-    GREEDY,
-    KEYED,
-    NOTHING,
-    PROMPT,
-    WITH_ROWS,
-    Reference,
-    corrected,
-    epoch_of,
-)
+from crossdraft.types.messages import Advance, Draft, OpenDrafter
+from tests.services.branching import DRAWN, GREEDY, KEYED, NOTHING, PROMPT, WITH_ROWS, Reference, corrected, epoch_of
 from tests.services.conftest import running, save
 from tests.services.streaming import Epoch, gated
 from tests.text.kinds import kind

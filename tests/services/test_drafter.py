@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from crossdraft.drafter.session import DrafterSession
-from crossdraft.models.feeds import Share
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.requests import Share
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc import drafter_codec
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Side, from_bytes
+from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
 from crossdraft.v1 import drafter_pb2
-from crossdraft.verification.exchange import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
 from tests.rpc.services import exchange
 
 PROMPT = from_bytes(b"The quick brown fox")

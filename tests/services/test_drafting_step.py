@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from crossdraft.drafter.proposing import OwnTokens
-from crossdraft.models.running import RunningModel
+from crossdraft.drafter.sampling import OwnTokens
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import from_bytes
-from crossdraft.verification.exchange import NoiseKey, OpenDrafter, SamplingOptions
+from crossdraft.types.messages import NoiseKey, OpenDrafter, SamplingOptions
 from tests.services.reading import read_alone
 
 

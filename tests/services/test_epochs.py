@@ -5,15 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.drafter.branching import Shape, keys
-from crossdraft.drafter.epochs import Epoch, Epochs
-from crossdraft.drafter.growth import Growth, Tip
-from crossdraft.drafter.packing import Packing
+from crossdraft.drafter.drafting import Epoch, Epochs, Growth, Packing, Shape, Tip, keys
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Advance, Branch, Draft, Drafted, Score
-from crossdraft.verification.rows import Proposal
-from crossdraft.verification.trees import ROOT
+from crossdraft.types.messages import Advance, Branch, Draft, Drafted, Score
+from crossdraft.types.rows import Proposal
+from crossdraft.types.trees import ROOT
 from tests.vocabularies import toy_vocabulary
 
 NOTHING = Letters("")

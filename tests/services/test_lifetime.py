@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.drafter.servicer import ServeDrafter, drafter_server
-from crossdraft.models.running import ModelOptions
+from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import ServiceError, Unreachable
-from crossdraft.rpc.sessions import DrafterSession
-from crossdraft.target.servicer import ServeTarget, target_server
+from crossdraft.rpc.streams import DrafterSession
+from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Draft, OpenDrafter, OpenTarget, Pass, SamplingOptions
-from crossdraft.verification.trees import TokenTree
+from crossdraft.types.messages import Draft, OpenDrafter, OpenTarget, Pass, SamplingOptions
+from crossdraft.types.trees import TokenTree
 
 PROGRAM = """
 import sys
-from crossdraft.models.running import ModelOptions
+from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Listening, run
 from crossdraft.{role}.servicer import {options}, serve_{role}
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from crossdraft.models.holdings import Holding, Holdings
-from crossdraft.models.loading import LoadedModel, load_model
-from crossdraft.models.running import RunningModel
-from crossdraft.models.sampling import law
+from crossdraft.engine.kv_cache import Holding, Holdings
+from crossdraft.engine.loader import LoadedModel, load_model
+from crossdraft.engine.row_builder import law
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.target.session import TargetSession
 from crossdraft.text.letters import Side
-from crossdraft.verification.exchange import NoiseKey, OpenTarget, Pass, PassDone, Sample, SamplingOptions
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, PassDone, Sample, SamplingOptions
+from crossdraft.types.trees import ROOT, TokenTree
 from tests.prompts import prompts
 
 SESSIONS = 64

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.drafter.lookup import Lengths, continuation
-from crossdraft.drafter.ngram import ServeNgram, byte_vocabulary, ngram_server
-from crossdraft.pipeline import GenerationRequest, SamplingOptions, connect
+from crossdraft.client import GenerationRequest, SamplingOptions, connect
+from crossdraft.drafter.ngram import Lengths, ServeNgram, byte_vocabulary, continuation, ngram_server
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Role, from_bytes
-from crossdraft.verification.exchange import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
+from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
 from tests.services.conftest import AT_ONCE
 from tests.services.streaming import Epoch
 from tests.text.kinds import kind

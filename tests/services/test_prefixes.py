@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.drafter.prefixes import Index, Masses, Node, Question
+from crossdraft.drafter.sampling import Index, Masses, Node, Question
 from crossdraft.text.letters import Letters
 from tests.fakes import pseudo_law
 from tests.vocabularies import toy_vocabulary

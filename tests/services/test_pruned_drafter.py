@@ -7,17 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.drafter.servicer import DrafterService
-from crossdraft.models.loading import LoadedModel, load_model
-from crossdraft.models.pruning import Pruning
-from crossdraft.models.running import RunningModel
-from crossdraft.pipeline import SamplingOptions, Statistics, connect
+from crossdraft.client import SamplingOptions, Statistics, connect
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine.loader import LoadedModel, Pruning, load_model
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
+from crossdraft.text.frequencies import RankingError, count_frequencies
 from crossdraft.text.letters import Letters, Side, from_bytes
-from crossdraft.text.ranking import RankingError, count_frequencies
-from crossdraft.verification.exchange import Draft, NoiseKey, OpenDrafter, Score
+from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, Score
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 

@@ -7,21 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.drafter.servicer import DrafterService, ServeDrafter, drafter_server
-from crossdraft.models.running import ModelOptions, RunningModel
+from crossdraft.drafter.service import DrafterService, ServeDrafter, drafter_server
+from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
-from crossdraft.text.affinity import Affinity, save_affinity
-from crossdraft.text.kernels import Matrix
+from crossdraft.text.affinity import Affinity, Matrix, save_affinity
 from crossdraft.text.letters import Letters, Side, from_bytes
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
-from crossdraft.verification.audit import fault_of_draw
-from crossdraft.verification.exchange import Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
-from crossdraft.verification.noise import KeyedNoise
-from crossdraft.verification.rows import Proposal, Row, Whose
+from crossdraft.types.messages import Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
+from crossdraft.types.rows import Proposal, Row, Whose
+from crossdraft.verification.noise import KeyedNoise, fault_of_draw
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 

@@ -9,12 +9,12 @@ import torch
 from scipy.stats import chisquare
 
 from crossdraft.drafter import scoring
-from crossdraft.models.rows import Columns, drafting_laws
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.row_builder import Columns, drafting_laws
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, from_bytes
-from crossdraft.verification.exchange import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
+from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 
 PROMPT = from_bytes(b"The quick brown fox")
 NOTHING = Letters("")

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from crossdraft.drafter.proposing import Equipment
+from crossdraft.drafter.sampling import Equipment
 from crossdraft.drafter.session import DrafterSession
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, from_bytes
-from crossdraft.verification.exchange import Advance, Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
+from crossdraft.types.messages import Advance, Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 from tests.services.streaming import PATIENCE, Epoch, gated
 
 PROMPT = from_bytes(b"The quick brown fox")

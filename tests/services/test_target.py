@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
-from crossdraft.rpc.sessions import TargetSession
-from crossdraft.verification.exchange import FetchRow, NoiseKey, OpenTarget, Pass, Sample, SamplingOptions
-from crossdraft.verification.rows import Row
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.rpc.streams import TargetSession
+from crossdraft.types.messages import FetchRow, NoiseKey, OpenTarget, Pass, Sample, SamplingOptions
+from crossdraft.types.rows import Row
+from crossdraft.types.trees import ROOT, TokenTree
 
 PROMPT = (40, 41, 42, 300, 7)
 GREEDY = SamplingOptions(temperature=0)

@@ -5,15 +5,15 @@ import asyncio
 import numpy as np
 import pytest
 
-from crossdraft.models.engine import Engine
-from crossdraft.models.loading import load_model
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.loader import load_model
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.target.session import TargetSession
 from crossdraft.text.letters import Side
-from crossdraft.verification.exchange import FetchRow, NoiseKey, OpenTarget, Pass, PassDone, SamplingOptions
-from crossdraft.verification.rows import Row
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.types.messages import FetchRow, NoiseKey, OpenTarget, Pass, PassDone, SamplingOptions
+from crossdraft.types.rows import Row
+from crossdraft.types.trees import ROOT, TokenTree
 
 PROMPT = (40, 41, 42, 300, 7)
 WARM = SamplingOptions(temperature=0.7, presence_penalty=0.5)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from crossdraft.models.feeds import Share
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.requests import Share
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.target.session import TargetSession
-from crossdraft.verification.exchange import MOST_RUN, NoiseKey, OpenTarget, Pass, RunTo
+from crossdraft.types.messages import MOST_RUN, NoiseKey, OpenTarget, Pass, RunTo
 from tests.services.drawing import (
     NO_TREE,
     OPENING,

@@ -5,11 +5,8 @@ import asyncio
 import pytest
 
 from crossdraft.rpc.errors import ContextTooLong
-from crossdraft.target.runs import Run, together
-from crossdraft.verification.exchange import (
-    PassDone,
-    Sample,
-)
+from crossdraft.target.session import Run, together
+from crossdraft.types.messages import PassDone, Sample
 
 
 async def test_tokens_that_follow_a_reply_at_once_are_told_together_and_the_last_one_at_once() -> None:

@@ -6,19 +6,12 @@ from itertools import accumulate
 
 import pytest
 
-from crossdraft.models.running import RunningModel
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
 from crossdraft.target.session import TargetSession
-from crossdraft.verification.exchange import (
-    MOST_RUN,
-    FetchRow,
-    NoiseKey,
-    OpenTarget,
-    Pass,
-    SamplingOptions,
-)
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.types.messages import MOST_RUN, FetchRow, NoiseKey, OpenTarget, Pass, SamplingOptions
+from crossdraft.types.trees import ROOT, TokenTree
 from tests.services.drawing import (
     NO_TREE,
     OPENING,

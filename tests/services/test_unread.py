@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from crossdraft.drafter.conversation import UNREAD_SCORES, Conversation, Request, Send
-from crossdraft.drafter.epochs import MOST_UNREAD, Epoch
+from crossdraft.drafter.drafting import MOST_UNREAD, Epoch
+from crossdraft.drafter.session import UNREAD_SCORES, Conversation, Request, Send
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import MOST_PROPOSALS, Advance, Draft, Drafted, Score, Scored
-from crossdraft.verification.rows import Proposal
+from crossdraft.types.messages import MOST_PROPOSALS, Advance, Draft, Drafted, Score, Scored
+from crossdraft.types.rows import Proposal
 
 NOTHING = Letters("")
 ADVANCES = 50

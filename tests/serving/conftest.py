@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crossdraft.pipeline import team
+from crossdraft.client import discovery
 from tests.rpc.unhurried import LIMIT, unhurry
 
 
@@ -12,5 +12,5 @@ from tests.rpc.unhurried import LIMIT, unhurry
 def unhurried() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         unhurry(monkeypatch)
-        monkeypatch.setattr(team, "OTHERS_SECONDS", LIMIT / 1000)
+        monkeypatch.setattr(discovery, "OTHERS_SECONDS", LIMIT / 1000)
         yield

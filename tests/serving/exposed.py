@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from crossdraft.rpc.exposition import PREFIX
+from crossdraft.rpc.metrics import PREFIX
 
 
 def samples(text: str, name: str) -> list[tuple[dict[str, str], float]]:

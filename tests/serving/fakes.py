@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from crossdraft.pipeline import Kind, Reason, Statistics, Token
-from crossdraft.serving.orders import Ended, Order, ServedModel, UnknownModelError
+from crossdraft.client import Kind, Reason, Statistics, Token
+from crossdraft.serving.outputs import Ended, Order, ServedModel, UnknownModelError
 
 TOY = ServedModel("toy", 1_700_000_000, 64, ("ngram", "small"), ("slem", "seeded"), chats=True)
 TOKENS = (

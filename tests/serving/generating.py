@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from crossdraft.rpc.endpoint import Listening
 from crossdraft.rpc.generation import Generate
-from crossdraft.serving.generation import GenerationOptions, GenerationServer, serve_generation
+from crossdraft.rpc.server import Listening
+from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
 from tests.serving.fakes import FakeOutputs
 
 ASKED = Generate("Hello", id="r-1", model="toy")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.serving.configuration import ConfigurationError, load, parse
+from crossdraft.cluster.config import ConfigurationError, load, parse
 
 SMALLEST = """\
 models:

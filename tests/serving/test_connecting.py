@@ -5,9 +5,9 @@ from typing import Self
 
 import pytest
 
-from crossdraft.pipeline import Pipeline
+from crossdraft.client import Pipeline
 from crossdraft.rpc.errors import Unreachable
-from crossdraft.serving.connecting import Addresses, Connection
+from crossdraft.serving.outputs import Addresses, Connection
 
 
 class LatePipeline(Pipeline):

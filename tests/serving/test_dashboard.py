@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.pipeline import GenerationRequest
-from crossdraft.rpc.activity import Activity
-from crossdraft.rpc.exposition import PREFIX, Registry, exposition
-from crossdraft.rpc.service_metrics import ServiceMetrics
-from crossdraft.serving.measured import Measured
-from crossdraft.serving.metrics import Metrics
-from crossdraft.serving.orders import Order
+from crossdraft.client import GenerationRequest
+from crossdraft.rpc.handlers import Activity
+from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
+from crossdraft.serving.metrics import Measured, Metrics
+from crossdraft.serving.outputs import Order
 from tests.serving.exposed import faults, names
 from tests.serving.fakes import FakeOutputs
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.pipeline import SamplingOptions
-from crossdraft.rpc.endpoint import Listening
-from crossdraft.serving.generation import GenerationOptions, serve_generation
-from crossdraft.serving.keys import Keys
-from crossdraft.serving.orders import OverloadedError
+from crossdraft.client import SamplingOptions
+from crossdraft.rpc.server import Listening
+from crossdraft.serving.grpc import GenerationOptions, serve_generation
+from crossdraft.serving.limits import Keys
+from crossdraft.serving.outputs import OverloadedError
 from tests.serving.fakes import FakeOutputs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"

@@ -6,14 +6,13 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from crossdraft.pipeline import GenerationRequest, Overlap, Reason, RequestError, SamplingOptions, Token
-from crossdraft.pipeline.chat import Chat, Message
+from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError, SamplingOptions, Token
 from crossdraft.rpc import errors
-from crossdraft.rpc.generation import Generate, Generated, GenerationEnded
-from crossdraft.rpc.generation_client import GenerationClient
+from crossdraft.rpc.generation import Generate, Generated, GenerationClient, GenerationEnded
 from crossdraft.serving.client import Client, RemoteGeneration
-from crossdraft.serving.generation import GenerationOptions
-from crossdraft.serving.orders import OverloadedError
+from crossdraft.serving.grpc import GenerationOptions
+from crossdraft.serving.outputs import OverloadedError
+from crossdraft.types.request import Chat, Message
 from tests.serving.fakes import TOKENS, TOY, FakeOutputs, figures
 from tests.serving.generating import ASKED, serving
 

@@ -6,14 +6,12 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from crossdraft.pipeline import Kind, Token
+from crossdraft.client import Kind, Token
 from crossdraft.rpc import errors
-from crossdraft.rpc.generation import Generated
-from crossdraft.rpc.generation_client import GenerationClient
+from crossdraft.rpc.generation import Generated, GenerationClient
 from crossdraft.serving.client import Client
-from crossdraft.serving.generation import GenerationOptions
-from crossdraft.serving.keys import Keys
-from crossdraft.serving.rates import RateLimit
+from crossdraft.serving.grpc import GenerationOptions
+from crossdraft.serving.limits import Keys, RateLimit
 from tests.serving.fakes import TOKENS, TOY, FakeOutputs
 from tests.serving.generating import ASKED, serving
 

@@ -13,14 +13,12 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from crossdraft.rpc.endpoint import Listening
 from crossdraft.rpc.errors import CannotListen, TooLarge
-from crossdraft.rpc.generation import Generate, GenerationEnded
-from crossdraft.rpc.generation_client import GenerationClient
-from crossdraft.rpc.generation_codec import encode_request
+from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, encode_request
+from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.serving.generation import serve_generation
-from crossdraft.verification.exchange import SamplingOptions
+from crossdraft.serving.grpc import serve_generation
+from crossdraft.types.messages import SamplingOptions
 from tests.serving.fakes import TOKENS, FakeOutputs
 
 SERVICE = "crossdraft.v1.Generation"

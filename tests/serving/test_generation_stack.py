@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 import pytest
 import pytest_asyncio
 
-from crossdraft.drafter.servicer import ServeDrafter, drafter_server
-from crossdraft.models.running import ModelOptions
-from crossdraft.pipeline import GenerationRequest, Overlap, Pipeline, RequestError, SamplingOptions, connect
-from crossdraft.pipeline.chat import Chat, Message
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, RequestError, SamplingOptions, connect
+from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import NameUnknown, Overloaded, Unreachable
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.client import Client
-from crossdraft.serving.generation import serve_generation
-from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
-from crossdraft.target.servicer import ServeTarget, TargetServer, target_server
+from crossdraft.serving.grpc import serve_generation
+from crossdraft.serving.outputs import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
+from crossdraft.target.service import ServeTarget, TargetServer, target_server
+from crossdraft.types.request import Chat, Message
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 AT_ONCE = Listening(grace_seconds=0)

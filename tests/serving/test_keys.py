@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.serving.keys import KeyRefusedError, Keys, KeysError
+from crossdraft.serving.limits import KeyRefusedError, Keys, KeysError
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 

@@ -5,11 +5,18 @@ from contextlib import aclosing
 
 import pytest
 
-from crossdraft.pipeline import GenerationRequest
+from crossdraft.client import GenerationRequest
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
-from crossdraft.serving.orders import Order, OverloadedError, UnknownModelError
+from crossdraft.serving.outputs import (
+    LocalModel,
+    LocalOptions,
+    LocalOutputs,
+    NamedDrafter,
+    Order,
+    OverloadedError,
+    UnknownModelError,
+)
 
 NOWHERE = "127.0.0.1:9"  # the port for what is thrown away: nobody listens
 MODEL = LocalModel("demo", (NOWHERE,), (NamedDrafter("a", (NOWHERE,)),))

@@ -6,12 +6,11 @@ import logging
 
 import pytest
 
-from crossdraft.pipeline import GenerationRequest
-from crossdraft.rpc.subject import about
+from crossdraft.client import GenerationRequest
+from crossdraft.rpc.log_context import about
 from crossdraft.serving.logs import LogFormat, LogLevel, logged
-from crossdraft.serving.measured import Measured
-from crossdraft.serving.metrics import Metrics
-from crossdraft.serving.orders import Order
+from crossdraft.serving.metrics import Measured, Metrics
+from crossdraft.serving.outputs import Order
 from tests.serving.fakes import FakeOutputs
 
 log = logging.getLogger("crossdraft.somewhere")

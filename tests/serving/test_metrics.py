@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.pipeline import GenerationRequest, Reason, RequestError
-from crossdraft.pipeline.trips import BOUNDS, LaneFigures, Trips
+from crossdraft.client import GenerationRequest, Reason, RequestError
 from crossdraft.rpc.errors import Unreachable
-from crossdraft.serving.measured import Measured
-from crossdraft.serving.metrics import Metrics, position_of
-from crossdraft.serving.orders import Ended, Order, OverloadedError
+from crossdraft.serving.metrics import Measured, Metrics, position_of
+from crossdraft.serving.outputs import Ended, Order, OverloadedError
+from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 from tests.serving.exposed import samples, value
 from tests.serving.fakes import TOKENS, FakeOutputs, figures
 

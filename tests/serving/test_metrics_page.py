@@ -3,10 +3,9 @@
 import re
 from pathlib import Path
 
-from crossdraft.rpc.activity import Activity
-from crossdraft.rpc.exposition import PREFIX, Registry, exposition
-from crossdraft.rpc.service_metrics import ServiceMetrics
-from crossdraft.serving.cluster.figures import LossMetrics, OrchestratorMetrics
+from crossdraft.cluster.metrics import LossMetrics, OrchestratorMetrics
+from crossdraft.rpc.handlers import Activity
+from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
 from crossdraft.serving.metrics import Metrics
 from tests.serving.exposed import names
 from tests.serving.test_dashboard import Used

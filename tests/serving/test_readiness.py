@@ -9,12 +9,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from crossdraft.rpc.endpoint import Listening
-from crossdraft.rpc.generation_handlers import SERVICE
+from crossdraft.rpc.generation import SERVICE
 from crossdraft.rpc.handlers import TARGET
-from crossdraft.rpc.server import Server
-from crossdraft.serving.generation import serve_generation
-from crossdraft.serving.local import LocalModel, LocalOutputs
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.serving.grpc import serve_generation
+from crossdraft.serving.outputs import LocalModel, LocalOutputs
 from tests.rpc.services import DESCRIPTION, ToyTargetService
 from tests.serving.fakes import TOY, FakeOutputs
 from tests.serving.http.conftest import Front, front
@@ -26,8 +25,8 @@ STATUS = health_pb2.HealthCheckResponse
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crossdraft.pipeline.acquaintance.WATCHED_EVERY", 0.01)
-    monkeypatch.setattr("crossdraft.serving.generation.REPORTED_EVERY", 0.01)
+    monkeypatch.setattr("crossdraft.client.discovery.WATCHED_EVERY", 0.01)
+    monkeypatch.setattr("crossdraft.serving.grpc.REPORTED_EVERY", 0.01)
 
 
 def target(port: int | None = None) -> Server:

@@ -5,21 +5,16 @@ import json
 from contextlib import aclosing
 from dataclasses import replace
 
+from crossdraft.client import GenerationRequest, Overlap
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
-from crossdraft.models.running import RunningModel
-from crossdraft.pipeline import GenerationRequest, Overlap
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.serving.local import LocalModel, LocalOutputs, NamedDrafter
 from crossdraft.serving.logs import LogFormat, logged
-from crossdraft.serving.measured import Measured
-from crossdraft.serving.metrics import Metrics
-from crossdraft.serving.orders import Order
-from crossdraft.target.servicer import TargetService
-from tests.services.conftest import target_folder, target_model
+from crossdraft.serving.metrics import Measured, Metrics
+from crossdraft.serving.outputs import LocalModel, LocalOutputs, NamedDrafter, Order
+from crossdraft.target.service import TargetService
 from tests.serving.exposed import samples, value
-
-__all__ = ["target_folder", "target_model"]
 
 AT_ONCE = Listening(grace_seconds=0)
 # In lock-step the output waits for its drafter, however late that is.

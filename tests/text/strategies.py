@@ -10,7 +10,6 @@ SNIPPETS = (
     *("▁", "▁▁", "Ġ", "ÿ", "é", "e\u0301", "你好", "世界", "🦄", "🚀", "ﬁ", "İ", "\u200d", "\ufeff", "\x00"),
     *("aaaa", "abab", "print(", "<|fill_in|>"),
 )
-
 texts = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=4)), max_size=12).map("".join)
 controls = st.sampled_from([Role.BEGIN_OF_SEQUENCE.letter, Role.END_OF_SEQUENCE.letter])
 letters = st.lists(

@@ -12,10 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crossdraft.text import affinity as text_affinity
-from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity, save_affinity
-from crossdraft.text.kernels import FirstOrder, Kernel, Matrix
+from crossdraft.text.affinity import (
+    Affinity,
+    AffinityMismatch,
+    FirstOrder,
+    Kernel,
+    Matrix,
+    load_affinity,
+    save_affinity,
+)
 from crossdraft.text.letters import Side
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
 from tests.text.kinds import kind
 

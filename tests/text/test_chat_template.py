@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
-from crossdraft.text.loading import load_tokenizer_json
+from crossdraft.text.tokenizer_file import load_tokenizer_json
 from tests.text.kinds import kind
 
 CHATS = [

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossdraft.text.cooccurrence import Windows, co_occurrence
-from crossdraft.text.counting import PairCounts
-from crossdraft.text.estimates import Alignment, first_pieces
-from crossdraft.text.kernels import Matrix, Probabilities
+from crossdraft.text.affinity import Matrix, Probabilities
+from crossdraft.text.affinity_estimates import Alignment, PairCounts, Windows, co_occurrence, first_pieces
 from crossdraft.text.letters import Side, from_bytes
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import CORPUS, kind

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from crossdraft.text.kernels import FirstOrder, Ids, Matrix, Probabilities, first_order, runs
+from crossdraft.text.affinity import FirstOrder, Ids, Matrix, Probabilities, first_order, runs
 from crossdraft.text.letters import Letters
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import Vocabulary
 
 # Draft tokens 0, 2 and 3 are shared; 2 and 3 are the same target token.
@@ -18,7 +18,6 @@ PAIR = Pair(
 )
 SHARED = [0, 2, 3]
 OWN = {0: 2, 2: 0, 3: 0}
-
 weights = st.dictionaries(
     st.tuples(st.sampled_from(SHARED), st.integers(0, 5)), st.floats(0, 100, allow_subnormal=False), max_size=18
 )

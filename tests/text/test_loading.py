@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.text.loading import TokenizerMissing, load_tokenizer_json
+from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
 from tests.text.kinds import Kind, kind
 
 

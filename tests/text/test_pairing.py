@@ -3,7 +3,7 @@
 import numpy as np
 
 from crossdraft.text.letters import Letters, Role, Side, is_plain
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import Kind, kind
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crossdraft.text.frequencies import Ranking, RankingError, count_frequencies, read_ranking
 from crossdraft.text.letters import Side, from_bytes
-from crossdraft.text.ranking import Ranking, RankingError, count_frequencies, read_ranking
 from crossdraft.text.vocabulary import tokenizer_digest
 from tests.text.kinds import kind
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from crossdraft.text.combinations import combinations_of, quartiles
-from crossdraft.text.composition import Compositions, Pieces
 from crossdraft.text.letters import Letters, Side, is_plain
-from crossdraft.text.report import CompatibilityReport, compare
+from crossdraft.text.report import CompatibilityReport, Compositions, Pieces, combinations_of, compare, quartiles
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import CORPUS, Kind, kind

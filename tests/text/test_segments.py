@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.text.letters import Letters, Role, from_bytes, to_bytes
-from crossdraft.text.segments import segments_of
-from crossdraft.text.tokenization import LetterDecoder, last_word_boundary
+from crossdraft.text.tokenization import LetterDecoder, last_word_boundary, segments_of
 from tests.text.strategies import letters
 
 END = Role.END_OF_SEQUENCE.letter

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.text import spelling, tries
-from crossdraft.text.letters import Letters, Role, Side
-from crossdraft.text.spelling import END, EVENTS, Spelling, codes_of, spelled
-from crossdraft.text.trie_cache import cache_folder
-from crossdraft.text.tries import Trie
+from crossdraft.text import letters as spelling
+from crossdraft.text import tries
+from crossdraft.text.letters import END, EVENTS, Letters, Role, Side, Spelling, codes_of, spelled
+from crossdraft.text.tries import Trie, cache_folder
 from crossdraft.text.vocabulary import Vocabulary
 
 words = st.lists(st.text("ab\x00\xff" + Role.END_OF_TURN.letter, min_size=1, max_size=4), min_size=1, max_size=12)

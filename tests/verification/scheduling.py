@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 
-from crossdraft.pipeline.assignment import Assignment
-from crossdraft.pipeline.events import Timer
-from crossdraft.pipeline.governing import Choice, Observation
-from crossdraft.pipeline.session import Session
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.events import Timer
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import Choice, Observation
 from crossdraft.text.letters import NOTHING
+from crossdraft.types.messages import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.exchange import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.methods import Method
 from tests.fakes import ToyDrafter, ToyTarget, open_drafter
 from tests.stage import Stage

@@ -5,12 +5,13 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
+from crossdraft.types.rows import Ids, Probabilities, Proposal, Row
+from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, planning
-from crossdraft.verification.identity import Identity
+from crossdraft.verification.coupling import Identity
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, SLEM, STANDARD, TLI, Method
-from crossdraft.verification.rows import Ids, Probabilities, Proposal, Row
-from crossdraft.verification.walk import Answer, Emit, Ground, Kind, NeedProposal, NeedRow, NeedSample, Refused, Step
+from crossdraft.verification.walk import Answer, Emit, Ground, NeedProposal, NeedRow, NeedSample, Refused, Step
 from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law
 from tests.verification.enumerating import EnumeratingChooser, law_of, total_variation
 from tests.verification.toys import TEXTS, TOYS, Setup, Toy, as_ids

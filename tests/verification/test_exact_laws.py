@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Guess, Method
-from crossdraft.verification.walk import Emit, Ground, Kind, Refused, Walk, next_proposal, target_row
+from crossdraft.verification.walk import Emit, Ground, Refused, Walk, next_proposal, target_row
 from tests.fakes import autoregressive_law
 from tests.verification.enumerating import distance, law_of, total_variation
 from tests.verification.toys import TEXTS, TOYS, Setup, Toy
 
 EXACT = 1e-12
-
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 TRUNCATING = tuple(method for method in METHODS if not method.samples)
 

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossdraft.verification.agreement import weights_of
+from crossdraft.types.rows import Ids, Row, Whose
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.expectation import (
     EXPECTATIONS,
     Drafting,
+    Race,
     common_noise,
     coupled,
     matching,
     overlap,
     string_rejection,
+    weights_of,
 )
 from crossdraft.verification.methods import METHODS, Method
-from crossdraft.verification.races import Race
-from crossdraft.verification.rows import Ids, Row, Whose
-from crossdraft.verification.walk import Kind
 from tests.fakes import ToyDrafter, ToyTarget
 from tests.verification.enumerating import EnumeratingChooser, law_of
 from tests.verification.test_seeded_law import Runs

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from crossdraft.text.letters import Role, Side, from_bytes
-from crossdraft.verification.exchange import NoiseKey
+from crossdraft.types.messages import NoiseKey
 from crossdraft.verification.noise import KeyedNoise
 
 STRINGS = [from_bytes(text.encode()) for text in ("a", "b", "ab", " the", "é", "", "aa", "x" * 40)]

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.pipeline.governing import PLAIN, Choice
+from crossdraft.speculation.choice import PLAIN, Choice
+from crossdraft.types.messages import NoiseKey
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import NoiseKey
 from crossdraft.verification.methods import (
     COUPLED,
     COUPLED_SHARED,
@@ -33,7 +33,6 @@ from tests.verification.toys import TOYS, Toy
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # every pattern and more toys: many minutes
 EXACT = 1e-12
-
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 SAME, NESTED, TWO = (
     next(toy for toy in TOYS if toy.name == name) for name in ("same", "nested prefixes", "prefixes of one another")
@@ -41,7 +40,6 @@ SAME, NESTED, TWO = (
 ENDING = next(toy for toy in TOYS if toy.name == "end symbol")
 LETTERS = Toy("two letters", ("a", "b"), ("a", "b"))
 LETTER_BY_LETTER = Toy("one letter each, two of the target's", ("a", "b", "ab"), ("a", "b"))
-
 OVERLAPPED = (
     Choice(1, patience=0),
     Choice(2, 1),

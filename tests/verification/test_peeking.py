@@ -6,22 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from crossdraft.pipeline.branches import Branches
-from crossdraft.pipeline.decoding import Decoding
-from crossdraft.pipeline.epoch import Epoch
-from crossdraft.pipeline.events import Replied, Reply, Timer
-from crossdraft.pipeline.governing import Choice
+from crossdraft.session.draft_side import Branches, Epoch
+from crossdraft.session.events import Replied, Reply, Timer
+from crossdraft.session.session import Decoding
+from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import Letters
-from crossdraft.verification.exchange import Branch, Drafted
-from crossdraft.verification.methods import (
-    COUPLED,
-    COUPLED_SHARED,
-    RDK,
-    SLEM,
-    STANDARD,
-    TLI,
-    Method,
-)
+from crossdraft.types.messages import Branch, Drafted
+from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, Method
 from crossdraft.verification.walk import NeedRow
 from tests.stage import Stage
 from tests.verification.scheduling import Act, Overlapped, Schedule

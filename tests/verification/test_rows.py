@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.verification.rows import NO_IDS, Row
+from crossdraft.types.rows import NO_IDS, Row
 from tests.verification.toys import as_ids
 
 HEAD = Row(as_ids(7, 2, 5), np.array([0.5, 0.2, 0.1]), 0.2)

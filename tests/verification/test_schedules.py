@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from crossdraft.text.letters import Letters
+from crossdraft.types.rows import Proposal, Row
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Method
-from crossdraft.verification.rows import Proposal, Row
 from crossdraft.verification.walk import Emit, Ground, NeedProposal, NeedRow, NeedSample, Refused
 from tests.fakes import ToyTarget, autoregressive_law
 from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation

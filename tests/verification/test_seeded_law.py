@@ -7,17 +7,17 @@ vocabularies, cells expected below 5 pooled.
 import pytest
 from scipy.stats import chisquare
 
-from crossdraft.pipeline.assignment import Assignment
-from crossdraft.pipeline.events import Emitted
-from crossdraft.pipeline.governing import lock_step
-from crossdraft.pipeline.session import Session
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.events import Emitted
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import NOTHING
 from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.types.messages import NoiseKey, OpenTarget, Sample, SamplingOptions
+from crossdraft.types.rows import Proposal
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import NoiseKey, OpenTarget, Sample, SamplingOptions
 from crossdraft.verification.methods import SEEDED
 from crossdraft.verification.noise import KeyedNoise
-from crossdraft.verification.rows import Proposal
 from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, open_drafter
 from tests.running import run_session
 from tests.verification.toys import TOYS, Toy, as_ids

@@ -5,18 +5,13 @@ from dataclasses import replace
 import pytest
 
 from crossdraft.text.letters import Letters
+from crossdraft.types.rows import Proposal
+from crossdraft.types.statistics import Kind
 from crossdraft.verification import prefixes
 from crossdraft.verification.methods import SLRS
 from crossdraft.verification.prefixes import PieceLaw
 from crossdraft.verification.rejection import undrafted
-from crossdraft.verification.rows import Proposal
-from crossdraft.verification.walk import (
-    Ground,
-    Kind,
-    NeedProposal,
-    NeedRow,
-    Walk,
-)
+from crossdraft.verification.walk import Ground, NeedProposal, NeedRow, Walk
 from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law
 from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
 from tests.verification.toys import TOYS, Setup, Toy

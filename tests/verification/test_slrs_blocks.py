@@ -7,11 +7,12 @@ from numpy.typing import ArrayLike
 from scipy.stats import chisquare
 
 from crossdraft.text.letters import Letters
+from crossdraft.types.messages import Score
+from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.statistics import Kind
 from crossdraft.verification import prefixes
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.exchange import Score
-from crossdraft.verification.rows import Proposal, Row
-from crossdraft.verification.walk import Emit, Ground, Kind, NeedPrefix, NeedProposal, NeedRow, Step
+from crossdraft.verification.walk import Emit, Ground, NeedPrefix, NeedProposal, NeedRow, Step
 from tests.fakes import ToyDrafter
 from tests.verification.enumerating import EnumeratingChooser, law_of
 from tests.verification.toys import Toy, as_ids

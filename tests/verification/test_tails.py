@@ -5,10 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.rows import Proposal, Row
-from crossdraft.verification.walk import Emit, Ground, Kind, NeedProposal, NeedRow, Refused, Step, Walk
+from crossdraft.verification.walk import Emit, Ground, NeedProposal, NeedRow, Refused, Step, Walk
 from tests.verification.toys import as_ids
 from tests.vocabularies import pair_of
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.alignment import align, edit_distance, walk
 from crossdraft.verification.methods import TOKENTIMING
-from crossdraft.verification.rows import Proposal, Row
-from crossdraft.verification.walk import Emit, Ground, Kind, NeedProposal, NeedRow, Step
+from crossdraft.verification.walk import Emit, Ground, NeedProposal, NeedRow, Step
 from tests.fakes import autoregressive_law
 from tests.verification.enumerating import EnumeratingChooser, law_of, total_variation
 from tests.verification.toys import TOYS, Setup, Toy

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crossdraft.pipeline.assignment import Assignment
-from crossdraft.pipeline.events import Emitted
-from crossdraft.pipeline.governing import lock_step
-from crossdraft.pipeline.session import Session
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.events import Emitted
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import NOTHING, Role, Side
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
+from crossdraft.types.messages import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.exchange import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.methods import Method
 from tests.fakes import RedistributingDrafter, ToyDrafter, ToyTarget, open_drafter
 from tests.running import run_session
@@ -44,7 +44,6 @@ TOYS = (
     Toy("one inside the other", ("a", "b", "ab"), ("a", "b")),
     Toy("nothing shared", ("ab", "b"), ("a", "bb")),
 )
-
 # More of them, for methods that compare letters one by one.
 TEXTS = (
     Toy("the target inside the drafter", ("a", "b"), ("a", "b", "ab")),

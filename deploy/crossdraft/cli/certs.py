@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crossdraft.cli.failures import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, Misused
 from crossdraft.rpc.authority import AuthorityError, Issued, Subject, Use, ends, issue, new_authority, subject_of
 
 CA = "ca"
@@ -135,7 +135,6 @@ USES = {
     Use.ORCHESTRATOR: "to connect to services",
     Use.BOTH: "to serve and to connect",
 }
-
 COMMANDS = {
     Use.SERVICE: "`crossdraft serve target` or `serve drafter`",
     Use.ORCHESTRATOR: "`crossdraft generate`, `serve http` or `serve grpc`",

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from crossdraft.cli.failures import CommandFailed, Misused
 from crossdraft.cli.generate import check_address
-from crossdraft.cli.tables import print_whole
-from crossdraft.serving.configuration import Configuration, ConfigurationError, load
-from crossdraft.serving.keys import Keys, KeysError
+from crossdraft.cluster.config import Configuration, ConfigurationError, load
+from crossdraft.console.running import CommandFailed, Misused, print_whole
+from crossdraft.serving.limits import Keys, KeysError
 
 MISSING = "a cluster needs Ray: install crossdraft with the extra `serve`"
 ABSENT = "nothing is deployed there; use `crossdraft deploy`"
@@ -32,8 +31,8 @@ def deploy(path: Path, address: str, check: bool, wait_seconds: float) -> None:
         print(f"{path} can be used")
         return
     with _cluster(address):
-        from crossdraft.serving.cluster.deploying import Waiting
-        from crossdraft.serving.cluster.deploying import deploy as bring
+        from crossdraft.cluster.capacity import Waiting
+        from crossdraft.cluster.deploy import deploy as bring
 
         try:
             bring(configuration, Waiting(wait_seconds, _say))
@@ -48,7 +47,7 @@ def deploy(path: Path, address: str, check: bool, wait_seconds: float) -> None:
 def status(address: str, as_json: bool) -> None:
     """Raises CommandFailed if nothing is deployed."""
     with _cluster(address):
-        from crossdraft.serving.cluster.status import deployed
+        from crossdraft.cluster.deploy import deployed
 
         try:
             found = deployed()
@@ -68,7 +67,7 @@ def status(address: str, as_json: bool) -> None:
 def undeploy(address: str) -> None:
     """Raises CommandFailed if there is no cluster."""
     with _cluster(address):
-        from crossdraft.serving.cluster.deploying import undeploy as end
+        from crossdraft.cluster.deploy import undeploy as end
 
         end()
 

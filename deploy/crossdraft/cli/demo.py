@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.cli.bundled import ModelNames
+from crossdraft.cli.display import STYLES, VISIBLE, Whole, legend, rows_of
 from crossdraft.cli.generate import addresses, show
-from crossdraft.cli.running import run_to_end
-from crossdraft.cli.show import STYLES, VISIBLE, PlainConsole, Whole, legend, rows_of
-from crossdraft.pipeline import GenerationRequest, Statistics, Token, connect
+from crossdraft.client import GenerationRequest, Statistics, Token, connect
+from crossdraft.console.processes import ModelNames
+from crossdraft.console.running import PlainConsole, run_to_end
 
 WARM_UP_TOKENS = 4
 

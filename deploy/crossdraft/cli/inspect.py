@@ -10,10 +10,9 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from crossdraft.cli.failures import Misused
-from crossdraft.cli.plots import check_picture, plot_combinations
-from crossdraft.cli.show import PlainConsole
-from crossdraft.cli.vocabularies import Named
+from crossdraft.bench.harness import check_picture, plot_combinations
+from crossdraft.console.corpora import Named
+from crossdraft.console.running import Misused, PlainConsole
 from crossdraft.text.letters import Side
 from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, SampleShare, compare
 

@@ -2,26 +2,27 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from math import log, sqrt
-from pathlib import Path
+from operator import mul
+from pathlib import Path, PurePath
 from statistics import stdev
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from crossdraft.cli.advice import Candidate, Skipped, advice, best_of, print_report, short, told_apart
-from crossdraft.cli.benching import Setting, finished
-from crossdraft.cli.costs import Plain, Rounds
-from crossdraft.cli.failures import Misused
-from crossdraft.cli.plots import SpeedCurve, check_picture, plot_speeds
-from crossdraft.cli.processes import Wanted, services, threads_each
-from crossdraft.cli.running import STARTS_PROCESSES, checked_options, run_to_end
-from crossdraft.pipeline import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.pipeline.resolution import fault_of_pair
-from crossdraft.verification.exchange import Description
+from crossdraft.bench.acceptance import summed
+from crossdraft.bench.harness import Setting, SpeedCurve, check_picture, finished, plot_speeds, print_table
+from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.console.processes import Wanted, services, threads_each
+from crossdraft.console.running import STARTS_PROCESSES, Misused, checked_options, run_to_end
+from crossdraft.engine.names import BUNDLED_PREFIX
+from crossdraft.session.resolution import fault_of_pair
+from crossdraft.types.messages import Description
 from crossdraft.verification.methods import method_named
 
 ADDRESS = re.compile(r"[^/\s]+:\d+")  # a hub id or bundled:NAME has no number behind the colon
@@ -29,7 +30,6 @@ GREEDY_METHODS = ("standard", "slem", "tli", "coupled")
 SAMPLING_METHODS = ("standard", "seeded", "tli", "coupled", "coupled-shared")
 KS = (1, 2, 3, 4, 6)  # numbers of proposals that are chosen from, unless others are given
 COPYING_KS = (4, 8, 16, 32)  # ... with a drafter that copies: its proposals are bytes, and cost next to nothing
-
 RUNS = 4  # of each prompt with a method: a probe and the best K, each beside one without a drafter
 
 
@@ -133,6 +133,46 @@ async def _running(role: str, name: str) -> AsyncIterator[str]:
         yield address
 
 
+# What `crossdraft select` found, and which of it to use.
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One drafter and method, as measured."""
+
+    drafter: str  # as it was given: a model's name or HOST:PORT
+    method: str
+    acceptance: float  # share of the judged tokens that agreed with the draft, at the largest K
+    draft_cost: float  # seconds of a proposal in the drafter's model, in plain passes of the target
+    tokens_per_pass: float  # at the best K
+    best_k: int  # by the cost model
+    expected: dict[int, float] = field(hash=False)  # speed by K, of that without a drafter
+    measured: float  # speed at the best K, of the same prompts without a drafter, run in turns
+    error: float  # standard, of `measured`, over prompts
+    tokens_per_second: float  # at the best K
+    plain_tokens_per_second: float  # without a drafter, in the same turns
+    model: str = ""  # the name that a service gives its model; empty: `drafter` is the name
+
+    @property
+    def name(self) -> str:
+        """The drafter, in tables."""
+        return short(self.model or self.drafter)
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.name}, {self.method}"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A method that a pair refuses."""
+
+    drafter: str
+    method: str
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class _Pair:
     """The target with one drafter."""
@@ -223,3 +263,160 @@ def _report(
         "advice": advice(candidates),
     }
     print(json.dumps(record))
+
+
+COLUMNS = ("drafter", "method", "accepted", "draft/pass", "tokens/pass", "best K", "expected", "measured", "tokens/s")
+CERTAIN = 2.0  # standard errors by which a gain must exceed nothing: the fastest of many is partly the luckiest
+
+
+def best_of(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The fastest one of those that are faster than no drafter beyond doubt."""
+    helping = [one for one in candidates if one.measured - CERTAIN * one.error > 1]
+    return max(helping, key=lambda one: one.measured, default=None)
+
+
+def advice(candidates: Sequence[Candidate]) -> str:
+    """One sentence: what to use."""
+    if not candidates:
+        return "None helps: no method can be used with these drafters."
+    best = best_of(candidates)
+    if best is not None:
+        return (
+            f"Use {_used(best)}: {_advice_speed(best)} times as fast as no drafter "
+            f"({best.tokens_per_second:.1f} against {best.plain_tokens_per_second:.1f} tokens/s)."
+        )
+    nearest = max(candidates, key=lambda one: one.measured)
+    doubtful = nearest.measured > 1
+    verdict = "None is shown to help" if doubtful else "None helps, decode without a drafter"
+    doubt = ", which may be chance: measure more prompts (--limit)" if doubtful else ""
+    return (
+        f"{verdict}: the best, {_used(nearest)}, is {_advice_speed(nearest)} times as fast{doubt}; a proposal costs "
+        f"{nearest.draft_cost:.2f} of a pass, and a pass yields {nearest.tokens_per_pass:.2f} tokens."
+    )
+
+
+def _used(one: Candidate) -> str:
+    model = f" ({one.name})" if one.name not in (one.drafter, short(one.drafter)) else ""
+    return f"{one.drafter}{model} with method {one.method} and K = {one.best_k}"
+
+
+def told_apart(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The same, without the name of a model that several of the drafters have: they go by their addresses."""
+    names = Counter(name for _, name in {(one.drafter, one.name) for one in candidates})
+    return [replace(one, model="") if names[one.name] > 1 else one for one in candidates]
+
+
+def print_report(title: str, candidates: Sequence[Candidate], skipped: Sequence[Skipped]) -> None:
+    """A table, the fastest first, what was skipped, and what to use."""
+    print_table(title, COLUMNS, [_row(one) for one in sorted(candidates, key=lambda one: -one.measured)])
+    for one in skipped:
+        print(f"Skipped {one.method} with {one.drafter}: it {one.reason}")
+    print(advice(candidates))
+
+
+def _row(one: Candidate) -> tuple[str, ...]:
+    return (
+        one.name,
+        one.method,
+        f"{one.acceptance:.1%}",
+        f"{one.draft_cost:.2f}",
+        f"{one.tokens_per_pass:.2f}",
+        str(one.best_k),
+        f"{one.expected[one.best_k]:.2f} ×",
+        f"{_advice_speed(one)} ×",
+        f"{one.tokens_per_second:.1f} ({one.plain_tokens_per_second:.1f})",
+    )
+
+
+def _advice_speed(one: Candidate) -> str:
+    return f"{one.measured:.2f} ± {one.error:.2f}"
+
+
+def short(name: str) -> str:
+    """A model's name in tables; of a folder's whole path its last part."""
+    return PurePath(name).name if PurePath(name).is_absolute() else name.removeprefix(BUNDLED_PREFIX)
+
+
+# What a round costs and yields, from one measured number of proposals to smaller ones: the cost model of `select`.
+#
+# With K proposals a round takes m passes of t(K), K·d in the drafter and o beside the models, and yields
+#
+#     tokens(K) = 1 + r·(a₁ + a₁a₂ + … + a₁…a_K),
+#
+# where aⱼ is the share of proposals accepted at place j of those judged there, and r the target tokens that an accepted
+# proposal brings (drafter tokens may be longer or shorter). d, o, r and aⱼ are measured at the largest K, where the
+# formula gives what was measured. t(K) and m grow evenly with K: from a plain pass, and from one, to what was measured.
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Decoding without a drafter."""
+
+    step_seconds: float  # a token: pass, transport and bookkeeping
+    pass_seconds: float  # in the target's model
+
+    @staticmethod
+    def of(figures: Sequence[Statistics]) -> "Plain":
+        """Over some generations, none of them empty."""
+        tokens = sum(figure.tokens for figure in figures)
+        in_model = sum(figure.target_seconds for figure in figures)
+        return Plain((in_model + _beside(figures)) / tokens, in_model / sum(figure.passes for figure in figures))
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of `k` proposals, as measured."""
+
+    k: int
+    tokens: float  # of a round
+    passes: float  # of a round: one, and row misses
+    accepted_at: tuple[float, ...]  # a₁, …: accepted of those judged
+    proposal_seconds: float  # d, in the drafter's model
+    pass_seconds: float  # t(k), in the target's model
+    beside_seconds: float  # o, of a round: transport and bookkeeping
+
+    @staticmethod
+    def of(k: int, figures: Sequence[Statistics]) -> "Rounds":
+        """Over some generations, none of them empty."""
+        rounds = sum(figure.epochs for figure in figures)
+        passes = sum(figure.passes for figure in figures)
+        proposals = sum(figure.proposals for figure in figures)
+        judged = summed([figure.judged_at for figure in figures])
+        accepted = summed([figure.accepted_at for figure in figures])
+        return Rounds(
+            k,
+            tokens=sum(figure.tokens for figure in figures) / rounds,
+            passes=passes / rounds,
+            accepted_at=tuple(one / all_ if all_ else 0.0 for one, all_ in zip(accepted, judged, strict=True)),
+            proposal_seconds=sum(figure.drafter_seconds for figure in figures) / max(1, proposals),
+            pass_seconds=sum(figure.target_seconds for figure in figures) / passes,
+            beside_seconds=_beside(figures) / rounds,
+        )
+
+    def tokens_with(self, k: int) -> float:
+        """Expected tokens of a round of `k` proposals, at most the measured number of them."""
+        whole = self._accepted(self.k)
+        return 1 + (self.tokens - 1) * self._accepted(k) / whole if whole else 1.0
+
+    def seconds_with(self, k: int, plain: Plain) -> float:
+        """Expected time of such a round."""
+        wider = max(0.0, self.pass_seconds - plain.pass_seconds)
+        share = k / self.k
+        in_target = (1 + (self.passes - 1) * share) * (plain.pass_seconds + wider * share)
+        return in_target + k * self.proposal_seconds + self.beside_seconds
+
+    def speed_with(self, k: int, plain: Plain) -> float:
+        """Expected speed, of that without a drafter."""
+        return self.tokens_with(k) * plain.step_seconds / self.seconds_with(k, plain)
+
+    def best(self, ks: Iterable[int], plain: Plain) -> int:
+        """The number of proposals with the largest expected speed; of equal ones the first."""
+        return max(ks, key=lambda k: self.speed_with(k, plain))
+
+    def _accepted(self, k: int) -> float:
+        """Expected number of proposals accepted in a row."""
+        return float(sum(accumulate(self.accepted_at[:k], mul)))
+
+
+def _beside(figures: Sequence[Statistics]) -> float:
+    return sum(figure.wire_seconds + figure.verification_seconds for figure in figures)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crossdraft.loadtest.hops import ROLES, Hop
 from crossdraft.loadtest.report import Report, Run
-from crossdraft.loadtest.timelines import Timeline
+from crossdraft.loadtest.summary import ROLES, Hop
+from crossdraft.loadtest.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 MILLISECONDS = 1000.0
 DOTS_PER_INCH = 88
 Values = Callable[[Timeline], list[float]]  # seconds
-
 JUDGED = 10  # proposals, at least, of which a share is drawn
 SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
 

@@ -14,7 +14,10 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from crossdraft.pipeline.chat import Chat, Message
+from crossdraft.client import GenerationRequest, SamplingOptions
+from crossdraft.rpc.generation import Generate, Turn
+from crossdraft.types.request import Chat, Message
+from crossdraft.verification.methods import method_named
 
 NO_CATEGORY = "text"
 FORMS = '{"text": "…"}, {"turns": ["…"]} or {"messages": [{"role": "user", "content": "…"}]}'
@@ -85,3 +88,109 @@ def _what(given: dict[str, Any]) -> str | Chat:
     if chat.fault:
         raise ValueError(chat.fault)
     return chat
+
+
+# What is asked for, as each kind of server wants it. Pure.
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What all requests of a test have in common.
+
+    Raises:
+        ValueError: a value is out of its range, or there is no such method.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    method: str | None = None  # None: the server's choice
+    drafter: str | None = None  # a name that the server has; empty: plain decoding; None: its default one
+    model: str = ""  # of the server; empty: its only one
+    ignore_eos: bool = False
+    seed: int = 0
+    trace: bool = True  # ask what an output cost; other servers than crossdraft do not know that
+
+    def __post_init__(self) -> None:
+        # The same checks as of the pipeline: nothing is sent that it would refuse.
+        GenerationRequest("x", self.method, max_tokens=self.max_tokens, options=SamplingOptions(self.temperature))
+
+    @property
+    def seeded(self) -> bool:
+        """Whether outputs above temperature 0 are repeatable: only if their method is named and takes a seed."""
+        return self.temperature > 0 and self.method is not None and method_named(self.method).seedable
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request."""
+
+    number: int  # from 0
+    prompt: Prompt
+    wishes: Wishes
+
+    @property
+    def seed(self) -> int | None:
+        """Of its output; None: none."""
+        return self.wishes.seed + self.number if self.wishes.seeded else None
+
+    @property
+    def for_pipeline(self) -> GenerationRequest:
+        """For a pipeline in this process."""
+        wishes = self.wishes
+        return GenerationRequest(
+            self.prompt.what,
+            wishes.method,
+            max_tokens=wishes.max_tokens,
+            options=SamplingOptions(wishes.temperature),
+            seed=self.seed,
+            ignore_eos=wishes.ignore_eos,
+        )
+
+    @property
+    def for_grpc(self) -> Generate:
+        """For crossdraft.v1.Generation."""
+        wishes, what = self.wishes, self.prompt.what
+        turns = tuple(Turn(one.role, one.content) for one in what.messages) if isinstance(what, Chat) else what
+        return Generate(
+            turns,
+            model=wishes.model,
+            drafter=wishes.drafter,
+            options=SamplingOptions(wishes.temperature),
+            method=wishes.method,
+            max_tokens=wishes.max_tokens,
+            seed=self.seed,
+            ignore_eos=wishes.ignore_eos,
+        )
+
+    @property
+    def path(self) -> str:
+        """Of OpenAI's API."""
+        return "/v1/chat/completions" if isinstance(self.prompt.what, Chat) else "/v1/completions"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """For OpenAI's API, as a stream."""
+        wishes, what = self.wishes, self.prompt.what
+        asked: dict[str, Any] = {"max_tokens": wishes.max_tokens, "temperature": wishes.temperature, "stream": True}
+        if isinstance(what, Chat):
+            asked["messages"] = [{"role": one.role, "content": one.content} for one in what.messages]
+        else:
+            asked["prompt"] = what
+        asked["stream_options"] = {"include_usage": True}
+        further = {"model": wishes.model, "seed": self.seed, "ignore_eos": wishes.ignore_eos or None}
+        asked |= {name: value for name, value in further.items() if value not in (None, "")}
+        if speculative := self._speculative:
+            asked["speculative"] = speculative
+        return asked
+
+    @property
+    def _speculative(self) -> dict[str, Any]:
+        wishes = self.wishes
+        drafter = "none" if wishes.drafter == "" else wishes.drafter
+        given = {"method": wishes.method, "drafter": drafter, "trace": wishes.trace or None}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def questions_of(prompts: tuple[Prompt, ...], count: int, wishes: Wishes) -> tuple[Question, ...]:
+    """So many requests over the prompts, which take turns."""
+    return tuple(Question(number, prompts[number % len(prompts)], wishes) for number in range(count))

@@ -9,14 +9,13 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from crossdraft.pipeline import GenerationRequest, Reason, RequestError, Statistics, Token
-from crossdraft.pipeline.explanation import Decision
+from crossdraft.client import GenerationRequest, Reason, RequestError, Statistics, Token
 from crossdraft.rpc.errors import BadRequest, Internal
-from crossdraft.rpc.generation import Generate, GenerationEnded, Reply
-from crossdraft.rpc.generation_client import GenerationClient
+from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, Reply
 from crossdraft.rpc.security import ClientCredentials
-from crossdraft.serving import translation
-from crossdraft.serving.orders import ServedModel
+from crossdraft.serving import grpc
+from crossdraft.serving.outputs import ServedModel
+from crossdraft.speculation.choice import Decision
 
 
 class Client:
@@ -43,7 +42,7 @@ class Client:
 
     async def models(self) -> tuple[ServedModel, ...]:
         """What is served now; raises ServiceError."""
-        return tuple(translation.model_of(model) for model in await self._client.models())
+        return tuple(grpc.model_of(model) for model in await self._client.models())
 
     def generate(self, prompt: str, **settings: Any) -> "RemoteGeneration":
         """One output of the server's only model; `settings` are the fields of GenerationRequest.
@@ -67,7 +66,7 @@ class Client:
         Raises:
             RequestError: a server cannot do what it asks for.
         """
-        return RemoteGeneration(self._client, translation.asked_of(request, model, drafter, name))
+        return RemoteGeneration(self._client, grpc.asked_of(request, model, drafter, name))
 
     @property
     def _client(self) -> GenerationClient:
@@ -123,11 +122,11 @@ class RemoteGeneration:
         self.ids.append(reply.id)
         self.text += reply.text
         self.milliseconds.append(reply.milliseconds)
-        return translation.token_of(reply)
+        return grpc.token_of(reply)
 
     def _end(self, reply: GenerationEnded) -> None:
         try:
-            end = translation.ended_of(reply)
+            end = grpc.ended_of(reply)
         except ValueError as error:
             raise Internal(f"{self._server} ended an output in a way that means nothing: {error}") from error
         self.id, self.reason, self.statistics = reply.id, end.reason, end.statistics

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TextIO
 
-from crossdraft.rpc.subject import Subject, current
+from crossdraft.rpc.log_context import Subject, current
 
 ROOT = "crossdraft"  # the logger of all packages
 

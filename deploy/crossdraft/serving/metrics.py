@@ -4,26 +4,34 @@ Names are vLLM's, with PREFIX where vLLM has `vllm:`, as far as vLLM has the sam
 What is known while an output is being made has no label for the method, which the services decide.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import accumulate
+from types import TracebackType
+from typing import Self
 
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 
-from crossdraft.pipeline import Kind, Statistics
-from crossdraft.pipeline.trips import LaneFigures
-from crossdraft.rpc.exposition import PREFIX, Registry, exposition
-from crossdraft.serving.trip_histogram import TripHistogram
+from crossdraft.client import Kind, RequestError, Statistics, Token
+from crossdraft.rpc.errors import ServiceError, name_of
+from crossdraft.rpc.log_context import about
+from crossdraft.rpc.metrics import PREFIX, Registry, exposition
+from crossdraft.serving.outputs import Ended, Order, Outputs, OverloadedError, ServedModel, Traced, UnknownModelError
+from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 LIVE = ("model_name", "drafter")
 LABELS = ("model_name", "method", "drafter")
 MOST_POSITIONS = 32  # of proposals in a round that have a label each; the rest have one together
-
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10)
 WHOLE = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)  # seconds
 QUEUED = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)  # tokens
-
 # What an output's statistics add to, by LABELS.
 TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     ("prompt_tokens", "Tokens of prompts.", lambda one: one.prompt_tokens),
@@ -194,3 +202,193 @@ class Metrics:
 def position_of(place: int) -> str:
     """The label of a proposal's place in its epoch, from 0."""
     return str(place) if place < MOST_POSITIONS else f"{MOST_POSITIONS}+"
+
+
+# Outputs that are measured and logged while somebody else makes them: for HTTP, gRPC and replicas alike.
+
+log = logging.getLogger(__name__)
+UNKNOWN = "unknown"  # a label's value for what a client named and nobody has: clients must not make labels
+PLAIN = "none"  # ... for no drafter
+DEFAULT = "default"  # ... for the method of an output that ended before it was known
+UNWANTED = (GeneratorExit, asyncio.CancelledError)  # what ends a stream that nobody listens to any more
+CAUSES: tuple[tuple[type[Exception], str], ...] = (
+    (RequestError, "bad_request"),
+    (UnknownModelError, "unknown_model"),
+    (OverloadedError, "overloaded"),
+)
+
+
+class Measured:
+    """`Outputs` that are made by others.
+
+    Args:
+        outputs: who makes them.
+        metrics: where they are counted.
+        clock: seconds.
+    """
+
+    def __init__(self, outputs: Outputs, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self._outputs = outputs
+        self._metrics = metrics
+        self._clock = clock
+        self._known: dict[str, ServedModel] = {}
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """As `Outputs.models`."""
+        models = await self._outputs.models()
+        self._known = {model.name: model for model in models}
+        return models
+
+    async def stream(self, order: Order) -> AsyncGenerator[Token | Traced | Ended, None]:
+        """As `Outputs.stream`."""
+        began = self._clock()
+        if order.model not in self._known:
+            await self.models()
+        with Course(self._metrics, order, self._known.get(order.model), self._clock, began) as course:
+            async with aclosing(self._outputs.stream(order)) as made:
+                async for what in made:
+                    course.saw(what)
+                    yield what
+
+
+class Course:
+    """One output from its order to its end."""
+
+    def __init__(
+        self, metrics: Metrics, order: Order, model: ServedModel | None, clock: Callable[[], float], began: float
+    ) -> None:
+        self._metrics = metrics
+        self._order = order
+        self._clock = clock
+        self._began = began
+        self._model = UNKNOWN if model is None else model.name
+        self._drafter = drafter_of(order, model)
+        self._live = metrics.live(self._model, self._drafter)
+        self._tokens = 0
+        self._first: float | None = None
+        self._latest = 0.0
+        self._ended = False
+
+    def saw(self, what: Token | Traced | Ended) -> None:
+        """The next part of it came."""
+        match what:
+            case Token():
+                self._token(self._clock() - self._began)
+            case Ended():
+                self._ended = True
+                self._finish(what, self._clock() - self._began)
+
+    def __enter__(self) -> Self:
+        self._metrics.waiting.labels(self._model).inc()
+        self._metrics.running.labels(self._model).inc(0)  # it is there to be read, if only as 0
+        with about(request=self._order.id):
+            log.info("output ordered: model %s, drafter %s", self._model, self._drafter)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        waits = self._first is None
+        (self._metrics.waiting if waits else self._metrics.running).labels(self._model).dec()
+        seconds = self._clock() - self._began
+        if self._ended:
+            return
+        with about(request=self._order.id):
+            if error is None or isinstance(error, UNWANTED):
+                self._metrics.aborted(self._labels(), seconds)
+                log.info("output aborted after %.3f s, %d tokens", seconds, self._tokens)
+            else:
+                cause = cause_of(error)
+                self._metrics.failed(self._labels(), cause)
+                log.warning("output failed (%s) after %.3f s, %d tokens: %s", cause, seconds, self._tokens, error)
+
+    def _token(self, now: float) -> None:
+        if self._first is None:
+            self._first = now
+            self._metrics.waiting.labels(self._model).dec()
+            self._metrics.running.labels(self._model).inc()
+            self._live.first_token(now)
+        else:
+            self._live.token(now - self._latest)
+        self._tokens += 1
+        self._latest = now
+
+    def _finish(self, ended: Ended, seconds: float) -> None:
+        figures = ended.statistics
+        took = Took(seconds, self._first, self._latest, self._tokens)
+        self._metrics.finished((self._model, figures.method, self._drafter), ended.reason.value, figures, took)
+        with about(request=self._order.id):
+            log.info(
+                "output ended (%s) after %.3f s: %s, %d tokens, %.2f a pass, acceptance %.2f%s",
+                ended.reason.value,
+                seconds,
+                figures.method,
+                self._tokens,
+                figures.tokens_per_pass,
+                figures.acceptance,
+                _losses(figures),
+            )
+
+    def _labels(self) -> tuple[str, str, str]:
+        return self._model, self._order.request.method or DEFAULT, self._drafter
+
+
+def _losses(figures: Statistics) -> str:
+    """Which services failed in an output that was made nevertheless, and how."""
+    gone = [(lane.address, lane.lost) for lane in figures.lanes if lane.role == "target" and lane.lost]
+    told = "".join(f"; target at {address} lost: {how}" for address, how in dict.fromkeys(gone) if address)
+    return told + (f"; drafter lost: {figures.drafter_lost}" if figures.drafter_lost else "")
+
+
+def drafter_of(order: Order, model: ServedModel | None) -> str:
+    """The label for an order's drafter, one of those that the model has."""
+    if model is None:
+        return UNKNOWN
+    if order.drafter is None:
+        return model.drafters[0] if model.drafters else PLAIN
+    if not order.drafter:
+        return PLAIN
+    return order.drafter if order.drafter in model.drafters else UNKNOWN
+
+
+def cause_of(error: BaseException) -> str:
+    """The label for what an output failed of."""
+    for kind, cause in CAUSES:
+        if isinstance(error, kind):
+            return cause
+    return f"service_{name_of(error)}" if isinstance(error, ServiceError) else "internal"
+
+
+# A histogram whose observations come counted already: round trips of lanes.
+
+UPPER = (*map(str, BOUNDS), "+Inf")
+
+
+@dataclass
+class _Trips:
+    counts: list[int] = field(default_factory=lambda: [0] * len(UPPER))
+    seconds: float = 0.0
+
+
+class TripHistogram:
+    """A Prometheus collector of `round_trip_seconds`, by role and address of the service."""
+
+    def __init__(self) -> None:
+        self._peers: dict[tuple[str, str], _Trips] = {}
+
+    def add(self, lane: LaneFigures) -> None:
+        """Counts the round trips of one session."""
+        peer = self._peers.setdefault((lane.role, lane.address), _Trips())
+        peer.counts = [before + more for before, more in zip(peer.counts, lane.trips.counts, strict=True)]
+        peer.seconds += lane.trips.seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """As prometheus_client wants it."""
+        family = HistogramMetricFamily(
+            f"{PREFIX}round_trip_seconds",
+            "Seconds from a question to a service to its first answer, less those in its model.",
+            labels=("role", "peer"),
+        )
+        for labels, peer in sorted(self._peers.items()):
+            family.add_metric(labels, list(zip(UPPER, map(float, accumulate(peer.counts)), strict=True)), peer.seconds)
+        yield family

@@ -1,13 +1,14 @@
 """What two tokenizers have in common: the compatibility report of a pair."""
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import log10
 from statistics import fmean, pstdev
 
-from crossdraft.text.combinations import Combinations, combinations_of, quartiles
-from crossdraft.text.composition import Pieces
 from crossdraft.text.letters import Letters, from_bytes, is_plain
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 
@@ -67,6 +68,36 @@ class SampleShare:
     drafter_kinds: int  # |D′|
     shared_kinds: int  # |T′∩D′|
     shared_of_target: float  # |T′∩D′| / |T′|: Table 6 of arXiv 2502.05202
+
+
+# How many sequences of draft tokens write a target token, over a vocabulary: Section D of arXiv 2502.05202.
+#
+# A count grows like 2 to the token's length, so counts are integers of any size here, and logarithms in what is
+# reported.
+
+
+@dataclass(frozen=True)
+class OfLength:
+    """Target tokens of one length; decadic logarithms of their numbers of combinations."""
+
+    letters: int
+    tokens: int  # that have a combination
+    smallest: float
+    quartiles: tuple[float, float, float]
+    largest: float
+
+
+@dataclass(frozen=True)
+class Combinations:
+    """Sequences of draft tokens that are exactly one target token, over the target tokens that have any."""
+
+    tokens: int  # that have any
+    quartiles: tuple[int, int, int]  # the second is the median
+    log10_of_mean: float
+    log10_of_deviation: float  # standard, of all of them; 0 if there is none
+    log10_of_largest: float
+    by_length: tuple[OfLength, ...]  # ascending
+    by_power: tuple[tuple[int, int], ...]  # (n, tokens with 2ⁿ to 2ⁿ⁺¹ − 1 combinations), ascending
 
 
 @dataclass(frozen=True)
@@ -191,6 +222,51 @@ def _texts_of(tokenization: Tokenization, sample: str) -> list[Letters]:
     return [letters for letters in written if is_plain(letters)]
 
 
+# How strings of one vocabulary are put together from those of another.
+
+
+@dataclass(frozen=True)
+class Compositions:
+    """The ways to write one string as a concatenation of pieces."""
+
+    count: int  # exact concatenations; grows like 2 to the string's length
+    look_ahead: int  # most pieces that can be needed until their concatenation begins with the string; 0: impossible
+
+
+class Pieces:
+    """The strings of a vocabulary, as pieces to write other strings with."""
+
+    def __init__(self, strings: Collection[Letters]) -> None:
+        self._known = frozenset(strings)
+        self._ordered = sorted(self._known)
+        self._longest = max(map(len, self._known), default=0)
+
+    def can_write(self, string: Letters) -> bool:
+        """Whether the string is a concatenation of pieces."""
+        if string in self._known or self._known.issuperset(string):
+            return True
+        return self.compositions(string).count > 0
+
+    def compositions(self, string: Letters) -> Compositions:
+        """All ways to write the string: O(length²) look-ups."""
+        length = len(string)
+        ways = [1] + [0] * length
+        most = [0] * (length + 1)  # pieces on the longest way to each offset
+        for end in range(1, length + 1):
+            for start in range(max(0, end - self._longest), end):
+                if ways[start] and string[start:end] in self._known:
+                    ways[end] += ways[start]
+                    most[end] = max(most[end], most[start] + 1)
+        if most[length] == length:  # no sequence has more pieces than letters
+            return Compositions(ways[length], length)
+        beyond = [most[start] + 1 for start in range(length) if ways[start] and self._some_exceeds(string[start:])]
+        return Compositions(ways[length], max([most[length], *beyond]))
+
+    def _some_exceeds(self, beginning: str) -> bool:
+        place = bisect_right(self._ordered, beginning)
+        return place < len(self._ordered) and self._ordered[place].startswith(beginning)
+
+
 def _written(strings: Sequence[Letters], pieces: Pieces) -> float:
     return _ratio(sum(map(pieces.can_write, strings)), len(strings))
 
@@ -215,3 +291,43 @@ def _lengths(strings: Sequence[Letters]) -> Lengths:
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
+
+
+def combinations_of(lengths: Sequence[int], counts: Sequence[int]) -> Combinations:
+    """The statistics of target tokens: their letters, and the ways to write each (0: none), both shape (n,)."""
+    found: dict[int, list[int]] = {}
+    for length, count in zip(lengths, counts, strict=True):
+        if count:
+            found.setdefault(length, []).append(count)
+    every = sorted(count for same in found.values() for count in same)
+    if not every:
+        return Combinations(0, (0, 0, 0), 0.0, 0.0, 0.0, (), ())
+    powers = Counter(count.bit_length() - 1 for count in every)
+    return Combinations(
+        tokens=len(every),
+        quartiles=quartiles(every),
+        log10_of_mean=log10(sum(every)) - log10(len(every)),
+        log10_of_deviation=_log10_of_deviation(every),
+        log10_of_largest=log10(every[-1]),
+        by_length=tuple(_of_length(length, sorted(same)) for length, same in sorted(found.items())),
+        by_power=tuple(sorted(powers.items())),
+    )
+
+
+def quartiles(values: Sequence[int]) -> tuple[int, int, int]:
+    """The values at a quarter, a half and three quarters of `values`, which ascend; at least one."""
+    first, second, third = (values[(len(values) - 1) * part // 4] for part in (1, 2, 3))
+    return first, second, third
+
+
+def _log10_of_deviation(counts: Sequence[int]) -> float:
+    """n²·variance = n·Σ x² − (Σ x)², in integers."""
+    size = len(counts)
+    squared = size * sum(count * count for count in counts) - sum(counts) ** 2
+    return log10(squared) / 2 - log10(size) if squared else 0.0
+
+
+def _of_length(letters: int, counts: Sequence[int]) -> OfLength:
+    low, middle, high = quartiles(counts)
+    middles = (log10(low), log10(middle), log10(high))
+    return OfLength(letters, len(counts), log10(counts[0]), middles, log10(counts[-1]))

@@ -1,12 +1,17 @@
 """A vocabulary as a trie: its strings in order, so that all tokens with a common prefix stand side by side."""
 
+import os
+import sys
+import tempfile
 from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 
-from crossdraft.text import trie_cache
-from crossdraft.text.letters import AFTER_ALL, Letters
-from crossdraft.text.spelling import Codes, Ids, Spelling, spelled
+from crossdraft.text.letters import AFTER_ALL, END, Codes, Ids, Letters, Spelling, coding, spelled
 from crossdraft.text.vocabulary import Vocabulary
 
 _WORTH_KEEPING = 16_384  # tokens; smaller tries are built in less time than a file takes
@@ -18,11 +23,11 @@ class Trie:
     def __init__(self, vocabulary: Vocabulary) -> None:
         letters = vocabulary.letters
         large = len(letters) >= _WORTH_KEEPING
-        key = trie_cache.key_of(letters) if large else ""
-        kept = trie_cache.load(key, len(letters)) if large else None
+        key = key_of(letters) if large else ""
+        kept = load(key, len(letters)) if large else None
         order, codes = kept or _built(vocabulary)
         if large and kept is None:
-            trie_cache.save(key, order, codes)
+            save(key, order, codes)
         order.flags.writeable = False
         self.order = order  # shape (V,), ids by letters
         self.spelling = Spelling.read(codes)
@@ -64,3 +69,70 @@ def _built(vocabulary: Vocabulary) -> tuple[Ids, Codes]:
     letters = vocabulary.letters
     order = sorted(range(len(letters)), key=letters.__getitem__)
     return np.array(order, dtype=np.int64), spelled(letters)
+
+
+# The arrays of large tries, kept on disk between runs.
+#
+# A file is found by the digest of all letters and their coding and carries the digest of its contents; one that is
+# damaged or that something or somebody else wrote is as good as none. A folder that cannot be written costs the time of
+# building, nothing else.
+
+_MAGIC = b"crossdraft trie 1\n"
+_DIGEST = 16  # bytes
+_NO_FOLDER = (OSError, RuntimeError)  # the latter if there is no home folder
+
+
+def cache_folder() -> Path:
+    """Where files that can be made again belong on this platform: `XDG_CACHE_HOME` if it is set and not relative."""
+    usual = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA", "~/AppData/Local")}
+    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not chosen.is_absolute():  # which the XDG Base Directory Specification tells to ignore
+        chosen = Path(usual.get(sys.platform, "~/.cache")).expanduser()
+    return chosen / "crossdraft"
+
+
+def key_of(strings: Sequence[Letters]) -> str:
+    """Hex digest of the letters of all ids, in the order of the ids, and of their coding."""
+    return blake2b(chr(END).join([coding(), *strings]).encode(), digest_size=_DIGEST).hexdigest()
+
+
+def load(key: str, size: int) -> tuple[Ids, Codes] | None:
+    """Order and codes of the vocabulary of this key and size; None if there is no sound file."""
+    try:
+        with _path(key).open("rb") as file:
+            raw = file.read() if _own(file.fileno()) else b""
+    except _NO_FOLDER:
+        return None
+    begin = len(_MAGIC) + _DIGEST
+    if raw[:begin] != _MAGIC + _sum(key, raw[begin:]):
+        return None
+    order = np.frombuffer(raw, dtype="<u4", count=size, offset=begin).astype(np.int64)
+    return order, np.frombuffer(raw, dtype="<u2", offset=begin + 4 * size).astype(np.uint16)
+
+
+def save(key: str, order: Ids, codes: Codes) -> None:
+    """Keeps them; a reader sees the whole file or none."""
+    contents = order.astype("<u4").tobytes() + codes.astype("<u2").tobytes()
+    with suppress(*_NO_FOLDER):
+        for folder in (cache_folder(), _path(key).parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=_path(key).parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_MAGIC + _sum(key, contents) + contents)
+            os.replace(name, _path(key))
+        except OSError:
+            os.unlink(name)
+
+
+def _own(descriptor: int) -> bool:
+    """Whether an open file belongs to the user: in a folder of many users a sum alone says nothing."""
+    return not hasattr(os, "getuid") or os.fstat(descriptor).st_uid == os.getuid()
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "tries" / key
+
+
+def _sum(key: str, contents: bytes) -> bytes:
+    return blake2b(key.encode() + contents, digest_size=_DIGEST).digest()

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 
-from crossdraft.text.anatomy import Anatomy, anatomy_of
 from crossdraft.text.letters import NAMELESS, Letters, Role, Side
+from crossdraft.text.tokenizer_file import Anatomy, anatomy_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,13 +30,13 @@ import numpy as np
 
 from crossdraft.text.letters import Letters
 from crossdraft.text.tokenization import encode_beginning
+from crossdraft.types.rows import Proposal
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.rejection import draw_residual, undrafted
-from crossdraft.verification.rows import Proposal
 from crossdraft.verification.walk import (
     Answer,
     Emit,
     Ground,
-    Kind,
     Refused,
     Step,
     Walk,
@@ -47,7 +47,6 @@ from crossdraft.verification.walk import (
 
 BAND = 8  # w
 UNREACHED = 2**62  # above every cost
-
 Places = list[tuple[int, int]]
 
 

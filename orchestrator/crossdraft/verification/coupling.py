@@ -12,18 +12,21 @@ same letter. The tail is one more event of the target. No draft shows it, so it 
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import cached_property
 
-from crossdraft.text.pairing import Pair
-from crossdraft.text.spelling import END
-from crossdraft.verification.identity import Identity
-from crossdraft.verification.laws import PartlyRevealed, StringLaw, surplus, without
+import numpy as np
+from numpy.typing import NDArray
+
+from crossdraft.text.letters import END, EVENTS, Codes, Spelling
+from crossdraft.text.pairs import Pair
+from crossdraft.types.rows import Ids, Probabilities, Proposal, Row, Whose, masses_of
+from crossdraft.types.statistics import Kind
+from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.rejection import draw_residual, draw_unlisted
-from crossdraft.verification.rows import Probabilities, Proposal, Row, Whose
 from crossdraft.verification.walk import (
     Answer,
     Emit,
     Ground,
-    Kind,
     Refused,
     Step,
     Walk,
@@ -31,6 +34,76 @@ from crossdraft.verification.walk import (
     target_row,
     target_support,
 )
+
+# A law over the tokens of one vocabulary that is revealed letter by letter.
+
+Events = NDArray[np.float64]  # shape (EVENTS,): what lies in each letter that can come next, and in END
+
+
+@dataclass(frozen=True, eq=False)
+class StringLaw:
+    """The tokens that begin with the letters revealed so far, by weight; only proportions count."""
+
+    spelling: Spelling  # of the vocabulary
+    ids: Ids  # shape (n,)
+    weights: Probabilities  # shape (n,), above 0
+    cursor: Ids  # shape (n,), where in the spelling each token's next letter is
+
+    @staticmethod
+    def of(spelling: Spelling, ids: Ids, weights: Probabilities) -> "StringLaw":
+        """The law of a token of which nothing is revealed; weights are not negative, not all zero."""
+        possible = weights > 0
+        return StringLaw(spelling, ids[possible], weights[possible], spelling.starts[ids[possible]])
+
+    @cached_property
+    def _next(self) -> Codes:
+        return self.spelling.codes[self.cursor]
+
+    @cached_property
+    def _masses(self) -> Events:
+        return masses_of(self._next, self.weights, EVENTS)
+
+    def events(self) -> Events:
+        """The probability of each event."""
+        return self._masses / float(self.weights.sum())
+
+    def after(self, event: int) -> "StringLaw":
+        """The law once this event is revealed; after END it is that of the ids with exactly these letters."""
+        same = self._next == event
+        return StringLaw(self.spelling, self.ids[same], self.weights[same], self.cursor[same] + (event != END))
+
+    def reshaped(self, masses: Events) -> "StringLaw":
+        """The law whose events have these weights, not all zero, and which is as before once one is revealed."""
+        factors = np.divide(masses, self._masses, out=np.zeros(EVENTS), where=self._masses > 0)[self._next]
+        kept = factors > 0
+        return StringLaw(self.spelling, self.ids[kept], (self.weights * factors)[kept], self.cursor[kept])
+
+    def draw(self, chooser: Chooser) -> tuple[int, Codes]:
+        """A token, and the codes of its letters that are not revealed yet."""
+        place = chooser.categorical(self.weights) if len(self.ids) > 1 else 0
+        token = int(self.ids[place])
+        return token, self.spelling.rest(token, int(self.cursor[place]))
+
+
+@dataclass(frozen=True, eq=False)
+class PartlyRevealed:
+    """A proposal of which some letters are revealed, and its law given all that is."""
+
+    law: StringLaw
+    cursor: int  # where in the spelling its next letter is
+
+    @property
+    def event(self) -> int:
+        """What comes next; whoever asks has revealed it."""
+        return int(self.law.spelling.codes[self.cursor])
+
+    def after(self, event: int) -> "PartlyRevealed":
+        """Its own next letter is revealed."""
+        return PartlyRevealed(self.law.after(event), self.cursor + 1)
+
+    def reshaped(self, masses: Events) -> "PartlyRevealed":
+        """Something else is revealed, which gives its events these weights."""
+        return PartlyRevealed(self.law.reshaped(masses), self.cursor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,3 +229,81 @@ def _begun(pair: Pair, proposal: Proposal, weights: Probabilities | None = None)
     spelling = (pair.target_trie if proposal.whose is Whose.TARGET else pair.drafter_trie).spelling
     law = StringLaw.of(spelling, proposal.row.ids, proposal.row.probabilities if weights is None else weights)
     return PartlyRevealed(law, int(spelling.starts[proposal.token]))
+
+
+# The first event of `coupled`: whether the target's token and the proposal are the same token.
+
+
+class Identity:
+    """A target row p against the row q of a proposal; ids of the same letters count as one token on both sides."""
+
+    def __init__(self, pair: Pair, row: Row, proposal: Proposal) -> None:
+        """The row lists all target ids that the proposal's row can give.
+
+        Raises:
+            ValueError: the proposal has no row: its drafter was opened wrongly.
+        """
+        if proposal.row is None:
+            raise ValueError("this method needs the row that each proposal was drawn from")
+        drafted = proposal.whose is Whose.DRAFTER
+        token = pair.target_id(proposal.token) if drafted else int(pair.names(np.array([proposal.token]))[0])
+        self._row, self._draft_row = row, proposal.row
+        self._names: Ids = pair.names(row.ids)  # what each listed id counts as
+        self._drafted: Ids = pair.to_target_ids(proposal.row.ids) if drafted else pair.names(proposal.row.ids)
+        self._same = self._names == (-1 if token is None else token)
+        self._q = float(proposal.row.probabilities[self._drafted == token].sum())
+
+    @property
+    def acceptance(self) -> float:
+        """p/q of the proposed token; the coin is min(1, p/q). 0 if the target has no such token."""
+        p = float(self._row.probabilities[self._same].sum())
+        return p / self._q if self._q else 0.0
+
+    def draw(self, chooser: Chooser) -> int:
+        """A target id that is the proposed token: of several each by its weight."""
+        ids, weights = self._row.ids[self._same], self._row.probabilities[self._same]
+        return int(ids[chooser.categorical(weights) if len(ids) > 1 else 0])
+
+    def residuals(self) -> tuple[Probabilities, Probabilities]:
+        """What a refusal leaves: (p - q)+ at each id of the target's row, (q - p)+ at each of the proposal's.
+
+        Ids that count as one token share what is left of it in proportion; what only one side has stays.
+
+        Raises:
+            KeyError: the proposal's row reaches into the tail: the target's does not list what it was asked for.
+        """
+        p, q = self._row.probabilities, self._draft_row.probabilities
+        tokens, of_p = self._tokens()
+        of_q = tokens.places(self._drafted)  # -1: a token that the target lacks, or never says
+        if not self._row.whole and ((of_q < 0) & (self._drafted >= 0)).any():
+            raise KeyError(int(self._drafted[(of_q < 0) & (self._drafted >= 0)][0]))
+        masses_p = tokens.probabilities
+        masses_q = masses_of(of_q + 1, q, len(masses_p) + 1)[1:]
+        left_p = p * _share_left(masses_p, masses_q)[of_p]
+        if not self._row.tail and not left_p.any():
+            left_p = p  # p and q differ by rounding only; a refusal then says nothing
+        return left_p, q * np.append(_share_left(masses_q, masses_p), 1.0)[of_q]
+
+    def _tokens(self) -> tuple[Row, Ids | slice]:
+        """The target's row over what its ids count as, and the place of each id in it."""
+        if self._names is self._row.ids:
+            return self._row, slice(None)
+        names, places = np.unique(self._names, return_inverse=True)
+        return Row(names, masses_of(places, self._row.probabilities, len(names)), self._row.tail), places
+
+
+def _share_left(mine: Probabilities, other: Probabilities) -> Probabilities:
+    return np.divide(np.maximum(mine - other, 0.0), mine, out=np.zeros(len(mine)), where=mine > 0)
+
+
+def surplus(mine: Events, other: Events) -> Events:
+    """(mine - other)+. Where rounding alone leaves nothing, `mine`: the two are then equal, and it is as good."""
+    excess = np.maximum(mine - other, 0.0)
+    return excess if excess.any() else mine
+
+
+def without(event: int, masses: Events) -> Events:
+    """The weights of all other events."""
+    kept = masses.copy()
+    kept[event] = 0.0
+    return kept

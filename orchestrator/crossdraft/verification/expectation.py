@@ -13,16 +13,44 @@ longest token hides its prefixes. tests/verification/test_expectation.py has the
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crossdraft.text.letters import Letters
-from crossdraft.text.pairing import Pair
-from crossdraft.verification.agreement import Agreement, Drafting, Expected, Weights, independent, maximal, weights_of
-from crossdraft.verification.races import Race
-from crossdraft.verification.rows import Ids, Probabilities, Row, Whose
+from crossdraft.text.pairs import Pair
+from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.types.rows import Ids, Probabilities, Row, Whose
 
-__all__ = ["EXPECTATIONS", "Drafting", "Expected"]
+# How probably a draft's text reaches a token of the target, letter by letter.
+#
+# At a common prefix the target's token ends there or goes on with a letter, and so does the draft's. A token of the
+# target that ends has been reached: it is accepted whatever the draft shows. Two equal letters go on together. Where
+# only the draft's token ends, the next proposal goes on. Different letters are a refusal. Methods differ in how the
+# two events are drawn together.
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A probability, of which paths that are too improbable may have been left out."""
+
+    acceptance: float  # at least this
+    pruned: float = 0.0  # and at most this much more
+
+    def __add__(self, other: Self) -> "Expected":
+        return Expected(self.acceptance + other.acceptance, self.pruned + other.pruned)
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What is known of a drafter."""
+
+    pair: Pair
+    row_after: Callable[[tuple[int, ...]], Row]  # its whole law after these tokens of its own, that it draws from
+    proposals: int = 1  # n: a target token that the text of n proposals has not reached is not accepted
+    least: float = 0.0  # rows are not asked for where both sides still agree with a smaller probability; 0: exact
+    whose: Whose = Whose.DRAFTER  # whose ids the first row has
 
 
 def overlap(target: Row, drafting: Drafting) -> Expected:
@@ -101,6 +129,9 @@ def in_target_ids(pair: Pair, row: Row, whose: Whose = Whose.DRAFTER) -> Probabi
     return law
 
 
+Weights = dict[int, float]  # token id -> weight above 0; any sum
+
+
 def _by_letters(letters: tuple[Letters, ...], weights: Weights) -> dict[Letters, float]:
     """Weights of strings: ids with the same letters are added up."""
     found: dict[Letters, float] = {}
@@ -150,3 +181,213 @@ def _longest_tokens(drafting: Drafting, target: Weights, psi: dict[Letters, floa
         for token, weight in weights_of(drafting.row_after(text.tokens)).items():
             texts.append(_Text((*text.tokens, token), Letters(text.letters + letters[token]), text.mass * weight))
     return pruned
+
+
+Masses = dict[str, float]  # next letter -> probability
+
+
+class Meeting(NamedTuple):
+    """Joint probabilities at a prefix, besides those with the target's end."""
+
+    together: Masses  # both show this letter
+    behind: Masses  # the draft's token ends, the target's goes on with this letter
+
+
+Coupling = Callable[[float, Masses, Masses], Meeting]  # of the draft's end, the target's letters, the draft's letters
+
+
+def independent(ends: float, target: Masses, draft: Masses) -> Meeting:
+    """Both draw by themselves."""
+    together = {letter: mass * draft[letter] for letter, mass in target.items() if letter in draft}
+    return Meeting(together, {letter: mass * ends for letter, mass in target.items()})
+
+
+def maximal(ends: float, target: Masses, draft: Masses) -> Meeting:
+    """The coupling under which both show the same event as often as possible; surpluses are independent."""
+    together = {letter: min(mass, draft[letter]) for letter, mass in target.items() if letter in draft}
+    surplus = {letter: mass - together.get(letter, 0.0) for letter, mass in target.items()}
+    # What the draft's end has more than the target's; then all of the target's surplus lies on letters.
+    ended = max(0.0, ends - max(0.0, 1.0 - sum(target.values())))
+    share = ended / total if (total := sum(surplus.values())) > 0 else 0.0
+    return Meeting(together, {letter: mass * share for letter, mass in surplus.items()})
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Sums over the texts that both sides can write."""
+
+    drafting: Drafting
+    couple: Coupling
+
+    def starting(self, target: Weights) -> Expected:
+        """Both at a token start, with the drafter's first row."""
+        return self.at_start(1.0, target, weights_of(self.drafting.row_after(())))
+
+    def at_start(self, mass: float, target: Weights, draft: Weights) -> Expected:
+        """The same with a draft law of its own; `mass` is the probability of being there."""
+        return self._meet(mass, target, 0, draft, 0, ())
+
+    def after_proposal(self, mass: float, target: Weights, tokens: tuple[int, ...]) -> Expected:
+        """The draft so far is `tokens`, and the target's token begins with all of it and is longer."""
+        return self._next(mass, target, len(self.drafting.pair.drafter.letters_of(tokens)), tokens)
+
+    def _next(self, mass: float, target: Weights, at: int, tokens: tuple[int, ...]) -> Expected:
+        if len(tokens) == self.drafting.proposals or mass <= 0:
+            return Expected(0.0)
+        if mass < self.drafting.least:
+            return Expected(0.0, mass)
+        return self._meet(mass, target, at, weights_of(self.drafting.row_after(tokens)), at, tokens)
+
+    def _meet(
+        self, mass: float, target: Weights, at: int, draft: Weights, start: int, tokens: tuple[int, ...]
+    ) -> Expected:
+        """At letter `at` of the target's token; the draft's token began at letter `start` of it."""
+        if mass <= 0 or not target or not draft:
+            return Expected(0.0)
+        ours = _split(target, self.drafting.pair.target.letters, at)
+        theirs = _split(draft, self.drafting.pair.drafter.letters, at - start)
+        ends = sum(theirs.ended.values()) / theirs.total
+        meeting = self.couple(ends, ours.masses(), theirs.masses())
+        found = Expected(mass * sum(ours.ended.values()) / ours.total)
+        for letter, share in meeting.together.items():
+            found += self._meet(mass * share, ours.going_on[letter], at + 1, theirs.going_on[letter], start, tokens)
+        behind = sum(meeting.behind.values())
+        if theirs.ended and behind > 0:
+            rest = ours.reweighted(meeting.behind)
+            for token, weight in theirs.ended.items():
+                share = behind * weight / sum(theirs.ended.values())
+                found += self._next(mass * share, rest, at, (*tokens, token))
+        return found
+
+
+class _Split(NamedTuple):
+    """A law at a prefix that all its tokens have."""
+
+    total: float
+    ended: Weights  # tokens that are the prefix
+    going_on: dict[str, Weights]  # the others by their next letter
+
+    def masses(self) -> Masses:
+        """Probability of each next letter."""
+        return {letter: sum(weights.values()) / self.total for letter, weights in self.going_on.items()}
+
+    def reweighted(self, masses: Masses) -> Weights:
+        """The tokens that go on, those of each letter with its mass in all."""
+        found: Weights = {}
+        for letter, weights in self.going_on.items():
+            if masses.get(letter, 0.0) > 0:
+                scale = masses[letter] / sum(weights.values())
+                found.update((token, weight * scale) for token, weight in weights.items())
+        return found
+
+
+def _split(weights: Weights, letters: tuple[Letters, ...], at: int) -> _Split:
+    ended: Weights = {}
+    going_on: dict[str, Weights] = {}
+    for token, weight in weights.items():
+        text = letters[token]
+        if len(text) == at:
+            ended[token] = weight
+        else:
+            going_on.setdefault(text[at], {})[token] = weight
+    return _Split(sum(weights.values()), ended, going_on)
+
+
+def weights_of(row: Row) -> Weights:
+    """A whole row's ids and probabilities, those above zero.
+
+    Raises:
+        ValueError: the row has a tail, so the expectation would not be one.
+    """
+    if not row.whole:
+        raise ValueError(f"expected acceptance needs whole rows, and this one has a tail of {row.tail}")
+    return {token: weight for token, weight in zip(row.ids.tolist(), row.probabilities.tolist(), strict=True) if weight}
+
+
+# Two laws drawn with common noise: how probably a target token i and a drafter token j win together.
+#
+# Each string (and rank) k has one exponential clock E_k; the target takes the smallest E_k/p_k, the drafter the
+# smallest E_k/q_k. With L(s) = Σ max(p_k, s q_k) and F(s) = ∫₀ˢ L⁻², integrating over the ratio of the two winners'
+# clocks gives
+#
+#     P(i, i) = p_i / L(p_i/q_i) = 1 / Σ_k max(p_k/p_i, q_k/q_i)
+#     P(i, j) = p_i q_j (F(p_i/q_i) − F(p_j/q_j))⁺  for i ≠ j
+#
+# L is linear between the ratios p_k/q_k, so F is a sum over them: all pairs cost one sort.
+
+Values = NDArray[np.float64]
+Clock = tuple[Letters, int]  # letters and rank: what noise is keyed by
+
+
+class Race:
+    """First tokens of a target and a drafter that draw with common noise."""
+
+    def __init__(self, pair: Pair, target: Row, drafted: Row) -> None:
+        """Both rows whole."""
+        self._p = _by_clock(pair.target, weights_of(target))
+        self._q = _by_clock(pair.drafter, weights_of(drafted))
+        clocks = list(self._p | self._q)
+        p = np.array([self._p.get(clock, (0, 0.0))[1] for clock in clocks])
+        q = np.array([self._q.get(clock, (0, 0.0))[1] for clock in clocks])
+        with np.errstate(divide="ignore"):
+            ratios = p / q
+        envelope, integral = _envelope(p, q, ratios)
+        self._integral = dict(zip(clocks, integral, strict=True))
+        self._same = dict(zip(clocks, p / envelope, strict=True))
+        # The draft's first token is the target's, or begins with it.
+        self.reached = 0.0
+        # Probability of each target token that only begins with a drafter token, by that token.
+        self.beyond: dict[int, Weights] = {}
+        self._meet()
+
+    def joint(self, target: Clock, drafted: Clock) -> float:
+        """Probability that these two win."""
+        if target not in self._p or drafted not in self._q:
+            return 0.0
+        if target == drafted:
+            return float(self._same[target])
+        weight = self._p[target][1] * self._q[drafted][1]
+        return float(weight * max(0.0, self._integral[target] - self._integral[drafted]))
+
+    def _meet(self) -> None:
+        ours, theirs = _ranks(self._p), _ranks(self._q)
+        for clock in self._q:
+            for length in range(1, len(clock[0]) + 1):
+                beginning = Letters(clock[0][:length])
+                self.reached += sum(self.joint((beginning, rank), clock) for rank in ours.get(beginning, ()))
+        for clock, (token, _) in self._p.items():
+            for length in range(1, len(clock[0])):
+                beginning = Letters(clock[0][:length])
+                for rank in theirs.get(beginning, ()):
+                    mass = self.joint(clock, (beginning, rank))
+                    if mass > 0:
+                        self.beyond.setdefault(self._q[(beginning, rank)][0], {})[token] = mass
+
+
+def _envelope(p: Values, q: Values, ratios: Values) -> tuple[Values, Values]:
+    """L and F at each ratio; a ratio may be infinite, where q is 0."""
+    order = np.argsort(ratios, kind="stable")
+    finite = order[: int(np.isfinite(ratios).sum())]
+    s = ratios[finite]
+    # Sums over those with a larger ratio, and over those with one that is not larger.
+    larger = p.sum() - np.cumsum(p[finite])
+    values = np.maximum(larger, 0.0) + s * np.cumsum(q[finite])
+    steps = np.diff(s, prepend=0.0) / (values * np.concatenate([[p.sum()], values[:-1]]))
+    envelope, integral = np.ones(len(p)), np.zeros(len(p))
+    envelope[finite], integral[finite] = values, np.cumsum(steps)
+    beyond = order[len(finite) :]
+    envelope[beyond] = np.inf
+    if len(finite):
+        integral[beyond] = integral[finite[-1]] + 1.0 / (values[-1] * q[finite].sum())
+    return envelope, integral
+
+
+def _by_clock(vocabulary: Vocabulary, weights: Weights) -> dict[Clock, tuple[int, float]]:
+    return {(vocabulary.letters[token], vocabulary.rank(token)): (token, weight) for token, weight in weights.items()}
+
+
+def _ranks(clocks: dict[Clock, tuple[int, float]]) -> dict[Letters, list[int]]:
+    found: dict[Letters, list[int]] = {}
+    for letters, rank in clocks:
+        found.setdefault(letters, []).append(rank)
+    return found

@@ -4,10 +4,10 @@ The output is a function of the target's draws alone, so it is exact whatever th
 the draft decides only how many draws one pass yields.
 """
 
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.walk import (
     Emit,
     Ground,
-    Kind,
     Refused,
     Unreached,
     Walk,

@@ -91,7 +91,6 @@ TOKENTIMING = Method(
     exact=False,
     whole_draft=True,
 )
-
 METHODS = {
     method.name: method
     for method in (STANDARD, UNION, TLI, RDK, COUPLED, COUPLED_SHARED, SLEM, SEEDED, SLRS, TOKENTIMING)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import encode_beginning
+from crossdraft.types.rows import NO_IDS, Ids, Proposal, Whose
+from crossdraft.types.trees import Path, TokenTree, tree_of
 from crossdraft.verification.methods import Guess, Method
-from crossdraft.verification.rows import NO_IDS, Ids, Proposal, Whose
-from crossdraft.verification.trees import Path, TokenTree, tree_of
 from crossdraft.verification.walk import proposal_letters, target_support
 
 

@@ -41,15 +41,15 @@ from collections.abc import Generator, Iterable, Sequence
 import numpy as np
 
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
+from crossdraft.types.rows import Probabilities, Row
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.rejection import undrafted
-from crossdraft.verification.rows import Probabilities, Row
 from crossdraft.verification.walk import (
     Answer,
     Emit,
     Ground,
-    Kind,
     Refused,
     Step,
     Walk,

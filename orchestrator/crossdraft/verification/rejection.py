@@ -13,14 +13,14 @@ from collections.abc import Generator
 
 import numpy as np
 
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
+from crossdraft.types.rows import Proposal, Row, Whose, masses_of
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.rows import Proposal, Row, Whose, masses_of
 from crossdraft.verification.walk import (
     Answer,
     Emit,
     Ground,
-    Kind,
     Refused,
     Step,
     Unreached,

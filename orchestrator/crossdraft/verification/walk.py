@@ -15,22 +15,14 @@ output (and is not the walk itself) cannot look ahead.
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from enum import Enum
 
 import numpy as np
 
 from crossdraft.text.letters import NOTHING, Letters, common_length
-from crossdraft.text.pairing import Pair
+from crossdraft.text.pairs import Pair
+from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Proposal, Row, Whose
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.rows import NO_IDS, Ids, Probabilities, Proposal, Row, Whose
-
-
-class Kind(Enum):
-    """How a token came to be emitted."""
-
-    ACCEPTED = "accepted"  # agrees with the draft
-    CORRECTED = "corrected"  # replaces a refused proposal
-    BONUS = "bonus"  # drawn with no proposal left
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,13 @@ import asyncio
 import time
 from collections.abc import Hashable, Iterator, Sequence
 
-from crossdraft.drafter.prefixes import Masses, Node, Question
-from crossdraft.drafter.proposing import Equipment, Proposing
-from crossdraft.models.engine import Work
-from crossdraft.models.ranking import Law
-from crossdraft.models.worker import Answer, Job
+from crossdraft.drafter.sampling import Equipment, Masses, Node, Proposing, Question
+from crossdraft.engine.model_thread import Answer, Job
+from crossdraft.engine.requests import Work
+from crossdraft.engine.sampler import Law
 from crossdraft.text.letters import Letters
-from crossdraft.verification.rows import Probabilities
-from crossdraft.verification.trees import ROOT, Path, TokenTree
+from crossdraft.types.rows import Probabilities
+from crossdraft.types.trees import ROOT, Path, TokenTree
 
 STEP = 128  # nodes that are taken together
 TREE = 512  # nodes of one tree: attention and the mask grow with it

@@ -10,15 +10,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec, drafter_codec, target_codec
-from crossdraft.rpc.channels import ServiceChannel
-from crossdraft.rpc.dues import DrafterDues, TargetDues
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
 from crossdraft.rpc.security import ClientCredentials, Shown
-from crossdraft.rpc.sessions import DrafterSession, TargetSession, open_session
-from crossdraft.rpc.stream import Wire
-from crossdraft.rpc.transport import MessageLimit
+from crossdraft.rpc.streams import DrafterDues, DrafterSession, TargetDues, TargetSession, Wire, open_session
+from crossdraft.rpc.transport import MessageLimit, ServiceChannel
+from crossdraft.types.messages import Description, OpenDrafter, OpenTarget
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
-from crossdraft.verification.exchange import Description, OpenDrafter, OpenTarget
 
 
 @dataclass(frozen=True)

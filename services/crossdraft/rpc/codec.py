@@ -4,15 +4,21 @@ Decoding checks everything that a value must fulfil, and raises `BadMessage` wit
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from crossdraft.rpc.bounds import MOST_BIASES, MOST_IDS, check_most
+import numpy as np
+from numpy.typing import NDArray
+
 from crossdraft.rpc.errors import BadMessage
+from crossdraft.rpc.transport import MOST_BIASES, MOST_IDS, MOST_NUMBERS, check_most
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
+from crossdraft.types.messages import Description, NoiseKey, Sample, SamplingOptions
+from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.v1 import common_pb2 as pb
-from crossdraft.verification.exchange import Description, NoiseKey, SamplingOptions
+from crossdraft.v1 import target_pb2 as v1_pb
 
 MICRO = 1_000_000  # microseconds in a second
 LONGEST = 2**32 - 1  # microseconds
@@ -162,3 +168,261 @@ def _decode_template(message: pb.ChatTemplate) -> ChatTemplate:
     if not message.source:
         raise BadMessage("chat_template has no source; leave it unset where there is none")
     return ChatTemplate(message.source, tuple(sorted(message.tokens.items())))
+
+
+# Protobuf to domain values and back: rows.
+#
+# Rows travel as multiples of 2^-24, several in one message as columns. Those of a drafter are on this grid already,
+# since it draws from what it sends; those of a target are rounded here, before anything is decided by them, which
+# moves the law by at most 3e-8 an id.
+
+GRID = 1 << 24  # steps that a probability of one has
+LEADING = 8  # ids of each row that may be much more probable than the others
+SUM_TOLERANCE = 1e-4  # of a row's sum; float32 rounding of any row stays below it
+
+
+def encode_rows(rows: Sequence[Row]) -> pb.Rows:
+    """Rows, at least one; their probabilities are rounded to the grid, and a row is whole afterwards if it was before.
+
+    Raises:
+        ValueError: one is no distribution.
+    """
+    lists = joined([row.ids for row in rows])
+    steps = _steps(np.concatenate([row.probabilities for row in rows]), lists, np.array([row.tail for row in rows]))
+    large, small = _parted(steps, lists)
+    return pb.Rows(ids=encode_lists(lists), large=encode_numbers(large), small=encode_numbers(small))
+
+
+def decode_rows(message: pb.Rows, name: str, vocabulary_size: int | None) -> list[Row]:
+    """Rows with exactly the probabilities that were sent.
+
+    Raises:
+        BadMessage: numbers are missing, ids repeat in a row, or one has more than there is.
+    """
+    lists = decode_lists(message.ids, f"{name}.ids", vocabulary_size)
+    if not _distinct(lists):
+        raise BadMessage(f"{name}.ids are not distinct")
+    large, small = decode_numbers(message.large, f"{name}.large"), decode_numbers(message.small, f"{name}.small")
+    if len(large) != sum(min(count, LEADING) for count in lists.counts) or len(large) + len(small) != len(lists.ids):
+        raise BadMessage(
+            f"{name} has {len(lists.ids)} ids, but {len(large)} large and {len(small)} small probabilities"
+        )
+    steps = _together(large, small, lists)
+    tails = ((GRID - lists.sums(steps)) / GRID).tolist()
+    if tails and min(tails) < 0:
+        raise BadMessage(f"{name} has a row that sums to {1 - min(tails):.6g}; at most 1 is possible")
+    probabilities = steps / GRID
+    return [Row(lists.ids[at], probabilities[at], tail) for at, tail in zip(lists.spans, tails, strict=True)]
+
+
+def encode_whole(row: Row) -> pb.WholeRow:
+    """A whole row; its probabilities are rounded to float32."""
+    return pb.WholeRow(ids=encode_numbers(row.ids), probabilities=row.probabilities.astype("<f4").tobytes())
+
+
+def decode_whole(message: pb.WholeRow, name: str, vocabulary_size: int | None) -> Row:
+    """A whole row with exactly the float32 probabilities that were sent.
+
+    Raises:
+        BadMessage: lengths differ, ids repeat, or it is no distribution.
+    """
+    ids = decode_ids(message.ids, f"{name}.ids", vocabulary_size)
+    if len(message.probabilities) != 4 * len(ids):
+        raise BadMessage(f"{name} has {len(ids)} ids but {len(message.probabilities)} bytes of probabilities")
+    if len(np.unique(ids)) != len(ids):
+        raise BadMessage(f"{name}.ids are not distinct")
+    probabilities = np.frombuffer(message.probabilities, dtype="<f4").astype(np.float64)
+    check_distribution(probabilities, name)
+    return Row(ids, probabilities)
+
+
+def check_distribution(masses: Probabilities, name: str) -> None:
+    """Raises BadMessage unless all masses are in [0, 1] and sum to one within SUM_TOLERANCE."""
+    if not bool(np.all((masses >= 0) & (masses <= 1))):  # false for NaN as well
+        raise BadMessage(f"{name} has a probability that is not between 0 and 1")
+    total = float(masses.sum())
+    if abs(total - 1) > SUM_TOLERANCE:
+        raise BadMessage(f"{name} sums to {total:.6g}; it must be 1 within {SUM_TOLERANCE}")
+
+
+# Whole numbers in bit fields, and lists of ids: both ways by a few numpy calls, whatever their number.
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """Lists one after another."""
+
+    counts: tuple[int, ...]  # the length of each
+    ids: Ids  # shape (n,), n the sum of the counts
+
+    @cached_property
+    def owners(self) -> Ids:
+        """Which list each id belongs to, shape (n,)."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @property
+    def spans(self) -> Iterator[slice]:
+        """Where each list is."""
+        end = 0
+        for count in self.counts:
+            yield slice(end, end := end + count)
+
+    def sums(self, values: NDArray[np.int64] | Probabilities) -> Probabilities:
+        """Of the values of each list, shape (m,); `values` has shape (n,). Exact for integers below 2^53."""
+        if len(self.counts) == 1:
+            return np.array([values.sum()], dtype=np.float64)
+        return np.bincount(self.owners, values, len(self.counts)).astype(np.float64, copy=False)
+
+    def split(self) -> list[Ids]:
+        """The lists."""
+        return [self.ids[span] for span in self.spans]
+
+
+def _steps(probabilities: Probabilities, lists: Lists, tails: Probabilities) -> Ids:
+    """Probabilities in steps. The largest of a row takes what rounding leaves: a whole row must sum to one, and a tail
+    must have a step at least. The others depend on nothing else that is listed: they are the same in every reply."""
+    totals = lists.sums(probabilities) + tails
+    if not (bool(np.all(np.abs(totals - 1) <= SUM_TOLERANCE)) and not bool((probabilities < 0).any())):
+        raise ValueError(f"rows must be distributions; with their tails they sum to {totals.tolist()}")
+    steps = np.rint(probabilities * GRID).astype(np.int64)
+    left = (GRID - lists.sums(steps)).astype(np.int64)
+    left = np.where(tails == 0, left, np.minimum(left - 1, 0))
+    if left.any():
+        for span, rest in zip(lists.spans, left.tolist(), strict=True):
+            if rest:
+                steps[span.start + int(steps[span].argmax())] += rest
+    return steps
+
+
+def _distinct(lists: Lists) -> bool:
+    """Whether no list has an id twice."""
+    ids = np.sort(lists.ids if len(lists.counts) == 1 else (lists.owners << MOST_BITS) | lists.ids)
+    return not bool((ids[1:] == ids[:-1]).any())
+
+
+def _parted(steps: Ids, lists: Lists) -> tuple[Ids, Ids]:
+    """What belongs to the first ids of the rows, and what to the others."""
+    if len(lists.counts) == 1:
+        return steps[:LEADING], steps[LEADING:]
+    leading = _leading(lists)
+    return steps[leading], steps[~leading]
+
+
+def _together(large: Ids, small: Ids, lists: Lists) -> Ids:
+    """The reverse."""
+    if len(lists.counts) == 1:
+        return np.concatenate((large, small))
+    leading = _leading(lists)
+    steps = np.empty(len(leading), dtype=np.int64)
+    steps[leading], steps[~leading] = large, small
+    return steps
+
+
+def _leading(lists: Lists) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether an id is among the first of its row, shape (n,)."""
+    leading = np.zeros(len(lists.ids), dtype=np.bool_)
+    for span in lists.spans:
+        leading[span.start : min(span.start + LEADING, span.stop)] = True
+    return leading
+
+
+# Protobuf to domain values and back: the target's own draws, several in one message as columns.
+
+LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
+
+
+def encode_samples(samples: Sequence[Sample]) -> v1_pb.Samples:
+    """Samples with as many likely ids each."""
+    beside = [pair for sample in samples for pair in sample.likely]
+    return v1_pb.Samples(
+        tokens=[sample.token for sample in samples],
+        log_probabilities=[sample.log_probability for sample in samples],
+        likely=[token for token, _ in beside],
+        likely_log_probabilities=[value for _, value in beside],
+    )
+
+
+def decode_samples(message: v1_pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
+    """The same samples; raises BadMessage."""
+    tokens = decode_id_tuple(message.tokens, "samples.tokens", vocabulary_size)
+    log_probabilities = tuple(message.log_probabilities)
+    if len(tokens) != len(log_probabilities):
+        raise BadMessage(f"samples has {len(tokens)} tokens but {len(log_probabilities)} log-probabilities")
+    likely = decode_id_tuple(message.likely, "samples.likely", vocabulary_size)
+    values = tuple(message.likely_log_probabilities)
+    if len(likely) != len(values) or len(likely) % max(1, len(tokens)):
+        raise BadMessage(f"samples has {len(likely)} likely ids and {len(values)} values for {len(tokens)} tokens")
+    for value in (*log_probabilities, *values):
+        if not value <= LOG_TOLERANCE:  # false for NaN as well
+            raise BadMessage(f"samples has the log-probability {value}; at most 0 is possible")
+    each = len(likely) // max(1, len(tokens))
+    pairs = tuple(zip(likely, values, strict=True))
+    beside = (pairs[place * each : (place + 1) * each] for place in range(len(tokens)))
+    return tuple(map(Sample, tokens, log_probabilities, beside))
+
+
+MOST_BITS = 32
+LAST_ID = (1 << MOST_BITS) - 1  # that a field holds
+
+
+def encode_numbers(values: Ids) -> pb.Numbers:
+    """Numbers (n,), int64, 0 to 2^32 - 1, in as many bits as the largest needs."""
+    bits = max(1, int(values.max()).bit_length()) if len(values) else 1
+    fields = np.unpackbits(_bytes_of(values), axis=1, count=bits, bitorder="little")
+    return pb.Numbers(count=len(values), bits=bits, data=np.packbits(fields, bitorder="little").tobytes())
+
+
+def decode_numbers(message: pb.Numbers, name: str) -> Ids:
+    """Numbers, shape (n,), int64; raises BadMessage unless there are as many bits as are needed."""
+    count, bits = message.count, message.bits
+    if not count:
+        return NO_IDS
+    if not 1 <= bits <= MOST_BITS or len(message.data) != (count * bits + 7) // 8:
+        raise BadMessage(f"{name} has {len(message.data)} bytes, which are not {count} numbers of {bits} bits")
+    check_most(count, MOST_NUMBERS, name)
+    raw = np.frombuffer(message.data, dtype=np.uint8)
+    fields = np.unpackbits(raw, count=count * bits, bitorder="little").reshape(count, bits)
+    wide = np.zeros((count, 4), dtype=np.uint8)
+    narrow = np.packbits(fields, axis=1, bitorder="little")
+    wide[:, : narrow.shape[1]] = narrow
+    return wide.view("<u4")[:, 0].astype(np.int64)
+
+
+def encode_ids(ids: Ids | None) -> pb.Numbers | None:
+    """A list of ids, which may be empty, or nothing."""
+    return None if ids is None else encode_numbers(ids)
+
+
+def decode_ids(message: pb.Numbers, name: str, vocabulary_size: int | None) -> Ids:
+    """Token ids, shape (n,), int64; raises BadMessage if one is outside the vocabulary (where its size is known)."""
+    return checked(decode_numbers(message, name), name, vocabulary_size)
+
+
+def checked(ids: Ids, name: str, vocabulary_size: int | None) -> Ids:
+    """The ids themselves; raises BadMessage if one is outside the vocabulary (where its size is known)."""
+    if vocabulary_size is not None and ids.size and int(ids.max()) >= vocabulary_size:
+        raise BadMessage(f"{name} has the id {int(ids.max())}, but the vocabulary has {vocabulary_size} ids")
+    return ids
+
+
+def joined(lists: Sequence[Ids]) -> Lists:
+    """Lists that are separate so far, at least one."""
+    return Lists(tuple(map(len, lists)), lists[0] if len(lists) == 1 else np.concatenate(lists))
+
+
+def encode_lists(lists: Lists) -> pb.IdLists:
+    """Lists of ids."""
+    return pb.IdLists(counts=lists.counts, ids=encode_numbers(lists.ids))
+
+
+def decode_lists(message: pb.IdLists, name: str, vocabulary_size: int | None) -> Lists:
+    """Lists of ids; raises BadMessage if there are more or fewer ids than they say, or ids outside the vocabulary."""
+    lists = Lists(tuple(message.counts), decode_ids(message.ids, name, vocabulary_size))
+    if sum(lists.counts) != len(lists.ids):
+        raise BadMessage(f"{name} has {len(lists.ids)} ids for lists of {sum(lists.counts)}")
+    return lists
+
+
+def _bytes_of(values: Ids) -> NDArray[np.uint8]:
+    """The four bytes of each, the lowest first: shape (n, 4)."""
+    return values.astype("<u4").view(np.uint8).reshape(-1, 4)

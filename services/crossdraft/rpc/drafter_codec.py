@@ -2,24 +2,15 @@
 
 import numpy as np
 
-from crossdraft.rpc import codec, packing, rows_codec
-from crossdraft.rpc.bounds import LONGEST_STRING, MOST_BRANCHES, MOST_STRINGS, WIDEST_ROW, check_most
+from crossdraft.rpc import codec
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage
+from crossdraft.rpc.transport import LONGEST_STRING, MOST_BRANCHES, MOST_STRINGS, WIDEST_ROW, check_most
 from crossdraft.text.letters import NOTHING
+from crossdraft.types.messages import MOST_PROPOSALS, Advance, Branch, Draft, Drafted, OpenDrafter, Score, Scored
+from crossdraft.types.rows import Proposal, Whose
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import drafter_pb2 as pb
-from crossdraft.verification.exchange import (
-    MOST_PROPOSALS,
-    Advance,
-    Branch,
-    Draft,
-    Drafted,
-    OpenDrafter,
-    Score,
-    Scored,
-)
-from crossdraft.verification.rows import Proposal, Whose
 
 Request = OpenDrafter | Draft | Advance | Score
 Reply = Opened | Drafted | Scored
@@ -88,7 +79,7 @@ def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
         options=codec.encode_options(request.options),
         noise=codec.encode_noise(request.noise),
         row_width=request.row_width,
-        allowed=packing.encode_ids(request.allowed),
+        allowed=codec.encode_ids(request.allowed),
         redistribute=request.redistribute,
         audited=request.audited,
         templated=request.templated,
@@ -96,7 +87,7 @@ def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
 
 
 def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDrafter:
-    allowed = packing.decode_ids(message.allowed, "allowed", vocabulary_size) if message.HasField("allowed") else None
+    allowed = codec.decode_ids(message.allowed, "allowed", vocabulary_size) if message.HasField("allowed") else None
     if message.audited and not message.HasField("noise"):
         raise BadMessage("audited needs noise: without it no draw can be recomputed")
     check_most(message.row_width, WIDEST_ROW, "row_width")
@@ -190,7 +181,7 @@ def _encode_drafted(reply: Drafted) -> pb.Drafted:
         epoch=reply.epoch,
         tokens=[proposal.token for proposal in reply.proposals],
         target_ids=Whose.TARGET in kinds,
-        rows=rows_codec.encode_rows(rows) if rows else None,
+        rows=codec.encode_rows(rows) if rows else None,
         microseconds=codec.encode_seconds(reply.seconds),
         reason=reply.reason,
         first=reply.first,
@@ -221,7 +212,7 @@ def _decode_proposals(message: pb.Drafted, size: int | None) -> tuple[Proposal, 
     whose = Whose.TARGET if message.target_ids else Whose.DRAFTER
     if not message.HasField("rows"):
         return tuple(Proposal(token, None, whose) for token in tokens)
-    rows = rows_codec.decode_rows(message.rows, "rows", size)
+    rows = codec.decode_rows(message.rows, "rows", size)
     if len(rows) != len(tokens):
         raise BadMessage(f"rows has {len(rows)} for {len(tokens)} tokens")
     for token, row in zip(tokens, rows, strict=True):

@@ -1,6 +1,6 @@
+# ruff: noqa: N818 - the names say what happened; all of them are errors
 """What can go wrong between an orchestrator and a service, and the one map to and from gRPC's status codes."""
 
-# ruff: noqa: N818 - the names say what happened; all of them are errors
 from typing import ClassVar
 
 from grpc import StatusCode
@@ -10,7 +10,6 @@ BROKEN_WRITE = "Internal error from Core"
 # How the text of a `Full` begins: its status is also gRPC's own for messages that are too large.
 FULL = "no room for another session: "
 LONGEST_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
-
 # What a client's gRPC says of a connection that fails in the TLS handshake, and what it means. Only the first fits.
 HANDSHAKES: tuple[tuple[str, str], ...] = (
     ("certificate has expired", "its certificate has expired: renew it there (crossdraft certs DIR --renew)"),
@@ -154,10 +153,8 @@ MEANINGS: dict[StatusCode, type[ServiceError]] = {
     StatusCode.UNKNOWN: Internal,
     StatusCode.DATA_LOSS: Internal,
 }
-
 # What goes with `Overloaded`, and tells it from `TooLarge`: gRPC's own metadata for retries, in milliseconds.
 PUSHBACK = "grpc-retry-pushback-ms"
-
 ADVICE: dict[type[ServiceError], str] = {
     Unreachable: "check that the service runs there and that its port is open",
     TimedOut: "the service is overloaded or hangs; wait longer or use another one",

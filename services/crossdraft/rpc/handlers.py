@@ -1,21 +1,23 @@
 """The server's half of a stream: requests in as they arrive, replies out as they are made, errors as status codes."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, fields
 from typing import Generic, Protocol, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from crossdraft.rpc import codec, drafter_codec, subject, target_codec
-from crossdraft.rpc.activity import Activity, Tally, first_of
-from crossdraft.rpc.admission import Admission, SessionLimits, ended_when_silent, peer_of
+from crossdraft.rpc import codec, drafter_codec, log_context, target_codec
 from crossdraft.rpc.codec import Opened
-from crossdraft.rpc.errors import BadMessage, ProtocolBroken, ServiceError, to_status
-from crossdraft.rpc.inbox import inbox
-from crossdraft.v1 import drafter_pb2, target_pb2
-from crossdraft.verification.exchange import (
+from crossdraft.rpc.errors import BadMessage, Full, ProtocolBroken, ServiceError, name_of, to_status
+from crossdraft.rpc.streams import inbox
+from crossdraft.types.messages import (
     Advance,
     Description,
     Draft,
@@ -30,6 +32,7 @@ from crossdraft.verification.exchange import (
     Score,
     Scored,
 )
+from crossdraft.v1 import drafter_pb2, target_pb2
 
 Open = TypeVar("Open")  # the message that begins a session
 Ask = TypeVar("Ask")
@@ -37,7 +40,6 @@ Answer = TypeVar("Answer")
 Open_contra = TypeVar("Open_contra", contravariant=True)
 Ask_contra = TypeVar("Ask_contra", contravariant=True)
 Answer_co = TypeVar("Answer_co", covariant=True)
-
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -100,7 +102,6 @@ TARGET: Role[OpenTarget, Pass | FetchRow | RunTo, PassDone | RowFetched] = Role(
     read=lambda raw, size: target_codec.decode_request(target_pb2.VerifyRequest.FromString(raw), size),
     write=target_codec.encode_reply,
 )
-
 DRAFTER: Role[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Role(
     name="drafter",
     service="crossdraft.v1.Drafter",
@@ -109,6 +110,32 @@ DRAFTER: Role[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Role(
     read=lambda raw, size: drafter_codec.decode_request(drafter_pb2.DraftRequest.FromString(raw), size),
     write=drafter_codec.encode_reply,
 )
+
+
+# How many sessions a server has at once, of whom, and how long one may be silent.
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """What clients may take of a server.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    sessions: int = 1024  # open at once
+    per_peer: int | None = None  # of them with one peer; None: no limit of its own
+    idle_seconds: float = 600.0  # a session in which nothing was said by either side for so long is ended
+
+    def __post_init__(self) -> None:
+        if self.sessions < 1:
+            raise ValueError(f"sessions must be at least 1, got {self.sessions}")
+        if self.per_peer is not None and not 1 <= self.per_peer <= self.sessions:
+            raise ValueError(
+                f"sessions of one peer must be between 1 and those of all, {self.sessions}, got {self.per_peer}"
+            )
+        if not 0 < self.idle_seconds < float("inf"):
+            raise ValueError(f"idle_seconds must be above 0, got {self.idle_seconds}")
 
 
 class Handlers(Generic[Open, Ask, Answer]):
@@ -194,9 +221,59 @@ class Handlers(Generic[Open, Ask, Answer]):
 def _request_id(context: Context) -> str:
     """The id of the client's request, or empty; raises BadMessage."""
     try:
-        return subject.from_metadata(context.invocation_metadata())
-    except subject.RequestIdError as error:
+        return log_context.from_metadata(context.invocation_metadata())
+    except log_context.RequestIdError as error:
         raise BadMessage(str(error)) from error
+
+
+# What a server's sessions do: counted while they are open, and said in the log when they begin and end.
+
+
+@dataclass
+class Tally:
+    """What was exchanged, and what for."""
+
+    requests: int = 0
+    replies: int = 0
+    bytes_received: int = 0  # serialized, before HTTP/2 frames
+    bytes_sent: int = 0
+    passes: int = 0
+    nodes: int = 0  # of passes: those that were answered, roots among them
+    proposals: int = 0
+    branches: int = 0  # prepared continuations
+    scores: int = 0  # prefixes
+    model_seconds: float = 0.0  # that replies say; of passes in one batch, each says all of it
+
+    def received(self, raw: bytes) -> None:
+        """A request came."""
+        self.requests += 1
+        self.bytes_received += len(raw)
+
+    def sent(self, reply: object, raw: bytes) -> None:
+        """A reply leaves."""
+        self.replies += 1
+        self.bytes_sent += len(raw)
+        match reply:
+            case PassDone():
+                self.passes += reply.forwards
+                self.nodes += len(reply.nodes)
+                self.model_seconds += reply.seconds
+            case Drafted():
+                self.proposals += len(reply.proposals)
+                self.branches += len(reply.branches)
+                self.model_seconds += reply.seconds
+            case Scored():
+                self.scores += len(reply.probabilities)
+                self.model_seconds += reply.seconds
+
+    def add(self, other: "Tally") -> None:
+        """Counts the other's as well."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    def __str__(self) -> str:
+        counted = {name: value for name, value in asdict(self).items() if value}
+        return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in counted.items())
 
 
 @dataclass(frozen=True)
@@ -211,3 +288,130 @@ class _Call:
         """A request came."""
         self.tally.received(raw)
         self.heard()
+
+
+COARSE = 0.1  # of the silence that is allowed: how exactly it is kept
+
+
+class Admission:
+    """The sessions of one server, counted by peer."""
+
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits = limits
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def admitted(self, peer: str) -> Iterator[None]:
+        """The block is one session of a peer.
+
+        Raises:
+            Full: there are as many as there may be.
+        """
+        limits = self._limits
+        if self._open.total() >= limits.sessions:
+            raise Full(f"{limits.sessions} are open (--max-sessions)")
+        if limits.per_peer is not None and self._open[peer] >= limits.per_peer:
+            raise Full(f"{limits.per_peer} of {peer} are open (--max-sessions-per-peer)")
+        self._open[peer] += 1
+        try:
+            yield
+        finally:
+            self._open[peer] -= 1
+            self._open += Counter()  # forgets those that have none
+
+
+def peer_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
+    """Whose a call is: the certificate's first name where there is one, else the address without its port."""
+    identities = context.peer_identities()
+    if identities:
+        return next(iter(identities)).decode(errors="replace")
+    return context.peer().rpartition(":")[0]
+
+
+@asynccontextmanager
+async def ended_when_silent(seconds: float) -> AsyncIterator[Callable[[], None]]:
+    """Cancels the block, and ends, once what it yields was not called for so long."""
+    clock = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(seconds) as limit:
+
+            def heard() -> None:
+                due, now = limit.when(), clock()
+                # Moved seldom: it is called for every message.
+                if due is not None and not limit.expired() and now + seconds - due > COARSE * seconds:
+                    limit.reschedule(now + seconds)
+
+            yield heard
+    except TimeoutError:
+        if not limit.expired():
+            raise
+
+
+log = logging.getLogger(__name__)
+CLOSED = "closed"  # how a session ends in order: a client closes it by cancelling the call
+
+
+class Activity:
+    """The sessions of one server since it began.
+
+    Args:
+        role: of the server; sessions are named by it.
+    """
+
+    def __init__(self, role: str) -> None:
+        self.opened = 0
+        self.ended: Counter[str] = Counter()  # by how: CLOSED, or the name of an error
+        self.seconds = 0.0  # that ended sessions were open
+        self._role = role
+        self._open: list[Tally] = []
+        self._past = Tally()  # of ended sessions
+        self._moving = threading.Lock()  # a session that ends is in one of the two
+
+    @property
+    def open(self) -> int:
+        """Sessions that are open now."""
+        return len(self._open)
+
+    def total(self) -> Tally:
+        """What all sessions have done so far. May be called from any thread."""
+        total = Tally()
+        with self._moving:
+            for tally in (self._past, *self._open):
+                total.add(tally)
+        return total
+
+    @contextmanager
+    def session(self, request: str, peer: str) -> Iterator[Tally]:
+        """The block is one session, for a client's request; what happens in it is to be counted in the tally."""
+        self.opened += 1
+        tally, began = Tally(), time.monotonic()
+        self._open.append(tally)
+        outcome = CLOSED
+        with log_context.about(request=request, session=f"{self._role}-{self.opened}", peer=peer):
+            log.info("session opened")
+            try:
+                yield tally
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                outcome = name_of(first_of(error))
+                raise
+            finally:
+                seconds = time.monotonic() - began
+                self._end(tally, outcome, seconds)
+                figures = {"outcome": outcome, "seconds": round(seconds, 6), **asdict(tally)}
+                log.info("session ended (%s) after %.3f s: %s", outcome, seconds, tally, extra={"figures": figures})
+
+    def _end(self, tally: Tally, outcome: str, seconds: float) -> None:
+        with self._moving:
+            self._open = [other for other in self._open if other is not tally]
+            self._past.add(tally)
+        self.ended[outcome] += 1
+        self.seconds += seconds
+
+
+def first_of(fault: BaseException) -> BaseException:
+    """What went wrong first, where several tasks worked on it."""
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return fault

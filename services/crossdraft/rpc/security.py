@@ -16,9 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 MAKE = "crossdraft certs DIR --host NAME"
 RENEW = "crossdraft certs DIR --renew"
 NOT_RENEWED = "the certificate was not renewed, the one before is used on: %s"
-
 ClientCredentials = grpc.ChannelCredentials
-
 log = logging.getLogger(__name__)
 
 

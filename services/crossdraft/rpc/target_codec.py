@@ -1,12 +1,10 @@
 """Protobuf to domain values and back: what is said to a target and by it."""
 
-from crossdraft.rpc import codec, packing, rows_codec, samples_codec
-from crossdraft.rpc.bounds import MOST_NODES, WIDEST_HEAD, check_most
+from crossdraft.rpc import codec
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.v1 import common_pb2
-from crossdraft.v1 import target_pb2 as pb
-from crossdraft.verification.exchange import (
+from crossdraft.rpc.transport import MOST_NODES, WIDEST_HEAD, check_most
+from crossdraft.types.messages import (
     MOST_LIKELY,
     MOST_RUN,
     FetchRow,
@@ -17,12 +15,13 @@ from crossdraft.verification.exchange import (
     RunTo,
     Sample,
 )
-from crossdraft.verification.rows import Row
-from crossdraft.verification.trees import ROOT, TokenTree
+from crossdraft.types.rows import Row
+from crossdraft.types.trees import ROOT, TokenTree
+from crossdraft.v1 import common_pb2
+from crossdraft.v1 import target_pb2 as pb
 
 Request = OpenTarget | Pass | FetchRow | RunTo
 Reply = Opened | PassDone | RowFetched
-
 DEFAULT_HEAD = 64  # ids of a row that travel when the client does not say how many
 
 
@@ -113,7 +112,7 @@ def _encode_pass(request: Pass) -> pb.Pass:
         number=request.number,
         committed=request.committed,
         tree=pb.TokenTree(tokens=tree.tokens, parents=None if _is_chain(tree) else [at + 1 for at in tree.parents]),
-        listed=packing.encode_lists(packing.joined(request.listed)) if request.listed else None,
+        listed=codec.encode_lists(codec.joined(request.listed)) if request.listed else None,
         wanted=request.wanted,
         draws=request.draws,
         run=request.run if request.run > 1 else 0,
@@ -126,7 +125,7 @@ def _decode_pass(message: pb.Pass, vocabulary_size: int | None) -> Pass:
     if wanted is not None and (max(wanted) > len(tree) or list(wanted) != sorted(set(wanted))):
         raise BadMessage(f"wanted must be ascending, from 0 (the root) to {len(tree)} (the last node), got {wanted}")
     answered = 1 + len(tree) if wanted is None else len(wanted)
-    listed = packing.decode_lists(message.listed, "listed", vocabulary_size).split()
+    listed = codec.decode_lists(message.listed, "listed", vocabulary_size).split()
     if len(listed) not in (0, answered):
         raise BadMessage(f"listed has {len(listed)} lists; it needs none or {answered}, one a row answered")
     _check_run(message)
@@ -162,13 +161,13 @@ def _is_chain(tree: TokenTree) -> bool:
 
 
 def _encode_fetch(request: FetchRow) -> pb.FetchRow:
-    return pb.FetchRow(number=request.number, node=request.node, listed=packing.encode_ids(request.listed))
+    return pb.FetchRow(number=request.number, node=request.node, listed=codec.encode_ids(request.listed))
 
 
 def _decode_fetch(message: pb.FetchRow, vocabulary_size: int | None) -> FetchRow:
     listed = None
     if message.HasField("listed"):
-        listed = packing.decode_ids(message.listed, "listed", vocabulary_size)
+        listed = codec.decode_ids(message.listed, "listed", vocabulary_size)
     return FetchRow(message.number, message.node, listed)
 
 
@@ -189,9 +188,9 @@ def _encode_done(reply: PassDone) -> pb.PassDone:
     if bool(rows) == bool(samples):
         raise ValueError(f"a pass needs rows or samples as its answers, not {len(rows)} and {len(samples)}")
     if rows:
-        message.rows.CopyFrom(rows_codec.encode_rows(rows))
+        message.rows.CopyFrom(codec.encode_rows(rows))
     else:
-        message.samples.CopyFrom(samples_codec.encode_samples(samples))
+        message.samples.CopyFrom(codec.encode_samples(samples))
     return message
 
 
@@ -199,9 +198,9 @@ def _decode_done(message: pb.PassDone, vocabulary_size: int | None) -> PassDone:
     nodes: tuple[Row | Sample, ...]
     match message.WhichOneof("answers"):
         case "rows":
-            nodes = tuple(rows_codec.decode_rows(message.rows, "rows", vocabulary_size))
+            nodes = tuple(codec.decode_rows(message.rows, "rows", vocabulary_size))
         case "samples":
-            nodes = samples_codec.decode_samples(message.samples, vocabulary_size)
+            nodes = codec.decode_samples(message.samples, vocabulary_size)
         case _:
             nodes = ()
     if not nodes:
@@ -214,16 +213,16 @@ def _decode_done(message: pb.PassDone, vocabulary_size: int | None) -> PassDone:
 
 def _encode_fetched(reply: RowFetched) -> pb.RowFetched:
     if reply.row.whole:
-        return pb.RowFetched(number=reply.number, node=reply.node, whole=rows_codec.encode_whole(reply.row))
-    return pb.RowFetched(number=reply.number, node=reply.node, head=rows_codec.encode_rows([reply.row]))
+        return pb.RowFetched(number=reply.number, node=reply.node, whole=codec.encode_whole(reply.row))
+    return pb.RowFetched(number=reply.number, node=reply.node, head=codec.encode_rows([reply.row]))
 
 
 def _decode_fetched(message: pb.RowFetched, vocabulary_size: int | None) -> RowFetched:
     match message.WhichOneof("row"):
         case "whole":
-            row = rows_codec.decode_whole(message.whole, "whole", vocabulary_size)
+            row = codec.decode_whole(message.whole, "whole", vocabulary_size)
         case "head":
-            rows = rows_codec.decode_rows(message.head, "head", vocabulary_size)
+            rows = codec.decode_rows(message.head, "head", vocabulary_size)
             if len(rows) != 1:
                 raise BadMessage(f"head has {len(rows)} rows; it needs one")
             (row,) = rows

@@ -1,9 +1,16 @@
 """The settings of gRPC that client and server must agree on, in one place."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from weakref import WeakSet
+
+import grpc
+
+from crossdraft.rpc.errors import BadMessage
+from crossdraft.rpc.security import ClientCredentials, Shown
+from crossdraft.types.messages import MOST_PROPOSALS
 
 MIB = 1 << 20
-
 ChannelOptions = tuple[tuple[str, int], ...]
 
 
@@ -54,7 +61,6 @@ CLIENT_OPTIONS: ChannelOptions = (
     # Two clients of one address must not share a connection whose limits are those of the first.
     ("grpc.use_local_subchannel_pool", 1),
 )
-
 # With TLS a third round trip comes before the first message.
 TLS_CONNECT_MS = 1000
 
@@ -78,7 +84,6 @@ SERVER_OPTIONS: ChannelOptions = (
     # Who connects and says nothing does not keep a connection for gRPC's two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
-
 # Clients of Generation may be anywhere, and on links that hesitate; their outputs may pause for long.
 FRONT_CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -87,7 +92,6 @@ FRONT_CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
-
 FRONT_SERVER_OPTIONS: ChannelOptions = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     # A client that has vanished gives back its place within half a minute; one that closes its end does so at once.
@@ -98,3 +102,74 @@ FRONT_SERVER_OPTIONS: ChannelOptions = (
     ("grpc.max_concurrent_streams", 1000),  # of a connection; the client's own gRPC lets further calls wait
     ("grpc.max_metadata_size", 16 * 1024),
 )
+
+
+# A client's channel to one service: whether it is connected, and another one once its certificate was replaced.
+
+REACHABLE: Mapping[grpc.ChannelConnectivity, bool] = {
+    grpc.ChannelConnectivity.READY: True,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE: False,
+    grpc.ChannelConnectivity.SHUTDOWN: False,
+}
+
+
+class ServiceChannel:
+    """The channel to an address. Must be made in a running event loop, and closed.
+
+    Args:
+        address: host:port.
+        limit: of messages.
+        tls: what is shown and trusted: as it is now, or as files have it whenever a session begins; None: plaintext.
+    """
+
+    def __init__(self, address: str, limit: MessageLimit, tls: ClientCredentials | Shown | None) -> None:
+        self._address = address
+        self._options = client_options(tls is not None) + limit.options()
+        self._tls = tls
+        self._credentials = tls.now() if isinstance(tls, Shown) else tls
+        self._channel = self._made()
+        self._all = WeakSet((self._channel,))  # a replaced one closes itself with the last of its sessions
+
+    def current(self) -> grpc.aio.Channel:
+        """The channel for what begins now. What has begun goes on over its own."""
+        if isinstance(self._tls, Shown) and (credentials := self._tls.now()) is not self._credentials:
+            self._credentials = credentials
+            self._channel = self._made()
+            self._all.add(self._channel)
+        return self._channel
+
+    def reachable(self) -> bool | None:
+        """Whether the service can be reached now; None: that is being found out. A lost connection is made again.
+
+        The channel knows by pings: a service that is dead, frozen or cut off is not reachable within seconds.
+        """
+        return REACHABLE.get(self.current().get_state(try_to_connect=True))
+
+    async def close(self) -> None:
+        """Closes it, and with it all its sessions."""
+        for channel in list(self._all):
+            await channel.close(None)
+
+    def _made(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._address, options=self._options)
+        return grpc.aio.secure_channel(self._address, self._credentials, options=self._options)
+
+
+# What a message may hold at most: checked before anything is made of it, as a few bytes can ask for much.
+
+MOST_IDS = 1 << 22  # of one list: no context is longer
+MOST_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
+MOST_NODES = 17 * MOST_PROPOSALS  # of a pass's tree: sixteen paths, and some
+WIDEST_HEAD = 4096  # ids of a target's row that travel unasked
+WIDEST_ROW = 1 << 16  # ids of a drafter's row
+MOST_BIASES = 1 << 16  # of a request's logit_bias
+MOST_STRINGS = 4096  # of one question for scores
+LONGEST_STRING = 1 << 16  # letters of each of them
+MOST_BRANCHES = MOST_PROPOSALS * MOST_PROPOSALS  # in one reply
+
+
+def check_most(count: int, most: int, name: str) -> None:
+    """Raises BadMessage if there is more than there may be."""
+    if count > most:
+        raise BadMessage(f"{name} has {count}; at most {most} are taken")

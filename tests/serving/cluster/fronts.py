@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from crossdraft.serving.cluster.directory import Role
+from crossdraft.cluster.directory import Role
 from tests.serving.cluster.running import KEY, MODEL, RunningCluster, running
 from tests.serving.ports import free_port
 

@@ -19,18 +19,14 @@ import pytest
 from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 
-from crossdraft.serving.cluster.directory import Entry, Role
-from crossdraft.serving.configuration import parse
+from crossdraft.cluster.config import parse
+from crossdraft.cluster.directory import Entry, Role
 from tests.serving.exposed import samples
 
 ray = pytest.importorskip("ray", reason="the extra `serve` is not installed")
 with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
     warnings.simplefilter("ignore")
-    from crossdraft.serving.cluster.deploying import NoRoomError, NotServedError, Waiting, deploy, undeploy
-    from crossdraft.serving.cluster.status import deployed
-
-__all__ = ["NoRoomError", "NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
-
+    from crossdraft.cluster.deploy import Waiting, deploy, deployed
 HEAD, TARGETS = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for another address
 OFFERS = {
     HEAD: {"ingress": 4, "drafter": 3},

@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from crossdraft.pipeline import GenerationRequest, Kind, Token
-from crossdraft.serving.cluster.hearing import Lost, Together
-from crossdraft.serving.cluster.pieces import Began, Piece
-from crossdraft.serving.orders import Order, ServedModel
+from crossdraft.client import GenerationRequest, Kind, Token
+from crossdraft.cluster.failover import Began, Lost, Piece, Together
+from crossdraft.serving.outputs import Order, ServedModel
 
 SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
 ORDER = Order("one", "small", GenerationRequest("go", seed=1))

@@ -8,10 +8,10 @@ from contextlib import aclosing
 import httpx2 as httpx
 import pytest
 
-from crossdraft.pipeline import SamplingOptions, connect
+from crossdraft.client import SamplingOptions, connect
+from crossdraft.cluster.directory import Role
+from crossdraft.cluster.metrics import ABANDONED, FINISHED
 from crossdraft.serving.client import Client
-from crossdraft.serving.cluster.directory import Role
-from crossdraft.serving.cluster.figures import ABANDONED, FINISHED
 from tests.serving.cluster.running import KEY, MODEL, PROMPT, RunningCluster, eventually, opened_stream, streams
 from tests.serving.exposed import faults, samples
 

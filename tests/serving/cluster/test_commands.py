@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from crossdraft.serving.cluster import nodes
-from crossdraft.serving.cluster.directory import Role
+from crossdraft.cluster import capacity
+from crossdraft.cluster.directory import Role
 from tests.serving.cluster.running import COMMAND_SECONDS, HEAD, MODEL, TARGETS, NotServedError, RunningCluster
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_begun_while_a_node_has_another_crossdraft(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = cluster.entries()
-    monkeypatch.setattr(nodes, "installed", lambda: "0.2.0+other")
+    monkeypatch.setattr(capacity, "installed", lambda: "0.2.0+other")
     with pytest.raises(NotServedError, match=rf"0\.2\.0\+other is to run, and node .*{TARGETS}"):
         cluster.deploy(cluster.configuration())
     assert cluster.entries() == before

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from crossdraft.serving.cluster.directory import FORGOTTEN_AFTER, SETTLED_AFTER, Directory, Entry, Role
+from crossdraft.cluster.directory import FORGOTTEN_AFTER, SETTLED_AFTER, Directory, Entry, Role
 
 TARGET = Entry("t", Role.TARGET, "small", "", "10.0.0.1:7000", "", "10.0.0.1", 1)
 DRAFTER = Entry("d", Role.DRAFTER, "small", "byte-level", "10.0.0.2:7000", "", "10.0.0.2", 1)

@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 import pytest
 
+from crossdraft.cluster.failover import Alive, Began, Piece
+from crossdraft.cluster.orchestrators import gathered
 from crossdraft.rpc.errors import Unreachable
-from crossdraft.serving.cluster.gathering import gathered
-from crossdraft.serving.cluster.pieces import Alive, Began, Piece
 
 LONG = 60.0  # seconds that no test lasts
 

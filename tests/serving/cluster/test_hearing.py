@@ -8,8 +8,7 @@ from math import inf
 
 import pytest
 
-from crossdraft.serving.cluster.hearing import FRESH, Attention, Hearing, Lost, Together
-from crossdraft.serving.cluster.pieces import Alive, Began
+from crossdraft.cluster.failover import FRESH, Alive, Attention, Began, Hearing, Lost, Together
 
 STEP = 0.001  # seconds of the clock of these tests between two looks at it
 ATTENTION = Attention(silent=10 * STEP, first=4 * STEP, most=200 * STEP, looks=STEP)

@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.cluster import config, installed
+from crossdraft.cluster.config import Configuration, parse, slot_of
+from crossdraft.cluster.rollout import changes, fronts_of, services_of
+
 pytest.importorskip("ray", reason="the extra `serve` is not installed")
-
-from crossdraft.serving.cluster import installed, naming
-from crossdraft.serving.cluster.naming import slot_of
-from crossdraft.serving.cluster.replicas import changes, fronts_of, services_of
-from crossdraft.serving.configuration import Configuration, parse
-
 with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
     warnings.simplefilter("ignore")
-    from crossdraft.serving.cluster.application import application
-
+    from crossdraft.cluster.application import application
 TEXT = """\
 models:
   - name: small
@@ -41,7 +38,7 @@ def test_another_package_replaces_everything_where_it_is(monkeypatch: pytest.Mon
     configuration = parse(TEXT)
     before, served = names(configuration), versions(configuration)
     assert (names(configuration), versions(configuration)) == (before, served)
-    monkeypatch.setattr(naming, "installed", lambda: "0.2.0+other")
+    monkeypatch.setattr(config, "installed", lambda: "0.2.0+other")
     wanted = (*services_of(configuration), *fronts_of(configuration))
     replaced = [(slot_of(old), new.slot) for old, new in changes(wanted, before).replaced]
     assert sorted(replaced) == sorted((slot_of(name), slot_of(name)) for name in before)

@@ -11,8 +11,8 @@ import httpx2 as httpx
 import pytest
 from openai import APIError, AsyncOpenAI
 
-from crossdraft.serving.cluster.directory import Role
-from crossdraft.serving.cluster.naming import DIRECTORY, NAMESPACE
+from crossdraft.cluster.config import DIRECTORY, NAMESPACE
+from crossdraft.cluster.directory import Role
 from tests.serving.cluster.running import MODEL, PROMPT, RunningCluster, eventually, kill, ray, streams
 
 SEEDS = range(4)

@@ -5,10 +5,9 @@ from contextlib import aclosing
 
 import pytest
 
-from crossdraft.serving.cluster import outputs as module
-from crossdraft.serving.cluster.hearing import Attention, Lost
-from crossdraft.serving.cluster.outputs import ClusterOutputs
-from crossdraft.serving.orders import ServedModel
+from crossdraft.cluster import failover
+from crossdraft.cluster.failover import Attention, ClusterOutputs, Lost
+from crossdraft.serving.outputs import ServedModel
 from tests.serving.cluster.scripted import BEGAN, ORDER, SMALL, Scripted, token
 
 
@@ -35,7 +34,7 @@ async def test_a_model_whose_orchestrators_have_no_time_to_answer_is_served_whil
                 await asyncio.Event().wait()
             return await super().models()
 
-    monkeypatch.setattr(module, "ASKED_SECONDS", 0.01)
+    monkeypatch.setattr(failover, "ASKED_SECONDS", 0.01)
     one = Busy([BEGAN, token(1)])
     outputs = ClusterOutputs({"small": one}, attention=Attention(silent=60.0))
     assert await outputs.models() == (SMALL,)

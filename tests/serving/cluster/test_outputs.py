@@ -7,15 +7,12 @@ from contextlib import aclosing
 
 import pytest
 
-from crossdraft.pipeline import GenerationRequest, Reason, RequestError, SamplingOptions
-from crossdraft.pipeline.request import PromptTooLongError
+from crossdraft.client import GenerationRequest, Reason, RequestError, SamplingOptions
+from crossdraft.cluster import failover
+from crossdraft.cluster.failover import Alive, Attention, Began, ClusterOutputs, Lost, Refusal, seed_of
 from crossdraft.rpc.errors import TimedOut, Unreachable
-from crossdraft.serving.cluster import outputs as module
-from crossdraft.serving.cluster.hearing import Attention, Lost
-from crossdraft.serving.cluster.journal import seed_of
-from crossdraft.serving.cluster.outputs import ClusterOutputs
-from crossdraft.serving.cluster.pieces import Alive, Began, Refusal
-from crossdraft.serving.orders import Ended, Order, OverloadedError, UnknownDrafterError, UnknownModelError
+from crossdraft.serving.outputs import Ended, Order, OverloadedError, UnknownDrafterError, UnknownModelError
+from crossdraft.types.request import PromptTooLongError
 from tests.serving.cluster.scripted import BEGAN, ORDER, Act, Scripted, token
 from tests.serving.fakes import figures
 
@@ -25,7 +22,7 @@ SOON = Attention(silent=0.5)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE", 0.01)
+    monkeypatch.setattr(failover, "PAUSE", 0.01)
 
 
 async def taken(
@@ -73,7 +70,7 @@ async def test_one_that_has_begun_has_all_the_time_of_a_silence() -> None:
 
 
 async def test_one_that_was_given_up_late_is_replaced_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_SEARCH", 0.02)
+    monkeypatch.setattr(failover, "LONGEST_SEARCH", 0.02)
     one = Scripted([BEGAN, token(1), None], [BEGAN, token(2), ENDED])
     found = await taken(one, attention=Attention(silent=0.1, looks=0.01), clock=time.monotonic)
     assert found[:2] == [token(1), token(2)]
@@ -152,7 +149,7 @@ async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
     with pytest.raises(Unreachable, match="no orchestrator of 'small' can go on: nobody is there"):
         await taken(one, clock=lambda: float(next(times)))
     # It is 3 when the first one is lost, and a second later at each other one.
-    assert len(one.orders) == 1 + module.LONGEST_SEARCH + 1
+    assert len(one.orders) == 1 + failover.LONGEST_SEARCH + 1
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.cluster.config import parse, slot_of
+from crossdraft.cluster.rollout import Changes, changes, fronts_of, is_front, services_of
+
 pytest.importorskip("ray", reason="the extra `serve` is not installed")
-
-from crossdraft.serving.cluster.naming import slot_of
-from crossdraft.serving.cluster.replicas import Changes, changes, fronts_of, is_front, services_of
-from crossdraft.serving.configuration import parse
-
 BEFORE = """\
 models:
   - name: small

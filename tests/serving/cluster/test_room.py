@@ -2,8 +2,8 @@
 
 import pytest
 
-from crossdraft.serving.cluster.room import Need, Nodes, amounts_of, faults_of, fits, needs_of
-from crossdraft.serving.configuration import Resources, parse
+from crossdraft.cluster.capacity import Need, Nodes, amounts_of, faults_of, fits, needs_of
+from crossdraft.cluster.config import Resources, parse
 
 NODES: Nodes = {"a": {"CPU": 4.0, "target": 1.0}, "b": {"CPU": 2.0, "drafter": 2.0}}
 TEXT = """\

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.pipeline import connect
+from crossdraft.client import connect
+from crossdraft.cluster.config import NAMESPACE
+from crossdraft.cluster.directory import Role
 from crossdraft.rpc.authority import Subject, Use, issue, new_authority
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.serving.cluster.directory import Role
-from crossdraft.serving.cluster.naming import NAMESPACE
 from tests.serving.cluster.running import (
     HEAD,
     MODEL,
@@ -29,7 +29,6 @@ from tests.serving.cluster.running import (
 slow = pytest.mark.skipif(
     "CROSSDRAFT_FULL_TESTS" not in os.environ, reason="takes minutes: CROSSDRAFT_FULL_TESTS=1 runs it"
 )
-
 SEEDS = range(3)
 TOKENS = 60
 OTHER = """\

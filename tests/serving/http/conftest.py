@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
-from crossdraft.serving.orders import Outputs
+from crossdraft.serving.outputs import Outputs
 from tests.serving.fakes import FakeOutputs
 
 KEY = "a-key-that-nobody-guesses"

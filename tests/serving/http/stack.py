@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from crossdraft.drafter.servicer import ServeDrafter, drafter_server
-from crossdraft.models.running import ModelOptions
-from crossdraft.pipeline import GenerationRequest, Pipeline, connect
+from crossdraft.client import GenerationRequest, Pipeline, connect
+from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.serving.local import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
-from crossdraft.target.servicer import ServeTarget, target_server
+from crossdraft.serving.outputs import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
+from crossdraft.target.service import ServeTarget, target_server
 from tests.serving.http.conftest import Front, front
 
 AT_ONCE = Listening(grace_seconds=0)

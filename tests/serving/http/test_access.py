@@ -7,7 +7,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from crossdraft.serving.http import HttpOptions, RateLimit, make_app
-from crossdraft.serving.keys import Keys
+from crossdraft.serving.limits import Keys
 from tests.serving.fakes import FakeOutputs
 from tests.serving.http.conftest import KEY, front
 from tests.serving.http.faults import COMPLETIONS, fault

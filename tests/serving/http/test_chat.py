@@ -1,7 +1,7 @@
 """/v1/chat/completions, as the official client sees it."""
 
-from crossdraft.pipeline.chat import Chat, Message
-from crossdraft.serving.http.bodies import MOST_TOKENS
+from crossdraft.serving.http.requests import MOST_TOKENS
+from crossdraft.types.request import Chat, Message
 from tests.serving.fakes import FakeOutputs
 from tests.serving.http.conftest import MESSAGES, Front
 

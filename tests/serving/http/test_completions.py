@@ -5,7 +5,7 @@ import json
 import pytest
 from openai import NotFoundError
 
-from crossdraft.pipeline import Overlap
+from crossdraft.client import Overlap
 from tests.serving.fakes import FakeOutputs
 from tests.serving.http.conftest import Front
 

@@ -3,30 +3,26 @@
 import inspect
 
 import pytest
-from openai import (
-    APIError,
-    APIStatusError,
-    BadRequestError,
-    InternalServerError,
-    NotFoundError,
-)
+from openai import APIError, APIStatusError, BadRequestError, InternalServerError, NotFoundError
 
-from crossdraft.pipeline import RequestError
-from crossdraft.pipeline.request import PromptTooLongError
-from crossdraft.rpc import errors as rpc
-from crossdraft.serving import orders
+from crossdraft.client import RequestError
+from crossdraft.rpc import errors
+from crossdraft.serving import outputs as orders
 from crossdraft.serving.http.errors import MEANINGS, refusal_of
-from crossdraft.serving.orders import OverloadedError
+from crossdraft.serving.outputs import OverloadedError
+from crossdraft.types.request import PromptTooLongError
 from tests.serving.fakes import FakeOutputs
 from tests.serving.http.conftest import Front, front
 from tests.serving.http.faults import COMPLETIONS, fault
 
 
 def test_every_foreign_error_has_a_meaning_of_its_own() -> None:
-    services = {kind for _, kind in inspect.getmembers(rpc, inspect.isclass) if issubclass(kind, rpc.ServiceError)}
+    services = {
+        kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.ServiceError)
+    }
     known = {kind for _, kind in inspect.getmembers(orders, inspect.isclass) if issubclass(kind, Exception)}
-    assert (services | known) - {rpc.ServiceError} <= set(MEANINGS)
-    assert set(rpc.MEANINGS.values()) <= set(MEANINGS)
+    assert (services | known) - {errors.ServiceError} <= set(MEANINGS)
+    assert set(errors.MEANINGS.values()) <= set(MEANINGS)
 
 
 def test_a_more_special_error_is_looked_up_first() -> None:
@@ -45,12 +41,12 @@ def test_what_services_say_of_themselves_is_not_for_clients(kind: type[Exception
     ("error", "status", "code"),
     [
         (RequestError("method 'tli' needs another drafter"), 400, None),
-        (rpc.ContextTooLong("the prompt has 9 tokens"), 400, "context_length_exceeded"),
+        (errors.ContextTooLong("the prompt has 9 tokens"), 400, "context_length_exceeded"),
         (PromptTooLongError("the prompt has 9 tokens"), 400, "context_length_exceeded"),
         (OverloadedError("64 outputs are being made", 2.2), 429, "overloaded"),
-        (rpc.Unreachable("gone"), 503, "service_unavailable"),
-        (rpc.TimedOut("late"), 504, "timeout"),
-        (rpc.BadMessage("nonsense"), 500, "internal_error"),
+        (errors.Unreachable("gone"), 503, "service_unavailable"),
+        (errors.TimedOut("late"), 504, "timeout"),
+        (errors.BadMessage("nonsense"), 500, "internal_error"),
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
@@ -67,7 +63,7 @@ async def test_an_error_before_the_first_token_has_its_status(
 
 
 async def test_an_error_of_one_choice_ends_the_others(served: Front, outputs: FakeOutputs) -> None:
-    outputs.fault, outputs.fault_after = rpc.Unreachable("gone"), 2
+    outputs.fault, outputs.fault_after = errors.Unreachable("gone"), 2
     with pytest.raises(InternalServerError, match="no target can be reached"):
         await served.openai.completions.create(model="toy", prompt="Say", n=3)
     assert len(outputs.orders) == 3
@@ -75,7 +71,7 @@ async def test_an_error_of_one_choice_ends_the_others(served: Front, outputs: Fa
 
 
 async def test_an_error_in_a_stream_is_its_last_event(served: Front, outputs: FakeOutputs) -> None:
-    outputs.fault, outputs.fault_after = rpc.TimedOut("late"), 3
+    outputs.fault, outputs.fault_after = errors.TimedOut("late"), 3
     stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
     assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["He", "é"]
     with pytest.raises(APIError, match="no target answered in time"):

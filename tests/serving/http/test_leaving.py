@@ -8,7 +8,7 @@ import httpx2 as httpx
 import pytest
 from openai import APIConnectionError
 
-from crossdraft.pipeline import Kind, Token
+from crossdraft.client import Kind, Token
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.http import HttpOptions, make_app

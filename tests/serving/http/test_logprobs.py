@@ -2,7 +2,7 @@
 
 import pytest
 
-from crossdraft.pipeline import Kind, Token
+from crossdraft.client import Kind, Token
 from tests.serving.fakes import FakeOutputs
 from tests.serving.http.conftest import MESSAGES, Front
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from crossdraft.serving.http import RateLimit
-from crossdraft.serving.http.gate import request_id
-from crossdraft.serving.http.logprobs import shown
-from crossdraft.serving.http.merging import merged
-from crossdraft.serving.rates import MOST_CLIENTS, Rates
+from crossdraft.serving.http.middleware import request_id
+from crossdraft.serving.http.responses import shown
+from crossdraft.serving.http.streaming import merged
+from crossdraft.serving.limits import MOST_CLIENTS, Rates
 
 
 def test_a_bucket_holds_a_burst_and_fills_at_its_rate() -> None:

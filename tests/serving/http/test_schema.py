@@ -16,7 +16,6 @@ from tests.serving.fakes import FakeOutputs
 
 EXAMPLES = 40  # of each operation
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-
 app = make_app(FakeOutputs(), HttpOptions(metrics=lambda _: (b"", "text/plain")))
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 

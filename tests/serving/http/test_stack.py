@@ -7,7 +7,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from crossdraft.pipeline import SamplingOptions
+from crossdraft.client import SamplingOptions
 from tests.prompts import prompts
 from tests.serving.http.conftest import KEY, MESSAGES
 from tests.serving.http.stack import MOST, Stack, running
@@ -15,7 +15,6 @@ from tests.serving.http.stack import MOST, Stack, running
 PROMPT = prompts()[0].text
 TOKENS = 24
 GREEDY = SamplingOptions(temperature=0)
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

@@ -11,10 +11,10 @@ import uvicorn
 from fastapi import FastAPI
 from playwright.async_api import Browser, Page
 
-from crossdraft.pipeline import Kind, Token
-from crossdraft.pipeline.watching import Span, What
+from crossdraft.client import Kind, Token
 from crossdraft.serving.http import HttpOptions, make_app
-from crossdraft.serving.orders import Ended, Order, Traced
+from crossdraft.serving.outputs import Ended, Order, Traced
+from crossdraft.trace.timeline import Span, What
 from tests.serving.fakes import FakeOutputs
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -8,7 +8,6 @@ from tests.serving.fakes import FakeOutputs
 from tests.serving.page.browsing import SECONDS, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 STREAM = 'data: {"text": "é"}\n\n: a comment\n\nevent: x\r\ndata: one\r\ndata:two\r\n\r\ndata: [DONE]\n\ndata: cut'
 READ = """
 async ({ bytes, size }) => {

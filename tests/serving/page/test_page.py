@@ -5,10 +5,10 @@ import re
 import pytest
 from playwright.async_api import Browser, Page
 
-from crossdraft.pipeline import Kind, Overlap, RequestError
+from crossdraft.client import Kind, Overlap, RequestError
 from crossdraft.serving.http import HttpOptions
-from crossdraft.serving.keys import Keys
-from crossdraft.serving.orders import OverloadedError
+from crossdraft.serving.limits import Keys
+from crossdraft.serving.outputs import OverloadedError
 from tests.serving.fakes import TOY
 from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedOutputs, Visit, visiting
 

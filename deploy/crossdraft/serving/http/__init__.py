@@ -1,7 +1,7 @@
 """OpenAI's HTTP API before `Outputs`."""
 
 from crossdraft.serving.http.app import make_app
-from crossdraft.serving.http.options import HttpOptions
-from crossdraft.serving.rates import RateLimit
+from crossdraft.serving.http.middleware import HttpOptions
+from crossdraft.serving.limits import RateLimit
 
 __all__ = ["HttpOptions", "RateLimit", "make_app"]

@@ -1,31 +1,43 @@
 """The application: the API, and what watches it."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from crossdraft.serving.http.answers import Alive, Ready
-from crossdraft.serving.http.api import FAULTS, router_of
 from crossdraft.serving.http.errors import (
     ABSENT,
     BUG,
     FOREIGN,
+    INVALID,
+    FaultReply,
     RefusedError,
     refusal_of,
     refusal_of_body,
     refusal_of_status,
 )
-from crossdraft.serving.http.gate import ID_KEY, Gate, reply_of
-from crossdraft.serving.http.leaving import ClientGoneError
-from crossdraft.serving.http.options import HttpOptions
-from crossdraft.serving.orders import Outputs, ServedModel
+from crossdraft.serving.http.middleware import GUARDED, ID_KEY, Gate, HttpOptions, reply_of
+from crossdraft.serving.http.requests import Asking, ChatBody, CompletionBody, asking_chat, asking_completions
+from crossdraft.serving.http.responses import (
+    Alive,
+    ChatCompletion,
+    ChatFormat,
+    Completion,
+    CompletionFormat,
+    Format,
+    ModelCard,
+    ModelList,
+    Ready,
+)
+from crossdraft.serving.http.streaming import Chunks, ClientGoneError, EventStream, items, unless_gone, whole
+from crossdraft.serving.outputs import Outputs, ServedModel, UnknownModelError
 from crossdraft.serving.page import mount
 
 CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads it
-
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
@@ -113,3 +125,84 @@ def _handler(refusal: Callable[[Request, Exception], RefusedError]) -> Handler:
 
 async def _gone(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED)
+
+
+# The routes under /v1.
+
+OWNER = "crossdraft"
+FAULTS: dict[int | str, dict[str, Any]] = {"4XX": {"model": FaultReply}, "5XX": {"model": FaultReply}}
+EVENTS: dict[str, Any] = {"content": {"text/event-stream": {}}}  # the events of a stream, with chunks as data
+Key = Security(HTTPBearer(auto_error=False, description="Needed if the server has API keys."))
+
+
+def router_of(outputs: Outputs, options: HttpOptions) -> APIRouter:
+    """The routes, over these outputs."""
+    router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS})
+
+    @router.post("/completions", responses={200: {"model": Completion, **EVENTS}})
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Outputs that go on from prompts."""
+        model = await _named(outputs, body.model)
+        asking = asking_completions(body, model, request.scope[ID_KEY], options.most_choices)
+        return await reply(request, asking, CompletionFormat(asking), body.stream)
+
+    @router.post("/chat/completions", responses={200: {"model": ChatCompletion, **EVENTS}})
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """Outputs that go on with a chat."""
+        model = await _named(outputs, body.model)
+        asking = asking_chat(body, model, request.scope[ID_KEY], options.most_choices)
+        return await reply(request, asking, ChatFormat(asking), body.stream)
+
+    async def reply(request: Request, asking: Asking, format: Format, streamed: bool) -> Response:
+        if not streamed:
+            answer = await unless_gone(request.receive, whole(outputs, asking, format))
+            return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+        chunks, coming = Chunks(asking, format), items(outputs, asking)
+        # An error before the first item has a status of its own.
+        first = await unless_gone(request.receive, anext(coming))
+        return EventStream(chunks.stream(first, coming), options.stalled_seconds)
+
+    @router.get("/models")
+    async def models() -> ModelList:
+        """What is served."""
+        return ModelList(object="list", data=[_card(model) for model in await outputs.models()])
+
+    @router.get("/models/{model:path}")
+    async def model_named(model: str) -> ModelCard:
+        """One of them."""
+        found = await outputs.models()
+        for one in found:
+            if one.name == model:
+                return _card(one)
+        raise UnknownModelError(f"there is no model {model!r}; there is {_names(found)}")
+
+    return router
+
+
+async def _named(outputs: Outputs, name: str | None) -> str:
+    """The model that a body names, or the only one."""
+    if name is not None:
+        return name
+    found = await outputs.models()
+    if not found:
+        raise RefusedError(ABSENT.status, ABSENT.text, ABSENT.type, ABSENT.code)
+    if len(found) > 1:
+        raise RefusedError(400, f"say which model: {_names(found)}", INVALID, "missing_model", "model")
+    return found[0].name
+
+
+def _names(models: tuple[ServedModel, ...]) -> str:
+    return ", ".join(model.name for model in models) or "none"
+
+
+def _card(model: ServedModel) -> ModelCard:
+    return ModelCard(
+        id=model.name,
+        object="model",
+        created=model.created,
+        owned_by=OWNER,
+        max_model_len=model.context,
+        drafters=list(model.drafters),
+        methods=list(model.methods),
+        chats=model.chats,
+    )

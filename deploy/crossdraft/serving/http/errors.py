@@ -10,12 +10,11 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from crossdraft.pipeline import RequestError
-from crossdraft.pipeline.request import PromptTooLongError
-from crossdraft.rpc import errors as rpc
-from crossdraft.serving.http.bodies import Speculative
-from crossdraft.serving.keys import KeyRefusedError
-from crossdraft.serving.orders import OverloadedError, UnknownDrafterError, UnknownModelError
+from crossdraft.client import RequestError
+from crossdraft.rpc import errors
+from crossdraft.serving.limits import KeyRefusedError
+from crossdraft.serving.outputs import OverloadedError, UnknownDrafterError, UnknownModelError
+from crossdraft.types.request import PromptTooLongError
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,6 @@ TOO_LONG = Meaning(400, INVALID, "context_length_exceeded")
 ABSENT = Meaning(503, "server_error", "service_unavailable", "no target can be reached now; try again later")
 LATE = Meaning(504, "server_error", "timeout", "no target answered in time; try again later")
 BUG = Meaning(500, "server_error", "internal_error", "the server failed; its log says why")
-
 # The first class that an error is an instance of counts: subclasses come before their bases.
 MEANINGS: Mapping[type[Exception], Meaning] = {
     PromptTooLongError: TOO_LONG,
@@ -86,23 +84,23 @@ MEANINGS: Mapping[type[Exception], Meaning] = {
     UnknownModelError: Meaning(404, INVALID, "model_not_found"),
     OverloadedError: Meaning(429, BUSY, "overloaded"),
     KeyRefusedError: Meaning(401, "authentication_error", "invalid_api_key"),
-    rpc.BadMessage: BUG,
-    rpc.BadRequest: WRONG,
-    rpc.ProtocolBroken: BUG,
-    rpc.ContextTooLong: TOO_LONG,
-    rpc.TooLarge: Meaning(413, INVALID, "request_too_large", "the prompt is too large for the target; shorten it"),
-    rpc.NameUnknown: Meaning(404, INVALID, "model_not_found"),
-    rpc.NotServed: ABSENT,
-    rpc.KeyRefused: ABSENT,
-    rpc.NotAllowed: ABSENT,
-    rpc.Unreachable: ABSENT,
-    rpc.Full: Meaning(429, BUSY, "overloaded", "the targets have as many sessions as they take; try again later"),
-    rpc.Overloaded: Meaning(429, BUSY, "overloaded"),
-    rpc.TimedOut: LATE,
-    rpc.Cancelled: ABSENT,
-    rpc.Closed: ABSENT,
-    rpc.Internal: ABSENT,
-    rpc.CannotListen: BUG,
+    errors.BadMessage: BUG,
+    errors.BadRequest: WRONG,
+    errors.ProtocolBroken: BUG,
+    errors.ContextTooLong: TOO_LONG,
+    errors.TooLarge: Meaning(413, INVALID, "request_too_large", "the prompt is too large for the target; shorten it"),
+    errors.NameUnknown: Meaning(404, INVALID, "model_not_found"),
+    errors.NotServed: ABSENT,
+    errors.KeyRefused: ABSENT,
+    errors.NotAllowed: ABSENT,
+    errors.Unreachable: ABSENT,
+    errors.Full: Meaning(429, BUSY, "overloaded", "the targets have as many sessions as they take; try again later"),
+    errors.Overloaded: Meaning(429, BUSY, "overloaded"),
+    errors.TimedOut: LATE,
+    errors.Cancelled: ABSENT,
+    errors.Closed: ABSENT,
+    errors.Internal: ABSENT,
+    errors.CannotListen: BUG,
 }
 FOREIGN = tuple(MEANINGS)
 # Of the framework's own errors, by status.
@@ -122,7 +120,7 @@ def refusal_of(error: Exception, request: str) -> RefusedError:
     meaning = next((MEANINGS[kind] for kind in FOREIGN if isinstance(error, kind)), BUG)
     if meaning.text:
         log.warning("%s: %s: %s", request, type(error).__name__, error)
-    after = error.after if isinstance(error, OverloadedError | rpc.Overloaded) else SHORTEST_WAIT
+    after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else SHORTEST_WAIT
     return RefusedError(
         meaning.status,
         meaning.text or str(error),
@@ -135,10 +133,12 @@ def refusal_of(error: Exception, request: str) -> RefusedError:
 
 def param_of(error: Exception) -> str | None:
     """The field of a body that an error is about, by its path; None if it is about none, or several."""
+    from crossdraft.serving.http.requests import Speculative  # it raises the errors of this module
+
     match error:
         case UnknownDrafterError():
             return "speculative.drafter"
-        case UnknownModelError() | rpc.NameUnknown():
+        case UnknownModelError() | errors.NameUnknown():
             return "model"
         case RequestError(field=field) if field in Speculative.model_fields:
             return f"speculative.{field}"

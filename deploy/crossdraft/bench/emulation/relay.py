@@ -1,0 +1,152 @@
+"""A TCP relay that keeps bytes for a while, as a process: distance where namespaces are not allowed.
+
+    python -m crossdraft.bench.emulation.relay NAME ...
+
+Hosts are names only: their services run on this machine's loopback, and are reached through a port of this process.
+What the kernels say to each other (handshakes, acknowledgements) is not delayed. It ends with its standard input.
+"""
+
+import asyncio
+import os
+import selectors
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from crossdraft.bench.emulation.orders import Part, Place, Reshape, Through, read_order, write_places
+from crossdraft.bench.emulation.shape import Lane, Shape
+
+LOOPBACK = "127.0.0.1"
+PIECE = 65_536  # bytes read at once
+PIECES = 256  # on their way in one direction; then the sender has to wait, as with TCP
+Stamped = tuple[float, bytes]  # when it is due; nothing: the end
+
+
+class Link:
+    """The shape of the way to one host, and the servers that stand for its services."""
+
+    def __init__(self) -> None:
+        self.shape = Shape()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._servers: dict[str, asyncio.Server] = {}  # by the address that is reached through them
+
+    def reshape(self, shape: Shape) -> None:
+        """Takes effect for what enters from now on. What is on its way when the link is cut arrives when it heals."""
+        self.shape = shape
+        if shape.cut:
+            self._open.clear()
+        else:
+            self._open.set()
+
+    async def through(self, address: str) -> str:
+        """A port of this process that leads to `address`."""
+        if address not in self._servers:
+            host, _, port = address.rpartition(":")
+
+            async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await self._join(reader, writer, host, int(port))
+
+            self._servers[address] = await asyncio.start_server(connected, LOOPBACK)
+        return f"{LOOPBACK}:{self._servers[address].sockets[0].getsockname()[1]}"
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> None:
+        try:
+            await self._open.wait()
+            far_reader, far_writer = await asyncio.open_connection(host, port)
+        except OSError:
+            writer.transport.abort()
+            return
+        there, back = Way(self, True), Way(self, False)
+        try:
+            await asyncio.gather(there.carry(reader, far_writer), back.carry(far_reader, writer))
+        except OSError:  # either end is gone: so is the other
+            pass
+        finally:
+            writer.transport.abort()
+            far_writer.transport.abort()
+
+    async def passable(self) -> None:
+        """Returns when the link is not cut."""
+        await self._open.wait()
+
+
+class Way:
+    """One direction of one connection."""
+
+    def __init__(self, link: Link, there: bool) -> None:
+        self._link, self._there = link, there
+        self._lane = Lane()
+        self._pieces: asyncio.Queue[Stamped] = asyncio.Queue(PIECES)
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the sender has ended and everything is delivered; raises OSError if an end is lost."""
+        taking = asyncio.ensure_future(self._take(reader))
+        try:
+            await self._deliver(writer)
+            await taking
+        finally:
+            taking.cancel()
+
+    async def _take(self, reader: asyncio.StreamReader) -> None:
+        loop = asyncio.get_running_loop()
+        piece = b"more"
+        while piece:
+            try:
+                piece = await reader.read(PIECE)
+            except OSError:
+                piece = b""
+            shape = self._link.shape
+            delay = shape.there_ms if self._there else shape.back_ms
+            await self._pieces.put((self._lane.due(loop.time(), delay, shape.jitter_ms), piece))
+
+    async def _deliver(self, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due, piece = await self._pieces.get()
+            if due > loop.time():
+                await asyncio.sleep(due - loop.time())
+            await self._link.passable()
+            if not piece:
+                writer.write_eof()
+                return
+            writer.write(piece)
+            await writer.drain()
+
+
+async def _serve(names: Sequence[str]) -> None:
+    links = {name: Link() for name in names}
+    loop = asyncio.get_running_loop()
+    orders = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    _say(write_places(dict.fromkeys(names, Place((), LOOPBACK))))
+    while line := await orders.readline():
+        order = read_order(line)
+        match order:
+            case Reshape(host, shape):
+                links[host].reshape(shape)
+                _say(b"\n")
+            case Part(host, other, _):
+                _say(
+                    f"nothing passes between {host} and {other} in any case: each is reached from here".encode() + b"\n"
+                )
+            case Through(host, address):
+                _say((await links[host].through(address)).encode() + b"\n")
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def main(names: Sequence[str]) -> None:
+    """Carries bytes until standard input ends."""
+    with suppress(OSError):  # punctual on a busy machine too, where that is allowed
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    # select and not epoll, whose waits are whole milliseconds.
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    loop.run_until_complete(_serve(names))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,515 @@
+"""Services of a made-up language, as processes: real servers and messages without models.
+
+    python -m crossdraft.bench.made_up target|drafter METHOD SIZE MILLISECONDS
+
+They answer one method's sessions, with rows of 64 ids over vocabularies of SIZE; a pass, or a proposal, takes so
+many milliseconds, which are slept.
+"""
+
+import asyncio
+import json
+import sys
+from bisect import bisect_right
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from threading import Thread
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from tokenizers import pre_tokenizers
+
+from crossdraft.console.processes import Wanted, end_with_stdin
+from crossdraft.drafter.drafting import Epoch, Packing
+from crossdraft.drafter.session import Conversation, Reply, Request, Send
+from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.server import Listening, Server, run, serve
+from crossdraft.session.events import Command, Event, Open, Ready, Replied
+from crossdraft.session.events import Reply as Reply_of_events
+from crossdraft.session.events import Request as Request_of_events
+from crossdraft.session.events import Send as Sent
+from crossdraft.text.letters import NOTHING, Letters, Side
+from crossdraft.text.pairs import Pair
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
+from crossdraft.types.messages import (
+    Branch,
+    Description,
+    Draft,
+    Drafted,
+    FetchRow,
+    NoiseKey,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+    RunTo,
+    Sample,
+    Score,
+    Scored,
+)
+from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Proposal, Row, Whose
+from crossdraft.types.trees import Path
+from crossdraft.verification.chooser import Chooser, RandomChooser
+from crossdraft.verification.methods import Method, method_named
+from crossdraft.verification.noise import KeyedNoise
+
+
+@dataclass(frozen=True)
+class Imagined(Wanted):
+    """One of them, to be started."""
+
+    method: str = "slem"
+    size: int = 128_000  # ids of each vocabulary
+    milliseconds: float = 0.0
+
+    def command(self) -> list[str]:
+        """As it would be typed."""
+        numbers = [self.method, str(self.size), str(self.milliseconds)]
+        return [*self.prefix, sys.executable, "-m", "crossdraft.bench.made_up", self.role, *numbers]
+
+
+# Services that a session needs, made up and answering at once.
+
+
+@dataclass(frozen=True, eq=False)
+class Noises:
+    """The keyed noise of both vocabularies, which `seeded` draws with."""
+
+    target: KeyedNoise
+    drafter: KeyedNoise
+
+    @staticmethod
+    def of(pair: Pair) -> "Noises":
+        return Noises(KeyedNoise.of(pair.target), KeyedNoise.of(pair.drafter))
+
+
+# Made-up tokenizers and models of real size, for measurements without a model.
+#
+# Tokens are strings of letters made by merges, as byte-level BPE makes them. Both models expect one continuation of any
+# text, a fixed function of its last letters and of how long it is, and give most of their probability to its tokens.
+
+
+@dataclass(frozen=True, eq=False)
+class Language:
+    """What both models expect, and how far they agree about the rest."""
+
+    pair: Pair
+    disagreement: float  # standard deviation of the logarithm of a drafter's probability about the target's
+
+    def expected(self, text: Letters, count: int) -> Letters:
+        """The next `count` letters."""
+        last, length = text[-2:], len(text)
+        for offset in range(length, length + count):
+            chance = crc32(f"{last[-2:]}/{offset}".encode()) / 2**32
+            last += LETTERS[bisect_right(_CUMULATIVE, chance * _CUMULATIVE[-1])]
+        return Letters(last[min(2, length) :])
+
+    def target_row(self, text: Letters, width: int, listed: Ids) -> Row:
+        """The target's row after `text`: its most probable ids, those listed, and the rest as tail."""
+        law = self._law(text, self.pair.target, drafted=False)
+        return _cut(law, width, listed)
+
+    def drafter_row(self, text: Letters, width: int, *, shared: bool, redistributed: bool) -> Row:
+        """A row that the drafter draws from: whole, over its own ids, those of T∩D, or target ids."""
+        vocabulary = self.pair.target if redistributed else self.pair.drafter
+        ids, weights = self._law(text, vocabulary, drafted=True)
+        if shared and not redistributed:
+            known = self.pair.to_target_ids(ids) >= 0
+            ids, weights = ids[known], weights[known]
+        return Row.of(ids[:width], weights[:width])
+
+    def _law(self, text: Letters, vocabulary: Vocabulary, *, drafted: bool) -> tuple[Ids, Probabilities]:
+        """Ids by falling probability."""
+        begins = self.expected(text, LONGEST)
+        prefixes = [known[0] for end in range(LONGEST, 0, -1) if (known := vocabulary.ids_of(Letters(begins[:end])))]
+        seed = crc32(f"{text[-8:]}/{len(text)}".encode())
+        rng = np.random.default_rng((seed, drafted))
+        shared = np.random.default_rng(seed).integers(len(self.pair.shared_drafter_ids), size=OTHERS)
+        ids = self.pair.shared_drafter_ids[shared]
+        ids = ids if vocabulary is self.pair.drafter else self.pair.to_target_ids(ids)
+        ids[2::3] = rng.integers(vocabulary.size, size=len(ids[2::3]))  # a third of its own
+        weights = np.append(0.35 ** np.arange(len(prefixes)), 1.0 / np.arange(4, 4 + OTHERS))
+        weights[: len(prefixes)] *= EXPECTED / weights[: len(prefixes)].sum()
+        weights[len(prefixes) :] *= (1 - EXPECTED) / weights[len(prefixes) :].sum()
+        weights *= np.exp(self.disagreement * rng.standard_normal(len(weights))) if drafted else 1.0
+        ids, first = np.unique(np.append(prefixes, ids).astype(np.int64), return_index=True)
+        weights = weights[first] / weights[first].sum()
+        order = np.argsort(-weights, kind="stable")
+        return ids[order], weights[order]
+
+
+# The target of a made-up language, as a service without a model, and what it and its drafter both know.
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """What both services know."""
+
+    method: Method
+    size: int
+    seconds: float  # that a pass or a proposal takes
+    language: Language
+    noises: Noises
+
+    @staticmethod
+    def of(method: Method, size: int, seconds: float) -> "World":
+        """The two vocabularies, and what is expected of texts."""
+        target, drafter = (tokenization(size, side).vocabulary for side in Side)
+        pair = Pair(target, target if method.same_vocabulary else drafter)
+        return World(method, size, seconds, Language(pair, DISAGREEMENT), Noises.of(pair))
+
+    def description(self, side: Side) -> Description:
+        """Of one of the models."""
+        text = tokenizer_json(self.size, side.value)
+        return Description(f"imagined {side.name.lower()}", text, (), (), self.size, CONTEXT, tokenizer_digest(text))
+
+
+@dataclass(frozen=True, eq=False)
+class DrafterService:
+    """A drafter."""
+
+    world: World
+    description: Description
+
+    async def open(self, request: OpenDrafter) -> "DrafterSession":
+        """A new session."""
+        world, chooser = self.world, RandomChooser(np.random.default_rng(0))
+        guesser = Guesser(world.language, world.noises, world.method, WIDTH, NoiseKey(0), chooser)
+        return DrafterSession(guesser, world.seconds)
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Guesser:
+    """What draws proposals of a made-up language."""
+
+    language: Language
+    noises: Noises
+    method: Method
+    width: int  # ids of a row
+    key: NoiseKey
+    chooser: Chooser
+
+    def row(self, text: Letters) -> Row:
+        """What a proposal after a text is drawn from."""
+        method = self.method
+        return self.language.drafter_row(
+            text, self.width, shared=method.shared_only, redistributed=method.redistributed
+        )
+
+    def proposal(self, text: Letters) -> Proposal:
+        """After a text."""
+        row = self.row(text)
+        if self.method.keyed:
+            token = self.noises.drafter.draw(row.ids, row.probabilities, self.key, len(text))
+        else:
+            token = int(row.ids[self.chooser.categorical(row.probabilities)])
+        whose = Whose.TARGET if self.method.redistributed else Whose.DRAFTER
+        return Proposal(token, row if self.method.drafter_rows else None, whose)
+
+    def letters_of(self, proposal: Proposal) -> Letters:
+        """Its letters."""
+        pair = self.language.pair
+        return (pair.target if self.method.redistributed else pair.drafter).letters[proposal.token]
+
+
+@dataclass(eq=False)
+class DrafterSession:
+    """One output that is guessed ahead of."""
+
+    guesser: Guesser
+    seconds: float
+    text: Letters = NOTHING
+    branches: dict[int, tuple[Proposal, ...]] = field(default_factory=dict)  # those of the epoch, by number
+    count: int = 0  # branches of the session
+    packing: Packing = field(init=False)
+    growing: "deque[tuple[int, Branch]]" = field(init=False)  # with the number of proposals at which each is finished
+
+    def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
+        """Proposals, one after the other, and prepared continuations."""
+        return Conversation(self).replies(requests)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def begin(self, epoch: Epoch) -> None:
+        """As in `conversation.Drafter`."""
+        request = epoch.request
+        self.text = Letters(self.text[: request.offset] + request.letters)
+        self.packing, self.growing = Packing(epoch), deque()
+        adopted, self.branches = self.branches.get(request.adopt, ()), {}
+        for proposal in adopted:
+            self._propose(proposal)
+        if adopted and not self.guesser.method.drafter_rows:  # the other side has them
+            epoch.sent = len(adopted)
+            self.packing = Packing(epoch)
+
+    async def draft(self, epoch: Epoch, send: Send) -> None:
+        """As in `conversation.Drafter`."""
+        self.packing.resume()
+        while epoch.wanted:
+            if self.packing.made < epoch.count:
+                await asyncio.sleep(self.seconds)
+                self._step(epoch)
+            for reply in self.packing.due():
+                send(reply)
+
+    async def score(self, epoch: Epoch, request: Score) -> Scored:
+        """There is no model."""
+        raise ProtocolBroken("an imagined drafter has no scores")
+
+    def _step(self, epoch: Epoch) -> None:
+        """One more proposal; its branches are finished so many steps later as they have proposals."""
+        before, proposal = self.text, self.guesser.proposal(self.text)
+        for branch in self._prepared(epoch, before, proposal):
+            self.growing.append((self.packing.made + epoch.request.branch_depth, branch))
+        self._propose(proposal)
+        while self.growing and self.growing[0][0] <= self.packing.made:
+            self.packing.prepare(self.growing.popleft()[1])
+
+    def _propose(self, proposal: Proposal) -> None:
+        self.text = Letters(self.text + self.guesser.letters_of(proposal))
+        self.packing.propose(proposal)
+
+    def _prepared(self, epoch: Epoch, text: Letters, drawn: Proposal) -> Iterator[Branch]:
+        depth, width = epoch.request.branch_depth, epoch.request.branch_width
+        if not depth:
+            return
+        row = self.guesser.row(text)
+        for token in [int(one) for one in row.ids if one != drawn.token][:width]:
+            letters = self.guesser.letters_of(Proposal(token, None, drawn.whose))
+            after, proposals = Letters(text + letters), []
+            for _ in range(depth):
+                proposals.append(self.guesser.proposal(after))
+                after = Letters(after + self.guesser.letters_of(proposals[-1]))
+            self.count += 1
+            self.branches[self.count] = tuple(proposals)
+            yield Branch(self.count, len(text), letters, tuple(one.token for one in proposals))
+
+
+async def _main(role: str, method: Method, size: int, milliseconds: float) -> None:
+    world = World.of(method, size, milliseconds / 1000)
+    if role == "target":
+        await serve(Server(TARGET, TargetService(world, world.description(Side.TARGET)), Listening(grace_seconds=0)))
+    else:
+        side = Side.TARGET if method.same_vocabulary else Side.DRAFTER
+        await serve(Server(DRAFTER, DrafterService(world, world.description(side)), Listening(grace_seconds=0)))
+
+
+WIDTH = 64  # ids of a row
+CONTEXT = 100_000  # tokens
+
+
+@dataclass(frozen=True, eq=False)
+class TargetService:
+    """A target."""
+
+    world: World
+    description: Description
+
+    async def open(self, request: OpenTarget) -> "TargetSession":
+        """A new session."""
+        world = self.world
+        return TargetSession(InMemory(world.language, world.noises, world.method, WIDTH, seed=0), world.seconds)
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+@dataclass
+class Run:
+    """Tokens that are drawn one after another."""
+
+    most: int  # that are wanted; this may change
+
+
+class InMemory:
+    """A target and a drafter of a made-up language; one object for each session."""
+
+    def __init__(self, language: Language, noises: Noises, method: Method, width: int, seed: int) -> None:
+        self._language, self._noises, self._method, self._width = language, noises, method, width
+        self._key = NoiseKey(seed)
+        self._guesser = Guesser(language, noises, method, width, self._key, RandomChooser(np.random.default_rng(seed)))
+        self._committed = self._drafted = NOTHING
+        self._nodes: list[Letters] = []
+
+    def answer(self, command: Command) -> Event | None:
+        """The event that a command leads to; None if it leads to none."""
+        match command:
+            case Open(lane):
+                return Ready(lane)
+            case Sent(lane, request):
+                reply = self._reply(request)
+                return None if reply is None else Replied(lane, reply)
+        return None
+
+    def draw(self, sent: Pass, drawn: Path) -> Sample:
+        """The next token of a run that has drawn some."""
+        if not drawn:
+            (first,) = self._passed(sent).nodes
+            assert isinstance(first, Sample)
+            return first
+        text = Letters(self._committed + self._language.pair.target.letters_of(drawn))
+        return self._sample(self._language.target_row(text, self._width, NO_IDS), text)
+
+    def _reply(self, request: Request_of_events) -> Reply_of_events | None:
+        match request:
+            case Draft():
+                self._drafted = Letters(self._drafted[: request.offset] + request.letters)
+                return Drafted(request.epoch, tuple(self._proposals(request.count)), 0.0)
+            case Pass():
+                return self._passed(request)
+            case FetchRow(number, node, listed):
+                width = self._language.pair.target.size if listed is None else self._width
+                row = self._language.target_row(self._nodes[node], width, NO_IDS if listed is None else listed)
+                return RowFetched(number, node, row)
+        return None
+
+    def _proposals(self, count: int) -> Iterator[Proposal]:
+        for _ in range(count):
+            proposal = self._guesser.proposal(self._drafted)
+            self._drafted = Letters(self._drafted + self._guesser.letters_of(proposal))
+            yield proposal
+
+    def _passed(self, sent: Pass) -> PassDone:
+        letters_of = self._language.pair.target.letters_of
+        self._committed = Letters(self._committed + letters_of(sent.committed))
+        self._nodes = [Letters(self._committed + letters_of(path)) for path in sent.tree.paths()]
+        texts = [self._nodes[node] for node in sent.answered]
+        listed = sent.listed or (NO_IDS,) * len(texts)
+        rows = [self._language.target_row(text, self._width, ids) for text, ids in zip(texts, listed, strict=True)]
+        nodes: Iterable[Row | Sample] = map(self._sample, rows, texts) if sent.draws else rows
+        return PassDone(sent.number, tuple(nodes), 0.0)
+
+    def _sample(self, row: Row, text: Letters) -> Sample:
+        return Sample(self._noises.target.draw(row.ids, row.probabilities, self._key, len(text)), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class TargetSession:
+    """One output."""
+
+    memory: InMemory
+    seconds: float
+
+    async def converse(
+        self, requests: AsyncIterator[Pass | FetchRow | RunTo]
+    ) -> AsyncGenerator[PassDone | RowFetched, None]:
+        """One reply for each request, in order; for a run one for each token, until a pass or a row is asked for."""
+        request = await _following(requests, Run(0))
+        while request is not None:
+            run = Run(request.run if isinstance(request, Pass) else 0)
+            following = asyncio.ensure_future(_following(requests, run))
+            try:
+                if isinstance(request, Pass) and request.run > 1:
+                    async for done in self._drawn(request, run, following):
+                        yield done
+                else:
+                    yield await self._answer(request)
+                request = await following
+            finally:
+                following.cancel()
+
+    async def _drawn(self, request: Pass, run: Run, following: "asyncio.Future[Any]") -> AsyncIterator[PassDone]:
+        drawn: Path = ()
+        more = True
+        while more:
+            await asyncio.sleep(self.seconds)
+            sample = self.memory.draw(request, drawn)
+            drawn = (*drawn, sample.token)
+            more = len(drawn) < run.most and not following.done()
+            yield PassDone(request.number, (sample,), self.seconds, more=more, first=len(drawn) - 1)
+
+    async def _answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
+        if isinstance(request, Pass):
+            await asyncio.sleep(self.seconds)
+        event = self.memory.answer(Sent(0, request))
+        assert isinstance(event, Replied)
+        assert isinstance(event.reply, PassDone | RowFetched)
+        return event.reply
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def _following(requests: AsyncIterator[Pass | FetchRow | RunTo], run: Run) -> Pass | FetchRow | None:
+    """The next pass or row that is asked for; a run that is told of before goes on so far."""
+    async for request in requests:
+        if not isinstance(request, RunTo):
+            return request
+        run.most = request.tokens
+    return None
+
+
+SHARED_MERGES = 0.6  # of a vocabulary: the first merges of both are the same
+LONGEST = 14  # letters of a token
+EXPECTED = 0.8  # the probability of the tokens that the expected text begins with
+DISAGREEMENT = 1.5  # gives an acceptance of 0.5 to 0.7
+OTHERS = 1200  # other tokens that a law gives some probability
+LETTERS = " etaoinshrdlucmfwypvbgkqjxz"
+_CUMULATIVE = list(accumulate((6.0, *(1 / (place + 2) for place in range(26)))))
+_SPACE = "Ġ"  # how byte-level BPE writes a space
+
+
+def tokenizer_json(size: int, seed: int) -> str:
+    """A byte-level BPE tokenizer with `size` ids; two seeds have the merges up to SHARED_MERGES in common."""
+    vocabulary = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = []
+    for left, right in _merges(size, seed):
+        if len(vocabulary) == size:
+            break
+        if left + right not in vocabulary:
+            vocabulary[left + right] = len(vocabulary)
+            merges.append([left, right])
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    whole: dict[str, object] = {
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+    }
+    whole |= {"decoder": byte_level, "model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}
+    return json.dumps(whole)
+
+
+def _merges(size: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Pairs of pieces that exist already, the older ones more often; each new piece also after a space."""
+    rng = np.random.default_rng(0)
+    pieces, known = list(LETTERS[1:]), set(LETTERS[1:])
+    common = True
+    while True:
+        if common and len(pieces) > SHARED_MERGES * size / 2:
+            rng, common = np.random.default_rng(seed), False
+        for first, second in rng.random((100, 2)).tolist():
+            left, right = pieces[int(first**4 * len(pieces))], pieces[int(second**4 * len(pieces))]
+            if len(left + right) < LONGEST and left + right not in known:
+                pieces.append(left + right)
+                known.add(left + right)
+                yield left, right
+                yield _SPACE, left + right
+
+
+def tokenization(size: int, side: Side) -> Tokenization:
+    """A made-up tokenizer with its letters; those of the two sides have some tokens in common."""
+    text = tokenizer_json(size, seed=side.value)
+    return Tokenization(text, Vocabulary.build(text, size, (), (), side))
+
+
+def _cut(law: tuple[Ids, Probabilities], width: int, listed: Ids) -> Row:
+    """The head, the listed ids that are not in it, and the tail."""
+    whole = Row(*law)
+    ids = np.concatenate([law[0][:width], np.setdiff1d(listed, law[0][:width])])
+    probabilities = whole.probabilities_of(ids)
+    return Row(ids, probabilities, 0.0 if width >= len(whole.ids) else max(0.0, 1.0 - float(probabilities.sum())))
+
+
+if __name__ == "__main__":
+    Thread(target=end_with_stdin, daemon=True).start()
+    run(_main(sys.argv[1], method_named(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))

@@ -1,0 +1,277 @@
+"""The synthetic experiment of RDK (section 6.2, Figs. 6 and 7), made again.
+
+What the paper leaves open is chosen here: the scale of the Student-t logits is such that the most probable quarter of
+the tokens has the published share; the drafter's logits are the target's with Gaussian noise; the tokens that are kept
+are random ones, or the target's most probable ones. First-order RDK is given the target's own p, an oracle.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from crossdraft.bench.harness import write_json
+from crossdraft.console.running import CommandFailed, PlainConsole
+from crossdraft.text.affinity import Ids, Probabilities, first_order
+
+DEGREES = 5  # of freedom of the logits (Fig. 3)
+TOP_QUARTER = 0.958  # mass of the most probable quarter of the tokens (Fig. 5)
+KEPT = (0.75, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025)  # shares of the vocabulary; the last is Fig. 6's
+TAUS = (1e-4, 1e-2, 1.0)  # τ of Eq. 2
+BLOCK = 256  # rows of M at a time
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is drawn."""
+
+    tokens: int = 200_000  # N, for the first-order form
+    exact_tokens: int = 2_000  # N, where M itself is applied: O(N²)
+    draws: int = 20  # of target and drafter; figures are means over them
+    noise: float = 1.0  # standard deviation of the noise on the drafter's logits
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one draw, or means over draws: acceptance Σ min(p, ·) of each proposal, and what it depends on."""
+
+    masked: float  # q on the kept tokens, not renormalized
+    tli: float  # q′: renormalized
+    first_order: float  # Eq. 3 with the target's own p
+    uniform: float  # 1/N for every token
+    exact: tuple[float, ...]  # Mᵀq′ with Ω = diag(p) − ppᵀ, for each of TAUS; empty: not computed
+    theta: float  # p·q′
+    change: float  # |Eq. 3 − q′|₁
+    error: float  # |Eq. 3 − Mᵀq′|₁ for the largest of TAUS; 0: not computed
+
+
+@dataclass(frozen=True)
+class Level:
+    """One pruning of one vocabulary size."""
+
+    tokens: int  # N
+    pruning: str  # which tokens are kept, for people
+    kept: int  # tokens of the drafter
+    figures: Figures
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """A target and a drafter before it is pruned, both of shape (N,)."""
+
+    p: Probabilities
+    q: Probabilities
+    orders: dict[str, Ids]  # by which are kept: the tokens, those that are cut last first
+
+    @staticmethod
+    def of(tokens: int, noise: float, random: np.random.Generator) -> "Draw":
+        """One draw."""
+        logits = _scaled(random.standard_t(DEGREES, tokens))
+        p = _softmax(logits)
+        q = _softmax(logits + noise * random.standard_normal(tokens))
+        return Draw(p, q, {"random": random.permutation(tokens), "the most probable": np.argsort(-p, kind="stable")})
+
+    def masked(self, pruning: str, kept: int) -> Probabilities:
+        """q without the tokens that are cut."""
+        ids = self.orders[pruning][:kept]
+        found = np.zeros(len(self.q))
+        found[ids] = self.q[ids]
+        return found
+
+
+def run(study: Study) -> Iterator[Level]:
+    """The levels of the large vocabulary, then those of the small one."""
+    for tokens, taus in ((study.tokens, ()), (study.exact_tokens, TAUS)):
+        draws = [draw_of(study, tokens, number) for number in range(study.draws)]
+        for pruning in draws[0].orders:
+            for share in KEPT:
+                kept = max(1, round(share * tokens))
+                found = [figures_of(draw.p, draw.masked(pruning, kept), taus) for draw in draws]
+                yield Level(tokens, pruning, kept, _mean(found))
+
+
+def figures_of(p: Probabilities, masked: Probabilities, taus: tuple[float, ...]) -> Figures:
+    """The figures of one target and one pruned drafter, both of shape (N,)."""
+    proposed = masked / masked.sum()
+    spread = first_order(proposed, p)
+    exact = [redistributed(proposed, p, tau) for tau in taus]
+    return Figures(
+        masked=_acceptance(p, masked),
+        tli=_acceptance(p, proposed),
+        first_order=_acceptance(p, spread),
+        uniform=_acceptance(p, np.full(len(p), 1 / len(p))),
+        exact=tuple(_acceptance(p, found) for found in exact),
+        theta=float(p @ proposed),
+        change=float(np.abs(spread - proposed).sum()),
+        error=float(np.abs(spread - exact[-1]).sum()) if exact else 0.0,
+    )
+
+
+def redistributed(proposed: Probabilities, p: Probabilities, tau: float) -> Probabilities:
+    """Mᵀq′ with M = softmax(Ω/τ) (Eq. 2) and Ω = diag(p) − ppᵀ, the covariance of one token drawn from p."""
+    found = np.zeros(len(p))
+    ids = np.flatnonzero(proposed)
+    for first in range(0, len(ids), BLOCK):
+        block = ids[first : first + BLOCK]
+        omega = -np.outer(p[block], p)
+        omega[np.arange(len(block)), block] += p[block]
+        rows = np.exp((omega - omega.max(axis=1, keepdims=True)) / tau)
+        found += (proposed[block] / rows.sum(axis=1)) @ rows
+    return found
+
+
+def draw_of(study: Study, tokens: int, number: int) -> Draw:
+    """The study's `number`-th draw of a vocabulary of this size."""
+    return Draw.of(tokens, study.noise, np.random.default_rng((study.seed, tokens, number)))
+
+
+def _scaled(logits: Probabilities) -> Probabilities:
+    """The logits times what gives the most probable quarter its share, by bisection."""
+    order = np.sort(logits)[::-1]
+    low, high = 0.0, 64.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        quarter = float(_softmax(order * middle)[: len(order) // 4].sum())
+        low, high = (middle, high) if quarter < TOP_QUARTER else (low, middle)
+    return logits * low
+
+
+def _softmax(logits: Probabilities) -> Probabilities:
+    weights = np.exp(logits - logits.max())
+    return np.asarray(weights / weights.sum(), dtype=np.float64)
+
+
+def _acceptance(p: Probabilities, proposed: Probabilities) -> float:
+    return float(np.minimum(p, proposed).sum())
+
+
+def _mean(found: list[Figures]) -> Figures:
+    names = [field.name for field in fields(Figures) if field.name != "exact"]
+    exact = tuple(fmean(values) for values in zip(*(one.exact for one in found), strict=True))
+    return Figures(exact=exact, **{name: fmean(getattr(one, name) for one in found) for name in names})
+
+
+# `crossdraft bench rdk`: the tables and the picture of RDK's synthetic experiment.
+
+
+def measure(study: Study, json_file: Path | None, plot: Path | None) -> None:
+    """Draws, prints the tables, and writes figures and picture where asked to.
+
+    Raises:
+        CommandFailed: a file cannot be written.
+    """
+    levels = tuple(run(study))
+    console = PlainConsole(highlight=False)
+    for _, group in groupby(levels, lambda level: (level.tokens, level.pruning)):
+        found = list(group)
+        console.print(_exact(found) if found[0].figures.exact else _pruned(found))
+    if json_file is not None:
+        write_json(json_file, {"study": asdict(study), "levels": [asdict(level) for level in levels]})
+    if plot is not None:
+        _draw(levels, draw_of(study, study.tokens, 0), plot)
+
+
+def _draw(levels: tuple[Level, ...], draw: Draw, path: Path) -> None:
+    # MOVED-HERE  # matplotlib takes a second
+
+    try:
+        picture(levels, draw).savefig(path)
+    except (OSError, ValueError) as error:  # ValueError: a format that it does not know
+        raise CommandFailed(f"cannot write the picture: {error}") from error
+
+
+def _pruned(levels: list[Level]) -> Table:
+    names = ("kept", "masked", "tli", "first-order", "uniform", "|Eq. 3 − q′|₁", "θ = p·q′")
+    table = Table(*names, title=_title(levels), title_justify="left")
+    for level in levels:
+        found = level.figures
+        shares = [f"{share:.2%}" for share in (found.masked, found.tli, found.first_order, found.uniform)]
+        table.add_row(f"{level.kept:,}", *shares, f"{found.change:.1e}", f"{found.theta:.1e}")
+    return table
+
+
+def _exact(levels: list[Level]) -> Table:
+    names = ["kept", "tli", *(f"τ={tau:g}" for tau in TAUS), "uniform", "|Eq. 3 − Mᵀq′|₁", "θ = p·q′"]
+    table = Table(*names, title=f"{_title(levels)}, Mᵀq′ itself", title_justify="left")
+    for level in levels:
+        found = level.figures
+        shares = [f"{share:.2%}" for share in (found.tli, *found.exact, found.uniform)]
+        table.add_row(f"{level.kept:,}", *shares, f"{found.error:.3f}", f"{found.theta:.1e}")
+    return table
+
+
+def _title(levels: list[Level]) -> str:
+    return f"acceptance, N = {levels[0].tokens:,}, {levels[0].pruning} tokens kept"
+
+
+# The picture of `crossdraft bench rdk`: Fig. 6, Fig. 7, and Fig. 7 with the matrix itself.
+
+PUBLISHED = 0.267  # "almost constant acceptance rate" (Fig. 7)
+PRUNING = "random"  # what the picture shows; the tables have both
+SHOWN = 400  # points of a line of Fig. 6, evenly spaced in the logarithm of the rank
+
+
+def picture(levels: tuple[Level, ...], draw: Draw) -> Figure:
+    """Three panels; `draw` is the one of the first."""
+    figure = Figure(figsize=(12, 3.8), layout="constrained", dpi=80)
+    masses, pruned, exact = figure.subplots(1, 3)
+    _masses(masses, draw)
+    _redistribution_plot_pruned(
+        pruned, [level for level in levels if level.pruning == PRUNING and not level.figures.exact]
+    )
+    _redistribution_plot_exact(exact, [level for level in levels if level.pruning == PRUNING and level.figures.exact])
+    return figure
+
+
+def _masses(axes: Axes, draw: Draw) -> None:
+    """Fig. 6: the mass of each token, the target's most probable one first."""
+    size = len(draw.p)
+    masked = draw.masked(PRUNING, round(KEPT[-1] * size))
+    proposed = masked / masked.sum()
+    spread = first_order(proposed, draw.p)
+    order = np.argsort(-draw.p, kind="stable")
+    ranks = np.unique(np.geomspace(1, size, SHOWN).astype(np.int64)) - 1
+    kept = np.flatnonzero(masked[order])
+    axes.loglog(ranks + 1, draw.p[order][ranks], color="C0", label="target p")
+    axes.loglog(kept + 1, masked[order][kept], ".", color="C1", markersize=3, label="masked")
+    axes.loglog(kept + 1, proposed[order][kept], "x", color="C2", markersize=3, label="tli q′")
+    left = np.setdiff1d(ranks, kept)
+    axes.loglog(left + 1, spread[order][left], "--", color="C3", label="first-order, tokens that were cut")
+    axes.set(title=f"{len(kept):,} of {size:,} tokens kept, one draw", xlabel="rank in p", ylabel="probability")
+    axes.legend(fontsize=7)
+
+
+def _redistribution_plot_pruned(axes: Axes, levels: list[Level]) -> None:
+    """Fig. 7."""
+    kept = [level.kept for level in levels]
+    axes.plot(kept, [level.figures.tli for level in levels], color="C2", linewidth=3, alpha=0.5, label="tli")
+    axes.plot(kept, [level.figures.first_order for level in levels], "--", color="C3", label="first-order, oracle p")
+    axes.plot(kept, [level.figures.masked for level in levels], ":", color="C1", label="masked")
+    axes.axhline(PUBLISHED, color="grey", linewidth=1, label="published, first-order")
+    _finish(axes, levels)
+
+
+def _redistribution_plot_exact(axes: Axes, levels: list[Level]) -> None:
+    """Fig. 7 with Mᵀq′, at a size where M can be applied."""
+    kept = [level.kept for level in levels]
+    axes.plot(kept, [level.figures.tli for level in levels], color="C2", linewidth=3, alpha=0.5, label="tli")
+    for place, tau in enumerate(TAUS):
+        shares = [level.figures.exact[place] for level in levels]
+        axes.plot(kept, shares, "--", color=f"C{4 + place}", label=f"exact, oracle Ω, τ = {tau:g}")
+    axes.plot(kept, [level.figures.uniform for level in levels], ":", color="black", label="uniform draft")
+    _finish(axes, levels)
+
+
+def _finish(axes: Axes, levels: list[Level]) -> None:
+    axes.set_xscale("log")
+    axes.set(
+        title=f"N = {levels[0].tokens:,}, random tokens kept", xlabel="tokens kept", ylabel="acceptance", ylim=(0, 1)
+    )
+    axes.legend(fontsize=7)

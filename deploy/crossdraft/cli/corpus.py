@@ -1,0 +1,228 @@
+"""`crossdraft affinity`: the matrix of `rdk` for a pair, from a corpus; reads tokenizers and configs, no weights."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.markup import escape
+from rich.table import Table
+
+from crossdraft.console.corpora import Named, corpus_texts
+from crossdraft.console.running import CommandFailed, Misused, PlainConsole, check_output
+from crossdraft.text.affinity import Affinity, FirstOrder, Kernel, Matrix, Probabilities, save_affinity
+from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence, first_pieces
+from crossdraft.text.frequencies import Ranking, count_frequencies
+from crossdraft.text.letters import Side
+from crossdraft.text.pairs import Pair
+
+NEIGHBOURS = 64  # target tokens that a draft token's mass goes to, at most
+WINDOW = 8  # target tokens in which two co-occur
+TEMPERATURE = 1e-4  # τ of Eq. 2: covariances are of this size
+
+
+@dataclass(frozen=True)
+class Options:
+    """What not every kind has; None is what the user did not say."""
+
+    neighbours: int | None = None  # entries of a row
+    keep: float | None = None  # share of its mass that stays with each token, before the rest is spread
+    window: int | None = None  # target tokens
+    temperature: float | None = None  # τ
+
+    def check(self, kind: str) -> None:
+        """Raises Misused if an option was given that this kind does not have, or out of its range."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        for name in given:
+            if name not in TAKES[kind]:
+                raise Misused(f"--{name} means nothing to --kind {kind}; leave it out")
+        if not 0 <= (self.keep or 0) <= 1:
+            raise Misused(f"--keep is a share, from 0 to 1, got {self.keep}")
+        if not (self.temperature is None or 0 < self.temperature < float("inf")):
+            raise Misused(f"--temperature must be above 0, got {self.temperature}")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What a kernel is made of."""
+
+    target: Named
+    drafter: Named
+    pair: Pair
+    corpus: Path
+    options: Options
+
+    @property
+    def neighbours(self) -> int:
+        """Entries of a row."""
+        return self.options.neighbours or NEIGHBOURS
+
+    def texts(self) -> Iterator[str]:
+        """The corpus, with a progress bar."""
+        return corpus_texts(self.corpus, "reading")
+
+    def frequencies(self) -> Ranking:
+        """How often the target's tokens occur in the corpus."""
+        return count_frequencies(self.target.tokenizer_json, self.target.tokenization, self.texts())
+
+
+def make(target: str, drafter: str, corpus: Path, output: Path, kind: str, options: Options) -> None:
+    """Estimates the matrix, writes the file and prints what is in it.
+
+    Args:
+        target: a folder, a hub id or a bundled model.
+        drafter: likewise.
+        corpus: a file or a folder of text.
+        output: the file.
+        kind: how the matrix is made, one of `BUILDERS`.
+        options: those of this kind.
+
+    Raises:
+        Misused: there is no such corpus, it has no text, an option does not fit, or the file cannot be written there.
+        CommandFailed: a tokenizer cannot be loaded, nothing is shared, or writing fails.
+    """
+    options.check(kind)
+    check_output(output)
+    ours, theirs = Named.load(target, Side.TARGET), Named.load(drafter, Side.DRAFTER)
+    pair = Pair(ours.tokenization.vocabulary, theirs.tokenization.vocabulary)
+    if not len(pair.shared_drafter_ids):
+        raise CommandFailed(
+            f"{target} and {drafter} have no token in common, so rdk has nothing to spread; use coupled"
+        )
+    job = Job(ours, theirs, pair, corpus, options)
+    try:
+        kernel, note = BUILDERS[kind](job)
+        affinity = Affinity.of(pair, kernel, ours.tokenizer_json, theirs.tokenizer_json, f"{kind}, {note}")
+        save_affinity(affinity, output)
+    except (ValueError, OSError) as error:
+        raise CommandFailed(f"cannot make the affinities: {error}") from error
+    console = PlainConsole(highlight=False)
+    console.print(escape(f"wrote {output}: {kind}, {note}"), soft_wrap=True)
+    console.print(summary(affinity, pair))
+
+
+def summary(affinity: Affinity, pair: Pair) -> Table:
+    """What a matrix does to the mass of a draft token."""
+    table = Table(show_header=False)
+    table.add_row("draft tokens that the target has", f"{len(affinity.drafter_ids):,}")
+    for name, value in _figures(affinity.kernel, pair):
+        table.add_row(name, value)
+    return table
+
+
+def _figures(kernel: Kernel, pair: Pair) -> list[tuple[str, str]]:
+    reached = "target tokens that a draft can now propose"
+    if isinstance(kernel, FirstOrder):
+        proposed = kernel.prior > 0
+        proposed[kernel.target_ids] = True  # mass stays with each token of T∩D, whatever its prior
+        return [(reached, f"{int(proposed.sum()):,} of {pair.target.size:,}")]
+    assert isinstance(kernel, Matrix)
+    rows = np.diff(kernel.starts)
+    own = np.repeat(pair.to_target_ids(kernel.drafter_ids), rows) == kernel.target_ids
+    outside = ~np.isin(kernel.target_ids, pair.to_target_ids(kernel.drafter_ids))
+    return [
+        (reached, f"{len(np.unique(kernel.target_ids)):,} of {pair.target.size:,}"),
+        ("entries", f"{len(kernel.weights):,}"),
+        ("draft tokens that stay as they are", f"{int(((rows == 1) & (_sums(own, kernel) > 0)).sum()):,}"),
+        ("of a token's mass stays with it, mean", f"{_sums(own, kernel).mean():.1%}"),
+        ("goes to tokens that the drafter lacks, mean", f"{_sums(outside, kernel).mean():.1%}"),
+    ]
+
+
+def _sums(chosen: NDArray[np.bool_], kernel: Matrix) -> Probabilities:
+    """The mass of the chosen entries of each row."""
+    return np.add.reduceat(np.where(chosen, kernel.weights, 0.0), kernel.starts[:-1])
+
+
+def _aligned(job: Job) -> tuple[Kernel, str]:
+    found = Alignment(job.pair, job.target.tokenization, job.drafter.tokenization)
+    size = 0
+    for text in job.texts():
+        found.add(text)
+        size += len(text)
+    if found.left_out == size:
+        raise ValueError(
+            "the two tokenizers write no line of the corpus alike, because one of them changes text; use --kind prefix"
+        )
+    note = f"; left out {found.left_out:,} that the two tokenizers write differently" if found.left_out else ""
+    return _kept(found.matrix(job.neighbours), job), f"from {size:,} characters{note}"
+
+
+def _prefix(job: Job) -> tuple[Kernel, str]:
+    counted = job.frequencies()
+    matrix = first_pieces(job.pair, job.drafter.tokenization, counted.counts, job.neighbours)
+    return _kept(matrix, job), f"from {counted.tokens:,} target tokens"
+
+
+def _co_occurrence(job: Job) -> tuple[Kernel, str]:
+    length, temperature = job.options.window or WINDOW, job.options.temperature or TEMPERATURE
+    windows = Windows(job.target.tokenization, length)
+    for text in job.texts():
+        windows.add(text)
+    note = f"; forgot {windows.forgotten:,} sightings of rare pairs" if windows.forgotten else ""
+    matrix = co_occurrence(job.pair, windows, temperature, job.neighbours)
+    return _kept(matrix, job), f"τ = {temperature:g}, windows of {length} target tokens{note}"
+
+
+def _first_order(job: Job) -> tuple[Kernel, str]:
+    counted = job.frequencies()
+    return FirstOrder.of(job.pair, counted.counts.astype(np.float64)), f"prior from {counted.tokens:,} target tokens"
+
+
+def _kept(matrix: Matrix, job: Job) -> Matrix:
+    return matrix.keeping(job.pair, job.options.keep) if job.options.keep else matrix
+
+
+BUILDERS: dict[str, Callable[[Job], tuple[Kernel, str]]] = {
+    "aligned": _aligned,
+    "prefix": _prefix,
+    "co-occurrence": _co_occurrence,
+    "first-order": _first_order,
+}
+TAKES: dict[str, tuple[str, ...]] = {
+    "aligned": ("neighbours", "keep"),
+    "prefix": ("neighbours", "keep"),
+    "co-occurrence": ("neighbours", "keep", "window", "temperature"),
+    "first-order": (),
+}
+
+
+# `crossdraft frequencies`: counts how often a corpus uses each token; reads a tokenizer and a config, no weights.
+
+DIVISORS = (32, 16, 8, 4, 2)  # of the vocabulary, in the summary
+
+
+def count(model: str, corpus: Path, output: Path) -> None:
+    """Counts, writes the file, and prints what a drafter would keep.
+
+    Raises:
+        Misused: there is no such corpus, it has no text, or the file cannot be written there.
+        CommandFailed: the tokenizer cannot be loaded, or writing fails.
+    """
+    check_output(output)
+    texts = corpus_texts(corpus, "counting")
+    named = Named.load(model, Side.DRAFTER)
+    try:
+        ranking = count_frequencies(named.tokenizer_json, named.tokenization, texts)
+        ranking.write(output)
+    except OSError as error:
+        raise CommandFailed(f"cannot write the frequencies: {error}") from error
+    except ValueError as error:
+        raise CommandFailed(f"cannot count the tokens of {model}: {error}") from error
+    console = PlainConsole(highlight=False)
+    told = f"counted {ranking.tokens:,} tokens of {corpus} with {model}; wrote {output}"
+    console.print(escape(told), soft_wrap=True)
+    console.print(frequencies_summary(ranking))
+
+
+def frequencies_summary(ranking: Ranking) -> Table:
+    """The share of the counted tokens that the most frequent ids make."""
+    size = len(ranking.counts)
+    used = int((ranking.counts > 0).sum())
+    kept = sorted({max(1, size // divisor) for divisor in DIVISORS} | {used, size})
+    table = Table("--vocab-keep", "of the vocabulary", "of the tokens counted")
+    for number in kept:
+        note = " (all that occur)" if number == used else ""
+        table.add_row(f"{number:,}{note}", f"{number / size:.1%}", f"{ranking.covered(number):.2%}")
+    return table

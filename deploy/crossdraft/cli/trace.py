@@ -1,0 +1,143 @@
+"""`crossdraft replay`: verification once more, from a recording."""
+
+import sys
+from pathlib import Path
+
+from crossdraft.console.running import CommandFailed, Misused, check_output
+from crossdraft.trace.codec import Recording, RecordingError, read
+from crossdraft.trace.page.figure import draw
+from crossdraft.trace.page.scene import scene_of
+from crossdraft.trace.page.svg import page_of
+from crossdraft.trace.replay import assignment_of
+from crossdraft.trace.replay import replay as run
+from crossdraft.trace.timeline import Figures, Timeline, spans_of
+from crossdraft.types.request import Overlap
+
+UNKNOWN = "Replies and their times are the recorded ones: whether they are what the models say is not checked."
+
+
+def replay(file: Path) -> None:
+    """Says whether the verdicts are the same.
+
+    Raises:
+        Misused: the recording cannot be read.
+        CommandFailed: they are not, or it cannot be replayed.
+    """
+    recording = recording_of(file)
+    try:
+        replayed = run(recording)
+    except RecordingError as error:
+        raise CommandFailed(str(error)) from error
+    if replayed.difference is not None:
+        raise CommandFailed(f"{replayed.rounds} rounds have the same verdicts; {replayed.difference}")
+    print(f"{replayed.rounds} rounds, {replayed.tokens} tokens: same verdicts")
+    if recording.fault:
+        print(f"The recording could not be read to its end: {recording.fault}.", file=sys.stderr)
+    elif recording.finished is None:
+        print("The recording ends before the session does.", file=sys.stderr)
+    print(UNKNOWN, file=sys.stderr)
+
+
+# `crossdraft timeline`: a recorded session as a picture of who worked when.
+
+PAGES = (".html", ".htm")
+PICTURES = (".png", ".svg", ".pdf")
+SCREEN = 1100.0  # pixels that the first rounds take on the page
+MARGIN = 0.03  # of what is seen, before its first pass
+
+
+def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
+    """Writes the page or the picture.
+
+    Args:
+        file: a recording.
+        output: .html, or a picture.
+        first: the round that is seen first, from 1.
+        rounds: that are seen at once.
+
+    Raises:
+        Misused: the output cannot be written, or is of no known kind; the recording cannot be read, or has no such
+            rounds.
+        CommandFailed: the output cannot be written after all.
+    """
+    if output.suffix.lower() not in (*PAGES, *PICTURES):
+        raise Misused(f"--output writes {', '.join((*PAGES, *PICTURES))} files, got {output}")
+    check_output(output)
+    recording = recording_of(file)
+    found = spans_of(recording)
+    begin, end = window_of(found, first, rounds)
+    scene, title, figures = scene_of(found), title_of(recording), figures_of(found.figures)
+    if output.suffix.lower() in PICTURES:
+        try:
+            draw(output, scene, title, figures, begin, end)
+        except OSError as error:
+            raise CommandFailed(f"cannot write the picture: {error}") from error
+        return
+    page = page_of(scene, title, figures, SCREEN / (end - begin), begin)
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"cannot write the page: {error}") from error
+
+
+def recording_of(file: Path) -> Recording:
+    """Raises Misused if it cannot be read."""
+    try:
+        return read(file)
+    except OSError as error:
+        raise Misused(f"cannot read {file} (a file of `generate --record`): {error.strerror}") from error
+    except RecordingError as error:
+        raise Misused(f"{error} (a file of `generate --record` is)") from error
+
+
+def window_of(found: Timeline, first: int, rounds: int) -> tuple[float, float]:
+    """From when to when so many rounds take place, in seconds.
+
+    Raises:
+        Misused: there are fewer.
+    """
+    if first > len(found.passes):
+        raise Misused(f"the recording has {len(found.passes)} rounds, so it has no round {first} (--first)")
+    drafts = [work.begin for work in found.works if work.begin < found.passes[first - 1]]
+    begin = found.passes[first - 1] if first > 1 or not drafts else drafts[0]
+    last = first - 1 + rounds
+    end = found.passes[last] if last < len(found.passes) else found.end
+    return max(0.0, begin - MARGIN * (end - begin)), end
+
+
+def title_of(recording: Recording) -> str:
+    """What was recorded. Raises CommandFailed if its request cannot be resolved."""
+    header = recording.header
+    request, temperature = header.request, header.request.options.temperature
+    way = {Overlap.OFF: f"lock-step, k = {request.k}", Overlap.ON: "overlapped", Overlap.AUTO: "governed"}
+    try:
+        method = request.method or assignment_of(header).method.name
+    except RecordingError as error:
+        raise CommandFailed(str(error)) from error
+    said = [f"{header.target.model} without a drafter", method, f"temperature {temperature:g}"]
+    if header.drafter is not None:
+        said[0] = f"{header.target.model} with {header.drafter.model}"
+        said.append(way[request.overlap])
+    return ", ".join(said) + ("" if recording.finished else " (the recording ends before the session)")
+
+
+def figures_of(figures: Figures) -> list[tuple[str, str]]:
+    """Name and value of what people look at first."""
+    shown = [
+        ("tokens/s", f"{figures.tokens_per_second:.1f}"),
+        ("tokens per pass", f"{figures.tokens_per_pass:.2f}"),
+        ("target idle", f"{figures.idle_share:.0%}"),
+        ("target's model at work", f"{figures.model_share:.0%}"),
+        ("drafter's model at work", f"{figures.drafter_share:.0%}"),
+        ("tokens", str(figures.tokens)),
+        ("passes", str(figures.passes)),
+        ("row misses", str(figures.row_misses)),
+        ("refused", str(figures.refused)),
+    ]
+    if figures.hits:
+        shown.append(("branches adopted", str(figures.hits)))
+    if figures.stalls:
+        shown.append(("stalls", str(figures.stalls)))
+    if figures.bytes and figures.tokens:
+        shown.append(("bytes/token", f"{figures.bytes / figures.tokens:,.0f}"))
+    return shown

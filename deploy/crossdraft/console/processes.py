@@ -1,0 +1,158 @@
+"""Services as processes of this command, which end when it does."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import IO, Protocol
+
+from crossdraft.console.running import CommandFailed
+
+START_SECONDS = 120.0  # for loading a small model on a busy machine
+END_SECONDS = 5.0  # between SIGTERM and SIGKILL
+
+
+class Startable(Protocol):
+    """A command that serves something, says in a line of JSON where, and ends with its standard input."""
+
+    @property
+    def role(self) -> str:
+        """What error texts call it."""
+        ...
+
+    def command(self) -> list[str]:
+        """As it would be typed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A service to start on loopback, on any free port."""
+
+    role: str  # target or drafter
+    model: str
+    threads: int
+    more: tuple[str, ...] = ()  # options
+    prefix: tuple[str, ...] = ()  # what the command is run by: on a host, on a core
+
+    def command(self) -> list[str]:
+        """As it would be typed. It ends with its standard input: were this process killed, it would end too."""
+        options = ["--model", self.model, "--threads", str(self.threads), "--grace-seconds", "0", "--until-stdin-ends"]
+        return [*self.prefix, sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options, *self.more]
+
+
+@dataclass(frozen=True, eq=False)
+class Started:
+    """Its process, perhaps not ready yet."""
+
+    wanted: Startable
+    process: asyncio.subprocess.Process
+    log: IO[bytes]  # what it writes on stderr
+
+    async def ready(self) -> dict[str, str]:
+        """Its ready line, once it listens.
+
+        Raises:
+            CommandFailed: it ended or is not ready in time; the text has its own last words.
+        """
+        assert self.process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self.process.stdout.readline(), START_SECONDS)
+        except TimeoutError:
+            raise CommandFailed(f"the {self.wanted.role} is not ready after {START_SECONDS:.0f} s") from None
+        if not line:
+            raise CommandFailed(f"the {self.wanted.role} did not start: {self._last_words()}")
+        return {name: str(value) for name, value in json.loads(line).items()}
+
+    def _last_words(self) -> str:
+        self.log.seek(0)
+        lines = self.log.read().decode("utf-8", "replace").split("\n")
+        return next((line.removeprefix("crossdraft: ") for line in reversed(lines) if line.strip()), "it said nothing")
+
+    async def end(self) -> None:
+        """SIGTERM, and SIGKILL if that does not help."""
+        if self.process.returncode is None:
+            self.process.terminate()
+            try:
+                await asyncio.wait_for(self.process.wait(), END_SECONDS)
+            except TimeoutError:
+                self.process.kill()
+                await self.process.wait()
+        self.log.close()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service that is ready."""
+
+    address: str
+    process_id: int
+    ready: Mapping[str, str] = field(default_factory=dict)  # all of its ready line
+
+
+@asynccontextmanager
+async def services(wanted: Sequence[Startable]) -> AsyncIterator[list[str]]:
+    """Starts services side by side and gives their addresses; ends them at the end of the block.
+
+    Raises:
+        CommandFailed: one of them does not start.
+    """
+    async with running(wanted) as found:
+        yield [one.address for one in found]
+
+
+@asynccontextmanager
+async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
+    """The same, and their processes."""
+    started: list[Started] = []
+    try:
+        for one in wanted:
+            started.append(await _start(one))
+        ready = [await one.ready() for one in started]
+        yield [Running(line["address"], one.process.pid, line) for one, line in zip(started, ready, strict=True)]
+    finally:
+        # Not cut short by a second signal: nothing may be left behind.
+        await asyncio.shield(asyncio.gather(*(one.end() for one in started)))
+
+
+async def _start(wanted: Startable) -> Started:
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the service has ended
+    pipe = asyncio.subprocess.PIPE
+    # In a session of its own, so that Ctrl-C reaches this process alone, which then ends it in order.
+    process = await asyncio.create_subprocess_exec(
+        *wanted.command(), stdin=pipe, stdout=pipe, stderr=log, start_new_session=True
+    )
+    return Started(wanted, process, log)
+
+
+def threads_each(count: int) -> int:
+    """Threads for each of some services that share this machine."""
+    return max(1, (os.cpu_count() or 1) // max(1, count))
+
+
+# The pair that runs when no address is given.
+
+DEFAULT_DRAFTER = "drafter-b"
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """A target and a drafter, as `--model` has them."""
+
+    target: str = "bundled:target"
+    drafter: str = f"bundled:{DEFAULT_DRAFTER}"
+
+
+STDIN = 0  # its file descriptor
+
+
+def end_with_stdin() -> None:
+    """Ends this process as SIGTERM does when its standard input ends."""
+    while os.read(STDIN, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

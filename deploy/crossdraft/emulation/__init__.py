@@ -1,7 +1,0 @@
-"""Distance for tests and benchmarks: hosts and machines on this one, with a real network delay between them."""
-
-from crossdraft.emulation.machines import Machine, machines
-from crossdraft.emulation.network import Link, NotAllowed, hosts, network, relays
-from crossdraft.emulation.shape import Shape
-
-__all__ = ["Link", "Machine", "NotAllowed", "Shape", "hosts", "machines", "network", "relays"]

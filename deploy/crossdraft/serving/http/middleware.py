@@ -1,0 +1,125 @@
+"""What stands before the API: request ids, keys, rates and the size of bodies, before a body is read."""
+
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from crossdraft.rpc.log_context import about
+from crossdraft.serving.http.errors import INVALID, RefusedError, refusal_of
+from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
+
+GUARDED = "/v1"
+ID_HEADER = "x-request-id"
+ID_KEY = "crossdraft.request"  # in the scope
+GOOD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
+
+
+# What the HTTP front is told when it is made.
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """Keys, limits, and metrics.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    keys: Keys = field(default_factory=Keys)  # of /v1; none: everybody may use it
+    rate: RateLimit | None = None  # of /v1, for each holder of a key, or each address where no key is needed
+    most_bytes: int = 4 * 2**20  # of a request's body
+    most_choices: int = 32  # outputs that one request may ask for
+    stalled_seconds: float = 60.0  # after which a client that does not read is given up
+    metrics: Callable[[str], tuple[bytes, str]] | None = None  # of /metrics: from what is accepted to text and its type
+    page: bool = True  # the page, at /
+
+    def __post_init__(self) -> None:
+        for name in ("most_bytes", "most_choices", "stalled_seconds"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+class Gate:
+    """ASGI middleware. Everything under /v1 needs a key, if there are keys, and is counted; all bodies have a limit.
+
+    A request's id is what the client says in `x-request-id`, else drawn; every reply shows it.
+    """
+
+    def __init__(self, app: ASGIApp, options: HttpOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app = app
+        self._options = options
+        self._rates = None if options.rate is None else Rates(options.rate)
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        scope[ID_KEY] = name = request_id(headers.get(ID_HEADER))
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[ID_HEADER] = name
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+        except (RefusedError, KeyRefusedError) as error:
+            await reply_of(refusal_of(error, name))(scope, receive, send_named)
+        else:
+            with about(request=name, peer=":".join(map(str, scope.get("client") or ()))):
+                await self._app(scope, self._counted(receive), send_named)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # of an application that is mounted elsewhere
+        if path == GUARDED or path.startswith(GUARDED + "/"):
+            holder = self._options.keys.holder(headers.get("authorization"))
+            self._check_rate(holder or (scope.get("client") or ("",))[0])
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._options.most_bytes:
+            raise self._too_large()
+
+    def _check_rate(self, client: str) -> None:
+        wait = 0.0 if self._rates is None else self._rates.take(client, self._clock())
+        if wait:
+            text = "too many requests; wait as long as Retry-After says"
+            raise RefusedError(429, text, "rate_limit_error", "rate_limit_exceeded", after=wait)
+
+    def _counted(self, receive: Receive) -> Receive:
+        """Bodies without a length are counted as they come."""
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._options.most_bytes:
+                raise HTTPException(413, self._too_large().message)
+            return message
+
+        return counted
+
+    def _too_large(self) -> RefusedError:
+        text = f"a body may have {self._options.most_bytes} bytes; send less"
+        return RefusedError(413, text, INVALID, "request_too_large")
+
+
+def request_id(given: str | None) -> str:
+    """The client's own, if it can be a file's name and a log's word; else a new one."""
+    if given is not None and GOOD_ID.fullmatch(given):
+        return given
+    return secrets.token_hex(12)
+
+
+def reply_of(refusal: RefusedError) -> Response:
+    """A refusal as a reply."""
+    body = refusal.reply.model_dump_json()
+    return Response(body, refusal.status, refusal.headers, "application/json")

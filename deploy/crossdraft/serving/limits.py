@@ -1,0 +1,165 @@
+"""The keys of an API: who may use it, on HTTP and gRPC alike.
+
+Only digests are kept, so that neither a log nor a dump of the process shows a key.
+"""
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Self
+
+SHORTEST = 16  # characters; shorter ones can be guessed
+SCHEME = "bearer"
+HOW = "send it as `Authorization: Bearer KEY`"
+
+
+class KeysError(ValueError):
+    """The keys themselves cannot be used; the text says what to change."""
+
+
+class KeyRefusedError(Exception):
+    """The client has shown no key, or none that is known; the text says which and how to send it."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of an API, each with the name of its holder. Without any, everybody may use it.
+
+    Args:
+        holders: name of the holder by the SHA-256 of the key's UTF-8.
+    """
+
+    holders: Mapping[bytes, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, keys: Mapping[str, str]) -> Self:
+        """From keys by the names of their holders.
+
+        Raises:
+            KeysError: a key is too short, has spaces or other than visible ASCII, or two holders have the same one.
+        """
+        holders: dict[bytes, str] = {}
+        for name, key in keys.items():
+            if len(key) < SHORTEST or not all("!" <= letter <= "~" for letter in key):
+                raise KeysError(f"the key of {name!r} must be {SHORTEST} or more visible ASCII characters, no spaces")
+            if (other := holders.setdefault(digest(key), name)) != name:
+                raise KeysError(f"{name!r} has the same key as {other!r}; give each holder one of its own")
+        return cls(holders)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """From a file with a line `NAME KEY` for each holder; empty lines and those that begin with # do not count.
+
+        Raises:
+            KeysError: it cannot be read, or a line is not of this form; the text names the line, never the key.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise KeysError(f"cannot read the API keys in {path}: {error}") from error
+        keys: dict[str, str] = {}
+        for number, line in enumerate(lines, 1):
+            match line.split():
+                case [name, key] if not name.startswith("#") and name not in keys:
+                    keys[name] = key
+                case [name, _] if not name.startswith("#"):
+                    raise KeysError(f"{path}, line {number}: {name!r} has a key already; names must differ")
+                case [first, *_] if not first.startswith("#"):
+                    raise KeysError(f"{path}, line {number}: write a name, a space and the key of it")
+        if not keys:
+            raise KeysError(f"{path} has no key; write a line with a name, a space and a key, or leave the file out")
+        return cls.of(keys)
+
+    @property
+    def needed(self) -> bool:
+        """Whether a client must show one."""
+        return bool(self.holders)
+
+    def holder(self, authorization: str | None) -> str:
+        """Whose key a client shows; empty where none is needed.
+
+        Args:
+            authorization: the header or metadata value of this name, None if it is not there.
+
+        Raises:
+            KeyRefusedError: there is none, or it is not known.
+        """
+        if not self.holders:
+            return ""
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != SCHEME or not key.strip():
+            raise KeyRefusedError(f"an API key is needed: {HOW}")
+        shown, found = digest(key.strip()), None
+        for known, name in self.holders.items():  # all of them, whatever the first bytes are: time must tell nothing
+            if hmac.compare_digest(known, shown):
+                found = name
+        if found is None:
+            raise KeyRefusedError(f"this API key is not known: {HOW}")
+        return found
+
+
+def digest(key: str) -> bytes:
+    """What is kept of a key."""
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+# Token buckets: how many requests each client may make. Pure: told the time.
+
+MOST_CLIENTS = 10_000  # whose buckets are kept; beyond that the one that asked longest ago is forgotten
+
+
+@dataclass(frozen=True)
+class RateLimit:
+    """A bucket for each client: it holds `burst` requests, and fills again at `per_minute`.
+
+    Raises:
+        ValueError: a value is not above 0.
+    """
+
+    per_minute: float
+    burst: int
+
+    def __post_init__(self) -> None:
+        if not (0 < self.per_minute < float("inf") and self.burst >= 1):
+            raise ValueError(
+                f"a rate limit needs requests a minute above 0 and a burst of at least 1, "
+                f"got {self.per_minute} and {self.burst}"
+            )
+
+
+@dataclass
+class _Bucket:
+    left: float  # requests
+    at: float  # seconds
+
+
+class Rates:
+    """The buckets of all clients."""
+
+    def __init__(self, limit: RateLimit) -> None:
+        self._limit = limit
+        self._per_second = limit.per_minute / 60
+        self._buckets: dict[str, _Bucket] = {}  # by client, the one that asked longest ago first
+
+    def take(self, client: str, now: float) -> float:
+        """One request of this client.
+
+        Returns:
+            0 if it may be made, else the seconds until one may.
+        """
+        bucket = self._buckets.pop(client, None) or _Bucket(self._limit.burst, now)
+        bucket.left = min(self._limit.burst, bucket.left + (now - bucket.at) * self._per_second)
+        bucket.at = now
+        self._buckets[client] = bucket
+        self._forget()
+        if bucket.left < 1:
+            return (1 - bucket.left) / self._per_second
+        bucket.left -= 1
+        return 0.0
+
+    def _forget(self) -> None:
+        """Whoever asked longest ago; a client with a new bucket may ask no faster than the limit for long."""
+        while len(self._buckets) > MOST_CLIENTS:
+            del self._buckets[next(iter(self._buckets))]

@@ -1,0 +1,351 @@
+"""The Python API: connect to targets and drafters, generate.
+
+async with connect(target="127.0.0.1:7001", drafter="127.0.0.1:7002") as pipeline:
+    async for token in pipeline.generate("def main(", method="seeded", seed=7):
+        print(token.text, end="")
+"""
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+from crossdraft.client.discovery import Team
+from crossdraft.client.driver import Driver, Services
+from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.errors import TimedOut
+from crossdraft.rpc.security import Shown, TlsFiles
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.draft_side import without_trust
+from crossdraft.session.events import Emitted, Finished, Reason
+from crossdraft.session.output import Shown as Shown_of_output
+from crossdraft.session.resolution import Models, Secrets, resolve
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import Decision, Explained, Told
+from crossdraft.speculation.shared import Experience, Member
+from crossdraft.text.letters import to_bytes
+from crossdraft.trace.codec import Header
+from crossdraft.trace.recorder import FileRecorder, Recorder, Together
+from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError
+from crossdraft.types.statistics import Kind, Statistics, statistics_of
+
+Addresses = str | Sequence[str]  # HOST:PORT, several of them with commas between, or a sequence
+
+
+# One running generation: an asynchronous iterator over its tokens, then its text and figures.
+
+
+@dataclass(frozen=True)
+class Token:
+    """A committed token."""
+
+    id: int  # target id
+    text: str  # what can be shown since the token before: whole characters, nothing that a stop string may take back
+    raw: bytes  # the token's own bytes; empty for a control symbol
+    kind: Kind
+    log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
+    # The most probable ids in its place, each with its bytes and log-probability, if the request asked for logprobs.
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+class Generation:
+    """Iterate over it for tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
+
+    Where a request goes on after `committed` ids, all of these are of what came after.
+
+    Use it as a context manager, or exhaust it: leaving it early cancels the sessions. When there is no target left,
+    the iteration raises the last one's ServiceError; a drafter that fails does not end it.
+
+    Args:
+        assignment: what it works from.
+        services: where it works.
+        k: proposals in each lock-step round, for the statistics; 0: epochs are run in other ways.
+        recorder: makes what takes down the session; called when it begins.
+        watch: is told the same, while it runs.
+        member: its place among outputs that learn for each other.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        services: Services,
+        k: int = 0,
+        recorder: Callable[[], FileRecorder] | None = None,
+        watch: Recorder | None = None,
+        member: Member | None = None,
+    ) -> None:
+        self.text = ""
+        self.ids: list[int] = []
+        self.reason: Reason | None = None
+        self.statistics: Statistics | None = None
+        self._assignment = assignment
+        self._k = k
+        self._services = services
+        self._make_recorder = recorder
+        self._recorder: FileRecorder | None = None
+        self._watch = watch
+        self._member = member
+        self._told: Told | None = None  # the latest
+        self._driver: Driver | None = None
+        self._shown = Shown_of_output(assignment)
+        self._queue: asyncio.Queue[Emitted | None] = asyncio.Queue()
+        self._task: asyncio.Task[Finished] | None = None
+        self._over = False  # nothing more will come
+        self._context = contextvars.copy_context()  # of who made it: what it is about (`rpc.subject`)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def tell(self, told: Told) -> None:
+        """Another output has learnt something of the same services."""
+        self._told = told
+        if self._driver is not None:
+            self._driver.tell(told)
+
+    async def aclose(self) -> None:
+        """Cancel what is still running and close its sessions."""
+        self._over = True
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            await self._written()
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """How the epochs were run, if the request asked to explain it."""
+        governor = self._assignment.governor
+        return governor.decisions if isinstance(governor, Explained) else []
+
+    @property
+    def estimates(self) -> Sequence[str]:
+        """What the governor believes of its services, in lines for people, if the request asked to explain it."""
+        governor = self._assignment.governor
+        return governor.estimates if isinstance(governor, Explained) else ()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Token:
+        if self._task is None and not self._over:
+            self._task = self._begin()
+        emitted = None if self._over else await self._queue.get()
+        if emitted is None:
+            over, self._over = self._over, True
+            if not over and self._task is not None:
+                await self._written()
+                self._end(self._task.result())
+            raise StopAsyncIteration
+        return self._token(emitted)
+
+    def _begin(self) -> asyncio.Task[Finished]:
+        self._recorder = None if self._make_recorder is None else self._make_recorder()
+        told = Together(self._recorder, self._watch) if self._recorder or self._watch else None
+        self._driver = Driver(Session(self._assignment), self._services, told, self._member)
+        if self._told is not None:
+            self._driver.tell(self._told)
+        task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
+        task.add_done_callback(lambda _: self._queue.put_nowait(None))
+        return task
+
+    async def _written(self) -> None:
+        """The record is on the disk, or why it is not is said."""
+        if self._recorder is not None:
+            self._recorder.close()  # a session that was cancelled before its first step has not
+            fault = await asyncio.to_thread(self._recorder.wait)
+            if fault:
+                log.warning("the flight record is not whole: %s", fault)
+
+    def _token(self, emitted: Emitted) -> Token:
+        self.ids.append(emitted.token)
+        shown = self._shown.add(emitted.letters, emitted.kept)
+        self.text += shown
+        letters = self._assignment.pair.target.letters
+        top = tuple((token, to_bytes(letters[token]), value) for token, value in emitted.likely)
+        return Token(emitted.token, shown, to_bytes(emitted.letters), emitted.kind, emitted.log_probability, top)
+
+    def _end(self, finished: Finished) -> None:
+        """The session is over: figures, and its error if it has one."""
+        self.reason = finished.reason
+        given = self._assignment
+        assert self._driver is not None
+        prompt_tokens = len(given.open_target.prompt)
+        self.statistics = statistics_of(
+            given.method.name, self._k, prompt_tokens, finished.counts, self._driver.times()
+        )
+        if isinstance(finished.error, TimeoutError):
+            raise TimedOut(str(finished.error)) from finished.error
+        if finished.error is not None:
+            raise finished.error
+
+
+class Pipeline:
+    """Connections to the targets of one model and, unless decoding is plain, to drafters of one vocabulary.
+
+    Raises:
+        ValueError: there is no address of a target, or TLS files cannot be used.
+    """
+
+    def __init__(
+        self,
+        target: Addresses,
+        drafter: Addresses | None = None,
+        patience: Patience | None = None,
+        needs_drafter: bool = False,
+        tls: TlsFiles | None = None,
+        trusted: bool = True,
+    ) -> None:
+        self._targets = addresses_of(target)
+        self._drafters = addresses_of(drafter or ())
+        if not self._targets:
+            raise ValueError("give at least one address of a target, such as 127.0.0.1:7001")
+        self._patience = patience or Patience()
+        self._needs_drafter = needs_drafter
+        self._shown = None if tls is None else Shown(tls)
+        self._trusted = trusted
+        self._team: Team | None = None
+        self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
+        self._experience = Experience()
+
+    async def __aenter__(self) -> Self:
+        """Connect and learn the two vocabularies.
+
+        Raises:
+            ServiceError: no target answers in time, or its tokenizer cannot be used; the text says which one and
+                what to do. The same of drafters where one is needed.
+            RequestError: the targets serve models that differ.
+        """
+        team = Team(self._targets, self._drafters, self._patience, self._shown, self._trusted)
+        try:
+            await team.gather(self._needs_drafter)
+        except BaseException:
+            await team.close()
+            raise
+        self._team = team
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for generation in list(self._generations):
+            await generation.aclose()
+        await self._connected.close()
+
+    def generate(self, prompt: Prompt, **settings: Any) -> Generation:
+        """One output for a text, target ids or a Chat; `settings` are the other fields of GenerationRequest.
+
+        Raises:
+            RequestError: the request cannot be served by this pair.
+        """
+        return self.run(GenerationRequest(prompt, **settings))
+
+    def run(self, request: GenerationRequest, watch: Recorder | None = None) -> Generation:
+        """The same for a request that is made already; `watch`, such as a `watching.Watch`, is told its steps."""
+        services, models, drawn = self._connected.services, self.models, Secrets.drawn()
+        if not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later
+            request = without_trust(request)
+        targets, before = len(services.targets), self._experience.of(request)
+        follows = self._experience.led(request)
+        assignment = resolve(request, models, drawn, targets, before, follows)
+        member = self._experience.keep(request, assignment.governor)
+        recorder = None
+        if request.record is not None:
+            asked = replace(request, record=None)
+            header = Header(
+                _software(), time.time(), asked, models.target, models.drafter, drawn, targets, before, follows
+            )
+            recorder = partial(_recorder, header, request.record)
+        k = request.k if request.overlap is Overlap.OFF else 0
+        generation = Generation(assignment, services, k, recorder, watch, member)
+        if member is not None:
+            member.attach(generation)
+        self._generations.add(generation)
+        return generation
+
+    async def follow(self, target: Addresses, drafter: Addresses | None = None) -> None:
+        """From now on these are the services; sessions that run elsewhere go on there, and no new one is opened."""
+        await self._connected.follow(addresses_of(target), addresses_of(drafter or ()))
+
+    async def drafter_known(self) -> None:
+        """Returns once a drafter has said what it is; generations that begin from then on can use it."""
+        await self._connected.drafter_known.wait()
+
+    @property
+    def target_there(self) -> bool:
+        """Whether a target can be reached, as far as that is known: connections are watched all the time."""
+        return self._connected.target_there
+
+    @property
+    def models(self) -> Models:
+        """The vocabularies of the pair, once connected; with a drafter once one has answered."""
+        models = self._connected.models
+        assert models is not None  # it is, before `gather` returns
+        return models
+
+    @property
+    def _connected(self) -> Team:
+        if self._team is None:
+            raise RuntimeError("use the pipeline inside `async with connect(...)`")
+        return self._team
+
+
+def connect(
+    target: Addresses,
+    drafter: Addresses | None = None,
+    patience: Patience | None = None,
+    *,
+    needs_drafter: bool = False,
+    tls: TlsFiles | None = None,
+    trusted: bool = True,
+) -> Pipeline:
+    """A pipeline to use with `async with`.
+
+    Args:
+        target: one address or several, all of the same model; one must be there, others may come later.
+        drafter: likewise of one vocabulary. None: plain decoding, as it is until a drafter has answered.
+        patience: how long services may take to answer.
+        needs_drafter: to connect fails, as for a target, if no drafter answers.
+        tls: what this side shows to services, and whose certificates it takes; None: plaintext.
+        trusted: whether the drafters are; with one that is not, only methods whose output does not depend on what a
+            drafter says of its laws are used (`slem`, `seeded`), and others are refused.
+
+    Raises:
+        ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).
+    """
+    return Pipeline(target, drafter, patience, needs_drafter, tls, trusted)
+
+
+def addresses_of(given: Addresses) -> tuple[str, ...]:
+    """Each once, in their order."""
+    separate = given.split(",") if isinstance(given, str) else given
+    return tuple(dict.fromkeys(address.strip() for address in separate if address.strip()))
+
+
+def _software() -> str:
+    try:
+        return version("crossdraft")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _recorder(header: Header, path: Path) -> FileRecorder:
+    """Raises RequestError if the file cannot be made."""
+    try:
+        return FileRecorder(path, header)
+    except OSError as error:
+        raise RequestError(f"cannot record: {error}; name a file that can be written (--record)") from error
+
+
+log = logging.getLogger(__name__)

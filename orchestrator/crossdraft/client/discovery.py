@@ -1,0 +1,311 @@
+"""The services behind a pipeline: which there are, what they serve, and whether they go together."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from crossdraft.client.driver import Roster, Services
+from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.errors import BadMessage, ServiceError, TimedOut
+from crossdraft.rpc.security import Shown
+from crossdraft.session.resolution import Models, tokenization_of
+from crossdraft.text.letters import Side
+from crossdraft.text.pairs import Pair
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.types.messages import Description
+from crossdraft.types.request import RequestError
+
+OTHERS_SECONDS = 3.0  # from the beginning, for services that need not be there
+
+
+# Gets to know services: each is asked to describe itself until it has, those that are down in the background.
+#
+# Those that are known are watched, so that it is known at any time whether they can be reached.
+
+
+class Described(Protocol):
+    """A client of a service."""
+
+    address: str
+
+    @property
+    def service(self) -> str:
+        """What error texts call it."""
+        ...
+
+    async def describe(self) -> Description:
+        """What the service says of its model; raises ServiceError."""
+        ...
+
+    def reachable(self) -> bool | None:
+        """Whether it can be reached now; None: that is being found out."""
+        ...
+
+
+Client = TypeVar("Client", bound=Described)
+Welcome = Callable[[Client, Description], Awaitable[None]]
+
+
+class Acquaintance:
+    """One service that is asked what it is. Make it in a running event loop, and `close` it.
+
+    Args:
+        client: of the service.
+        welcome: called once with the client and its description; raises ServiceError if it cannot be used now, and
+            Strange if it never can.
+    """
+
+    def __init__(self, client: Client, welcome: Welcome[Client]) -> None:
+        self.error: ServiceError | None = None  # the latest, while it is not known
+        self.there = False  # it is known, and could be reached when that was last found out
+        self._warned = False
+        self._client = client
+        self.strange: Strange | None = None
+        self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # once it was, in vain or not
+        self._task = asyncio.create_task(self._meet(client, welcome))
+
+    def warn(self) -> None:
+        """Says so if it is not known yet."""
+        self._warned = self.error is not None or not self.tried.done()
+        if self._warned:
+            log.warning("%s; it is tried again", self.error or f"{self._client.service} has not answered yet")
+
+    async def close(self) -> None:
+        """Asks and watches no more."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _meet(self, client: Client, welcome: Welcome[Client]) -> None:
+        pause = FIRST_PAUSE
+        try:
+            while not await self._asked(client, welcome):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+        finally:
+            self._tried()
+        if self.strange is None:
+            await self._watch(client)
+
+    async def _watch(self, client: Client) -> NoReturn:
+        self.there = True
+        while True:
+            await asyncio.sleep(WATCHED_EVERY)
+            reachable = client.reachable()
+            self.there = self.there if reachable is None else reachable
+
+    async def _asked(self, client: Client, welcome: Welcome[Client]) -> bool:
+        """Whether there is nothing more to ask."""
+        try:
+            await welcome(client, await client.describe())
+            self.error = None
+            if self._warned:
+                log.warning("%s is there now", client.service)
+        except Strange as error:
+            self.strange = error
+            log.warning("%s is not used: %s", client.service, error)
+        except ServiceError as error:
+            self.error = error
+            self._tried()
+            return False
+        return True
+
+    def _tried(self) -> None:
+        if not self.tried.done():
+            self.tried.set_result(None)
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One service, known or not yet."""
+
+    client: TargetClient | DrafterClient
+    acquaintance: Acquaintance
+
+    async def close(self) -> None:
+        """Closes the client, and with it its sessions."""
+        await self.acquaintance.close()
+        await self.client.close()
+
+
+class Team:
+    """Clients of all addresses. A service that is down is asked again in the background until it is there.
+
+    Args:
+        targets: addresses, at least one.
+        drafters: addresses.
+        patience: of the clients.
+        shown: what the clients show and trust; None: plaintext.
+        trusted: whether the drafters are; the chat template of one that is not is never run.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        drafters: Sequence[str],
+        patience: Patience,
+        shown: Shown | None = None,
+        trusted: bool = True,
+    ) -> None:
+        self.services = Services(Roster("target"), Roster("drafter"))
+        self.models: Models | None = None  # once a target has described itself; with a drafter once one has
+        self._addresses = (targets, drafters)
+        self._patience = patience
+        self._shown = shown
+        self._trusted = trusted
+        self._targets: dict[str, Member] = {}  # by address
+        self._drafters: dict[str, Member] = {}
+        self._parted: list[tuple[Roster[Any], str, Member]] = []  # whose last sessions still go on
+        self.drafter_known = asyncio.Event()  # one has described itself
+        self._known = asyncio.Event()  # the target is
+        self._learning = (asyncio.Lock(), asyncio.Lock())  # one target, one drafter at a time
+        self._following = asyncio.Lock()  # what was said last counts
+
+    async def gather(self, needs_drafter: bool = False) -> Models:
+        """Returns when a target is known, and every other service was asked once or has had its time.
+
+        Raises:
+            ServiceError: no target is there, or no drafter and one is needed.
+            RequestError: the targets serve models that differ.
+        """
+        loop = asyncio.get_running_loop()
+        seconds = self._patience.describe_seconds
+        until = loop.time() + (seconds if needs_drafter else min(seconds, OTHERS_SECONDS))
+        await self.follow(*self._addresses)
+        models = await self._first_target()
+        targets, drafters = ([one.acquaintance for one in role.values()] for role in (self._targets, self._drafters))
+        await all_tried([*targets, *drafters], until - loop.time())
+        for one in targets:
+            if one.strange is not None:
+                raise RequestError(str(one.strange))
+        if needs_drafter and not len(self.services.drafters):
+            raise next((one.error for one in drafters if one.error), TimedOut("no drafter describes itself"))
+        for one in (*targets, *drafters):
+            one.warn()
+        return self.models or models
+
+    @property
+    def target_there(self) -> bool:
+        """Whether one of the targets that are known can be reached."""
+        return any(one.acquaintance.there for one in self._targets.values())
+
+    async def follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
+        """From now on these are the addresses: new ones are got to know, and no session is opened at others."""
+        async with self._following:
+            await self._follow(targets, drafters)
+
+    async def _follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
+        services = self.services
+        await self._part(services.targets, self._targets, targets)
+        await self._part(services.drafters, self._drafters, drafters)
+        for address in targets:
+            if address not in self._targets:
+                target = TargetClient(address, self._patience, tls=self._shown)
+                self._targets[address] = Member(target, Acquaintance(target, self._welcome_target))
+        for address in drafters:
+            if address not in self._drafters:
+                drafter = DrafterClient(address, self._patience, tls=self._shown)
+                self._drafters[address] = Member(drafter, Acquaintance(drafter, self._welcome_drafter))
+
+    async def _part(self, roster: Roster[Any], members: dict[str, Member], staying: Collection[str]) -> None:
+        """Takes leave of the others; their clients are closed when their sessions have ended."""
+        for address in [address for address in members if address not in staying]:
+            member = members.pop(address)
+            await member.acquaintance.close()
+            roster.remove(address)
+            self._parted.append((roster, address, member))
+        over = [one for one in self._parted if one[0] is roster and one[1] not in roster]
+        self._parted = [one for one in self._parted if one not in over]
+        for _, _, member in over:
+            await member.client.close()
+
+    async def close(self) -> None:
+        """Closes all clients, and with them their sessions."""
+        parted = [member for _, _, member in self._parted]
+        for member in (*self._targets.values(), *self._drafters.values(), *parted):
+            await member.close()
+
+    async def _first_target(self) -> Models:
+        waiting = {one.acquaintance.tried for one in self._targets.values()}
+        while self.models is None:
+            if not waiting:
+                errors = [one.acquaintance.error for one in self._targets.values()]
+                raise _none_of([error for error in errors if error is not None])
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return self.models
+
+    async def _welcome_target(self, client: TargetClient, about: Description) -> None:
+        async with self._learning[0]:
+            if self.models is None:
+                # In a thread: with vocabularies of 128,000 tokens this takes a second.
+                self.models = Models(about, await asyncio.to_thread(_learned, about, Side.TARGET))
+                self._known.set()
+            known = self.models.target
+            if about.fingerprint != known.fingerprint or about.context < known.context:
+                raise Strange(
+                    f"{client.service} serves {about.model!r} with {about.context} tokens of context, and another "
+                    f"target {known.model!r} with {known.context}; all targets must serve the same model"
+                )
+            self.services.targets.add(client.address, client)
+
+    async def _welcome_drafter(self, client: DrafterClient, about: Description) -> None:
+        await self._known.wait()
+        async with self._learning[1]:
+            assert self.models is not None
+            known = self.models.drafter
+            if known is None:
+                about = about if self._trusted else replace(about, chat_template=None)
+                self.models = await asyncio.to_thread(_paired, self.models, about)
+            elif _served(about) != _served(known):
+                raise Strange(
+                    f"it serves {about.model!r}, and another drafter {known.model!r} with other tokens or another "
+                    "affinity matrix; all drafters must serve the same vocabulary"
+                )
+            self.services.drafters.add(client.address, client)
+            self.drafter_known.set()
+
+
+def _none_of(errors: Sequence[ServiceError]) -> ServiceError:
+    """The only target's error, or one of the first one's kind that has the texts of all."""
+    if len(errors) == 1:
+        return errors[0]
+    return type(errors[0])(f"none of {len(errors)} targets answered: {'; '.join(map(str, errors))}")
+
+
+def _served(about: Description) -> tuple[str, str, bool]:
+    """What all drafters must have in common."""
+    return about.fingerprint, about.affinity, about.copies
+
+
+def _paired(models: Models, drafter: Description) -> Models:
+    vocabulary = _learned(drafter, Side.DRAFTER).vocabulary
+    return Models(
+        models.target, models.tokenization, drafter, Pair(models.tokenization.vocabulary, vocabulary)
+    ).prepare()
+
+
+def _learned(description: Description, side: Side) -> Tokenization:
+    """The same for a service that was asked: what it says may be anything. Raises BadMessage."""
+    try:
+        return tokenization_of(description, side)
+    except ValueError as error:
+        raise BadMessage(
+            f"the tokenizer of the {side.name.lower()} {description.model!r} cannot be used: {error}"
+        ) from error
+
+
+FIRST_PAUSE = 0.25  # seconds between two questions to a service that does not answer; it doubles
+LONGEST_PAUSE = 4.0
+WATCHED_EVERY = 0.25  # seconds between two looks at the connection to a service that is known
+log = logging.getLogger(__name__)
+
+
+class Strange(Exception):  # noqa: N818 - it says what is wrong
+    """A service that describes itself, and cannot be used beside the others of its role; the text says why."""
+
+
+async def all_tried(acquaintances: Sequence[Acquaintance], seconds: float) -> None:
+    """Returns once each was asked at least once, or after this time."""
+    if acquaintances:
+        await asyncio.wait([one.tried for one in acquaintances], timeout=max(0.0, seconds))

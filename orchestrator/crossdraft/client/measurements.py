@@ -1,0 +1,281 @@
+"""What the driver measures of a session: seconds and bytes, by lane."""
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from crossdraft.session.events import Reply
+from crossdraft.types.messages import (
+    Advance,
+    Draft,
+    Drafted,
+    FetchRow,
+    Pass,
+    PassDone,
+    RowFetched,
+    RunTo,
+    Score,
+    Scored,
+)
+from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
+
+
+class TrafficCount(Protocol):
+    """What a stream counts."""
+
+    bytes_sent: int
+    bytes_received: int
+    codec_seconds: float
+
+
+class LaneWatch:
+    """The stop-watch of one lane; it is told the time, in seconds of the monotonic clock."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.address = ""  # where its session is, once that is decided
+        self.lost = ""  # how its service failed, in a word: as in `LaneFigures`
+        self.traffic: TrafficCount | None = None  # of its stream, once it is open
+        self.wire_seconds = 0.0
+        self._asked: float | None = None  # when what has no answer yet was asked last
+        self._opened = 0.0
+        self._closed: float | None = None
+        self._flown = 0.0  # seconds with a pass in flight, of passes that are back
+        self._flying = 0  # passes in flight
+        self._took_off = 0.0
+        self._trips = TripWatch()
+        self._model_seconds = 0.0
+        self._owing = Owing()
+        self._owed = 0.0  # seconds in which anything was, until it was not
+        self._owed_since: float | None = None
+
+    def opened(self, traffic: TrafficCount, now: float) -> None:
+        """Its session is open."""
+        self.traffic, self._opened = traffic, now
+
+    def closed(self, now: float) -> None:
+        """Its session has ended."""
+        self._land(now, self._flying)
+        self._closed = now
+
+    def asked(self, request: object, now: float) -> None:
+        """A request leaves. `Advance` and `RunTo` ask for no answer of their own."""
+        self._trips.asked(request, now)
+        self._owing.asked(request)
+        self._note_owing(now)
+        if not isinstance(request, Advance | RunTo):
+            self._asked = now
+        if isinstance(request, Pass):
+            self._took_off = self._took_off if self._flying else now
+            self._flying += 1
+
+    def answered(self, reply: Reply, now: float) -> None:
+        """The first answer since the last question: what the model did not take was wire, codecs and queues."""
+        self._trips.answered(reply, now)
+        self._owing.answered(reply)
+        self._note_owing(now)
+        self._model_seconds += model_seconds(reply)
+        if self._asked is not None:
+            self.wire_seconds += max(0.0, now - self._asked - model_seconds(reply))
+            self._asked = None
+        if isinstance(reply, PassDone) and not reply.more:
+            self._land(now, 1)
+
+    def _land(self, now: float, passes: int) -> None:
+        if self._flying and self._flying <= passes:
+            self._flown += now - self._took_off
+        self._flying = max(0, self._flying - passes)
+
+    def _note_owing(self, now: float) -> None:
+        if self._owing.owes:
+            self._owed_since = now if self._owed_since is None else self._owed_since
+        elif self._owed_since is not None:
+            self._owed, self._owed_since = self._owed + now - self._owed_since, None
+
+    def figures(self, now: float) -> LaneFigures:
+        """What it cost so far."""
+        if self.traffic is None:
+            return LaneFigures(self.role, self.address, 0, 0, self._trips.trips, self.lost)
+        end = now if self._closed is None else self._closed
+        owed = self._owed + (0.0 if self._owed_since is None else max(0.0, end - self._owed_since))
+        return LaneFigures(
+            role=self.role,
+            address=self.address,
+            bytes_sent=self.traffic.bytes_sent,
+            bytes_received=self.traffic.bytes_received,
+            trips=self._trips.trips,
+            lost=self.lost,
+            model_seconds=self._model_seconds,
+            codec_seconds=self.traffic.codec_seconds,
+            open_seconds=end - self._opened,
+            idle_seconds=max(0.0, end - self._opened - owed),
+        )
+
+    def idle(self, now: float) -> tuple[float, float]:
+        """Seconds without a pass in flight, and seconds that it has been open."""
+        if self.traffic is None:
+            return 0.0, 0.0
+        open_seconds = (now if self._closed is None else self._closed) - self._opened
+        flying = now - self._took_off if self._flying else 0.0
+        return max(0.0, open_seconds - self._flown - flying), open_seconds
+
+
+class Clock:
+    """Stop-watches of one session; seconds of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._ended = 0.0
+        self._first_token = 0.0
+        self._verification = 0.0
+        self._events = 0
+        self.latest = 0.0  # seconds that the latest event took
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def end(self) -> None:
+        self._ended = time.monotonic()
+
+    def token(self) -> None:
+        self._first_token = self._first_token or time.monotonic()
+
+    @contextmanager
+    def verification(self) -> Iterator[None]:
+        """Counts the block as an event's handling: CPU time of this thread, whoever else wants the core."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.latest = time.thread_time() - began
+            self._verification += self.latest
+            self._events += 1
+
+    def times(self, lanes: Sequence[LaneWatch]) -> Times:
+        """What was measured, on all lanes that there were."""
+        now = self._ended or time.monotonic()
+        idle = [lane.idle(now) for lane in lanes if lane.role == "target"]
+        sent, received = traffic(lanes)
+        return Times(
+            seconds=now - self._began,
+            first_token_seconds=max(0.0, self._first_token - self._began),
+            wire_seconds=sum(lane.wire_seconds for lane in lanes),
+            verification_seconds=self._verification,
+            bytes_sent=sum(sent.values()),
+            bytes_received=sum(received.values()),
+            events=self._events,
+            target_bytes=sent["target"] + received["target"],
+            drafter_bytes=sent["drafter"] + received["drafter"],
+            idle_seconds=sum(seconds for seconds, _ in idle),
+            target_lane_seconds=sum(seconds for _, seconds in idle),
+            lanes=tuple(lane.figures(now) for lane in lanes),
+        )
+
+
+def traffic(lanes: Sequence[LaneWatch]) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes sent and bytes received, each by role."""
+    sent, received = ({"target": 0, "drafter": 0} for _ in range(2))
+    for lane in lanes:
+        if lane.traffic is not None:
+            sent[lane.role] += lane.traffic.bytes_sent
+            received[lane.role] += lane.traffic.bytes_received
+    return sent, received
+
+
+# How long messages are on their way, by lane: for figures that say where the time between two services goes.
+
+BLAMED = "blamed"  # a service whose answers were at fault
+
+
+class TripWatch:
+    """Measures them. It is told the time, in seconds of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._due: deque[tuple[object, float]] = deque()  # questions without an answer, and when they left
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._seconds = 0.0
+        self._queued = 0.0
+
+    def asked(self, request: object, now: float) -> None:
+        """A question leaves; `Advance` and `RunTo` are none of their own."""
+        if not isinstance(request, Advance | RunTo):
+            self._due.append((request, now))
+
+    def answered(self, reply: Reply, now: float) -> None:
+        """An answer came. A draft and a run come in several; an epoch that was over before its first one has none."""
+        place = next((place for place, (request, _) in enumerate(self._due) if _answers(reply, request)), None)
+        if place is None:
+            return
+        for _ in range(place):
+            self._due.popleft()
+        _, left = self._due.popleft()
+        took = max(0.0, now - left - model_seconds(reply))
+        self._counts[bisect_left(BOUNDS, took)] += 1
+        self._seconds += took
+        self._queued += reply.queued if isinstance(reply, PassDone | Drafted) else 0.0
+
+    @property
+    def trips(self) -> Trips:
+        """What was measured so far."""
+        return Trips(tuple(self._counts), self._seconds, self._queued)
+
+
+def model_seconds(reply: Reply) -> float:
+    """What the model took for an answer, as its service says."""
+    return 0.0 if isinstance(reply, RowFetched) else reply.seconds
+
+
+def _answers(reply: Reply, request: object) -> bool:
+    match reply:
+        case PassDone():
+            return isinstance(request, Pass) and request.number == reply.number
+        case RowFetched():
+            return isinstance(request, FetchRow) and request.number == reply.number and request.node == reply.node
+        case Drafted():
+            return isinstance(request, Draft) and request.epoch == reply.epoch
+        case Scored():
+            return isinstance(request, Score) and request.epoch == reply.epoch
+
+
+class Owing:
+    """Whether a service has anything to do for a session: an answer, or proposals up to those wanted last."""
+
+    def __init__(self) -> None:
+        self._answers = 0  # passes, rows and scores
+        self._epoch, self._wanted, self._drafted = 0, 0, 0
+
+    @property
+    def owes(self) -> bool:
+        """Whether it has."""
+        return self._answers > 0 or self._drafted < self._wanted
+
+    def asked(self, request: object) -> None:
+        """A question leaves. A new epoch ends all that was due for the one before."""
+        match request:
+            case Draft():
+                self._epoch, self._wanted, self._drafted, self._answers = request.epoch, request.count, 0, 0
+            case Advance():
+                self._wanted = max(self._wanted, request.count) if self._wanted else 0
+            case RunTo():
+                pass
+            case _:
+                self._answers += 1
+
+    def answered(self, reply: Reply) -> None:
+        """An answer came; one of an older epoch counts for nothing."""
+        match reply:
+            case Drafted(epoch=self._epoch):
+                self._drafted = max(self._drafted, reply.first + len(reply.proposals))
+                if reply.reason:  # no more will come
+                    self._wanted = 0
+            case Drafted():
+                pass
+            case Scored() if reply.epoch != self._epoch:
+                pass
+            case PassDone(more=True):
+                pass
+            case _:
+                self._answers = max(0, self._answers - 1)

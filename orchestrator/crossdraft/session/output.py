@@ -1,0 +1,101 @@
+"""What a session has committed, and when that is enough."""
+
+from dataclasses import dataclass
+
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.events import Reason
+from crossdraft.text.letters import NOTHING, Letters, to_bytes
+from crossdraft.text.tokenization import LetterDecoder
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The token just committed is the last one."""
+
+    reason: Reason
+    kept: int  # letters of the output that count: a stop string does not
+
+
+class Output:
+    """The committed tokens of one session, and those that were committed before it began."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._given = assignment
+        self._longest_stop = max(map(len, assignment.stop), default=0)
+        self.ids = list(assignment.committed[:-1])  # target ids
+        self.text = assignment.pair.target.letters_of(self.ids)
+        # Set where it had ended before this session began.
+        self.ended = self.commit(assignment.committed[-1]) if assignment.committed else None
+
+    @property
+    def room(self) -> int:
+        """Tokens that the target's context still holds."""
+        return self._given.context - len(self._given.open_target.prompt) - len(self.ids)
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be emitted."""
+        return min(self._given.max_tokens - len(self.ids), self.room)
+
+    def commit(self, token: int) -> Ending | None:
+        """Append a target token; says whether the output ends with it."""
+        begin = max(0, len(self.text) - self._longest_stop)
+        self.text = Letters(self.text + self._given.pair.target.letters[token])
+        self.ids.append(token)
+        found = [place for stop in self._given.stop if (place := self.text.find(stop, begin)) >= 0]
+        if found:
+            return Ending(Reason.STOP, min(found))
+        if token in self._given.pair.target.stops and not self._given.ignore_end:
+            return Ending(Reason.STOP, len(self.text))
+        return Ending(Reason.LENGTH, len(self.text)) if self.left <= 0 else None
+
+
+def fault_of_committed(given: Assignment) -> str:
+    """Why an output cannot go on after what was committed before; empty if it can, or has just ended with it."""
+    ids, vocabulary = given.committed, given.pair.target
+    if len(ids) > given.max_tokens:
+        return f"committed has {len(ids)} tokens, and max_tokens, which counts them, is {given.max_tokens}"
+    size = len(given.open_target.prompt) + len(ids)
+    if size > given.context:
+        return f"prompt and committed have {size} tokens, and the target's context holds {given.context}"
+    before = ids[:-1]
+    text = vocabulary.letters_of(before)
+    found = any(stop in text for stop in given.stop)
+    if found or (not given.ignore_end and not vocabulary.stops.isdisjoint(before)):
+        what = "a stop string" if found else "a stop symbol"
+        return f"committed goes on after {what}, where the output had ended: leave out what follows"
+    return ""
+
+
+# What people may see of an output while it grows.
+
+
+class Shown:
+    """The text that is final: whole characters, and none that a stop string may still begin with.
+
+    It goes on after what an earlier session has shown of the same output.
+    """
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._decoder = LetterDecoder()
+        self._letters = NOTHING
+        self._decoded = ""  # what is shown is this less what is held back
+        self._length = 0  # characters shown
+        self._held_back = max(map(len, assignment.stop), default=1) - 1  # characters
+        self.add(assignment.pair.target.letters_of(assignment.committed))
+
+    def add(self, letters: Letters, kept: int | None = None) -> str:
+        """Text that is new.
+
+        Args:
+            letters: of the tokens after those before.
+            kept: set with the last one: letters of the output that count.
+        """
+        self._letters = Letters(self._letters + letters)
+        self._decoded += self._decoder.feed(letters)
+        if kept is None:
+            new = self._decoded[self._length : max(self._length, len(self._decoded) - self._held_back)]
+        else:
+            new = to_bytes(Letters(self._letters[:kept])).decode("utf-8", "replace")[self._length :]
+        self._length += len(new)
+        return new

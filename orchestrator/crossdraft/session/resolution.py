@@ -1,0 +1,357 @@
+"""A request resolved against a target and a drafter: what a session works from."""
+
+import secrets
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.output import fault_of_committed
+from crossdraft.speculation.choice import PLAIN, Estimates, Explained, Fixed
+from crossdraft.speculation.shared import governor_of, most_proposals
+from crossdraft.text.chat_template import ChatTemplateError
+from crossdraft.text.letters import Letters, Side, from_bytes
+from crossdraft.text.pairs import Pair
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
+from crossdraft.types.messages import Description, NoiseKey, OpenDrafter, OpenTarget
+from crossdraft.types.request import (
+    Chat,
+    GenerationRequest,
+    Overlap,
+    Prompt,
+    PromptTooLongError,
+    RequestError,
+    plain,
+    rendered,
+)
+from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.methods import Method, default_method, method_named
+from crossdraft.verification.noise import Audit, KeyedNoise
+
+
+def tokenization_of(description: Description, side: Side) -> Tokenization:
+    """The tokenizer of a model that described itself.
+
+    Raises:
+        ValueError: there is none that could be used; the text says why.
+    """
+    vocabulary = Vocabulary.build(
+        description.tokenizer_json, description.vocabulary_size, description.controls, description.stops, side
+    )
+    return Tokenization(description.tokenizer_json, vocabulary)
+
+
+NODES_BESIDE_THE_DRAFT = 8
+PLAINLY = Fixed(PLAIN)
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """All that chance decides in one generation: with the same, the same events lead to the same output."""
+
+    noise: int  # 64 bits: the target's nonce, unless the request has a seed
+    audit: int  # 64 bits: the key of audits that have one of their own
+    chooser: int  # 128 bits: the seed of the walk's random choices
+
+    @staticmethod
+    def drawn() -> "Secrets":
+        """New ones, from the system's entropy."""
+        return Secrets(secrets.randbits(64), secrets.randbits(64), secrets.randbits(128))
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """A target and, unless decoding is plain, a drafter, as they described themselves."""
+
+    target: Description
+    tokenization: Tokenization  # the target's
+    drafter: Description | None = None
+    pair: Pair | None = None  # None: no drafter
+
+    @property
+    def context(self) -> int:
+        """Tokens that the target can hold."""
+        return self.target.context
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the target's tokenizer: what an affinity matrix must be for."""
+        return tokenizer_digest(self.target.tokenizer_json)
+
+    @cached_property
+    def noises(self) -> tuple[KeyedNoise, KeyedNoise]:
+        """The drafter's and the target's, for audits."""
+        vocabulary = self.tokenization.vocabulary
+        return KeyedNoise.of(vocabulary if self.pair is None else self.pair.drafter), KeyedNoise.of(vocabulary)
+
+    def prepare(self) -> "Models":
+        """Makes at once what requests would have to wait for; it can take a second, so call it in a thread."""
+        if self.pair is not None:
+            self.pair.sort()
+            _ = self.noises
+        return self
+
+
+def resolve(
+    request: GenerationRequest,
+    models: Models,
+    drawn: Secrets | None = None,
+    targets: int = 1,
+    before: Estimates | None = None,
+    follows: bool = False,
+) -> Assignment:
+    """What the session works from.
+
+    Args:
+        request: as the user wrote it.
+        models: what target and drafter said of themselves.
+        drawn: what chance decides; None: drawn now.
+        targets: addresses of the target.
+        before: what a governor learnt of the same services with the same method.
+        follows: another output is getting to know them now.
+
+    Raises:
+        RequestError: method, vocabularies, affinity, audit or lengths do not go together.
+    """
+    drawn = drawn or Secrets.drawn()
+    method = choose_method(request, models)
+    prompts = _prompts(request, models)
+    noise = NoiseKey(drawn.noise if request.seed is None else request.seed, request.choice)
+    pair = models.pair or Pair(models.tokenization.vocabulary, models.tokenization.vocabulary)
+    audit = _audit(models, method, noise, drawn) if request.audit else None
+    opening = _open_drafter(request, models, prompts, method, audit, noise)
+    targets = min(2, max(1, targets)) if request.speculation else 1  # where there is none now, one may come
+    governor = PLAINLY if opening is None else governor_of(request, method, targets, before, follows)
+    assignment = Assignment(
+        pair=pair,
+        method=method,
+        chooser=RandomChooser(np.random.default_rng(drawn.chooser)),
+        encode=models.tokenization.encode_continuation,
+        open_target=_open_target(request, prompts, noise),
+        open_drafter=opening,
+        governor=Explained(governor) if request.explain else governor,
+        max_tokens=request.max_tokens,
+        context=models.context,
+        ignore_end=request.ignore_eos,
+        stop=tuple(from_bytes(text.encode()) for text in request.stop),
+        targets=targets,
+        paths=request.paths,
+        tree_budget=request.paths * most_proposals(request) + NODES_BESIDE_THE_DRAFT,
+        committed=request.committed,
+        audit=audit,
+    )
+    return _checked(assignment)
+
+
+def _checked(assignment: Assignment) -> Assignment:
+    """The same; raises RequestError if the output cannot go on after what is committed already."""
+    fault = fault_of_committed(assignment)
+    if fault:
+        raise RequestError(fault)
+    return assignment
+
+
+def choose_method(request: GenerationRequest, models: Models) -> Method:
+    """The method asked for, or the default.
+
+    Raises:
+        RequestError: there is none of this name, or the pair or the overlap asked for cannot do it.
+    """
+    method = requested_method(request)
+    if method is not None:
+        complaint = fault_of_pair(method, models)
+        if complaint:
+            raise RequestError(f"method {method.name!r} {complaint}", "method")
+        return method
+    same = models.pair is not None and models.pair.same_vocabulary
+    seeded = request.seed is not None or models.pair is None or request.logprobs is not None
+    return default_method(request.options.temperature, seeded, same)
+
+
+def requested_method(request: GenerationRequest) -> Method | None:
+    """The method that a request names, if it names one.
+
+    Raises:
+        RequestError: there is no method of this name, or it contradicts another field of the request.
+    """
+    if request.method is None:
+        return None
+    try:
+        method = method_named(request.method)
+    except ValueError as error:
+        raise RequestError(str(error), "method") from error
+    if method.whole_draft and request.overlap is Overlap.ON:
+        complaint = (
+            f"method {method.name!r} judges a whole draft at once, so nothing can be drafted meanwhile; "
+            "use --overlap auto or off, or another method"
+        )
+    elif not (method.exact or request.allow_inexact):
+        complaint = (
+            f"the output of method {method.name!r} has not the target's distribution; choose an exact method, "
+            "or allow it with allow_inexact (--allow-inexact)"
+        )
+    elif request.logprobs is not None and not method.samples:
+        complaint = (
+            f"method {method.name!r} draws from rows, which do not tell the model's own log-probabilities; "
+            "use --method slem or seeded, or leave logprobs out"
+        )
+    elif request.seed is not None and not request.greedy and not method.seedable:
+        complaint = (
+            f"the output of method {method.name!r} depends on timing, so a seed would not repeat it; "
+            "use --method seeded, or leave the seed out"
+        )
+    else:
+        return method
+    raise RequestError(complaint, "method")
+
+
+def fault_of_pair(method: Method, models: Models) -> str:
+    """Why a method cannot run on a pair, as the end of a sentence; empty if it can, or there is no drafter."""
+    if models.drafter is None or models.pair is None:
+        return ""
+    if models.drafter.copies and (method.shared_only or method.same_vocabulary or method.redistributed):
+        return (
+            "needs a draft model, and this drafter copies bytes of the text, with certainty; "
+            "use 'slem', 'seeded' or another method that takes any token"
+        )
+    if method.same_vocabulary and not models.pair.same_vocabulary:
+        return (
+            "needs a drafter with the target's vocabulary, and these differ; "
+            "use 'tli', 'slem' or 'seeded' (`crossdraft inspect` shows how they differ)"
+        )
+    if method.redistributed and models.drafter.affinity != models.digest:
+        found = "has one for another target" if models.drafter.affinity else "has none"
+        return (
+            f"needs a drafter with an affinity matrix for this target, and the drafter {found}; "
+            "make one with `crossdraft affinity`, and start the drafter with `serve drafter --affinity FILE`"
+        )
+    return ""
+
+
+# What target and drafter are told of a request's prompt.
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """One prompt for both models."""
+
+    target: tuple[int, ...]  # its ids
+    drafter: Letters
+    templated: bool = False  # the drafter's is written with its own chat template
+
+
+def _prompts(request: GenerationRequest, models: Models) -> Prompts:
+    prompts = prompts_of(request.prompt, models.target, models.tokenization, models.drafter)
+    if not prompts.target:
+        raise RequestError("the prompt has no tokens; give at least one character that the tokenizer keeps")
+    if len(prompts.target) >= models.context:
+        raise PromptTooLongError(
+            f"the prompt has {len(prompts.target)} tokens, and the target's context holds {models.context} "
+            "with at least one of them generated; shorten the prompt"
+        )
+    size = models.tokenization.vocabulary.size
+    for name, ids in (
+        ("logit_bias", [token for token, _ in request.options.logit_bias]),
+        ("committed", request.committed),
+    ):
+        wrong = [token for token in ids if not 0 <= token < size]
+        if wrong:
+            raise RequestError(f"{name} names id {wrong[0]}, and the target's ids are 0 to {size - 1}", name)
+    return prompts
+
+
+def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> Audit:
+    """Where the method keys the drafter's draws, that key; else one of its own, so that drafts stay independent."""
+    if models.pair is None:
+        raise RequestError("there is no drafter whose draws could be audited: leave out audit (--audit)")
+    if method.keyed:
+        return Audit(noise, False, *models.noises)
+    return Audit(NoiseKey(drawn.audit), True, *models.noises)
+
+
+def _open_target(request: GenerationRequest, prompts: Prompts, noise: NoiseKey) -> OpenTarget:
+    likely = request.logprobs or 0
+    return OpenTarget(prompts.target, request.options, noise, request.head, likely, ignore_stops=request.ignore_eos)
+
+
+def _open_drafter(
+    request: GenerationRequest,
+    models: Models,
+    prompts: Prompts,
+    method: Method,
+    audit: Audit | None,
+    noise: NoiseKey,
+) -> OpenDrafter | None:
+    if models.pair is None:
+        return None
+    shared = method.shared_only or method.redistributed
+    allowed = models.pair.shared_drafter_ids if shared else None
+    if allowed is not None and not len(allowed):
+        return None  # T∩D is empty: nothing could be proposed
+    temperature = request.drafter_temperature
+    options = replace(request.options, repetition_penalty=1.0, presence_penalty=0.0, logit_bias=())
+    if temperature is not None:
+        options = replace(options, temperature=temperature)
+    if audit is not None:
+        noise = audit.key
+    return OpenDrafter(
+        prompt=prompts.drafter,
+        options=options,
+        noise=noise if method.keyed or audit is not None else None,
+        row_width=request.row_width if method.drafter_rows or audit is not None else 0,
+        allowed=allowed,
+        redistribute=models.digest if method.redistributed else "",
+        audited=audit is not None and audit.each_epoch,
+        templated=prompts.templated,
+    )
+
+
+def prompts_of(prompt: Prompt, target: Description, tokenization: Tokenization, drafter: Description | None) -> Prompts:
+    """The prompt as each model reads it.
+
+    Args:
+        prompt: text, ids of the target, or a chat.
+        target: what the target said of itself.
+        tokenization: the target's.
+        drafter: what the drafter said of itself; None: there is none.
+
+    Raises:
+        RequestError: an id that the target has not, or a chat that its template refuses.
+    """
+    match prompt:
+        case str():
+            return Prompts(tokenization.encode_prompt(prompt), _letters(prompt))
+        case Chat():
+            ids = _chat_ids(prompt, target, tokenization)
+            return Prompts(ids, *_chat_letters(prompt, drafter))
+        case _:
+            wrong = [token for token in prompt if token >= tokenization.vocabulary.size]
+            if wrong:
+                last = tokenization.vocabulary.size - 1
+                raise RequestError(f"the prompt has the id {wrong[0]}; the target's ids are 0 to {last}", "prompt")
+            return Prompts(prompt, tokenization.prompt_letters(prompt))
+
+
+def _letters(text: str) -> Letters:
+    return from_bytes(text.encode())
+
+
+def _chat_ids(chat: Chat, target: Description, tokenization: Tokenization) -> tuple[int, ...]:
+    if target.chat_template is None:
+        return tokenization.encode_prompt(plain(chat))
+    try:
+        return tokenization.encode_rendered(rendered(chat, target.chat_template))
+    except ChatTemplateError as error:
+        raise RequestError(f"the chat template of {target.model!r} cannot write this chat: {error}") from error
+
+
+def _chat_letters(chat: Chat, drafter: Description | None) -> tuple[Letters, bool]:
+    """A drafter whose template cannot write it gets it plainly, as one without a template: it only guesses."""
+    if drafter is not None and drafter.chat_template is not None:
+        try:
+            return _letters(rendered(chat, drafter.chat_template)), True
+        except ChatTemplateError:
+            pass
+    return _letters(plain(chat)), False

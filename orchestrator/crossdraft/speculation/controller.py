@@ -1,0 +1,638 @@
+"""The governor: decides how each epoch is run from what has been measured.
+
+A generation begins with an overlapped draft for which the target never waits: that costs next to nothing whatever the
+drafter is like. Once both services have been seen at work, forecasts decide. Where little is known of the drafter and
+it might be worth much, the governor tries what would be best if it were good; what that may lose against plain
+decoding is bounded. A drafter with which nothing is faster than plain decoding is put aside and tried again later and
+later. What decides is times, and what has been revealed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from crossdraft.speculation.choice import (
+    FIRST_TRY,
+    LONG_RUN,
+    PLAIN,
+    Choice,
+    DrafterSeen,
+    Estimates,
+    Judged,
+    Observation,
+    PassSeen,
+    StallSeen,
+    Told,
+    Workload,
+)
+from crossdraft.speculation.cost_model import forecast
+from crossdraft.speculation.estimator import Learner
+from crossdraft.speculation.simulator import simulate
+from crossdraft.types.messages import MOST_PROPOSALS
+
+PERIOD = 40  # observations between two looks at the estimates, at most
+FIRST_INTERVAL = 0.25  # seconds between two trials of a drafter that was put aside; they double
+LAST_INTERVAL = 8.0
+TRIAL_PASSES = 32  # ... and never fewer than so many passes
+RECOVERED = 1.05  # a drafter put aside is tried soon again if the best way with it has become so much faster
+TRIAL_PATIENCE = 2.0  # passes that a round waits for a drafter that is not known to answer
+GLANCE = 6  # proposals of a first epoch: while they hold, it goes on
+FIRST_PATIENCE = 0.05  # seconds; the same before the first pass
+STALL_SHARE = 0.5  # of the time, that the target may stand idle in vain
+HOPED = 1.1  # a way is tried that would be so much faster if the drafter were good
+SURE = 40.0  # judged proposals that leave nothing to hope for
+MEASURED = 3  # plain passes that must have been seen where plain decoding may be the better way
+NEAR = 1.6  # times plain decoding that a way must be faster to do without
+REMEASURED = 160  # passes after which plain ones are measured again
+FIRST_RUN = 4  # tokens that the target draws by itself before the choice is looked at again; it doubles
+FOLLOWED = 64  # plain tokens after which nobody's news are waited for any more
+CROWDED = 1.6  # times as many sessions on the target, or as few, after which choices are made again
+
+
+# The best way to run the pipeline for a workload, by forecasts.
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A choice and its expected speed."""
+
+    choice: Choice
+    speed: float  # tokens a second
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The best of each kind."""
+
+    plain: Rated
+    rounds: Rated  # lock-step
+    hurried: Rated  # overlapped, and the target never waits
+    best: Rated  # of all
+
+
+# What a governor decides for the estimates at hand: the way that is expected to be fastest, unless too little speaks
+# for leaving the one that runs.
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a choice rests on."""
+
+    choice: Choice
+    estimates: Estimates
+    ranking: Ranking
+    best: Rated  # what was chosen, with its expected speed
+
+    @property
+    def gain(self) -> float:
+        """The expected speed of what was chosen, relative to plain decoding."""
+        return self.best.speed / self.ranking.plain.speed
+
+    @property
+    def rival(self) -> float:
+        """The expected speed of the best way with a drafter, relative to plain decoding."""
+        return max(self.ranking.rounds.speed, self.ranking.hurried.speed) / self.ranking.plain.speed
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be chosen.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    rounds_only: bool = False  # lock-step, for methods that must know how many proposals there are
+    samples: bool = False  # the method's target draws by itself
+    window: int = 32  # most proposals beyond those revealed
+    wait: int | None = None  # always this; None: the governor's
+    branch_depth: int | None = None  # always this, 0: no branches; None: the governor's
+    branch_width: int | None = None  # always this; None: the governor's
+    targets: int = 1  # more: passes may be speculated on
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.window <= MOST_PROPOSALS and 0 <= (self.wait or 0) <= self.window and self.targets >= 1):
+            raise ValueError(f"1 <= window <= {MOST_PROPOSALS}, 0 <= wait <= window, targets >= 1: got {self}")
+
+
+class Adaptive:
+    """Learns from a session, and decides how its epochs are run.
+
+    Args:
+        before: estimates of an earlier generation with the same services, or none.
+        limits: what may be chosen.
+        follows: another output with the same services is the one to try what is not known; this one is told of it.
+    """
+
+    waits_for_drafter = False
+
+    def __init__(self, before: Estimates | None = None, limits: Limits | None = None, follows: bool = False) -> None:
+        self.limits = limits or Limits()
+        before = before or Estimates()
+        self._learner = Learner(before, self.limits.samples)
+        self._allowance = Allowance(before.allowance)
+        self._decision: Decision | None = None
+        self._hope: Decision | None = None  # if the drafter were good; None: enough is known of it
+        self._running = replace(PLAIN, run=FIRST_RUN // 2)
+        self._there = True
+        self.follows = follows
+        self._asked = False  # an epoch of this generation has had a drafter
+        self._look = 0  # number of observations at which the estimates are looked at next
+        self._period = 8
+        self._calm_until = 0.0  # the target waits for nothing before
+        self._trial_at = before.trial_at or None  # seconds: of a drafter that was put aside
+        self._interval = before.interval or FIRST_INTERVAL
+        self._trials = self._tries = 0
+        self._measured = 0  # plain passes that are to be seen
+        self._measured_at = 0  # observations: when they were last due
+
+    @property
+    def estimates(self) -> Estimates:
+        """What is believed now; seeds the governor of the next generation."""
+        known, level = self._learner.estimates, self._allowance.level
+        return replace(known, allowance=level, trial_at=self._trial_at or 0.0, interval=self._interval)
+
+    def observe(self, seen: Observation, now: float) -> None:
+        """Takes in what happened."""
+        self._learner.observe(seen, now)
+        self._allowance.observe(seen, now)
+        match seen:
+            case StallSeen(seconds):
+                self._calm_until = max(self._calm_until, now) + seconds / STALL_SHARE
+            case DrafterSeen(there):
+                self._there = there
+            case Told():
+                self._take_over(seen, now)
+
+    def choose(self, now: float) -> Choice:
+        """How the next epoch is run."""
+        if self._decision is not None:
+            self._allowance.over(self._running.drafts, self._decision.estimates.plain, now)
+        choice = self._choice(now)
+        self._running = choice if choice.drafts else replace(choice, run=self._run(now))
+        self._asked = self._asked or choice.drafts
+        self._learner.begin(self._running, now)
+        return self._running
+
+    def _choice(self, now: float) -> Choice:
+        if not self._there:
+            return PLAIN
+        if self.follows and not self._learner.known and self._learner.plain_seen < FOLLOWED:
+            return replace(PLAIN, reason="another output is getting to know the drafter")
+        if self._learner.seen >= self._look or self._crowded:
+            self._think()
+        decision = self._decision
+        if self.limits.rounds_only and now < self._calm_until:
+            return PLAIN
+        if decision is None:
+            return self._first("getting to know the drafter", GLANCE)
+        attempt = self._attempt(decision, now)
+        if attempt is not None:
+            return attempt
+        if not decision.choice.drafts or self._allowance.overdrawn:
+            return self._aside(decision, now)
+        self._trial_at = None
+        if self._plain_due(decision):
+            return replace(PLAIN, reason="measuring plain decoding")
+        if decision.choice.patience > 0 and now < self._calm_until:
+            hurried = decision.ranking.hurried
+            if hurried.speed > decision.ranking.plain.speed:
+                return replace(hurried.choice, reason="overlapped, never waiting: the drafter has just been too late")
+        return decision.choice
+
+    def _run(self, now: float) -> int:
+        """Tokens of a plain epoch: the longer the longer plain decoding goes on, up to the next trial of a drafter.
+
+        A trial that is due, but has to wait for what it may lose to be earned, shortens nothing.
+        """
+        run = FIRST_RUN if self._running.drafts else min(LONG_RUN, 2 * self._running.run)
+        decision = self._decision
+        if self.follows or not self._there or decision is None:
+            return run
+        if self._trial_at is not None and now < self._trial_at:
+            run = min(run, 1 + int((self._trial_at - now) * decision.ranking.plain.speed))
+        return run
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether many more sessions share the target than when the decision was made, or many fewer."""
+        if self._decision is None:
+            return False
+        before, after = self._decision.estimates.sessions, self._learner.load.sessions
+        return max(before, after) > CROWDED * min(before, after)
+
+    @property
+    def knows(self) -> bool:
+        """Whether there is something that others may begin with: a decision, and nothing that is to be tried first."""
+        return self._decision is not None and (self._hope is None or not self._promises(self._hope, self._decision))
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a way with the drafter is expected to be the fastest."""
+        return self._decision is not None and self._decision.choice.drafts
+
+    def _take_over(self, told: Told, now: float) -> None:
+        """What another output has learnt counts, unless this one sees for itself what the drafter is worth."""
+        self.follows = self.follows and not told.leads
+        known = told.estimates
+        if not known.known:
+            return
+        self._trial_at, self._interval = known.trial_at or None, known.interval or FIRST_INTERVAL
+        self._allowance.level = min(self._allowance.level, known.allowance)
+        if not self.drafts:
+            self._learner = Learner(known, self.limits.samples)
+            self._learner.begin(self._running, now)
+            self._decision, self._hope, self._look = None, None, 0
+            self._measured = self._measured_at = 0
+
+    def _think(self) -> None:
+        """Looks at the estimates, and decides anew if they have changed."""
+        self._look = self._learner.seen + self._period
+        estimates = self._learner.estimates
+        if not estimates.known:
+            self._look = self._learner.seen + 1
+            return
+        self._period = min(PERIOD, 2 * self._period)
+        before = self._decision
+        if before is not None and not changed(before.estimates, estimates):
+            return
+        self._decision = choose(estimates, self.limits, before.choice if before else None)
+        hopeful = estimates.judged < SURE
+        self._hope = choose(self._learner.hopeful, self.limits) if hopeful else None
+        if before is not None and self._decision.rival > RECOVERED * before.rival:
+            self._interval = FIRST_INTERVAL
+
+    def _attempt(self, decision: Decision, now: float) -> Choice | None:
+        """What would be best if the drafter were good, where it would be much better and a failure is affordable."""
+        hope = self._hope
+        if self.follows or hope is None or now < self._calm_until or not self._promises(hope, decision):
+            return None
+        workload = hope.estimates.workload(self.limits.samples)
+        choice = tried(workload, hope.choice)
+        if not self._allowance.covers(loss(workload, choice)):
+            return None
+        self._tries += 1
+        self._look = 0
+        reason = f"trying a drafter of which little is known: up to {hope.gain:.2f} times plain decoding hoped for"
+        return replace(choice, reason=reason)
+
+    @staticmethod
+    def _promises(hope: Decision, decision: Decision) -> bool:
+        """Whether a way is worth a try that would be the best if the drafter were good."""
+        return hope.best.speed >= HOPED * decision.best.speed
+
+    def _plain_due(self, decision: Decision) -> bool:
+        """Whether plain decoding is to be measured, as it might be the better way."""
+        seen, passes = self._learner.plain_seen, self._learner.seen
+        if decision.gain < NEAR and seen >= self._measured:
+            missing = MEASURED - self._learner.estimates.plain_passes
+            self._measured = seen + (max(0, missing) or int(passes > self._measured_at + REMEASURED))
+        if seen >= self._measured:
+            return False
+        self._measured_at, self._look = passes, 0
+        return True
+
+    def _aside(self, decision: Decision, now: float) -> Choice:
+        """Plain decoding, and a trial now and then."""
+        reason = decision.choice.reason if not decision.choice.drafts else "it has lost too much"
+        plain = replace(decision.ranking.plain.choice, reason=reason)
+        if self.follows:
+            return plain
+        least = TRIAL_PASSES / decision.ranking.plain.speed
+        if self._trial_at is None:
+            self._interval = FIRST_INTERVAL
+            # Put aside by an earlier generation: short ones would never try it again.
+            inherited = not (self._asked or self.limits.rounds_only)
+            self._trial_at = now if inherited else now + max(self._interval, least)
+        if now < self._trial_at or not self._allowance.covers(1.0):
+            return plain
+        self._interval = min(2 * self._interval, LAST_INTERVAL)
+        self._trial_at = now + max(self._interval, least)
+        self._look = 0
+        self._trials += 1
+        self._learner.doubt()
+        return self._first("trying a drafter that was put aside")
+
+    def _first(self, reason: str, window: int = 2) -> Choice:
+        """Little is asked of a drafter that may not answer."""
+        if self.limits.rounds_only:
+            patience = TRIAL_PATIENCE * self._learner.estimates.pass_base or FIRST_PATIENCE
+            return Choice(1, wait=1, overlap=False, patience=patience, reason=reason)
+        return Choice(min(window, self.limits.window), patience=0.0, reason=reason)
+
+    def explain(self) -> Sequence[str]:
+        """What is believed and decided, in lines for people."""
+        tried_ = f"{self._tries} tries in the hope of more, {self._trials} of a drafter put aside"
+        left = f"{self._allowance.level:.1f} plain passes may be lost by further ones"
+        return [*believed(self.estimates, self._decision), f"{tried_}; {left}"]
+
+
+SWITCH = 1.02  # another way is taken if it is expected to be so much faster
+STAYS = 1.005  # ... than plain decoding, for a drafter to be used on
+RANKINGS = 32  # that are remembered: outputs that are told the same all need the same, some 10 ms of work
+NOTICEABLE = 0.06  # relative change of an estimate after which choices are made again
+
+
+def rank(workload: Workload, limits: Limits) -> Ranking:
+    """Forecasts what may be chosen, coarsely first; some 30 forecasts."""
+    plain = rate(workload, PLAIN)
+    if workload.token >= workload.tokens_per_proposal * workload.plain_seconds or bound(workload) <= plain.speed:
+        return _hopeless(workload, plain)
+    rounds = _best(workload, (_round(workload, size) for size in SIZES if size <= limits.window))
+    if limits.rounds_only:
+        return Ranking(plain, rounds, plain, max(plain, rounds, key=_speed))
+    coarse = sorted({min(size, limits.window) for size in COARSE})
+    hurried = _best(workload, (Choice(size, patience=0.0) for size in coarse))
+    hurried = _finer(workload, hurried, limits)
+    patient = _best(workload, _waiting(workload, hurried.choice.window, limits))
+    patient = _finer(workload, patient, limits)
+    overlapped = patient if limits.wait is not None else max(hurried, patient, key=_speed)
+    if limits.branch_depth != 0:
+        overlapped = max(overlapped, _branched(workload, overlapped.choice, limits), key=_speed)
+        hurried = max(hurried, _branched(workload, hurried.choice, limits), key=_speed)
+    if overlapped.speed > max(plain, rounds, key=_speed).speed:
+        overlapped = _chunked(workload, overlapped)
+    if limits.targets > 1:
+        overlapped = _speculated(workload, overlapped)
+    return Ranking(plain, rounds, hurried, max(plain, rounds, overlapped, key=_speed))
+
+
+_ranked = lru_cache(maxsize=RANKINGS)(rank)
+
+
+def choose(estimates: Estimates, limits: Limits, running: Choice | None = None) -> Decision:
+    """The way that is expected to be fastest; `running` stays unless another one is noticeably better.
+
+    Raises ValueError if the estimates know nothing of one of the services.
+    """
+    workload = estimates.workload(limits.samples, limits.targets)
+    ranking = _ranked(workload, limits)
+    best = ranking.best
+    if running is not None and running.drafts and running != best.choice:
+        stays = rate(workload, running)
+        best = best if best.speed > SWITCH * stays.speed else stays
+    least = STAYS if running is not None and running.drafts else SWITCH
+    best = best if best.speed > least * ranking.plain.speed else ranking.plain
+    decision = Decision(best.choice, estimates, ranking, best)
+    return replace(decision, choice=replace(best.choice, reason=_reason(best, decision)))
+
+
+def _reason(best: Rated, decision: Decision) -> str:
+    if not best.choice.drafts:
+        return f"plain decoding: with the drafter {decision.rival:.2f} of its speed expected"
+    way = "overlapped" if best.choice.overlap else "lock-step"
+    return f"{way}: {best.speed / decision.ranking.plain.speed:.2f} times plain decoding expected"
+
+
+def changed(before: Estimates, after: Estimates) -> bool:
+    """Whether estimates differ enough to choose anew."""
+    shares = [(before.match, after.match), (before.branch_hit, after.branch_hit)]
+    shares += list(zip(before.acceptance, after.acceptance, strict=True))
+    costs = [
+        (before.token, after.token),
+        (before.pass_base, after.pass_base),
+        (before.tokens_per_proposal, after.tokens_per_proposal),
+        (1 + before.slope, 1 + after.slope),
+        (1 + before.slowed, 1 + after.slowed),
+        (before.plain, after.plain),
+        (before.sessions, after.sessions),
+    ]
+    pass_seconds = after.pass_base + after.target_trip
+    trips = abs(before.drafter_trip - after.drafter_trip) + abs(before.target_trip - after.target_trip)
+    nodes = abs(before.pass_node - after.pass_node) * 8
+    return (
+        any(abs(old - new) > NOTICEABLE / 2 for old, new in shares)
+        or any(abs(old - new) > NOTICEABLE * max(old, new) for old, new in costs)
+        or trips + nodes > NOTICEABLE * pass_seconds
+    )
+
+
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # windows and rounds that are tried
+COARSE = (4, 12, 32)  # windows that are tried first
+WAITS = (0, 1, 2, 3, 4, 6, 8)
+BRANCHES = ((2, 1), (4, 1), (8, 1), (4, 2))  # depths and widths
+CHUNK = 4  # proposals of a reply at most
+SHARE = 1 / 6  # of a pass, that making a reply's proposals may take
+CHEAP = 0.99  # of the speed, that replies of several proposals must keep
+SCALES = (1.0, 0.94, 1.06)  # of a forward, with which they must: a reply may just precede the end of a pass, or not
+MARGIN = 1.3  # of patience over the time that proposals are expected to take
+TRIED = 300  # tokens of a simulation, where there is no forecast
+FEW = 8  # proposals of a drafter of which little is known
+WORTH = 1.03  # what a second target must give to be used
+
+
+def _hopeless(workload: Workload, plain: Rated) -> Ranking:
+    """A drafter that writes no faster than the target by itself, so that what is accepted took it as long as it saves;
+    or one that is not worth the room of its proposals in a pass, however soon they come."""
+    rounds = rate(workload, _round(workload, 1))
+    return Ranking(plain, rounds, rate(workload, Choice(1, patience=0.0)), plain)
+
+
+def bound(workload: Workload) -> float:
+    """Tokens a second that no way with a drafter exceeds: passes that always have as many proposals as are best, and
+    these are there at once, each accepted as often as the most accepted place is."""
+    often = max(*workload.acceptance, workload.match)
+    best, alive, accepted = 0.0, 1.0, 0.0
+    for proposals in range(1, MOST_PROPOSALS + 1):
+        alive *= often
+        accepted += alive
+        best = max(best, (1 + accepted * workload.tokens_per_proposal) / workload.pass_seconds(proposals))
+    return best
+
+
+def rate(workload: Workload, choice: Choice) -> Rated:
+    """A choice with its forecast."""
+    return Rated(choice, forecast(workload, choice).speed)
+
+
+def patience_for(workload: Workload, wait: int, round_: bool = False) -> float:
+    """Seconds in which so many proposals come after a refusal, with a margin."""
+    return MARGIN * (workload.drafter_trip + (wait + (0 if round_ else 1)) * workload.token) + 0.1 * workload.pass_base
+
+
+def tried(workload: Workload, choice: Choice) -> Choice:
+    """The same with few proposals, each a reply, and no branches, for a drafter of which little is known."""
+    wait = min(choice.wait, FEW)
+    meanwhile = int((workload.drafter_trip + 2 * workload.plain_seconds) / workload.token) if workload.token else FEW
+    window = min(choice.window, (1 + choice.overlap) * FEW, max(2, wait + meanwhile))
+    patience = choice.patience and min(choice.patience, patience_for(workload, wait, not choice.overlap))
+    return replace(choice, window=window, wait=wait, patience=patience, branch_depth=0, chunk=1, speculate=False)
+
+
+def loss(workload: Workload, choice: Choice) -> float:
+    """Passes of plain decoding that an epoch costs beyond its one token if its first proposal is refused."""
+    waits = choice.patience and workload.drafter_trip + max(1, choice.wait) * workload.token
+    proposals = choice.window if not choice.overlap else min(choice.window, choice.wait + 1)
+    passing = workload.pass_seconds(proposals) * (workload.contention if choice.overlap else 1.0)
+    return (min(waits, choice.patience) + passing) / workload.plain_seconds - 1
+
+
+def _speed(rated: Rated) -> float:
+    return rated.speed
+
+
+def _best(workload: Workload, choices: Iterable[Choice]) -> Rated:
+    return max((rate(workload, choice) for choice in choices), key=_speed)
+
+
+def _round(workload: Workload, size: int) -> Choice:
+    return Choice(size, wait=size, overlap=False, patience=patience_for(workload, size, round_=True))
+
+
+def _waiting(workload: Workload, window: int, limits: Limits) -> Iterable[Choice]:
+    """With this window, the target waits for proposals: for the next one in hand of a row, or before a pass."""
+    if limits.wait is not None:
+        yield Choice(max(window, limits.wait), limits.wait, patience=patience_for(workload, limits.wait))
+        return
+    yield Choice(window, patience=MARGIN * 1.5 * workload.token)
+    for wait in WAITS:
+        if wait <= window:
+            yield Choice(window, wait, patience=patience_for(workload, wait))
+
+
+def _finer(workload: Workload, rated: Rated, limits: Limits) -> Rated:
+    """The sizes next to this window, as long as they are better, or less and as good."""
+    while True:
+        window, choice = rated.choice.window, rated.choice
+        below = max((size for size in SIZES if size < window), default=window)
+        above = min((size for size in SIZES if size > window), default=window)
+        near = [size for size in (below, above) if choice.wait <= size <= limits.window and size != window]
+        if not near:
+            return rated
+        better = _best(workload, (replace(choice, window=size) for size in near))
+        if better.speed <= rated.speed * (1.002 if better.choice.window > window else 0.999):
+            return rated
+        rated = better
+
+
+def _branched(workload: Workload, choice: Choice, limits: Limits) -> Rated:
+    """The same with prepared continuations."""
+    depths = BRANCHES if limits.branch_depth is None else [(limits.branch_depth, width) for width in (1, 2)]
+    wanted = {(depth, limits.branch_width or width) for depth, width in depths}
+    patience = choice.patience and MARGIN * workload.slope * max(depth * width for depth, width in wanted)
+    more = patience * workload.token * (choice.wait + 1)
+    return _best(
+        workload,
+        (
+            replace(choice, branch_depth=depth, branch_width=width, patience=choice.patience + more)
+            for depth, width in wanted
+        ),
+    )
+
+
+def _chunked(workload: Workload, rated: Rated) -> Rated:
+    """The same with as many proposals in a reply as cost next to nothing: each message costs processor time."""
+    choice, forward = rated.choice, workload.forward(rated.choice)
+    most = min(CHUNK, int(SHARE * workload.pass_seconds(0) / forward)) if forward else CHUNK
+    scaled = [replace(workload, token=scale * workload.token) for scale in SCALES]
+    for chunk in range(most, 1, -1):
+        patience = choice.patience and choice.patience + MARGIN * (chunk - 1) * forward
+        chunked = rate(workload, replace(choice, chunk=chunk, patience=patience))
+        if all(rate(one, chunked.choice).speed >= CHEAP * rate(one, choice).speed for one in scaled):
+            return chunked
+    return rated
+
+
+def _speculated(workload: Workload, rated: Rated) -> Rated:
+    """The same with passes before others have returned, if it pays in a simulation that is always the same."""
+    alone = replace(workload, targets=1)
+    speeds = [
+        simulate(one, choice, TRIED, np.random.default_rng(0)).speed
+        for one, choice in ((alone, rated.choice), (workload, replace(rated.choice, speculate=True)))
+    ]
+    gain = speeds[1] / speeds[0]
+    return Rated(replace(rated.choice, speculate=True), rated.speed * gain) if gain > WORTH else rated
+
+
+# What a governor may lose by trying a drafter, so that nobody is slower than without one.
+
+REFILL = 0.015  # of the time
+DEAREST = 2 * FIRST_TRY  # plain passes that a try may cost
+OVERDRAWN = 2.0  # plain passes below which a drafter is put aside though it is expected to pay
+
+
+class Allowance:
+    """Counted in passes of plain decoding. An epoch with a drafter costs its duration less its tokens, each of which
+    would have been a pass; time, and what a drafter gains, fill it up again, to what a first try may cost.
+
+    Args:
+        level: what is left of it by an earlier generation.
+    """
+
+    def __init__(self, level: float = FIRST_TRY) -> None:
+        self.level = level
+        self._since: float | None = None  # seconds: when the epoch began, or when it emitted its first token
+        self._tokens = 0
+
+    def observe(self, seen: Observation, now: float) -> None:
+        """Counts tokens. A generation's first pass reads the prompt, and is left out."""
+        if isinstance(seen, PassSeen) and self._since is None:
+            self._since, self._tokens = now - seen.waited, 0
+        if isinstance(seen, Judged):
+            self._tokens += seen.tokens
+
+    def over(self, drafted: bool, plain: float, now: float) -> None:
+        """An epoch is over, with a drafter or without; a plain pass takes `plain` seconds.
+
+        What an epoch loses beyond the dearest try, and a pass for each of its tokens, is a pause of the target's, or
+        of the machine's: charged in full, ten seconds would put a drafter aside for as many minutes.
+        """
+        if self._since is None or not plain:
+            return
+        passes = (now - self._since) / plain
+        spent = min(passes - self._tokens, DEAREST + self._tokens) if drafted else 0.0
+        self.level = min(FIRST_TRY, self.level + REFILL * passes - spent)
+        self._since, self._tokens = now, 0
+
+    def covers(self, passes: float) -> bool:
+        """Whether a try that may cost so much is affordable; a first one always is, unless it is far too dear."""
+        return self.level >= min(passes, FIRST_TRY) and passes <= DEAREST
+
+    @property
+    def overdrawn(self) -> bool:
+        """Whether what was expected to pay has lost too much."""
+        return self.level < -OVERDRAWN
+
+
+# What a governor believes and why it decides so, in lines for people.
+
+
+def believed(known: Estimates, decision: Decision | None) -> Sequence[str]:
+    """Estimates, the best of each kind of way, and the decision."""
+    lines = [
+        f"acceptance {', '.join(f'{share:.2f}' for share in known.acceptance)} by place "
+        f"({known.judged:.0f} proposals judged), after the target's own tokens {known.match:.2f} "
+        f"({known.compared:.0f} compared)",
+        f"drafter: {1e3 * known.token:.2f} ms a proposal, round trip {1e3 * known.drafter_trip:.2f} ms "
+        f"({known.replies} replies), {known.tokens_per_proposal:.2f} tokens a proposal",
+        f"target: {1e3 * known.pass_base:.2f} ms a pass and {1e3 * known.pass_node:.3f} ms a proposal, round trip "
+        f"{1e3 * known.target_trip:.2f} ms ({known.passes} passes), while the drafter works "
+        f"{1 / (1 - known.slowed):.2f} times as long; a plain token {1e3 * known.plain:.2f} ms; "
+        f"{known.sessions:.1f} sessions share it, {1e3 * known.queue:.2f} ms in its queue",
+        f"prepared continuations: {known.branch_hit:.2f} hit ({known.tried:.0f} tried), a further token costs "
+        f"{known.slope:.2f} of a forward",
+    ]
+    if decision is None:
+        return [*lines, "nothing decided yet: too little has been seen"]
+    ranking = decision.ranking
+    for name, rated in (
+        ("plain decoding", ranking.plain),
+        ("lock-step", ranking.rounds),
+        ("overlapped, never waiting", ranking.hurried),
+        ("best", ranking.best),
+    ):
+        lines.append(f"{name}: {rated.speed:.1f} tokens/s expected {_settings(rated.choice)}")
+    return [*lines, f"decided: {decision.choice.reason}"]
+
+
+def _settings(choice: Choice) -> str:
+    if not choice.drafts:
+        return ""
+    if not choice.overlap:
+        return f"with K = {choice.window}"
+    branches = f", branches {choice.branch_depth} x {choice.branch_width}" if choice.branch_depth else ""
+    patience = f", patience {1e3 * choice.patience:.1f} ms"
+    replies = f", replies of {choice.chunk}{', speculating' * choice.speculate}"
+    return f"with window {choice.window}, wait {choice.wait}{patience}{branches}{replies}"

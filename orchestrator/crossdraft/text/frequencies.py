@@ -1,0 +1,121 @@
+"""How often a corpus uses each id of a vocabulary, as a small file.
+
+FR-Spec (arXiv 2502.14856), section 3.2: a few ids make nearly all of a text, so a drafter may do without the others.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import msgpack  # type: ignore[import-untyped]  # there are no stubs
+import numpy as np
+from numpy.typing import NDArray
+
+from crossdraft.text.letters import from_bytes
+from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.vocabulary import tokenizer_digest
+
+FORMAT = "crossdraft frequencies 1"
+DIGEST_BYTES = 16
+LARGEST_FILE = 1 << 26  # bytes: more than 8 for each id of the largest vocabularies
+
+
+class RankingError(ValueError):
+    """A file of frequencies cannot be used; the text says what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Occurrences of each id in a corpus, and whose ids they are."""
+
+    tokenizer: str  # its `tokenizer_digest`
+    counts: NDArray[np.int64]  # shape (V,), not negative, some above 0
+
+    @property
+    def tokens(self) -> int:
+        """How many were counted."""
+        return int(self.counts.sum())
+
+    def most_frequent(self, count: int, size: int, always: Collection[int] = ()) -> NDArray[np.int64]:
+        """The ids to keep, ascending, shape (count,).
+
+        Args:
+            count: how many, 1 to `size`.
+            size: length of the model's logits row; ids that were not counted have frequency zero.
+            always: ids that come first, whatever their frequency. Of equally frequent ones the smaller ids come first.
+
+        Raises:
+            RankingError: `count` is out of its range.
+        """
+        if not 1 <= count <= size:
+            raise RankingError(f"the ids to keep must be 1 to {size}, the whole vocabulary, got {count}")
+        keys = np.zeros(size, dtype=np.int64)
+        common = min(size, len(self.counts))
+        keys[:common] = self.counts[:common]
+        keys[list(always)] = np.iinfo(np.int64).max
+        return np.sort(np.argsort(-keys, kind="stable")[:count])
+
+    def covered(self, count: int) -> float:
+        """Share of the counted tokens that the `count` most frequent ids make."""
+        return float(np.sort(self.counts)[::-1][:count].sum() / self.tokens)
+
+    def write(self, path: Path) -> None:
+        """Writes the file; raises OSError."""
+        counts = self.counts.astype("<i8").tobytes()
+        path.write_bytes(msgpack.packb([FORMAT, self.tokenizer, counts, _check(self.tokenizer, counts)]))
+
+
+def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: Iterable[str]) -> Ranking:
+    """Counts the ids of texts, each tokenized as the middle of an output: no begin symbol, no prefix space.
+
+    Raises:
+        ValueError: the tokenizer writes ids that the model's logits row does not have, or there is nothing to count.
+    """
+    size = tokenization.vocabulary.size
+    counts = np.zeros(size, dtype=np.int64)
+    for text in texts:
+        ids = tokenization.encode_continuation(from_bytes(text.encode()))
+        counts += np.bincount(np.array(ids, dtype=np.int64), minlength=size)
+    if not counts.any():
+        raise ValueError("the corpus makes no tokens")
+    return Ranking(tokenizer_digest(tokenizer_json), counts)
+
+
+def read_ranking(path: Path, tokenizer_json: str, model: str) -> Ranking:
+    """Reads a file of frequencies for this tokenizer.
+
+    Args:
+        path: what `crossdraft frequencies` wrote.
+        tokenizer_json: the model's own, whole.
+        model: its name, for the advice.
+
+    Raises:
+        RankingError: there is no such file, it is damaged, or it was made with another tokenizer.
+    """
+    advice = f"make one with: crossdraft frequencies --model {model} CORPUS -o FILE"
+    try:
+        with path.open("rb") as opened:
+            ranking = _parsed(opened.read(LARGEST_FILE))
+    except OSError as error:
+        raise RankingError(f"cannot read the frequencies: {error}; {advice}") from error
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise RankingError(f"{path} is damaged, or not a file of frequencies; {advice}") from error
+    if ranking.tokenizer != tokenizer_digest(tokenizer_json):
+        raise RankingError(f"the frequencies in {path} are those of another tokenizer; {advice}")
+    return ranking
+
+
+def _parsed(content: bytes) -> Ranking:
+    """Raises ValueError, TypeError or what msgpack raises."""
+    form, tokenizer, counts, check = msgpack.unpackb(content)
+    if form != FORMAT or not isinstance(tokenizer, str) or check != _check(tokenizer, counts):
+        raise ValueError("not a file of frequencies")
+    found = np.frombuffer(counts, dtype="<i8").astype(np.int64)
+    if not found.any() or (found < 0).any():
+        raise ValueError("the counts are not those of a corpus")
+    return Ranking(tokenizer, found)
+
+
+def _check(tokenizer: str, counts: bytes) -> bytes:
+    return blake2b(counts, digest_size=DIGEST_BYTES, key=tokenizer.encode()).digest()

@@ -1,0 +1,228 @@
+"""Where everything on a timeline's picture is: shapes, whose places are seconds across and pixels down.
+
+Both the page and the picture draw these, so that they show the same.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from crossdraft.text.letters import to_bytes
+from crossdraft.trace.timeline import Handled, Happening, Mark, Message, Role, Row, Task, Timeline, Work
+from crossdraft.types.statistics import Kind
+
+EPOCH_STYLES = 6  # colours, used in turn
+EPOCHS, SERVICE, WIRE, SESSION, OUTPUT = 18.0, 38.0, 36.0, 30.0, 66.0  # heights of lanes, pixels; of OUTPUT at most
+GAP = 4.0  # between lanes, pixels
+STACKED = 10.0  # height of a token, pixels; less where many come at once
+TOKEN_WIDTH = 11.0  # pixels
+MARKS = {Happening.REFUSED: "✕", Happening.HIT: "◆", Happening.STALLED: "■", Happening.LOST: "!", Happening.OPENED: ""}
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A band across the picture."""
+
+    name: str
+    top: float
+    height: float
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+
+@dataclass(frozen=True)
+class Box:
+    """From one moment to another."""
+
+    begin: float
+    end: float
+    top: float
+    height: float
+    style: str
+    title: str = ""
+    label: str = ""  # shown where there is room for it
+
+
+@dataclass(frozen=True)
+class Line:
+    """From a place at one moment to a place at another."""
+
+    begin: float
+    top: float
+    end: float
+    bottom: float
+    style: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """At one moment, of a width that does not depend on the scale: a small box, or a sign."""
+
+    at: float
+    top: float
+    width: float
+    height: float
+    style: str
+    title: str = ""
+    sign: str = ""  # set: only this is drawn
+
+
+Shape = Box | Line | Stamp
+
+
+@dataclass(frozen=True)
+class Scene:
+    """All of it; later shapes cover earlier ones."""
+
+    lanes: tuple[Lane, ...]
+    shapes: tuple[Shape, ...]
+    height: float
+    end: float  # seconds
+
+
+def scene_of(timeline: Timeline) -> Scene:
+    """The picture of a timeline."""
+    return _Stage(timeline).scene()
+
+
+class _Stage:
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._lanes: list[Lane] = []
+        self._of_row: dict[Row, Lane] = {}
+        self._epochs = self._lane("epoch", EPOCHS)
+        self._services(Role.DRAFTER)
+        self._above = self._lane("wire", WIRE) if any(row.role is Role.DRAFTER for row in timeline.rows) else None
+        self._session = self._lane("verification", SESSION)
+        self._below = self._lane("wire", WIRE)
+        self._services(Role.TARGET)
+        most = max((len(handled.tokens) for handled in timeline.handled), default=0)
+        self._token = min(STACKED, OUTPUT / max(1, most))  # height
+        self._output = self._lane("tokens out", max(2, most) * self._token)
+
+    def scene(self) -> Scene:
+        shapes = (
+            *self._eras(),
+            *(line for message in self._timeline.messages for line in self._message(message)),
+            *self._waits(),
+            *map(self._work, self._timeline.works),
+            *map(self._handled, self._timeline.handled),
+            *(stamp for handled in self._timeline.handled for stamp in self._tokens(handled)),
+            *(shape for mark in self._timeline.marks for shape in self._mark(mark)),
+        )
+        return Scene(tuple(self._lanes), shapes, self._lanes[-1].bottom, self._timeline.end)
+
+    def _lane(self, name: str, height: float) -> Lane:
+        lane = Lane(name, self._lanes[-1].bottom + GAP if self._lanes else 0.0, height)
+        self._lanes.append(lane)
+        return lane
+
+    def _services(self, role: Role) -> None:
+        rows = [row for row in self._timeline.rows if row.role is role]
+        for row in rows:
+            name = role.value if len(rows) == 1 else f"{role.value} {row.place + 1}"
+            self._of_row[row] = self._lane(name, SERVICE)
+
+    def _eras(self) -> Iterator[Shape]:
+        for era in self._timeline.eras:
+            title = f"epoch {era.epoch}, {_ms(era.end - era.begin)}"
+            lane = self._epochs
+            yield Box(era.begin, era.end, lane.top, lane.height, epoch_style(era.epoch), title, str(era.epoch))
+            yield Line(era.begin, lane.top, era.begin, self._lanes[-1].bottom, "border")
+
+    def _message(self, message: Message) -> Iterator[Shape]:
+        wire = self._below if message.row.role is Role.TARGET else self._above
+        if wire is None:
+            return
+        service = self._of_row[message.row]
+        own, far = (wire.top, service.top) if wire is self._below else (wire.bottom, service.bottom)
+        style = "small" if message.begin == message.end or message.name.startswith("go on") else "message"
+        title = (
+            f"{message.name}: {_ms(message.end - message.begin)} {'to' if message.outward else 'from'} {service.name}"
+        )
+        ends = (own, far) if message.outward else (far, own)
+        yield Line(message.begin, ends[0], message.end, ends[1], f"{style} {epoch_style(message.epoch)}", title)
+
+    def _waits(self) -> Iterator[Shape]:
+        lane = self._of_row.get(Row(Role.TARGET))
+        for wait in self._timeline.waits if lane else ():
+            assert lane is not None
+            title = f"the target waits for proposals: {_ms(wait.end - wait.begin)}"
+            yield Box(wait.begin, wait.end, lane.top, lane.height, "wait", title, "waits")
+
+    def _work(self, work: Work) -> Shape:
+        lane = self._of_row[work.row]
+        style = "late" if work.late else epoch_style(work.epoch)
+        if work.task is Task.MISS:
+            style += " miss"
+        return Box(work.begin, work.end, lane.top, lane.height, style, _title(work, lane.name), _label(work))
+
+    def _handled(self, handled: Handled) -> Shape:
+        lane, inset = self._session, 5.0
+        title = f"{handled.event}: {_ms(handled.end - handled.begin)} in the session"
+        return Box(handled.begin, handled.end, lane.top + inset, lane.height - 2 * inset, "session", title)
+
+    def _tokens(self, handled: Handled) -> Iterator[Shape]:
+        for place, token in enumerate(handled.tokens):
+            text = to_bytes(token.letters).decode("utf-8", "replace")
+            top = self._output.top + place * self._token
+            title = f"{text!r}, {token.kind.value}, at {_ms(handled.end)}"
+            yield Stamp(handled.end, top, TOKEN_WIDTH, self._token - 1.5, token.kind.value, title)
+
+    def _mark(self, mark: Mark) -> Iterator[Shape]:
+        sign = MARKS[mark.what]
+        lane = self._session if mark.row is None else self._of_row[mark.row]
+        style = mark.what.name.lower()
+        if not sign:
+            return
+        title = f"{mark.text}, at {_ms(mark.at)}"
+        if mark.what is Happening.REFUSED:
+            yield Line(mark.at, self._session.top, mark.at, self._session.bottom, style, title)
+        side = lane.top if mark.what is not Happening.HIT else lane.bottom
+        yield Stamp(mark.at, side - 7, 14.0, 14.0, style, title, sign)
+
+
+def epoch_style(epoch: int) -> str:
+    """The name of an epoch's colour."""
+    return f"epoch{epoch % EPOCH_STYLES}"
+
+
+def _title(work: Work, lane: str) -> str:
+    counted = "nodes" if work.task in (Task.PASS, Task.MISS) else "strings" if work.task is Task.SCORE else "proposals"
+    parts = [f"{lane}: {work.task.value}, epoch {work.epoch}", f"{work.size} {counted}"]
+    if work.branches:
+        parts.append(f"{work.branches} prepared continuations")
+    if work.task in (Task.PASS, Task.MISS):
+        parts.append(f"{work.tokens} tokens came of it")
+    if work.late:
+        parts.append("dropped: its epoch was over")
+    return ", ".join([*parts, f"{_ms(work.begin)} to {_ms(work.end)} ({_ms(work.end - work.begin)})"])
+
+
+def _label(work: Work) -> str:
+    if work.task is Task.MISS:
+        return f"miss +{work.tokens}"
+    return f"+{work.tokens}" if work.task is Task.PASS else str(work.size)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if abs(seconds) < 1 else f"{seconds * 1000:,.0f} ms"
+
+
+NUMBERS = ("n: proposals in a draft", "+n: tokens that came of a pass")  # on boxes
+LEGEND = (
+    ("epoch0", "work for an epoch (colours in turn)"),
+    ("late", "drafted for an epoch that was over: dropped"),
+    ("epoch1 miss", "pass for a row miss"),
+    ("wait", "the target waits for proposals"),
+    ("session", "the session at work"),
+    (Kind.ACCEPTED.value, "token accepted: agrees with the draft"),
+    (Kind.CORRECTED.value, "token corrected: replaces a refused proposal"),
+    (Kind.BONUS.value, "token of the target's own, no proposal left"),
+    ("refused", "✕ a proposal was refused"),
+    ("hit", "◆ a prepared continuation was adopted"),
+    ("stalled", "■ patience with the drafter ended"),
+    ("lost", "! a service was lost"),
+)

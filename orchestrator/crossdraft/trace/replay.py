@@ -1,0 +1,134 @@
+"""Verification once more, from a recording: the same events into a new session, its commands beside the recorded ones.
+
+A session is a function of its assignment, its chooser's draws and its events with their times, so equal commands are
+expected to the last bit. An event that the session refuses changes nothing, and has no commands. What a replay cannot
+know is whether the services told the truth: it takes their replies as they were recorded.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.events import Command, Emitted, IllegalEventError
+from crossdraft.session.resolution import Models, resolve, tokenization_of
+from crossdraft.session.session import Session
+from crossdraft.text.letters import Side
+from crossdraft.text.pairs import Pair
+from crossdraft.trace.codec import KNOWN, Header, Packer, Recording, RecordingError, Step
+from crossdraft.trace.timeline import name_of
+from crossdraft.types.request import RequestError
+
+MOST_SHOWN = 120  # letters of a value
+PACKER = Packer(KNOWN)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where recording and replay part."""
+
+    round: int  # from 1
+    event: str  # what the session was given there
+    place: str  # in its commands
+    recorded: str
+    replayed: str
+
+    def __str__(self) -> str:
+        return (
+            f"round {self.round}, after {self.event}: {self.place} is {self.recorded} in the recording "
+            f"and {self.replayed} in the replay"
+        )
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How a replay went."""
+
+    rounds: int  # that were the same
+    tokens: int  # emitted in them
+    difference: Difference | None  # None: all was the same
+
+
+def replay(recording: Recording) -> Replayed:
+    """Runs the session again.
+
+    Raises:
+        RecordingError: its header does not describe a session that could be begun.
+    """
+    session = session_of(recording.header)
+    tokens = 0
+    for place, steps in enumerate(recording.rounds):
+        for step in steps:
+            found = _difference(session, step)
+            if found is not None:
+                return Replayed(place, tokens, Difference(place + 1, name_of(step.event), *found))
+        tokens += sum(isinstance(command, Emitted) for step in steps for command in step.commands)
+    return Replayed(len(recording.rounds), tokens, None)
+
+
+def session_of(header: Header) -> Session:
+    """A session like the recorded one, not begun. Raises RecordingError."""
+    return Session(assignment_of(header))
+
+
+def assignment_of(header: Header) -> Assignment:
+    """What the recorded session worked from. Raises RecordingError."""
+    try:
+        return resolve(header.request, _models(header), header.secrets, header.targets, header.before, header.follows)
+    except (RequestError, ValueError) as error:
+        raise RecordingError(f"the recorded request cannot be resolved: {error}") from error
+
+
+def _models(header: Header) -> Models:
+    tokenization = tokenization_of(header.target, Side.TARGET)
+    if header.drafter is None:
+        return Models(header.target, tokenization)
+    drafter = tokenization_of(header.drafter, Side.DRAFTER)
+    return Models(header.target, tokenization, header.drafter, Pair(tokenization.vocabulary, drafter.vocabulary))
+
+
+def _difference(session: Session, step: Step) -> tuple[str, str, str] | None:
+    """Place, recorded and replayed value of the first difference after one step."""
+    try:
+        commands = session.start(step.now) if step.event is None else session.handle(step.event, step.now)
+    except IllegalEventError as error:
+        return ("the event", "allowed", f"refused ({error})") if step.commands else None
+    for place, (recorded, replayed) in enumerate(zip(step.commands, commands, strict=False), 1):
+        if not _same(recorded, replayed):
+            return _first(f"command {place}, {type(recorded).__name__}", recorded, replayed)
+    if len(step.commands) != len(commands):
+        shorter = min(len(step.commands), len(commands))
+        return f"command {shorter + 1}", _at(step.commands, shorter), _at(commands, shorter)
+    return None
+
+
+def _at(commands: Sequence[Command], place: int) -> str:
+    return _shown(commands[place]) if place < len(commands) else "missing"
+
+
+def _first(place: str, recorded: Any, replayed: Any) -> tuple[str, str, str]:
+    """The innermost first place where two values differ, and both values there."""
+    if type(recorded) is type(replayed):
+        for name, one, other in _parts(recorded, replayed):
+            if not _same(one, other):
+                return _first(f"{place}{name}", one, other)
+    return place, _shown(recorded), _shown(replayed)
+
+
+def _same(one: object, other: object) -> bool:
+    """As bytes: arrays and errors have no equality of their own, and NaN is then equal to itself."""
+    return PACKER.pack(one) == PACKER.pack(other)
+
+
+def _parts(recorded: Any, replayed: Any) -> Iterator[tuple[str, Any, Any]]:
+    if is_dataclass(recorded):
+        for field in fields(recorded):
+            yield f".{field.name}", getattr(recorded, field.name), getattr(replayed, field.name)
+    elif isinstance(recorded, tuple | list) and len(recorded) == len(replayed):
+        for place, (one, other) in enumerate(zip(recorded, replayed, strict=True)):
+            yield f"[{place}]", one, other
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"

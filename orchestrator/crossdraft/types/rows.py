@@ -1,0 +1,120 @@
+"""Rows and proposals: distributions over next tokens, as they were sampled from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Probabilities = NDArray[np.float64]
+NO_IDS: Ids = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A distribution over next tokens: its head, and how much lies in the tail.
+
+    `ids` are distinct; an id that is not listed has an unknown share of `tail`.
+    """
+
+    ids: Ids  # shape (n,)
+    probabilities: Probabilities  # shape (n,); with `tail` they sum to one
+    tail: float = 0.0  # probability of all ids that are not listed
+
+    @cached_property
+    def _table(self) -> NDArray[np.int32]:
+        """At each listed id its place; anything elsewhere (a sparse set, Briggs and Torczon 1993)."""
+        table = np.empty(int(self.ids.max()) + 1, dtype=np.int32)
+        table[self.ids] = np.arange(len(self.ids), dtype=np.int32)
+        return table
+
+    @staticmethod
+    def of(ids: "Ids | list[int]", weights: "Probabilities | list[float]", total: float | None = None) -> "Row":
+        """A row from weights. Without `total` it is whole; with it, what is missing to `total` is the tail."""
+        values = np.asarray(weights, dtype=np.float64)
+        listed = float(values.sum())
+        scale = listed if total is None else max(total, listed)
+        return Row(np.asarray(ids, dtype=np.int64), values / scale, max(0.0, 1.0 - listed / scale))
+
+    @staticmethod
+    def certain(token: int) -> "Row":
+        """The one-hot row of temperature 0."""
+        return Row(np.array([token], dtype=np.int64), np.ones(1))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every id with probability above zero is listed."""
+        return self.tail == 0.0
+
+    def places(self, ids: Ids) -> Ids:
+        """Where each of `ids` is listed, in their shape; -1 where it is not."""
+        if not len(self.ids):
+            return np.full(ids.shape, -1, dtype=np.int64)
+        # Where nothing was written stands anything: in range, and then looked up, it is a place or no place.
+        guessed = np.minimum(self._table.take(ids, mode="clip").view(np.uint32), len(self.ids) - 1).astype(np.int64)
+        return np.where(self.ids[guessed] == ids, guessed, -1)
+
+    def lists(self, ids: Sequence[int] | Ids) -> bool:
+        """Whether the probability of each of `ids` is known."""
+        if self.whole or not len(ids):
+            return True
+        if len(ids) == 1:  # needs no table
+            return bool((self.ids == ids[0]).any())
+        return bool(self.places(np.asarray(ids, dtype=np.int64)).min() >= 0)
+
+    def probability(self, token: int) -> float:
+        """Probability of a listed id.
+
+        Raises:
+            KeyError: the id is in the tail, so its probability is not known.
+        """
+        place = int((self.ids == token).argmax()) if len(self.ids) else 0
+        if place < len(self.ids) and self.ids[place] == token:
+            return float(self.probabilities[place])
+        if self.whole:
+            return 0.0
+        raise KeyError(token)
+
+    def aligned(self, other: "Row") -> Probabilities:
+        """The other row's probabilities at the ids of this one, shape (n,); 0 where it does not list them.
+
+        Raises:
+            KeyError: the other row lists an id that is in this one's tail.
+        """
+        places = self.places(other.ids)
+        found = np.zeros(len(self.ids) + 1)
+        found[places] = other.probabilities
+        if not self.whole and len(places) and places.min() < 0:
+            raise KeyError(int(other.ids[places.argmin()]))
+        return found[:-1]
+
+    def probabilities_of(self, ids: Ids) -> Probabilities:
+        """Probabilities of listed ids, shape of `ids`; raises KeyError as `probability` does."""
+        places = self.places(ids)
+        if not self.whole and bool((places < 0).any()):
+            raise KeyError(int(ids[places < 0][0]))
+        return np.where(places < 0, 0.0, np.append(self.probabilities, 0.0)[places])
+
+
+class Whose(Enum):
+    """Whose ids a proposal uses."""
+
+    DRAFTER = "drafter"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """One draft token with the row that it was drawn from (none for methods that need none)."""
+
+    token: int
+    row: Row | None = None
+    whose: Whose = Whose.DRAFTER
+
+
+def masses_of(kinds: NDArray[np.integer], weights: Probabilities, count: int) -> Probabilities:
+    """The weight of each of `count` kinds, shape (count,); `kinds` and `weights` have shape (n,)."""
+    return np.bincount(kinds, weights, count).astype(np.float64, copy=False)

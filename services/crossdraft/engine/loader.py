@@ -1,0 +1,321 @@
+"""A causal language model by folder, hub id or bundled name, with the description that its service gives of it."""
+
+import copy
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from crossdraft.engine.compatibility import embedding_weight, length_of
+from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size, size_of, source_of
+from crossdraft.text.frequencies import read_ranking
+from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
+from crossdraft.types.messages import Description
+from crossdraft.types.rows import Ids
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model ready to run, and what its service says of it."""
+
+    model: PreTrainedModel  # in evaluation mode, on its device
+    description: Description  # of the whole vocabulary, also where the head is cut
+    kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
+
+
+# A drafter's LM head, cut to the ids that a corpus uses most (FR-Spec, arXiv 2502.14856, section 3.2, Eq. 3-4).
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Which ids a drafter keeps."""
+
+    keep: int  # how many, 1 to V
+    frequencies: Path  # what `crossdraft frequencies` wrote for the model's tokenizer
+
+    def ids_of(self, description: Description) -> Ids:
+        """The ids to keep of a model, ascending, shape (keep,): its stop ids, then the most frequent ones.
+
+        A corpus has no stop ids, but every output ends with one.
+
+        Raises:
+            RankingError: the file cannot be used for this model, or `keep` is out of its range.
+        """
+        ranking = read_ranking(self.frequencies, description.tokenizer_json, description.model)
+        return ranking.most_frequent(self.keep, description.vocabulary_size, description.stops)
+
+
+def load_model(
+    name: str,
+    dtype: str = "auto",
+    device: str = "cpu",
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+    pruning: Pruning | None = None,
+) -> LoadedModel:
+    """Loads weights (safetensors only) and tokenizer.
+
+    Args:
+        name: a folder, a hub id, or `bundled:` and the name of a bundled model; `inflated:LAYERSxHIDDEN:` before one
+            of them is the same function in a larger shape (`growing`), for benchmarks.
+        dtype: "auto" (that of the weights, but float16 weights run in float32 on a CPU) or a key of DTYPES.
+        device: as torch names it.
+        max_length: tokens of a session; None: the model's own context, which it may not exceed.
+        trust_remote_code: whether code that comes with the model may run.
+        pruning: the ids that its head keeps; None: all.
+
+    Raises:
+        ModelLoadError: folder, weights, tokenizer, dtype, device or max_length do not fit, or the head cannot be cut.
+        RankingError: the frequencies or the number of ids of `pruning` do not fit.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
+    place = device_of(device)
+    source = _source(name)
+    try:
+        tokenizer = load_tokenizer_json(source)
+    except (TokenizerMissing, ValueError) as error:
+        raise ModelLoadError(str(error)) from error
+    model = _model(name, source, dtype, place, trust_remote_code)
+    try:
+        context = length_of(model, max_length)
+    except NumberOutOfRangeError:
+        raise
+    except ValueError as error:
+        raise ModelLoadError(str(error)) from error
+    description = Description(
+        model=name,
+        tokenizer_json=tokenizer.tokenizer_json,
+        controls=tokenizer.controls,
+        stops=tokenizer.stops,
+        vocabulary_size=_row_length(model),
+        context=context,
+        fingerprint="",
+        chat_template=tokenizer.chat_template,
+    )
+    kept = None if pruning is None else _pruned(model, description, pruning)
+    return LoadedModel(model, replace(description, fingerprint=fingerprint(description)), kept)
+
+
+def fingerprint(description: Description) -> str:
+    """SHA-256 of tokenizer, controls and vocabulary size, in hex: equal for models whose ids mean the same."""
+    parts = (description.tokenizer_json, description.controls, description.vocabulary_size)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _source(name: str) -> str:
+    """The folder or hub id. A folder must have weights; a hub id is left to the hub."""
+    source = source_of(name)
+    folder = Path(source)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelLoadError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
+        if not any(folder.glob("*.safetensors")):
+            raise ModelLoadError(_no_weights(folder))
+    return source
+
+
+def _no_weights(folder: Path) -> str:
+    pickled = next((path.name for pattern in PICKLED for path in sorted(folder.glob(pattern))), None)
+    if pickled is None:
+        return f"{folder} has no .safetensors weights: save the model with save_pretrained"
+    return (
+        f"{folder} has its weights in {pickled}, a pickle, which could run any code when it is read, and is never "
+        "loaded: where you trust it, load it with transformers and save it with save_pretrained, as .safetensors"
+    )
+
+
+def device_of(device: str) -> torch.device:
+    """As torch names it; raises ModelLoadError."""
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    # An unknown name, a build without that device, one that cannot hold a tensor, one that needs a package.
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        raise ModelLoadError(
+            f"device {device!r} cannot be used here, use cpu or one that torch sees: {error}".splitlines()[0]
+        ) from error
+    return place
+
+
+def leave_out_cudnn(device: torch.device) -> None:
+    """Attention on CUDA without cuDNN, in the whole process, whatever model calls it.
+
+    Torch prefers cuDNN's on Hopper and Blackwell in 16 bits, which plans anew for all sizes and strides that a thread
+    has not had yet, in some tenths of a second each time; those of a prompt hardly ever come again.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _model(name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
+    """The model of a name, in a larger shape if the name says so: that one is made on its device."""
+    leave_out_cudnn(device)
+    size = size_of(name)
+    if size is None:
+        return _weights(source, dtype, device, trust_remote_code)
+    try:
+        return grown(_weights(source, dtype, torch.device("cpu"), trust_remote_code), size, device)
+    except CannotInflateError as error:
+        raise ModelLoadError(str(error)) from error
+
+
+def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=DTYPES.get(dtype, "auto"),
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelLoadError(f"{source} cannot be loaded as a causal language model: {error}") from error
+    if dtype == "auto" and model.dtype == torch.float16 and device.type == "cpu":
+        model = model.float()
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps torch's own signature
+    model.eval()
+    return model
+
+
+def _pruned(model: PreTrainedModel, description: Description, pruning: Pruning) -> Ids:
+    """Cuts the head; returns the ids that are left."""
+    try:
+        kept = pruning.ids_of(description)
+        cut_head(model, kept)
+    except CannotPruneError as error:
+        raise ModelLoadError(str(error)) from error
+    return kept
+
+
+def _row_length(model: PreTrainedModel) -> int:
+    head = model.get_output_embeddings()
+    return len(head.weight) if head is not None else len(embedding_weight(model))
+
+
+class CannotPruneError(ValueError):
+    """The head of this model cannot be cut as asked; the text says what to change."""
+
+
+def cut_head(model: PreTrainedModel, kept: Ids) -> None:
+    """Replaces the LM head by one whose column i is that of id kept[i]; softmax is then over those only.
+
+    Input embeddings stay whole, also where they were tied to the head.
+
+    Raises:
+        CannotPruneError: the head is not a plain linear layer, or cannot be replaced.
+    """
+    cut = cut_of(model.get_output_embeddings(), kept)
+    model.set_output_embeddings(cut)
+    if model.get_output_embeddings() is not cut:
+        raise CannotPruneError("this model does not let its head be replaced: leave out --vocab-keep")
+
+
+def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
+    """A head with copies of the weights (and biases) of `kept` ids, in their order; raises CannotPruneError."""
+    if type(head) is not nn.Linear:
+        raise CannotPruneError(
+            f"the head of this model is {'missing' if head is None else 'a ' + type(head).__name__}, and only a plain "
+            "linear layer can be cut: leave out --vocab-keep"
+        )
+    rows = torch.as_tensor(kept, device=head.weight.device)
+    cut = nn.Linear(head.in_features, len(rows), bias=head.bias is not None, device="meta", dtype=head.weight.dtype)
+    cut.weight = nn.Parameter(head.weight.detach()[rows], requires_grad=False)
+    if head.bias is not None:
+        cut.bias = nn.Parameter(head.bias.detach()[rows], requires_grad=False)
+    return cut
+
+
+# A larger shape of a model that computes the same function.
+#
+# The residual stream is padded with zeros, which a norm over H numbers in place of h divides by a root mean square that
+# is sqrt(h/H) times as large: its weights are multiplied by sqrt(h/H), and its epsilon by h/H. Heads keep their width,
+# so that rotary angles and the scale of scores stay; new heads, new columns of the MLP and new layers end in output
+# projections that are zero. Dense kernels multiply by zeros as slowly as by anything else.
+
+OUTPUTS = ("self_attn.o_proj.", "mlp.down_proj.")  # of a layer: what they give is added to the residual stream
+
+
+class CannotInflateError(ValueError):
+    """This model cannot be inflated; the text says why."""
+
+
+def grown(original: PreTrainedModel, size: Size, device: torch.device | None = None) -> LlamaForCausalLM:
+    """The same function in a larger shape, unchecked, with the same numbers' kind, made where it is to run.
+
+    Args:
+        original: the model.
+        size: at least its own shape.
+        device: where the larger one is; None: a CPU.
+
+    Raises:
+        CannotInflateError: its architecture is not Llama.
+        NumberOutOfRangeError: the shape is smaller than the model.
+    """
+    if not isinstance(original, LlamaForCausalLM):
+        raise CannotInflateError(
+            f"{original.config._name_or_path or 'this'} is a {type(original).__name__}, and only LlamaForCausalLM is "
+            "known to be the same function after it is inflated"
+        )
+    old = original.config
+    new = _larger(old, size, original.dtype)
+    with torch.device(device or torch.device("cpu")):
+        model: LlamaForCausalLM = LlamaForCausalLM._from_config(new, dtype=original.dtype)
+    scale = (old.hidden_size / new.hidden_size) ** 0.5
+    source = dict(original.named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.zero_()
+            origin = _origin(name, old.num_hidden_layers)
+            if origin is None:
+                continue
+            weight = source[origin]
+            corner = parameter[tuple(slice(0, length) for length in weight.shape)]
+            corner.copy_(weight * scale if "norm" in name else weight)
+    model.generation_config = copy.deepcopy(original.generation_config)
+    model.eval()
+    return model
+
+
+def _larger(old: LlamaConfig, size: Size, dtype: torch.dtype) -> LlamaConfig:
+    shared_before = old.num_key_value_heads or old.num_attention_heads
+    head: int = getattr(old, "head_dim", None) or old.hidden_size // old.num_attention_heads
+    group = old.num_attention_heads // shared_before
+    # Heads follow their key-value head by number, so the first ones keep theirs where the group stays as it is.
+    shared = max(shared_before, size.hidden // (head * group))
+    scaled = round(old.intermediate_size * size.hidden / old.hidden_size)
+    intermediate = scaled if size.intermediate is None else size.intermediate
+    for what, least, given in (
+        ("layers", old.num_hidden_layers, size.layers),
+        ("hidden", old.hidden_size, size.hidden),
+        ("intermediate", old.intermediate_size, intermediate),
+    ):
+        if given < least:
+            raise NumberOutOfRangeError(f"{what} must be at least the model's own {least}, got {given}")
+    new = copy.deepcopy(old)
+    new.num_hidden_layers, new.hidden_size, new.intermediate_size = size.layers, size.hidden, intermediate
+    new.head_dim, new.num_key_value_heads, new.num_attention_heads = head, shared, shared * group
+    new.rms_norm_eps = old.rms_norm_eps * old.hidden_size / size.hidden
+    new.dtype = dtype
+    return new
+
+
+def _origin(name: str, layers: int) -> str | None:
+    """The parameter that one of the larger model begins with; None: it is zero.
+
+    A layer beyond the last one is a copy of one of the others, but that it adds nothing.
+    """
+    head, found, rest = name.partition("layers.")
+    if not found:
+        return name
+    number, _, parameter = rest.partition(".")
+    if int(number) >= layers and parameter.startswith(OUTPUTS):
+        return None
+    return f"{head}layers.{int(number) % layers}.{parameter}"
