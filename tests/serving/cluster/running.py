@@ -26,7 +26,10 @@ from tests.serving.exposed import samples
 ray = pytest.importorskip("ray", reason="the extra `serve` is not installed")
 with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
     warnings.simplefilter("ignore")
-    from crossdraft.cluster.deploy import Waiting, deploy, deployed
+    from crossdraft.cluster.capacity import NoRoomError, NotServedError
+    from crossdraft.cluster.deploy import Waiting, deploy, deployed, undeploy
+
+__all__ = ["NoRoomError", "NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
 HEAD, TARGETS = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for another address
 OFFERS = {
     HEAD: {"ingress": 4, "drafter": 3},
