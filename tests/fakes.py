@@ -1,4 +1,4 @@
-"""Table-driven models: laws that are pure functions of their context, over a handful of tokens."""
+"""Table-driven models: distributions that are pure functions of their context, over a handful of tokens."""
 
 import copy
 import hashlib
@@ -23,25 +23,27 @@ from crossdraft.types.messages import (
     Score,
     Scored,
 )
-from crossdraft.types.rows import Ids, Proposal, Row, Whose
+from crossdraft.types.rows import DraftToken, Ids, Row, Whose
 from crossdraft.verification.chooser import Chooser
 
 
 @lru_cache(maxsize=2**14)
-def pseudo_law(salt: str, context: Hashable, size: int) -> np.ndarray:
-    """A law over `size` ids that depends on the whole context, float64, shape (size,), read-only."""
+def pseudo_distribution(salt: str, context: Hashable, size: int) -> np.ndarray:
+    """A distribution over `size` ids that depends on the whole context, float64, shape (size,), read-only."""
     digest = hashlib.blake2b(f"{salt}/{context!r}".encode(), digest_size=2 * size).digest()
     weights = np.frombuffer(digest, dtype=np.uint16).astype(np.float64) ** 2 + 1.0
-    law = weights / weights.sum()
-    law.flags.writeable = False
-    return law
+    distribution = weights / weights.sum()
+    distribution.flags.writeable = False
+    return distribution
 
 
-def tempered(law: np.ndarray, temperature: float) -> np.ndarray:
-    """The law at a temperature; 0 is one-hot."""
+def tempered(distribution: np.ndarray, temperature: float) -> np.ndarray:
+    """The distribution at a temperature; 0 is one-hot."""
     if temperature == 1:
-        return law
-    weights = (law == law.max()).astype(float) if temperature == 0 else law ** (1 / temperature)
+        return distribution
+    weights = (
+        (distribution == distribution.max()).astype(float) if temperature == 0 else distribution ** (1 / temperature)
+    )
     return weights / weights.sum()
 
 
@@ -60,7 +62,7 @@ class LateSample(Sample):
 
 @dataclass
 class ToyTarget:
-    """A target whose law depends on all ids since the prompt; answers like the service."""
+    """A target whose distribution depends on all ids since the prompt; answers like the service."""
 
     size: int
     head: int  # ids of a row that are sent unasked; `size` sends whole rows
@@ -80,9 +82,9 @@ class ToyTarget:
         other._committed, other._latest = (), []
         return other
 
-    def law(self, path: tuple[int, ...]) -> np.ndarray:
-        law = pseudo_law(self.salt, path, self.size)
-        return tempered(law, self.temperature)
+    def distribution(self, path: tuple[int, ...]) -> np.ndarray:
+        distribution = pseudo_distribution(self.salt, path, self.size)
+        return tempered(distribution, self.temperature)
 
     def run(self, sent: Pass) -> PassDone:
         self._committed += sent.committed
@@ -105,12 +107,12 @@ class ToyTarget:
         return RowFetched(wanted.number, wanted.node, self._row(self._latest[wanted.node], listed))
 
     def _row(self, path: tuple[int, ...], listed: Ids) -> Row:
-        law = self.law(path)
-        head = np.argsort(-law, kind="stable")[: self.head]
+        distribution = self.distribution(path)
+        head = np.argsort(-distribution, kind="stable")[: self.head]
         ids = np.union1d(head, listed).astype(np.int64)
         if len(ids) == self.size:
-            return Row(ids, law[ids])
-        return Row(ids, law[ids], 1.0 - float(law[ids].sum()))
+            return Row(ids, distribution[ids])
+        return Row(ids, distribution[ids], 1.0 - float(distribution[ids].sum()))
 
     def _sample(self, path: tuple[int, ...]) -> Sample:
         """The same draw whenever the same path is asked for; drawn when it is looked at, to enumerate no more."""
@@ -118,7 +120,7 @@ class ToyTarget:
         def draw() -> int:
             assert self.chooser is not None
             if path not in self._draws:
-                self._draws[path] = self.chooser.categorical(self.law(path))
+                self._draws[path] = self.chooser.categorical(self.distribution(path))
             return self._draws[path]
 
         return LateSample(draw)
@@ -126,7 +128,7 @@ class ToyTarget:
 
 @dataclass
 class ToyDrafter:
-    """A drafter whose law depends on its text; draws through the given chooser."""
+    """A drafter whose distribution depends on its text; draws through the given chooser."""
 
     letters: Sequence[Letters]
     chooser: Chooser
@@ -136,13 +138,13 @@ class ToyDrafter:
 
     def __post_init__(self) -> None:
         self.text = Letters("")
-        self._drafted = 0  # proposals of the running epoch
+        self._drafted = 0  # draft tokens of the running epoch
 
-    def law(self, text: Letters) -> Row:
-        law = pseudo_law(self.salt, text, len(self.letters))
-        ids = np.arange(len(law)) if self.allowed is None else self.allowed
-        law = tempered(law[ids], self.temperature)
-        return Row(ids.astype(np.int64), law / law.sum())
+    def distribution(self, text: Letters) -> Row:
+        distribution = pseudo_distribution(self.salt, text, len(self.letters))
+        ids = np.arange(len(distribution)) if self.allowed is None else self.allowed
+        distribution = tempered(distribution[ids], self.temperature)
+        return Row(ids.astype(np.int64), distribution / distribution.sum())
 
     def draft(self, wanted: Draft) -> Drafted:
         self.text = Letters(self.text[: wanted.offset] + wanted.letters)
@@ -154,16 +156,16 @@ class ToyDrafter:
         return Drafted(wanted.epoch, tuple(self.propose() for _ in range(first, wanted.count)), 0.0, first=first)
 
     def score(self, wanted: Score) -> Scored:
-        """By enumeration of its own law."""
+        """By enumeration of its own distribution."""
         begin = Letters(self.text[: wanted.offset])
         found = [self._starts(begin, string, wanted.tokens) for string in wanted.strings]
         return Scored(wanted.epoch, np.array(found, dtype=np.float64), 0.0)
 
     def _starts(self, text: Letters, string: str, tokens: int) -> float:
-        """The probability that the next `tokens` proposals after `text` start with the string."""
+        """The probability that the next `tokens` draft tokens after `text` start with the string."""
         if not string or not tokens:
             return float(not string)
-        row, total = self.law(text), 0.0
+        row, total = self.distribution(text), 0.0
         for token, probability in zip(row.ids.tolist(), row.probabilities.tolist(), strict=True):
             letters = self.letters[token]
             if letters.startswith(string):
@@ -172,45 +174,47 @@ class ToyDrafter:
                 total += probability * self._starts(Letters(text + letters), string[len(letters) :], tokens - 1)
         return total
 
-    def spelled(self, proposal: Proposal) -> Letters:
-        """A proposal's letters."""
-        return self.letters[proposal.token]
+    def spelled(self, draft_token: DraftToken) -> Letters:
+        """A draft token's letters."""
+        return self.letters[draft_token.token]
 
-    def propose(self) -> Proposal:
-        row = self.law(self.text)
+    def propose(self) -> DraftToken:
+        row = self.distribution(self.text)
         token = int(row.ids[self.chooser.categorical(row.probabilities)])
         self.text = Letters(self.text + self.letters[token])
-        return Proposal(token, row)
+        return DraftToken(token, row)
 
 
 @dataclass
 class RedistributingDrafter(ToyDrafter):
-    """Draws target tokens from Mᵀq', with q' its law over the allowed tokens and M some row-stochastic matrix."""
+    """Draws target tokens from Mᵀq', with q' its distribution over the allowed tokens and M some row-stochastic
+    matrix.
+    """
 
     target_letters: Sequence[Letters] = ()
 
-    def spelled(self, proposal: Proposal) -> Letters:
-        return self.target_letters[proposal.token]
+    def spelled(self, draft_token: DraftToken) -> Letters:
+        return self.target_letters[draft_token.token]
 
-    def propose(self) -> Proposal:
-        own = self.law(self.text)
+    def propose(self) -> DraftToken:
+        own = self.distribution(self.text)
         size = len(self.target_letters)
-        matrix = np.stack([pseudo_law("affinity", token, size) for token in own.ids.tolist()])
-        law = own.probabilities @ matrix
-        law = tempered(law, 0) if self.temperature == 0 else law
-        token = self.chooser.categorical(law)
+        matrix = np.stack([pseudo_distribution("affinity", token, size) for token in own.ids.tolist()])
+        distribution = own.probabilities @ matrix
+        distribution = tempered(distribution, 0) if self.temperature == 0 else distribution
+        token = self.chooser.categorical(distribution)
         self.text = Letters(self.text + self.target_letters[token])
-        return Proposal(token, Row(np.arange(size), law), Whose.TARGET)
+        return DraftToken(token, Row(np.arange(size), distribution), Whose.TARGET)
 
 
-def autoregressive_law(target: ToyTarget, stops: frozenset[int], length: int) -> dict[tuple[int, ...], float]:
-    """The law of the target's own output: at most `length` tokens, shorter where a stop symbol ends it."""
+def autoregressive_distribution(target: ToyTarget, stops: frozenset[int], length: int) -> dict[tuple[int, ...], float]:
+    """The distribution of the target's own output: at most `length` tokens, shorter where a stop symbol ends it."""
     finished: dict[tuple[int, ...], float] = {}
     open_paths: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         grown: dict[tuple[int, ...], float] = {}
         for path, weight in open_paths.items():
-            for token, probability in enumerate(target.law(path)):
+            for token, probability in enumerate(target.distribution(path)):
                 if probability > 0:
                     kept = finished if token in stops else grown
                     kept[(*path, token)] = weight * float(probability)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from crossdraft.session.events import Reply, Request
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted, FetchRow, Pass, PassDone, RunTo, Sample, Score
-from crossdraft.types.rows import Proposal, Whose
+from crossdraft.types.rows import DraftToken, Whose
 from tests.fakes import ToyDrafter, ToyTarget
 
 
@@ -60,15 +60,15 @@ class Prepared:
     """A branch as its drafter keeps it."""
 
     text: Letters  # what it goes on from, since the start of the output
-    proposals: list[Proposal]
+    draft_tokens: list[DraftToken]
 
 
 @dataclass
 class DrafterLane:
-    """A toy drafter's session, which streams: a chunk of proposals a reply, each drawn when it is sent."""
+    """A toy drafter's session, which streams: a chunk of draft tokens a reply, each drawn when it is sent."""
 
     toy: ToyDrafter
-    rows: bool  # proposals carry them, those of an adopted branch too
+    rows: bool  # draft tokens carry them, those of an adopted branch too
     draft: Draft | None = None
     begin: Letters = NOTHING  # of the epoch: what it takes for the output
     wanted: int = 0
@@ -76,7 +76,7 @@ class DrafterLane:
     scores: list[Score] = field(default_factory=list)
     prepared: dict[int, Prepared] = field(default_factory=dict)  # the latest epoch's branches
     branches: int = 0  # of all epochs
-    again: list[Proposal] = field(default_factory=list)  # of an adopted branch, with rows
+    again: list[DraftToken] = field(default_factory=list)  # of an adopted branch, with rows
 
     def take(self, request: Request) -> None:
         match request:
@@ -102,10 +102,10 @@ class DrafterLane:
         if draft.adopt:
             branch = prepared[draft.adopt]
             assert branch.text == self.toy.text, "a branch goes on from another text"
-            self.again = list(branch.proposals) if self.rows else []
-            self.sent = 0 if self.rows else len(branch.proposals)
+            self.again = list(branch.draft_tokens) if self.rows else []
+            self.sent = 0 if self.rows else len(branch.draft_tokens)
             if not self.rows:
-                self.toy.text = Letters(self.toy.text + "".join(map(self.toy.spelled, branch.proposals)))
+                self.toy.text = Letters(self.toy.text + "".join(map(self.toy.spelled, branch.draft_tokens)))
 
     @property
     def owes(self) -> bool:
@@ -116,33 +116,33 @@ class DrafterLane:
             return self.toy.score(self.scores.pop(0))
         assert self.draft is not None
         first, draft = self.sent, self.draft
-        proposals: list[Proposal] = []
+        draft_tokens: list[DraftToken] = []
         branches: list[Branch] = []
         size = draft.first - first if first < draft.first else draft.chunk
-        while self.sent < self.wanted and len(proposals) < size:
+        while self.sent < self.wanted and len(draft_tokens) < size:
             before = self.toy.text
-            proposals.append(self._next())
-            branches += self._branches(before, proposals[-1], draft)
+            draft_tokens.append(self._next())
+            branches += self._branches(before, draft_tokens[-1], draft)
             self.sent += 1
-        return Drafted(draft.epoch, tuple(proposals), 0.0, first=first, branches=tuple(branches))
+        return Drafted(draft.epoch, tuple(draft_tokens), 0.0, first=first, branches=tuple(branches))
 
-    def _next(self) -> Proposal:
+    def _next(self) -> DraftToken:
         if not self.again:
-            proposal = self.toy.propose()
-            return proposal if self.rows else replace(proposal, row=None)
-        proposal = self.again.pop(0)
-        self.toy.text = Letters(self.toy.text + self.toy.spelled(proposal))
-        return proposal
+            draft_token = self.toy.propose()
+            return draft_token if self.rows else replace(draft_token, row=None)
+        draft_token = self.again.pop(0)
+        self.toy.text = Letters(self.toy.text + self.toy.spelled(draft_token))
+        return draft_token
 
-    def _branches(self, before: Letters, proposal: Proposal, draft: Draft) -> list[Branch]:
+    def _branches(self, before: Letters, draft_token: DraftToken, draft: Draft) -> list[Branch]:
         """What it would go on with, had one of the likeliest others been drawn after `before`."""
-        if not draft.branch_depth or proposal.whose is Whose.TARGET:
+        if not draft.branch_depth or draft_token.whose is Whose.TARGET:
             return []
         toy = copy.copy(self.toy)
-        law = toy.law(before)
-        order = sorted(range(len(law.ids)), key=lambda place: -law.probabilities[place])
-        likely = dict.fromkeys(toy.letters[int(law.ids[place])] for place in order)
-        others = [letters for letters in likely if letters != toy.spelled(proposal)]
+        distribution = toy.distribution(before)
+        order = sorted(range(len(distribution.ids)), key=lambda place: -distribution.probabilities[place])
+        likely = dict.fromkeys(toy.letters[int(distribution.ids[place])] for place in order)
+        others = [letters for letters in likely if letters != toy.spelled(draft_token)]
         found = []
         for letters in others[: draft.branch_width]:
             text = toy.text = Letters(before + letters)

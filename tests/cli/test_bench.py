@@ -62,7 +62,7 @@ def test_every_combination_is_a_cell(cli: Cli, running: None, prompts_file: Path
         assert cell["prompts"] == 2
         assert 2 <= cell["tokens"] <= 12
         assert cell["tokens_per_pass"] == pytest.approx(cell["tokens"] / cell["passes"])
-        assert cell["proposals"] > 0
+        assert cell["draft_tokens"] > 0
         assert f"{cell['tokens_per_pass']:.2f} ± {cell['standard_error']:.2f}" in outcome.out
     greedy = [(cell["tokens"], cell["drafter"]) for cell in cells if cell["temperature"] == 0]
     assert greedy == [(greedy[0][0], "tiny")] * 4  # the same text, however it is drafted
@@ -171,12 +171,12 @@ def test_a_cell_is_a_ratio_of_sums_with_the_error_over_prompts() -> None:
         },
         {"tokens": 20, "accepted": 6, "proposed_at": (4,), "judged_at": (4,), "accepted_at": (2,)},
     ]
-    cell = cell_of(SETTING, [figures(passes=10, row_misses=2, proposals=50, **count) for count in counts], 1.5)
+    cell = cell_of(SETTING, [figures(passes=10, row_misses=2, draft_tokens=50, **count) for count in counts], 1.5)
     assert cell.standard_error == pytest.approx(0.5)
     assert (cell.tokens_per_pass, cell.acceptance) == (1.5, 0.9)
     assert cell.tokens_per_planned_pass == 30 / 16
     assert (cell.acceptance_at, cell.accepted_length) == ((5 / 8, 1.0), 6 / 8)
-    assert (cell.tokens, cell.passes, cell.row_misses, cell.proposals, cell.seconds) == (30, 20, 4, 100, 1.5)
+    assert (cell.tokens, cell.passes, cell.row_misses, cell.draft_tokens, cell.seconds) == (30, 20, 4, 100, 1.5)
     assert (cell.method, cell.drafter, cell.temperature, cell.k, cell.prompts) == ("slem", "some/drafter", 1.0, 5, 2)
 
 

@@ -50,7 +50,7 @@ def test_each_size_of_the_head_is_a_cell(
     cells = json.loads(out.read_text())["cells"]
     kept = [size, round(size / 2), round(size / 10)]
     assert [(one["keep"], one["cell"]["temperature"]) for one in cells] == [(n, t) for n in kept for t in (0.0, 1.0)]
-    assert all(one["cell"]["proposals"] for one in cells)
+    assert all(one["cell"]["draft_tokens"] for one in cells)
     assert cells[0]["covered"] == 1
     started = [one.more for one in wanted if one.role == "drafter"]
     assert started[0] == ()
@@ -101,5 +101,5 @@ def test_the_whole_head_comes_first() -> None:
 
 
 def test_shares_of_a_step() -> None:
-    time = StepTime(layers=3.0, head=4.0, law=2.0, draw=1.0)
-    assert (time.total, time.head_and_law) == (10.0, 0.6)
+    time = StepTime(layers=3.0, head=4.0, distribution=2.0, draw=1.0)
+    assert (time.total, time.head_and_distribution) == (10.0, 0.6)

@@ -1,4 +1,4 @@
-"""`crossdraft bench law`, with tiny models."""
+"""`crossdraft.bench.exactness`, with tiny models."""
 
 import json
 from collections.abc import Mapping
@@ -7,22 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.bench import law as continuations
+from crossdraft.bench import exactness as continuations
+from crossdraft.bench.exactness import NextTokenDistributions
 from crossdraft.bench.harness import Fit
-from crossdraft.bench.law import NextTokenLaws
 from tests.cli.conftest import Cli
 
 PROMPT = "The quick"
 OPTIONS = ("--prompt", PROMPT, "--count", 60, "--drafter", "tiny")
 
 
-class OtherLaws(NextTokenLaws):
+class OtherDistributions(NextTokenDistributions):
     """Of a model that the services do not run."""
 
     def after(self, ids: object) -> np.ndarray:
-        law = np.full(self.description.vocabulary_size, 0.01 / (self.description.vocabulary_size - 4))
-        law[:4] = 0.99 / 4
-        return law
+        distribution = np.full(self.description.vocabulary_size, 0.01 / (self.description.vocabulary_size - 4))
+        distribution[:4] = 0.99 / 4
+        return distribution
 
 
 def test_each_method_is_tested(
@@ -30,14 +30,14 @@ def test_each_method_is_tested(
 ) -> None:
     sizes = []
 
-    def fit_of(counts: Mapping[int, int], law: np.ndarray) -> Fit:
-        sizes.append((law.shape, law.sum()))
+    def fit_of(counts: Mapping[int, int], distribution: np.ndarray) -> Fit:
+        sizes.append((distribution.shape, distribution.sum()))
         return Fit(sum(counts.values()), 1.0, 1, 0.5)
 
     monkeypatch.setattr(continuations, "fit_of", fit_of)
     out, names = tmp_path / "out.json", ("slem", "seeded", "tli")
     methods = [option for name in (*names, "rdk") for option in ("--method", name)]
-    outcome = cli("bench", "law", "--target", target_folder, *OPTIONS, *methods, "--json", out)
+    outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, *methods, "--json", out)
     assert outcome.code == 0, outcome.err
     assert "'rdk' is left out: it needs a drafter with an affinity matrix" in outcome.err
     tests = json.loads(out.read_text())["tests"]
@@ -52,16 +52,16 @@ def test_each_method_is_tested(
 
 
 def test_too_few_continuations_are_said_to_be_so(cli: Cli, running: None, target_folder: Path) -> None:
-    outcome = cli("bench", "law", "--target", target_folder, *OPTIONS, "--count", 3, "--method", "slem")
+    outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, "--count", 3, "--method", "slem")
     assert outcome.code == 1
     assert "3 continuations are too few for a test: raise --count" in outcome.err
 
 
-def test_a_law_that_is_not_the_targets_fails(
+def test_a_distribution_that_is_not_the_targets_fails(
     cli: Cli, running: None, target_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(continuations, "NextTokenLaws", OtherLaws)
-    outcome = cli("bench", "law", "--target", target_folder, *OPTIONS, "--method", "slem")
+    monkeypatch.setattr(continuations, "NextTokenDistributions", OtherDistributions)
+    outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, "--method", "slem")
     assert outcome.code == 1
     assert "slem with tiny, first" in outcome.err
 
@@ -78,6 +78,6 @@ def test_a_law_that_is_not_the_targets_fails(
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(cli: Cli, options: tuple[str, ...], complaint: str) -> None:
-    outcome = cli("bench", "law", *options)
+    outcome = cli("bench", "distribution", *options)
     assert outcome.code == 2
     assert complaint in outcome.err

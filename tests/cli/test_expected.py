@@ -1,4 +1,4 @@
-"""`crossdraft bench expected`: laws are read, nothing is drawn."""
+"""`crossdraft bench expected`: distributions are read, nothing is drawn."""
 
 import json
 from pathlib import Path

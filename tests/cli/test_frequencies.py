@@ -106,7 +106,7 @@ def test_a_drafter_is_served_with_a_part_of_its_head(target: str, drafter_folder
                 pass
         assert generation.statistics is not None
         assert generation.statistics.drafter_lost == ""
-        assert generation.statistics.proposals
+        assert generation.statistics.draft_tokens
 
     with serving("drafter", drafter_folder, "--vocab-keep", "20", "--frequencies", str(counted)) as (_, ready):
         asyncio.run(check(ready["address"]))

@@ -36,7 +36,7 @@ def test_json_has_every_token_and_the_whole(cli: Cli, pair: Pair) -> None:
     ratios = {"tokens_per_pass", "acceptance", "acceptance_at", "accepted_length", "tokens_per_second"}
     ratios |= {"idle_share", "branch_hits", "round_milliseconds", "bytes_per_token"}
     assert set(figures) == {*Statistics.__dataclass_fields__} | ratios
-    assert sum(figures["proposed_at"]) == figures["proposals"]
+    assert sum(figures["proposed_at"]) == figures["draft_tokens"]
     assert figures["judged_at"] == sorted(figures["judged_at"], reverse=True)
     assert all(figures["accepted_at"][place] >= figures["judged_at"][place + 1] for place in (0, 1))
 
@@ -47,7 +47,7 @@ def test_the_drafter_does_not_change_the_output(cli: Cli, pair: Pair, options: t
     plain, drafted, governed = (cli("generate", *way, "--json", *options, *SHORT).records[-1] for way in ways)
     assert plain["ids"] == drafted["ids"] == governed["ids"]
     assert plain["statistics"]["tokens_per_pass"] == 1
-    assert drafted["statistics"]["proposals"] > 0
+    assert drafted["statistics"]["draft_tokens"] > 0
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None:
@@ -136,7 +136,7 @@ def test_what_no_pair_can_do_is_refused_before_anything_is_started(cli: Cli, opt
 def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
     audit = ("--audit", "--method", "tli", *ROUNDS)
     figures = cli("generate", *pair, "--json", *audit, *SHORT).records[-1]["statistics"]
-    assert figures["audited"] == figures["proposals"] > 0
+    assert figures["audited"] == figures["draft_tokens"] > 0
     shown = cli("generate", *pair, "--audit", "--method", "tokentiming", "--allow-inexact", *ROUNDS, *SHORT)
     assert shown.code == 0
     assert "draws are those of their rows" in shown.err
@@ -202,7 +202,7 @@ def test_an_explained_generation_says_what_was_decided(cli: Cli, pair: Pair) -> 
     assert sum(decision["epochs"] for decision in whole["decisions"]) >= 1
     assert any("acceptance" in line for line in whole["estimates"])
     shown = cli("generate", *pair, "--explain", "--seed", "5", *SHORT).err
-    assert "what the governor believes" in shown
+    assert "what the controller believes" in shown
     assert whole["decisions"][0]["choice"]["reason"] in shown
 
 

@@ -1,4 +1,4 @@
-"""Chi-square tests of counts against laws."""
+"""Chi-square tests of counts against distributions."""
 
 from collections import Counter
 
@@ -17,25 +17,28 @@ def test_the_tail_is_scipys(statistic: float, freedom: int) -> None:
     assert chi_square_tail(statistic, freedom) == pytest.approx(expected, rel=1e-8, abs=1e-290)
 
 
-def draws(law: np.ndarray, count: int, seed: int) -> Counter[int]:
-    return Counter(np.random.default_rng(seed).choice(len(law), count, p=law).tolist())
+def draws(distribution: np.ndarray, count: int, seed: int) -> Counter[int]:
+    return Counter(np.random.default_rng(seed).choice(len(distribution), count, p=distribution).tolist())
 
 
 def test_it_is_scipys_test_where_nothing_is_pooled() -> None:
-    law = np.array([0.1, 0.2, 0.3, 0.4])
-    counts = draws(law, 500, 1)
-    found, expected = fit_of(counts, law), stats.chisquare([counts[token] for token in range(4)], 500 * law)
+    distribution = np.array([0.1, 0.2, 0.3, 0.4])
+    counts = draws(distribution, 500, 1)
+    found, expected = (
+        fit_of(counts, distribution),
+        stats.chisquare([counts[token] for token in range(4)], 500 * distribution),
+    )
     assert found is not None
     assert (found.count, found.freedom) == (500, 3)
     assert (found.statistic, found.p) == pytest.approx((expected.statistic, expected.pvalue))
 
 
 def test_cells_with_a_small_expectation_are_one() -> None:
-    law = np.array([0.5, 0.44, *[0.001] * 60])
-    counts = draws(law, 200, 2)
+    distribution = np.array([0.5, 0.44, *[0.001] * 60])
+    counts = draws(distribution, 200, 2)
     rare = sum(count for token, count in counts.items() if token > 1)
     found, expected = (
-        fit_of(counts, law),
+        fit_of(counts, distribution),
         stats.chisquare([counts[0], counts[1], rare], 200 * np.array([0.5, 0.44, 0.06])),
     )
     assert found is not None
@@ -43,8 +46,8 @@ def test_cells_with_a_small_expectation_are_one() -> None:
 
 
 def test_what_is_too_little_for_a_cell_joins_the_smallest() -> None:
-    law = np.array([0.9, 0.09, *[0.0001] * 100])  # the rest: an expectation of 1
-    found = fit_of({0: 80, 1: 15, 7: 5}, law)
+    distribution = np.array([0.9, 0.09, *[0.0001] * 100])  # the rest: an expectation of 1
+    found = fit_of({0: 80, 1: 15, 7: 5}, distribution)
     assert found is not None
     assert (found.statistic, found.freedom) == pytest.approx((10**2 / 90 + 10**2 / 10, 1))
 
@@ -54,10 +57,10 @@ def test_too_few_draws_test_nothing() -> None:
     assert LEAST > 8 * 0.3
 
 
-def test_p_is_uniform_under_the_law_and_tiny_under_another() -> None:
-    law = np.random.default_rng(3).dirichlet(np.ones(30))
-    fits = [fit_of(draws(law, 400, seed), law) for seed in range(300)]
+def test_p_is_uniform_under_the_distribution_and_tiny_under_another() -> None:
+    distribution = np.random.default_rng(3).dirichlet(np.ones(30))
+    fits = [fit_of(draws(distribution, 400, seed), distribution) for seed in range(300)]
     assert stats.kstest([fit.p for fit in fits if fit is not None], "uniform").pvalue > 1e-4
-    biased = fit_of(draws(law**1.3 / (law**1.3).sum(), 4000, 4), law)
+    biased = fit_of(draws(distribution**1.3 / (distribution**1.3).sum(), 4000, 4), distribution)
     assert biased is not None
     assert biased.p < 1e-4

@@ -82,7 +82,7 @@ def test_a_cell_has_ratios_to_plain_decoding_and_to_lock_step() -> None:
     assert (other.speed, other.branches_hit) == (40.0, None)
 
 
-def test_the_better_of_lock_step_and_plain_is_what_the_governor_is_held_to() -> None:
+def test_the_better_of_lock_step_and_plain_is_what_the_controller_is_held_to() -> None:
     (locked,) = lock_steps((3,))
     found = {PLAIN: [outcome(1.0)], locked: [outcome(2.0)], GOVERNED: [outcome(1.25)]}
     governed = cell_of(CONDITIONS, found, {}).ways[-1]

@@ -15,7 +15,7 @@ from crossdraft.client import GenerationRequest, Overlap
 from crossdraft.drafter.drafting import Epoch
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import Draft, Drafted, NoiseKey
-from crossdraft.types.rows import Proposal, Whose
+from crossdraft.types.rows import DraftToken, Whose
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import method_named
 from tests.cli.conftest import Cli
@@ -57,7 +57,7 @@ def test_trees_have_more_paths_and_branches_only_where_there_is_overlap() -> Non
 
 @pytest.mark.parametrize("name", ["coupled", "slem"])
 async def test_a_branch_of_an_imagined_drafter_is_adopted(name: str) -> None:
-    """Where rows are sent its proposals come again, else what follows them."""
+    """Where rows are sent its draft tokens come again, else what follows them."""
     world = World.of(method_named(name), 2000, 0.0)
     guesser = Guesser(
         world.language, world.noises, world.method, 16, NoiseKey(0), RandomChooser(np.random.default_rng(0))
@@ -67,19 +67,19 @@ async def test_a_branch_of_an_imagined_drafter_is_adopted(name: str) -> None:
     first = Epoch(Draft(1, 0, NOTHING, 4, chunk=1, branch_depth=2))
     session.begin(first)
     await asyncio.wait_for(session.draft(first, sent.append), 30)
-    assert [len(one.proposals) for one in sent] == [1, 1, 1, 1]
+    assert [len(one.draft_tokens) for one in sent] == [1, 1, 1, 1]
     branch = next(branch for one in sent for branch in one.branches)
     assert len(branch.tokens) == 2
     sent.clear()
-    drafted = guesser.letters_of(Proposal(branch.tokens[0], None, Whose.DRAFTER))
+    drafted = guesser.letters_of(DraftToken(branch.tokens[0], None, Whose.DRAFTER))
     second = Epoch(Draft(2, branch.offset, branch.letters, 3, adopt=branch.number))
     session.begin(second)
     await asyncio.wait_for(session.draft(second, sent.append), 30)
-    proposals = [proposal.token for one in sent for proposal in one.proposals]
+    draft_tokens = [draft_token.token for one in sent for draft_token in one.draft_tokens]
     if world.method.drafter_rows:
-        assert (sent[0].first, proposals[:2]) == (0, list(branch.tokens))
+        assert (sent[0].first, draft_tokens[:2]) == (0, list(branch.tokens))
     else:
-        assert (sent[0].first, len(proposals)) == (2, 1)
+        assert (sent[0].first, len(draft_tokens)) == (2, 1)
     assert session.text.startswith(Letters(branch.letters + drafted), branch.offset)
 
 
@@ -87,7 +87,7 @@ def test_what_the_orchestrator_costs(cli: Cli, tmp_path: Path) -> None:
     file, profile = tmp_path / "costs.json", tmp_path / "profile.txt"
     outcome = cli(
         *("bench", "overhead", "--method", "slem", "--size", 2000, "--tokens", 24, "--outputs", 1),
-        *("--pass-ms", 2, "--proposal-ms", 0, "--json", file, "--profile", profile),
+        *("--pass-ms", 2, "--draft token-ms", 0, "--json", file, "--profile", profile),
     )
     assert outcome.code == 0, outcome.err
     costs = json.loads(file.read_text())["costs"]

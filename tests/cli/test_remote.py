@@ -54,7 +54,7 @@ def test_the_same_as_without_a_server(cli: Cli, pair: Pair, server: str, options
         name: theirs[name] for name in ("text", "ids", "reason")
     }
     assert set(ours["statistics"]) == set(theirs["statistics"])
-    for figure in ("method", "k", "tokens", "accepted", "passes", "proposals", "acceptance", "tokens_per_pass"):
+    for figure in ("method", "k", "tokens", "accepted", "passes", "draft_tokens", "acceptance", "tokens_per_pass"):
         assert ours["statistics"][figure] == theirs["statistics"][figure]
 
 
@@ -63,7 +63,7 @@ def test_text_and_figures(cli: Cli, server: str) -> None:
     assert shown.out == cli("generate", "--server", server, "--json", *SHORT).records[-1]["text"] + "\n"
     assert shown.err.startswith("slem, k = 5")
     alone = cli("generate", "--server", server, "--drafter", "none", "--json", *SHORT).records[-1]
-    assert alone["statistics"]["proposals"] == 0
+    assert alone["statistics"]["draft_tokens"] == 0
 
 
 @pytest.mark.parametrize(

@@ -11,34 +11,34 @@ from tests.cli.conftest import Cli
 from tests.cli.test_bench import figures
 
 PLAIN = Plain(step_seconds=1.0, pass_seconds=0.8)
-# Two of four proposals are accepted on average: 1/2 + 1/4 + 1/8 + 1/8 = 1 with the shares below.
+# Two of four draft tokens are accepted on average: 1/2 + 1/4 + 1/8 + 1/8 = 1 with the shares below.
 ROUNDS = Rounds(
     k=4,
     tokens=2.0,
     passes=1.0,
     accepted_at=(0.5, 0.5, 0.5, 1.0),
-    proposal_seconds=0.1,
+    draft_token_seconds=0.1,
     pass_seconds=1.0,
     beside_seconds=0.2,
 )
 CANDIDATE = Candidate("bundled:b", "slem", 0.5, 0.1, 1.4, 3, {3: 1.2}, 1.25, 0.1, 12.5, 10.0)
 
 
-def test_the_model_gives_what_was_measured_at_the_measured_number_of_proposals() -> None:
+def test_the_model_gives_what_was_measured_at_the_measured_number_of_draft_tokens() -> None:
     assert ROUNDS.tokens_with(4) == 2.0
     assert ROUNDS.seconds_with(4, PLAIN) == pytest.approx(1.0 + 4 * 0.1 + 0.2)
     assert ROUNDS.speed_with(4, PLAIN) == pytest.approx(2.0 / 1.6)
 
 
-def test_fewer_proposals_yield_less_and_cost_less() -> None:
+def test_fewer_draft_tokens_yield_less_and_cost_less() -> None:
     assert [ROUNDS.tokens_with(k) for k in (1, 2, 3)] == [1.5, 1.75, 1.875]
     assert ROUNDS.seconds_with(1, PLAIN) == pytest.approx(0.85 + 0.1 + 0.2)
     assert ROUNDS.best((1, 2, 3, 4), PLAIN) == 2  # 1.304, 1.346, 1.339, 1.25
-    assert replace(ROUNDS, proposal_seconds=1.0).best((1, 2, 3, 4), PLAIN) == 1
-    assert replace(ROUNDS, proposal_seconds=0.0).best((1, 2, 3, 4), PLAIN) == 4
+    assert replace(ROUNDS, draft_token_seconds=1.0).best((1, 2, 3, 4), PLAIN) == 1
+    assert replace(ROUNDS, draft_token_seconds=0.0).best((1, 2, 3, 4), PLAIN) == 4
 
 
-def test_fewer_proposals_need_fewer_passes() -> None:
+def test_fewer_draft_tokens_need_fewer_passes() -> None:
     missing = replace(ROUNDS, passes=1.4)
     assert missing.seconds_with(4, PLAIN) == pytest.approx(1.4 * 1.0 + 4 * 0.1 + 0.2)
     assert missing.seconds_with(1, PLAIN) == pytest.approx(1.1 * 0.85 + 0.1 + 0.2)
@@ -51,13 +51,13 @@ def test_a_drafter_that_is_never_right_yields_one_token() -> None:
 
 def test_rounds_are_sums_over_generations() -> None:
     measured = [
-        figures(epochs=4, tokens=8, passes=5, proposals=8, drafter_seconds=0.8, target_seconds=1.0, wire_seconds=0.4)
+        figures(epochs=4, tokens=8, passes=5, draft_tokens=8, drafter_seconds=0.8, target_seconds=1.0, wire_seconds=0.4)
         for _ in range(2)
     ]
     places = {"proposed_at": (4, 4), "judged_at": (4, 2), "accepted_at": (2, 1)}
     found = Rounds.of(2, [replace(one, **places) for one in measured])
     assert (found.tokens, found.passes, found.accepted_at) == (2.0, 1.25, (0.5, 0.5))
-    assert (found.proposal_seconds, found.pass_seconds, found.beside_seconds) == pytest.approx((0.1, 0.2, 0.1))
+    assert (found.draft_token_seconds, found.pass_seconds, found.beside_seconds) == pytest.approx((0.1, 0.2, 0.1))
     plain = Plain.of([figures(tokens=10, passes=10, target_seconds=2.0, wire_seconds=0.5, verification_seconds=0.5)])
     assert (plain.step_seconds, plain.pass_seconds) == pytest.approx((0.3, 0.2))
 
@@ -96,7 +96,7 @@ def test_services_go_by_the_names_of_their_models_unless_these_coincide() -> Non
     assert replace(at[0], model="/models/some").name == "some"
 
 
-def test_a_drafter_that_copies_bytes_is_probed_with_more_proposals() -> None:
+def test_a_drafter_that_copies_bytes_is_probed_with_more_draft_tokens() -> None:
     choosing = Choosing("t", ("d",), ("a", "b"), (), (), 0.0, 8)
     assert max(choosing.ks_for(copies=False)) < 16 <= choosing.setting("slem", "d", copies=True).k
     assert {8, 16, 32} <= set(choosing.ks_for(copies=True))

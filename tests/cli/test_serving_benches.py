@@ -110,7 +110,7 @@ async def test_what_fails_or_does_not_fit_is_said_and_the_rest_is_kept(
     findings = device.Findings(DEVICE, tmp_path)
     findings.add("before", "text\n", {"a": 1})
     await device._take(device.Step("wrong", ("no-such-bench",)), 0, 100.0, findings)
-    await device._take(device.Step("late", ("law",)), 1, 0.01, findings)
+    await device._take(device.Step("late", ("distribution",)), 1, 0.01, findings)
     text = (tmp_path / "device.md").read_text()
     assert "## before\n\ntext\n" in text
     assert "Failed (2): " in text

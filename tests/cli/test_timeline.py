@@ -99,10 +99,10 @@ def test_the_script_can_be_parsed(tmp_path: Path) -> None:
     subprocess.run(["node", "--check", script], check=True)
 
 
-@pytest.mark.parametrize("governor", [lock_step(4), Fixed(Choice(0))])
-def test_a_picture_is_drawn(cli: Cli, tmp_path: Path, governor: Fixed) -> None:
+@pytest.mark.parametrize("controller", [lock_step(4), Fixed(Choice(0))])
+def test_a_picture_is_drawn(cli: Cli, tmp_path: Path, controller: Fixed) -> None:
     path = tmp_path / "picture.png"
-    record = save(virtual_recording(WORLD, governor), tmp_path / "record")
+    record = save(virtual_recording(WORLD, controller), tmp_path / "record")
     assert cli("timeline", record, "-o", path, "--first", 3, "--rounds", 6).code == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_drawn_is_said(
 @pytest.mark.parametrize(
     ("drafts", "overlap", "title"),
     [
-        (True, Overlap.AUTO, "gpt2 with llama2, coupled, temperature 1, governed (the"),
+        (True, Overlap.AUTO, "gpt2 with llama2, coupled, temperature 1, controlled (the"),
         (False, Overlap.AUTO, "gpt2 without a drafter, seeded, temperature 1 (the"),
     ],
 )

@@ -55,7 +55,9 @@ async def undisturbed(pipeline: Pipeline) -> str:
 async def disturbed(
     generation: Generation, victim: Running, killed: asyncio.Event | None = None, drafted: bool = True
 ) -> Statistics:
-    """Its figures; a service is killed when some tokens are there, of proposals unless `drafted`; the event is set."""
+    """Its figures; a service is killed when some tokens are there, of draft tokens unless `drafted`; the event is
+    set.
+    """
     count, killed = 0, killed or asyncio.Event()
     async with asyncio.timeout(SECONDS), generation:
         async for token in generation:
@@ -78,7 +80,7 @@ async def test_drafters_that_are_killed_one_after_the_other(overlap: Overlap) ->
             generation = pipeline.run(request(overlap))
             figures = await disturbed(generation, drafter, drafted=False)
             assert generation.text == wanted
-            assert figures.proposals > 0
+            assert figures.draft_tokens > 0
             assert figures.targets_lost == 0
 
 

@@ -44,7 +44,7 @@ async def compared(
     cases: Sequence[Case],
     overlap: Overlap = Overlap.OFF,
 ) -> list[Generation]:
-    """Generates for each case with proposals from the drafter, and compares."""
+    """Generates for each case with draft tokens from the drafter, and compares."""
     requests = [
         GenerationRequest(
             case.prompt,
@@ -59,7 +59,7 @@ async def compared(
     generations = await stack.run(drafter, requests)
     same = [reference.check(case, generation.ids) for case, generation in zip(cases, generations, strict=True)]
     assert same.count(False) <= MOST_TIES
-    assert any(statistics(generation).proposals for generation in generations)
+    assert any(statistics(generation).draft_tokens for generation in generations)
     return generations
 
 
@@ -74,7 +74,7 @@ async def test_with_a_drafter_of_another_vocabulary(
 ) -> None:
     generations = await compared(stack, reference, method, drafter, plain_cases())
     figures = [statistics(generation) for generation in generations]
-    assert all(figure.proposals for figure in figures)
+    assert all(figure.draft_tokens for figure in figures)
     assert sum(figure.accepted for figure in figures)
     assert sum(figure.tokens for figure in figures) > sum(figure.passes - figure.row_misses for figure in figures)
 
@@ -83,7 +83,7 @@ async def test_with_a_drafter_of_another_vocabulary(
 async def test_with_a_drafter_that_drafts_on(stack: Stack, reference: Reference, method: str, drafter: str) -> None:
     generations = await compared(stack, reference, method, drafter, plain_cases(), Overlap.ON)
     figures = [statistics(generation) for generation in generations]
-    # Not each of them has proposals: on a busy machine a short one may be over before its drafter is there.
+    # Not each of them has draft tokens: on a busy machine a short one may be over before its drafter is there.
     assert sum(figure.accepted for figure in figures)
     assert sum(figure.rewinds for figure in figures)
 

@@ -62,7 +62,7 @@ async def test_no_drafter_changes_the_text(
 ) -> None:
     generations = await stack.run(drafter, requests(SEED, **settings))
     untied = zip(check(reference, noise, plain), check(reference, noise, generations), strict=True)
-    assert sum(statistics(generation).proposals for generation in generations)
+    assert sum(statistics(generation).draft_tokens for generation in generations)
     for alone, drafted, both in zip(plain, generations, untied, strict=True):
         assert drafted.text == alone.text or not all(both)
 

@@ -1,25 +1,25 @@
-"""transformers' assisted generation, and a model's laws without services: what is compared with."""
+"""transformers' assisted generation, and a model's distributions without services: what is compared with."""
 
 import numpy as np
 import pytest
 import torch
 
-from crossdraft.bench.law import NextTokenLaws
+from crossdraft.bench.exactness import NextTokenDistributions
 from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
 from tests.endtoend.reference import Reference
 
 PROMPT = "for i in range("
 
 
-def test_laws_are_the_models_softmax() -> None:
-    laws, reference = NextTokenLaws("bundled:target"), Reference("target")
+def test_distributions_are_the_models_softmax() -> None:
+    distributions, reference = NextTokenDistributions("bundled:target"), Reference("target")
     ids = reference.encode(PROMPT)
-    law = laws.after(ids)
-    assert (law.shape, law.dtype) == ((laws.description.vocabulary_size,), np.float64)
-    assert law.sum() == pytest.approx(1)
-    assert reference.tokenizer.decode([int(law.argmax())]) == "5"
-    later = laws.after([*ids, int(law.argmax())])
-    assert abs(later - law).max() > 0.1
+    distribution = distributions.after(ids)
+    assert (distribution.shape, distribution.dtype) == ((distributions.description.vocabulary_size,), np.float64)
+    assert distribution.sum() == pytest.approx(1)
+    assert reference.tokenizer.decode([int(distribution.argmax())]) == "5"
+    later = distributions.after([*ids, int(distribution.argmax())])
+    assert abs(later - distribution).max() > 0.1
 
 
 def test_continuations_are_target_ids_and_differ() -> None:

@@ -35,18 +35,18 @@ def test_words_are_splitmix64_in_numpy_and_in_torch(words: list[int], at: tuple[
 
 @given(st.lists(MOMENTS, min_size=1, max_size=5))
 def test_arrivals_are_those_of_the_noise(moments: list[tuple[NoiseKey, int]]) -> None:
-    laws = torch.ones(len(moments), SIZE, dtype=torch.float64)
-    found = Clocks(NOISE, CPU).arrivals(laws, moments)
+    distributions = torch.ones(len(moments), SIZE, dtype=torch.float64)
+    found = Clocks(NOISE, CPU).arrivals(distributions, moments)
     for row, (key, offset) in zip(found, moments, strict=True):
         np.testing.assert_allclose(row.numpy(), NOISE.exponentials(key, offset), rtol=4e-16)
 
 
 def test_what_is_impossible_never_arrives_and_columns_have_the_noise_of_their_ids() -> None:
-    laws = torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float64)
+    distributions = torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float64)
     at = [(NoiseKey(3), 4)]
     due = NOISE.exponentials(NoiseKey(3), 4, np.array([7, 9, 200])) / np.array([np.nan, 0.5, 0.5])
-    pruned = Clocks(NOISE, CPU, np.array([7, 9, 200, 201])).arrivals(laws, at)
-    picked = Clocks(NOISE, CPU).arrivals(laws, at, torch.tensor([7, 9, 200]))
+    pruned = Clocks(NOISE, CPU, np.array([7, 9, 200, 201])).arrivals(distributions, at)
+    picked = Clocks(NOISE, CPU).arrivals(distributions, at, torch.tensor([7, 9, 200]))
     for found in (pruned, picked):
         assert found[0, 0] == torch.inf
         np.testing.assert_allclose(found[0, 1:].numpy(), due[1:], rtol=1e-15)

@@ -1,4 +1,4 @@
-"""Draws: their law, and the samples of a pass."""
+"""Draws: their distribution, and the samples of a pass."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from crossdraft.engine.row_builder import Columns, History, Nodes, law
+from crossdraft.engine.row_builder import Columns, History, Nodes, distribution
 from crossdraft.engine.sampler import Clocks, Draws, KeyedDraws, RandomDraws, Ranking, Sampling
 from crossdraft.text.letters import from_bytes
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
@@ -33,7 +33,7 @@ def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LO
 
 
 @pytest.mark.parametrize("draws", draws())
-def test_draws_follow_the_law(draws: Draws) -> None:
+def test_draws_follow_the_distribution(draws: Draws) -> None:
     ids, weights = np.array([7, 3, 19, 0]), np.array([0.5, 0.3, 0.2, 0.0])
     drawn = [draws.draw(ids, weights, offset) for offset in range(8_000)]
     assert 0 not in drawn
@@ -42,11 +42,11 @@ def test_draws_follow_the_law(draws: Draws) -> None:
 
 
 @pytest.mark.parametrize("options", [SamplingOptions(0.5, top_k=3), SamplingOptions(0.9, presence_penalty=1.5)])
-def test_samples_are_drawn_from_the_law_and_priced_by_the_model(options: SamplingOptions) -> None:
+def test_samples_are_drawn_from_the_distribution_and_priced_by_the_model(options: SamplingOptions) -> None:
     found = sampled(options)
     assert found == sampled(options)
-    laws = law(LOGITS, options, History((1,), (2,), [(3,)] * 4))
-    for sample, logits, row, offset in zip(found, LOGITS, laws, OFFSETS, strict=True):
+    distributions = distribution(LOGITS, options, History((1,), (2,), [(3,)] * 4))
+    for sample, logits, row, offset in zip(found, LOGITS, distributions, OFFSETS, strict=True):
         assert sample.token == NOISE.draw(np.arange(SIZE), row.numpy(), KEY, offset)
         assert row[sample.token] > 0
         assert sample.log_probability == pytest.approx(float(logits.log_softmax(-1)[sample.token]), abs=1e-6)
@@ -89,7 +89,7 @@ def ranked(
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("allowed", [None, np.array([2, 3, 5, 11, 13, 17])])
 @pytest.mark.parametrize("options", [SamplingOptions(), SamplingOptions(0.7, top_k=6, min_p=0.01)])
-def test_draws_from_whole_laws_are_those_of_laws_that_were_fetched(
+def test_draws_from_whole_distributions_are_those_of_distributions_that_were_fetched(
     kind: int, allowed: np.ndarray | None, options: SamplingOptions
 ) -> None:
     columns = None if allowed is None else Columns.of(allowed, LOGITS.device)
@@ -97,21 +97,21 @@ def test_draws_from_whole_laws_are_those_of_laws_that_were_fetched(
     here, there = draws()[kind], draws()[kind]
     for _ in range(50):
         found = ranked(options, here, 3, columns)
-        laws = law(LOGITS[:, ids], options).numpy()
+        distributions = distribution(LOGITS[:, ids], options).numpy()
         due = [
             there.ranked(ids, row, offset, 0 if place else 3)
-            for place, (row, offset) in enumerate(zip(laws, OFFSETS, strict=True))
+            for place, (row, offset) in enumerate(zip(distributions, OFFSETS, strict=True))
         ]
         assert list(found) == due
 
 
-def test_random_draws_from_whole_laws_follow_the_law() -> None:
+def test_random_draws_from_whole_distributions_follow_the_distribution() -> None:
     options = SamplingOptions(1.5, top_k=5)
     drawn = Counter()
     random = draws()[1]
     for _ in range(2_000):
         drawn.update(found[0] for found in ranked(options, random))
-    weights = law(LOGITS, options).sum(0).numpy() * 2_000
+    weights = distribution(LOGITS, options).sum(0).numpy() * 2_000
     assert {token for token in range(SIZE) if weights[token]} == set(drawn)
     possible = np.flatnonzero(weights)
     assert stats.chisquare([drawn[token] for token in possible], weights[possible]).pvalue > 1e-4

@@ -9,7 +9,7 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotPruneError, cut_head
 from crossdraft.engine.requests import Work
-from crossdraft.engine.row_builder import drafting_laws
+from crossdraft.engine.row_builder import drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
@@ -50,9 +50,11 @@ def test_softmax_is_over_the_kept_ids_only() -> None:
     cut_head(model, KEPT)
     (cut,) = Engine(model).forward([WORK])
     expected = full[:, KEPT].double().softmax(-1)
-    for (columns, weights), law in zip(drafting_laws(cut, SamplingOptions(), 0), expected, strict=True):
+    for (columns, weights), distribution in zip(
+        drafting_distributions(cut, SamplingOptions(), 0), expected, strict=True
+    ):
         assert weights.sum() == pytest.approx(1)
-        np.testing.assert_allclose(weights, law[columns].numpy(), atol=1e-6)
+        np.testing.assert_allclose(weights, distribution[columns].numpy(), atol=1e-6)
 
 
 def test_one_id_is_enough() -> None:

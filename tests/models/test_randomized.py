@@ -10,7 +10,7 @@ from crossdraft.engine.resizing import write_random
 NAME = "bundled:drafter-b"
 
 
-def test_its_description_is_the_same_and_its_laws_are_nearly_even(tmp_path: Path) -> None:
+def test_its_description_is_the_same_and_its_distributions_are_nearly_even(tmp_path: Path) -> None:
     write_random(NAME, tmp_path)
     known, random = load_model(NAME, "float32"), load_model(str(tmp_path))
     assert random.description.fingerprint == known.description.fingerprint

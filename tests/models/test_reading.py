@@ -9,7 +9,7 @@ import torch
 
 from crossdraft.engine import sampler
 from crossdraft.engine.row_builder import Columns, History, Nodes
-from crossdraft.engine.sampler import Best, Clocks, Laws, Likeness, Ranking, Reading, Rows, Sampling, groups
+from crossdraft.engine.sampler import Best, Clocks, Distributions, Likeness, Ranking, Reading, Rows, Sampling, groups
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.rows import Row
@@ -86,8 +86,8 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
     clocks = clocks_of(size)
     allowed = Columns.of(np.arange(0, size, 2), torch.device("cpu")) if some else None
     every = logits_of(size, False)
-    check([Laws(logits, options, 8, allowed) for logits in every])
-    check([Laws(logits, options, 0, allowed) for logits in every])
+    check([Distributions(logits, options, 8, allowed) for logits in every])
+    check([Distributions(logits, options, 0, allowed) for logits in every])
     check([Best(logits, 5, allowed) for logits in every])
     full = [(place, logits) for place, logits in enumerate(every) if len(logits)]
     for beside in (0, 4):
@@ -110,13 +110,13 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
     readings = [
         Best(wide, 2),
         Best(narrow, 2),
-        Laws(wide, OPTIONS[0], 4),
+        Distributions(wide, OPTIONS[0], 4),
         Best(wide, 2, columns[0]),
         Best(wide, 2),
         Best(wide, 2, columns[1]),
-        Laws(wide, OPTIONS[1], 4),
+        Distributions(wide, OPTIONS[1], 4),
         Best(wide, 2, columns[2]),
-        Laws(wide, SamplingOptions(temperature=0), 4),
+        Distributions(wide, SamplingOptions(temperature=0), 4),
     ]
     assert sorted(groups(list(map(Likeness.of, readings)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
     monkeypatch.setattr(sampler, "CACHED", 12)

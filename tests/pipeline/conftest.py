@@ -38,8 +38,8 @@ def same_chance(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """No output begins before its drafter has opened, which the target need not wait for and a test may."""
-    for governor in (Adaptive, Fixed):
-        monkeypatch.setattr(governor, "waits_for_drafter", True)
+    for controller in (Adaptive, Fixed):
+        monkeypatch.setattr(controller, "waits_for_drafter", True)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""Governed generations in simulations, for tests."""
+"""Controlled generations in simulations, for tests."""
 
 import numpy as np
 
-from crossdraft.speculation.choice import Choice, Governor, Judged, Observation, Workload
+from crossdraft.speculation.choice import Choice, Controller, Judged, Observation, Workload
 from crossdraft.speculation.controller import Adaptive, Limits
 from crossdraft.speculation.simulator import Run, simulate
 
@@ -17,28 +17,28 @@ def workload(acceptance: float, token: float, trip: float, node: float) -> Workl
     return Workload((acceptance,), 0.7 * acceptance, token * PASS, PASS, node * PASS, drafter_trip=trip * PASS)
 
 
-def run(given: Workload, how: Choice | Governor, tokens: int, seed: int = 0, **more: object) -> Run:
+def run(given: Workload, how: Choice | Controller, tokens: int, seed: int = 0, **more: object) -> Run:
     return simulate(given, how, tokens, np.random.default_rng(seed), 0.1, **more)  # type: ignore[arg-type]
 
 
 class Counting:
-    """An adaptive governor; counts the tokens of the first seconds, and notes when it gives which kind of reason."""
+    """An adaptive controller; counts the tokens of the first seconds, and notes when it gives which kind of reason."""
 
     waits_for_drafter = False
 
     def __init__(self, until: float = 0.0) -> None:
-        self.governor = Adaptive(limits=CHAINS)
+        self.controller = Adaptive(limits=CHAINS)
         self.tokens = 0
         self.reasons: list[tuple[float, str]] = []
         self._until = until
 
     def observe(self, seen: Observation, now: float) -> None:
-        self.governor.observe(seen, now)
+        self.controller.observe(seen, now)
         if isinstance(seen, Judged) and now <= self._until:
             self.tokens += seen.tokens
 
     def choose(self, now: float) -> Choice:
-        choice = self.governor.choose(now)
+        choice = self.controller.choose(now)
         self.reasons.append((now, choice.reason))
         return choice
 
@@ -47,5 +47,5 @@ class Counting:
 
 
 def relative(given: Workload, tokens: int, seeds: range, limits: Limits = CHAINS) -> float:
-    """Speed of governed runs, relative to plain decoding; median."""
+    """Speed of controlled runs, relative to plain decoding; median."""
     return float(np.median([PASS * run(given, Adaptive(limits=limits), tokens, seed).speed for seed in seeds]))

@@ -8,7 +8,7 @@ import numpy as np
 from crossdraft.session.events import Cancelled, Event, Expired, IllegalEventError, Lane, Ready, Replied, Reply, Timer
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Scored
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from tests.pipeline.sessions import snapshot
 from tests.stage import Stage
 
@@ -18,21 +18,21 @@ NAN = Row(np.array([0, 1]), np.array([np.nan, np.nan]))
 
 def lies(reply: Drafted, size: int) -> Iterator[Drafted]:
     """Replies that an honest drafter would not send in place of this one."""
-    last = reply.proposals[-1:] or (Proposal(0, Row.certain(0)),)
+    last = reply.draft_tokens[-1:] or (DraftToken(0, Row.certain(0)),)
     number = max((branch.number for branch in reply.branches), default=10**6)
     for wrong in (
-        Proposal(size, Row.certain(size)),
-        Proposal(-1, Row.certain(0)),
-        Proposal(0, NAN),
-        Proposal(0),
-        Proposal(0, Row.certain(1)),
-        Proposal(0, Row(np.array([0, size]), np.array([0.5, 0.5]))),
+        DraftToken(size, Row.certain(size)),
+        DraftToken(-1, Row.certain(0)),
+        DraftToken(0, NAN),
+        DraftToken(0),
+        DraftToken(0, Row.certain(1)),
+        DraftToken(0, Row(np.array([0, size]), np.array([0.5, 0.5]))),
     ):
-        yield replace(reply, proposals=(*reply.proposals[:-1], wrong))
-    yield replace(reply, proposals=reply.proposals + last * 70)
+        yield replace(reply, draft_tokens=(*reply.draft_tokens[:-1], wrong))
+    yield replace(reply, draft_tokens=reply.draft_tokens + last * 70)
     yield replace(reply, epoch=reply.epoch + 1)
     yield replace(reply, first=reply.first + 1)
-    yield replace(reply, proposals=(), branches=())
+    yield replace(reply, draft_tokens=(), branches=())
     for branch in (
         Branch(0, 0, Letters("a"), (0,)),
         Branch(number, 0, Letters(""), (0,)),

@@ -47,7 +47,7 @@ def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object)
         "encode": greedy_tokens(pair.target),
         "open_target": OpenTarget((0, 1), SamplingOptions(), NoiseKey(1)),
         "open_drafter": open_drafter(NOTHING, None) if drafts else None,
-        "governor": lock_step(3),
+        "controller": lock_step(3),
         "max_tokens": 12,
         "context": 100,
     }
@@ -181,6 +181,6 @@ class MemoryDrafter(Service):
         while self._sent < count:
             full = self._draft.first - self._sent if self._sent < self._draft.first else self._draft.chunk
             size = min(full, count - self._sent)
-            proposals = tuple(self.toy.propose() for _ in range(size))
-            yield replace(self._drafted, proposals=proposals, first=self._sent)
+            draft_tokens = tuple(self.toy.propose() for _ in range(size))
+            yield replace(self._drafted, draft_tokens=draft_tokens, first=self._sent)
             self._sent += size

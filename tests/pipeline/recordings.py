@@ -22,7 +22,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.resolution import Secrets
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import Governor
+from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import Letters, Side
 from crossdraft.trace.codec import Header, Recording, Step
 from crossdraft.trace.replay import session_of
@@ -120,7 +120,9 @@ def toy_recording(header: Header) -> Recording:
 
 
 def babble(letters: Sequence[Letters], context: str) -> NDArray[np.float64]:
-    """A law that depends on all before, and in which a few single letters are likely; shape (len(letters),)."""
+    """A distribution that depends on all before, and in which a few single letters are likely; shape
+    (len(letters),).
+    """
     rng = np.random.default_rng(crc32(context.encode()))
     said = np.array([float(text in LIKELY) for text in letters])
     weights = said * rng.random(len(letters)) + 1e-4 * np.array([float(bool(text)) for text in letters])
@@ -130,19 +132,19 @@ def babble(letters: Sequence[Letters], context: str) -> NDArray[np.float64]:
 class Target(ToyTarget):
     """Babbles."""
 
-    def law(self, path: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(self, path: tuple[int, ...]) -> NDArray[np.float64]:
         return babble(kind("gpt2").vocabulary(Side.TARGET).letters, f"target {path}")
 
 
 class Drafter(ToyDrafter):
     """Likewise."""
 
-    def law(self, text: Letters) -> Row:
-        law = babble(self.letters, f"drafter {text}")
+    def distribution(self, text: Letters) -> Row:
+        distribution = babble(self.letters, f"drafter {text}")
         if self.allowed is not None:
-            return Row.of(self.allowed, law[self.allowed])
-        ids = np.flatnonzero(law)
-        return Row(ids, law[ids])
+            return Row.of(self.allowed, distribution[self.allowed])
+        ids = np.flatnonzero(distribution)
+        return Row(ids, distribution[ids])
 
 
 class Services:
@@ -183,15 +185,15 @@ class Services:
 class RecordedRun(Run):
     """A session on a virtual clock, recorded."""
 
-    def __init__(self, world: World, governor: Governor) -> None:
-        super().__init__(world, governor)
+    def __init__(self, world: World, controller: Controller) -> None:
+        super().__init__(world, controller)
         self.recorded = Recorded(self._session)
         self._session: Machine = self.recorded  # type: ignore[assignment]
 
 
-def virtual_recording(world: World, governor: Governor) -> Recording:
+def virtual_recording(world: World, controller: Controller) -> Recording:
     """A session on a virtual clock, from its first command to its last."""
-    run = RecordedRun(world, governor)
+    run = RecordedRun(world, controller)
     run.run()
     return Recording(header_of("standard"), tuple(rounds_of(run.recorded.steps)))
 

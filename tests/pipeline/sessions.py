@@ -7,7 +7,7 @@ import numpy as np
 from crossdraft.session.events import Command, Emitted, Finished, Ready, Replied, Request, Send, SetTimer, Timer
 from crossdraft.session.session import Session
 from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, Score
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import SLRS, TLI
 from tests.pipeline.memory import assignment, toys
 
@@ -29,7 +29,7 @@ def opened(session: Session) -> list[Command]:
 
 
 def drafting() -> tuple[Session, Draft]:
-    """A session that waits for proposals."""
+    """A session that waits for draft tokens."""
     session = Session(assignment())
     draft = requests(opened(session))[0]
     assert isinstance(draft, Draft)
@@ -48,7 +48,7 @@ def fetching() -> Session:
     """A session that waits for a whole row: the head that came lacks an id that the walk needs."""
     session = Session(assignment(TLI))
     opened(session)
-    three = tuple(Proposal(0, Row.certain(0)) for _ in range(3))
+    three = tuple(DraftToken(0, Row.certain(0)) for _ in range(3))
     (sent,) = requests(session.handle(Replied(DRAFTER, Drafted(1, three, 0.0)), 0.0))
     assert isinstance(sent, Pass)
     short = Row(np.array([1]), np.array([0.5]), 0.5)
@@ -60,7 +60,7 @@ def scoring() -> tuple[Session, Score]:
     """A session that waits for scores: "b" is the first piece of its draft, and nothing longer begins with it."""
     session = Session(assignment(SLRS))
     opened(session)
-    two = (Proposal(1, Row.certain(1)), Proposal(0, Row.certain(0)))
+    two = (DraftToken(1, Row.certain(1)), DraftToken(0, Row.certain(0)))
     drafted = Drafted(1, two, 0.0, "it stands aside")
     (sent,) = requests(session.handle(Replied(DRAFTER, drafted), 0.0))
     assert isinstance(sent, Pass)

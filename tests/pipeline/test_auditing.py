@@ -13,10 +13,10 @@ from crossdraft.drafter import session
 from crossdraft.engine.sampler import KeyedDraws
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.types.messages import Drafted, NoiseKey
-from crossdraft.types.rows import Ids, Probabilities, Proposal, Row, Whose
+from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose
 from crossdraft.verification.methods import SLEM, method_named
 from crossdraft.verification.noise import Audit, KeyedNoise
-from tests.fakes import pseudo_law
+from tests.fakes import pseudo_distribution
 from tests.pipeline.memory import assignment
 from tests.vocabularies import pair_of
 
@@ -26,25 +26,25 @@ NOISES = KeyedNoise.of(PAIR.drafter), KeyedNoise.of(PAIR.target)
 SHARPNESS = 3.0  # of the toys' rows: a lie about a flat row is small
 PEAKED = 0.2  # temperature of the tiny drafter, whose rows are flat at 1
 GREEDY = SamplingOptions(temperature=0)  # the tiny target's likeliest tokens are text that the drafter can read
-Law = Callable[[Probabilities], Probabilities]
+Distribution = Callable[[Probabilities], Probabilities]
 
 
 def audit(seed: int, each_epoch: bool = True) -> Audit:
     return Audit(NoiseKey(seed, 5), each_epoch, *NOISES)
 
 
-def drafted(given: Audit, epoch: int, offset: int, drawn_from: Law, whose: Whose, count: int = 5) -> Drafted:
-    """A draft whose rows are the toys' laws, and whose draws are from `drawn_from` of them."""
+def drafted(given: Audit, epoch: int, offset: int, drawn_from: Distribution, whose: Whose, count: int = 5) -> Drafted:
+    """A draft whose rows are the toys' distributions, and whose draws are from `drawn_from` of them."""
     key = NoiseKey(given.key.seed, epoch) if given.each_epoch else given.key
     vocabulary, noise = (PAIR.drafter, NOISES[0]) if whose is Whose.DRAFTER else (PAIR.target, NOISES[1])
-    proposals = []
+    draft_tokens = []
     for place in range(count):
-        law = pseudo_law("toy", (epoch, offset, place), vocabulary.size) ** SHARPNESS
-        row = Row(np.arange(vocabulary.size), law / law.sum())
+        distribution = pseudo_distribution("toy", (epoch, offset, place), vocabulary.size) ** SHARPNESS
+        row = Row(np.arange(vocabulary.size), distribution / distribution.sum())
         token = noise.draw(row.ids, drawn_from(row.probabilities), key, offset)
-        proposals.append(Proposal(token, row, whose))
+        draft_tokens.append(DraftToken(token, row, whose))
         offset += len(vocabulary.letters[token])
-    return Drafted(epoch, tuple(proposals), 0.0)
+    return Drafted(epoch, tuple(draft_tokens), 0.0)
 
 
 def honest(probabilities: Probabilities) -> Probabilities:
@@ -65,7 +65,7 @@ def test_an_honest_draft_is_never_blamed(seed: int, epoch: int, offset: int, eac
 
 
 @given(st.integers(0, 2**64 - 1), st.sampled_from(Whose))
-def test_a_lie_about_the_row_is_found_within_a_few_tens_of_proposals(seed: int, whose: Whose) -> None:
+def test_a_lie_about_the_row_is_found_within_a_few_tens_of_draft_tokens(seed: int, whose: Whose) -> None:
     given = audit(seed)
     drafts = (drafted(given, epoch, 7 * epoch, flattened, whose) for epoch in range(1, 21))
     faults = [given.fault_of(draft, 7 * draft.epoch, PAIR) for draft in drafts]
@@ -77,12 +77,12 @@ def test_draws_of_another_epoch_or_place_are_blamed_in_the_end(seed: int, offset
     given = audit(seed)
     drafts = [drafted(given, epoch, offset, honest, Whose.DRAFTER) for epoch in range(1, 21)]
     assert any(given.fault_of(draft, offset + 1, PAIR) for draft in drafts)
-    renamed = [Drafted(draft.epoch + 1, draft.proposals, 0.0) for draft in drafts]
+    renamed = [Drafted(draft.epoch + 1, draft.draft_tokens, 0.0) for draft in drafts]
     assert any(given.fault_of(draft, offset, PAIR) for draft in renamed)
 
 
-def test_a_proposal_without_its_row_is_blamed() -> None:
-    assert "without the row" in audit(1).fault_of(Drafted(1, (Proposal(0),), 0.0), 0, PAIR)
+def test_a_draft_token_without_its_row_is_blamed() -> None:
+    assert "without the row" in audit(1).fault_of(Drafted(1, (DraftToken(0),), 0.0), 0, PAIR)
 
 
 def test_rows_are_checked_before_draws_are_whatever_the_method_needs() -> None:
@@ -90,7 +90,7 @@ def test_rows_are_checked_before_draws_are_whatever_the_method_needs() -> None:
         assignment(SLEM), audit=Audit(NoiseKey(1), True, *map(KeyedNoise.of, (SMALL.drafter, SMALL.target)))
     )
     rows = (None, Row(np.array([99]), np.ones(1)), Row(np.array([1]), np.ones(1)))
-    faults = [given.fault_of(Drafted(1, (Proposal(0, row),), 0.0), 0, 1) for row in rows]
+    faults = [given.fault_of(Drafted(1, (DraftToken(0, row),), 0.0), 0, 1) for row in rows]
     wanted = ("without the whole row", "has ids beyond 2", "cannot give it")
     assert all(text in fault for text, fault in zip(wanted, faults, strict=True)), faults
 
@@ -128,13 +128,13 @@ async def test_a_real_drafter_passes_with_every_method(pipeline: Pipeline, metho
     figures = (await finished(pipeline, method, overlap=overlap)).statistics
     assert figures is not None
     assert figures.drafter_lost == ""
-    assert figures.audited == figures.proposals > 0
+    assert figures.audited == figures.draft_tokens > 0
 
 
 async def test_nothing_is_audited_unasked(pipeline: Pipeline) -> None:
     figures = (await finished(pipeline, "tli", audit=False)).statistics
     assert figures is not None
-    assert figures.audited == 0 < figures.proposals
+    assert figures.audited == 0 < figures.draft_tokens
 
 
 @pytest.mark.parametrize("method", ["coupled", "seeded"])
@@ -145,7 +145,7 @@ async def test_a_real_drafter_that_lies_is_given_up(
     generation = await finished(pipeline, method)
     assert generation.statistics is not None
     assert "was not drawn from its row" in generation.statistics.drafter_lost
-    assert generation.statistics.proposals < 60
+    assert generation.statistics.draft_tokens < 60
     assert len(generation.ids) == generation.statistics.tokens > 0  # the target goes on alone
 
 

@@ -18,7 +18,7 @@ def workload(rng: np.random.Generator) -> Workload:
         drafter_trip=rng.uniform(0, 0.01),
         target_trip=rng.uniform(0, 0.01),
         branch_hit=rng.uniform(0, 0.8),
-        tokens_per_proposal=rng.uniform(0.5, 1.3),
+        tokens_per_draft_token=rng.uniform(0.5, 1.3),
         samples=bool(rng.integers(2)),
     )
 
@@ -33,7 +33,7 @@ def test_no_way_with_a_drafter_is_forecast_to_be_faster(seed: int, monkeypatch: 
     assert max(way.speed for way in ways) <= most
 
 
-def test_a_target_that_is_busy_with_others_has_no_room_for_proposals() -> None:
+def test_a_target_that_is_busy_with_others_has_no_room_for_draft_tokens() -> None:
     busy = Workload((0.6,), match=0.6, token=0.002, pass_base=0.02, pass_node=0.02)
     assert bound(busy) < rank(busy, Limits()).plain.speed
     assert not rank(busy, Limits()).best.choice.drafts

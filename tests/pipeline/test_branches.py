@@ -8,7 +8,7 @@ from crossdraft.session.session import Session
 from crossdraft.speculation.choice import BranchSeen, Choice
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Draft, Drafted, Pass, PassDone
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import TLI
 from tests.pipeline.sessions import DRAFTER, TARGET, assignment, opened, requests
 from tests.stage import GONE
@@ -28,7 +28,7 @@ def branches(*known: Branch) -> Branches:
 def epoch() -> Epoch:
     """A draft "a", "b", "a" after four letters."""
     made = Epoch(1, BRANCHING, PAIR, 4, 4)
-    made.extend((Proposal(0), Proposal(1), Proposal(0)))
+    made.extend((DraftToken(0), DraftToken(1), DraftToken(0)))
     return made
 
 
@@ -39,7 +39,7 @@ def epoch() -> Epoch:
         ("----aa", False, 2),  # the second
         ("----abb", False, 3),  # the third
         ("----ba", False, 0),  # more than the branch replaced
-        ("----ba", True, 1),  # its own proposal says the rest, and more
+        ("----ba", True, 1),  # its own draft token says the rest, and more
         ("----bb", True, 0),  # it says something else
         ("----baa", True, 0),  # it says no more than that
         ("----ab", False, 0),  # nothing was replaced
@@ -67,9 +67,9 @@ def test_what_a_drafter_may_not_send() -> None:
 
 
 def test_branches_that_the_output_has_passed_are_given_back() -> None:
-    """One is kept for as long as the output could still end with its letters or, where they count, its proposals."""
+    """One is kept for as long as the output could still end with its letters or, where they count, its draft tokens."""
     known = branches(BRANCH_2, BRANCH_3)
-    known.release(7)  # the letters of the first end at 6, its proposal at 7
+    known.release(7)  # the letters of the first end at 6, its draft token at 7
     assert len(known) == 2
     known.release(8)
     assert len(known) == 1
@@ -78,25 +78,25 @@ def test_branches_that_the_output_has_passed_are_given_back() -> None:
 
 
 def refused(paths: int = 1) -> tuple[Session, list[Command], Turns]:
-    """A session whose first proposal "a" was refused for "b", with a branch for just that."""
-    governor = InTurn((BRANCHING,), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, governor=governor, paths=paths))
+    """A session whose first draft token "a" was refused for "b", with a branch for just that."""
+    controller = InTurn((BRANCHING,), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, paths=paths))
     opened(session)
-    first = Drafted(1, (Proposal(0, Row.certain(0)),), 0.0, branches=(Branch(1, 0, Letters("b"), (1,)),))
+    first = Drafted(1, (DraftToken(0, Row.certain(0)),), 0.0, branches=(Branch(1, 0, Letters("b"), (1,)),))
     (sent,) = (one for one in requests(session.handle(Replied(DRAFTER, first), 1.0)) if isinstance(one, Pass))
     done = PassDone(sent.number, (Row.certain(1),) * (1 + len(sent.tree)), 0.0)
-    return session, session.handle(Replied(TARGET, done), 2.0), governor
+    return session, session.handle(Replied(TARGET, done), 2.0), controller
 
 
 def test_a_refusal_goes_on_with_the_branch_that_foresaw_it() -> None:
-    session, out, governor = refused()
+    session, out, controller = refused()
     draft = next(one for one in requests(out) if isinstance(one, Draft))
     assert draft == Draft(2, 0, Letters("b"), 2, 1, 1, 1, adopt=1, first=1)
     assert session.counts.branches_hit == session.counts.branches_tried == 1
-    assert BranchSeen(True) in governor.seen
+    assert BranchSeen(True) in controller.seen
 
 
-def test_a_promised_proposal_is_planned_for_before_it_comes_again() -> None:
+def test_a_promised_draft_token_is_planned_for_before_it_comes_again() -> None:
     """The pass after the refusal has it in its tree, if it need not wait for it."""
     _, out, _ = refused()
     (sent,) = (one for one in requests(out) if isinstance(one, Pass))
@@ -105,7 +105,7 @@ def test_a_promised_proposal_is_planned_for_before_it_comes_again() -> None:
 
 
 def test_a_tree_with_room_holds_what_follows_the_refusal_too() -> None:
-    """Then no pass is needed before the branch's proposal comes again."""
+    """Then no pass is needed before the branch's draft token comes again."""
     session, out, _ = refused(paths=2)
     assert [type(one) for one in requests(out)] == [Draft]
     assert session.counts.passes == 1

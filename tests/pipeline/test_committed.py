@@ -12,29 +12,29 @@ from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Finished, Reason
 from crossdraft.session.resolution import resolve, tokenization_of
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import PLAIN, Choice, Fixed, Governor, lock_step
+from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.text.letters import Letters, Side
 from crossdraft.types.messages import Draft, NoiseKey, Pass
 from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, Method
-from tests.fakes import ToyTarget, autoregressive_law
+from tests.fakes import ToyTarget, autoregressive_distribution
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
 from tests.pipeline.test_request import models
 from tests.stage import Stage
-from tests.verification.enumerating import EnumeratingChooser, distance, law_of
+from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of
 from tests.verification.scheduling import Act, Overlapped, Schedule
-from tests.verification.test_seeded_law import LENGTH, Runs, SeededDrafter, SeededTarget
+from tests.verification.test_seeded_distribution import LENGTH, Runs, SeededDrafter, SeededTarget
 from tests.verification.toys import TOYS, Toy
 from tests.vocabularies import pair_of
 
 EXACT = 1e-12
-GOVERNORS: dict[str, Governor] = {
+CONTROLLERS: dict[str, Controller] = {
     "lock-step": lock_step(3),
     "overlapped": Fixed(Choice(window=6, wait=2)),
     "plain": Fixed(PLAIN),
 }
-governed = pytest.mark.parametrize("governor", GOVERNORS.values(), ids=GOVERNORS)
+governed = pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)
 NESTED = next(toy for toy in TOYS if toy.name == "nested prefixes")
 SAME = next(toy for toy in TOYS if toy.name == "same")
 
@@ -53,9 +53,9 @@ class World:
 
 @governed
 @pytest.mark.parametrize("stop", [(), ("aab", "ba"), ("bab",), ("zz",)])
-async def test_after_every_cut_the_rest_is_the_same(governor: Governor, stop: tuple[str, ...]) -> None:
+async def test_after_every_cut_the_rest_is_the_same(controller: Controller, stop: tuple[str, ...]) -> None:
     world = World()
-    given = assignment(max_tokens=25, governor=governor, stop=tuple(map(Letters, stop)))
+    given = assignment(max_tokens=25, controller=controller, stop=tuple(map(Letters, stop)))
     whole, tokens = await world.generate(given)
     for cut in range(len(tokens) + 1):
         rest, others = await world.generate(replace(given, committed=tuple(whole.ids[:cut])))
@@ -104,21 +104,21 @@ def test_a_seeded_output_goes_on_as_it_would_have(toy: Toy, choice: Choice) -> N
 
 @pytest.mark.parametrize("method", [COUPLED, TLI, STANDARD, SLEM, SLRS], ids=lambda method: method.name)
 @pytest.mark.parametrize("pattern", ["DT", "TDS"])
-def test_the_law_of_the_rest_is_the_targets(method: Method, pattern: str) -> None:
+def test_the_distribution_of_the_rest_is_the_targets(method: Method, pattern: str) -> None:
     """Exactly, whatever was committed."""
     toy = SAME if method.same_vocabulary else NESTED
     choice = Choice(2, 2, overlap=False) if method is SLRS else Choice(2, 1)
     for committed in ((0,), (2,), (1, 2)):
         given = Overlapped(toy, method, (choice,), Schedule(pattern), 2 + len(committed), 1, committed=committed)
-        whole = autoregressive_law(given.target(None), toy.stops, given.length)
+        whole = autoregressive_distribution(given.target(None), toy.stops, given.length)
         begun = {ids[len(committed) :]: chance for ids, chance in whole.items() if ids[: len(committed)] == committed}
-        law = {rest: chance / sum(begun.values()) for rest, chance in begun.items()}
-        assert distance(law_of(given.run), law) < EXACT
+        distribution = {rest: chance / sum(begun.values()) for rest, chance in begun.items()}
+        assert distance(distribution_of(given.run), distribution) < EXACT
 
 
 @pytest.mark.parametrize("method", [COUPLED, SLEM], ids=lambda method: method.name)
 @pytest.mark.parametrize("cut", [1, 2])
-def test_an_output_that_was_cut_after_some_tokens_has_the_targets_law(method: Method, cut: int) -> None:
+def test_an_output_that_was_cut_after_some_tokens_has_the_targets_distribution(method: Method, cut: int) -> None:
     """From the first session's first token to the second one's last."""
     first = Overlapped(NESTED, method, (Choice(2, 1),), Schedule("DT"), cut, 1)
 
@@ -126,7 +126,7 @@ def test_an_output_that_was_cut_after_some_tokens_has_the_targets_law(method: Me
         committed = first.run(chooser)
         return committed + replace(first, length=3, committed=committed).run(chooser)
 
-    assert distance(law_of(run), autoregressive_law(first.target(None), NESTED.stops, 3)) < EXACT
+    assert distance(distribution_of(run), autoregressive_distribution(first.target(None), NESTED.stops, 3)) < EXACT
 
 
 def lost_after(steps: int) -> Callable[[Schedule, Stage], None]:
@@ -162,7 +162,7 @@ def test_a_moment_at_which_a_session_is_lost(method: Method, exact: bool) -> Non
             committed = first.run(chooser)  # noqa: B023 - used at once
             return committed + replace(second, committed=committed).run(chooser)  # noqa: B023
 
-        found.append(distance(law_of(run), autoregressive_law(second.target(None), NESTED.stops, 2)))
+        found.append(distance(distribution_of(run), autoregressive_distribution(second.target(None), NESTED.stops, 2)))
     assert (max(found) < EXACT) is exact
 
 

@@ -70,7 +70,7 @@ async def test_a_seed_gives_the_same_text_with_and_without_drafter(pipeline: Pip
 
 
 async def test_the_target_as_its_own_drafter(target: TargetClient, target_model: RunningModel) -> None:
-    """With one model on both sides most proposals of `standard` are accepted.
+    """With one model on both sides most draft tokens of `standard` are accepted.
 
     Not all: a corrected token reaches the drafter as letters, which it may tokenize in another way.
     """
@@ -184,7 +184,7 @@ async def test_a_drafter_with_a_shorter_context_goes_on(pipeline: Pipeline) -> N
         pass
     assert generation.statistics is not None
     assert generation.statistics.drafter_lost == ""
-    assert generation.statistics.proposals > 0
+    assert generation.statistics.draft_tokens > 0
 
 
 async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline, tmp_path: Path) -> None:

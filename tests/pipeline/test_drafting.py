@@ -1,11 +1,11 @@
-"""The drafter's window, its deadlines, and what a governor is told of it all."""
+"""The drafter's window, its deadlines, and what a controller is told of it all."""
 
 from crossdraft.session.draft_side import Epoch
 from crossdraft.session.events import Expired, Lost, Replied, SetTimer, Timer
 from crossdraft.speculation.choice import Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Draft, Drafted, Pass, PassDone
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from tests.pipeline.sessions import DRAFTER, TARGET, emitted, requests, timers
 from tests.pipeline.test_targets import ONES, drafted, passing
 from tests.stage import GONE
@@ -14,8 +14,8 @@ from tests.vocabularies import pair_of
 ZEROS = Row.certain(0)
 
 
-def test_what_a_governor_is_told() -> None:
-    session, governor, _ = passing(Choice(2, 1))
+def test_what_a_controller_is_told() -> None:
+    session, controller, _ = passing(Choice(2, 1))
     session.handle(Replied(DRAFTER, drafted(1)), 3.0)
     out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
     assert requests(out) == [Advance(1, 4)]  # the window is used up, and moves on
@@ -23,7 +23,7 @@ def test_what_a_governor_is_told() -> None:
     session.handle(Replied(TARGET, PassDone(2, (ZEROS, ZEROS), 0.25)), 8.0)
     session.handle(Expired(Timer.STALL, 3), 38.0)
     session.handle(Lost(DRAFTER, GONE), 39.0)
-    assert governor.seen == [
+    assert controller.seen == [
         DrafterSeen(True),
         DraftSeen(1, 0, 1.0, None, 0.5, 0),
         DraftSeen(1, 1, None, 1.0, 0.5, 0),
@@ -37,12 +37,12 @@ def test_what_a_governor_is_told() -> None:
 
 
 def test_settled_tokens_are_told_apart_and_what_is_compared_with_them_too() -> None:
-    session, governor, _ = passing(Choice(3, 1, patience=3.0))
+    session, controller, _ = passing(Choice(3, 1, patience=3.0))
     out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)  # accepted, and a row to go on with
     (stall,) = (command for command in out if isinstance(command, SetTimer) and command.timer is Timer.STALL)
     session.handle(Expired(Timer.STALL, stall.number), 8.0)  # the target's own
     session.handle(Replied(DRAFTER, drafted(1)), 9.0)  # the same
-    judged = [seen for seen in governor.seen if isinstance(seen, Judged)]
+    judged = [seen for seen in controller.seen if isinstance(seen, Judged)]
     assert judged == [Judged(0, 1, False, 1, 0), Judged(1, 0, False, 1, 1, True), Judged(1, 1, False, 0, 0, True)]
 
 
@@ -77,10 +77,10 @@ def test_a_drafter_that_is_told_again_knows_what_it_drafted() -> None:
 
 
 def test_an_empty_reply_puts_off_no_deadline() -> None:
-    session, governor, _ = passing(Choice(3, 1))
+    session, controller, _ = passing(Choice(3, 1))
     session.handle(Replied(DRAFTER, Drafted(1, (), 0.0, first=1)), 3.0)
     assert session.counts.drafter_lost == "it sent a reply without anything in it"
-    assert governor.seen[-1] == DrafterSeen(False)
+    assert controller.seen[-1] == DrafterSeen(False)
 
 
 def test_what_comes_twice_puts_off_no_deadline() -> None:
@@ -94,25 +94,25 @@ def test_what_comes_twice_puts_off_no_deadline() -> None:
 def test_an_epoch_keeps_no_rows_of_what_the_output_has_passed() -> None:
     """And of a long one a pass is planned from the frontier on."""
     epoch = Epoch(1, Choice(3, 1), pair_of(("a", "b"), ("a", "b")), 2, 2)
-    epoch.extend((Proposal(0, ZEROS), Proposal(1, ONES), Proposal(0, ZEROS)))
+    epoch.extend((DraftToken(0, ZEROS), DraftToken(1, ONES), DraftToken(0, ZEROS)))
     epoch.take()
     epoch.release(5)  # the output is ahead of what is revealed: that will still be judged
-    assert [proposal.row for proposal in epoch.proposals] == [None, ONES, ZEROS]
+    assert [draft_token.row for draft_token in epoch.draft_tokens] == [None, ONES, ZEROS]
     assert epoch.passed(4) == 2
-    assert [proposal.row for proposal in epoch.guessed(2)] == [ZEROS]
+    assert [draft_token.row for draft_token in epoch.guessed(2)] == [ZEROS]
     assert (epoch.beyond(2), epoch.beyond(4)) == (3, 1)
 
 
 def test_what_comes_twice_counts_once() -> None:
     session, _, _ = passing(Choice(3, 1))
     session.handle(Replied(DRAFTER, drafted(0)), 3.0)
-    assert session.counts.proposals == 1
+    assert session.counts.draft_tokens == 1
     assert session.counts.drafters_lost == 0
 
 
-def test_proposals_that_nobody_could_verify_cost_the_drafter_its_session() -> None:
+def test_draft_tokens_that_nobody_could_verify_cost_the_drafter_its_session() -> None:
     session, _, _ = passing(Choice(3, 1))
-    out = session.handle(Replied(DRAFTER, Drafted(1, (Proposal(1, None),), 0.0, first=1)), 3.0)
+    out = session.handle(Replied(DRAFTER, Drafted(1, (DraftToken(1, None),), 0.0, first=1)), 3.0)
     assert "without the whole row" in session.counts.drafter_lost
     assert not [request for request in requests(out) if isinstance(request, Pass)]
 

@@ -148,7 +148,7 @@ async def test_cancelling_closes_everything_at_once(state: str) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_proposals_of_a_drafter_arrive_as_they_come() -> None:
+async def test_draft_tokens_of_a_drafter_arrive_as_they_come() -> None:
     session = Scripted(
         [drafter_open(1)],
         (Ready(1), [Send(1, replace(DRAFT, chunk=1))]),

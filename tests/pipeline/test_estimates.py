@@ -31,8 +31,8 @@ GIVEN = Workload(
     drafter_trip=0.005,
     target_trip=0.001,
     branch_hit=0.6,
-    tokens_per_proposal=0.8,
-    nodes_per_proposal=1.5,
+    tokens_per_draft_token=0.8,
+    nodes_per_draft_token=1.5,
 )
 
 
@@ -68,8 +68,8 @@ def test_a_generation_teaches_all_numbers() -> None:
     assert found.drafter_trip == pytest.approx(GIVEN.drafter_trip, rel=0.3)
     assert found.pass_base + found.target_trip == pytest.approx(0.019, rel=0.07)
     assert found.target_trip == pytest.approx(GIVEN.target_trip, rel=0.1)
-    assert found.pass_node == pytest.approx(0.00075, rel=0.45)  # a proposal is one and a half nodes
-    assert found.tokens_per_proposal == pytest.approx(0.8, rel=0.15)
+    assert found.pass_node == pytest.approx(0.00075, rel=0.45)  # a draft token is one and a half nodes
+    assert found.tokens_per_draft_token == pytest.approx(0.8, rel=0.15)
     assert found.acceptance[0] == pytest.approx(0.5, abs=0.12)
     assert found.acceptance[2] == pytest.approx(0.8, abs=0.12)
     assert found.match == pytest.approx(0.4, abs=0.15)
@@ -171,14 +171,14 @@ def test_estimates_are_plain_numbers() -> None:
     assert 0 <= hits.estimates.branch_hit < 0.2
 
 
-def test_pass_times_depend_on_proposals_and_on_what_the_drafter_works() -> None:
+def test_pass_times_depend_on_draft_tokens_and_on_what_the_drafter_works() -> None:
     times = PassTimes(Plane(0.0, 0.0, 0.0))
     now = 0.0
     for turn in range(80):
-        proposals, beside = (0, 2, 8, 16)[turn % 4], (0.0, 0.01)[turn // 4 % 2]
-        end = now + 0.020 + 0.001 * proposals + 0.4 * beside
+        draft_tokens, beside = (0, 2, 8, 16)[turn % 4], (0.0, 0.01)[turn // 4 % 2]
+        end = now + 0.020 + 0.001 * draft_tokens + 0.4 * beside
         times.worked(now, now + beside)
-        times.add(proposals, now, end)
+        times.add(draft_tokens, now, end)
         now = end
     times.add(0, now, now + 5.0)
     found = times.plane()

@@ -26,15 +26,15 @@ class Heard:
 
 
 def learnt(given: Workload = GOOD, tokens: int = 400) -> Adaptive:
-    governor = Adaptive()
-    run(given, governor, tokens)
-    assert governor.knows
-    assert governor.drafts == (given is GOOD)
-    return governor
+    controller = Adaptive()
+    run(given, controller, tokens)
+    assert controller.knows
+    assert controller.drafts == (given is GOOD)
+    return controller
 
 
-def entered(experience: Experience, governor: Adaptive, begins: bool = True) -> tuple[Member, Heard]:
-    member, heard = experience.keep(REQUEST, governor), Heard()
+def entered(experience: Experience, controller: Adaptive, begins: bool = True) -> tuple[Member, Heard]:
+    member, heard = experience.keep(REQUEST, controller), Heard()
     assert member is not None
     member.attach(heard)
     if begins:
@@ -43,35 +43,35 @@ def entered(experience: Experience, governor: Adaptive, begins: bool = True) -> 
 
 
 def test_the_others_are_told_when_enough_is_known_and_when_it_changes() -> None:
-    experience, governor = Experience(), Adaptive()
+    experience, controller = Experience(), Adaptive()
     assert not experience.led(REQUEST)
-    first, own = entered(experience, governor)
+    first, own = entered(experience, controller)
     assert experience.led(REQUEST)
     other, heard = entered(experience, Adaptive(follows=True))
     _, further = entered(experience, Adaptive(follows=True))
     first.look()
     other.look()
     assert not heard.told
-    run(GOOD, governor, 400)
+    run(GOOD, controller, 400)
     first.look()
     first.look()
-    assert heard.told == [Told(governor.estimates)]
+    assert heard.told == [Told(controller.estimates)]
     assert further.told[0] is heard.told[0]  # to say what is believed takes a tenth of a millisecond
-    governor.observe(Told(learnt(USELESS).estimates), 99.0)  # it drafts, and sees for itself
+    controller.observe(Told(learnt(USELESS).estimates), 99.0)  # it drafts, and sees for itself
     first.look()
     assert len(heard.told) == 1
     assert not own.told
 
 
 def test_another_one_leads_when_the_first_is_over() -> None:
-    experience, governor = Experience(), learnt(USELESS)
-    governors = (governor, *(Adaptive(follows=True) for _ in range(3)))
-    members, heard = zip(*(entered(experience, one) for one in governors), strict=True)
+    experience, controller = Experience(), learnt(USELESS)
+    controllers = (controller, *(Adaptive(follows=True) for _ in range(3)))
+    members, heard = zip(*(entered(experience, one) for one in controllers), strict=True)
     members[1].close()
     assert not any(one.told for one in heard)
     members[0].close()
     members[0].close()
-    assert heard[2].told == [Told(governor.estimates, leads=True)]
+    assert heard[2].told == [Told(controller.estimates, leads=True)]
     assert not heard[3].told
     assert experience.led(REQUEST)
     members[2].close()
@@ -94,16 +94,16 @@ def test_an_output_that_has_not_begun_leads_nobody() -> None:
 
 def test_what_is_known_is_known_to_those_that_come_later() -> None:
     """Whoever began last may have heard of the drafter only."""
-    experience, governor = Experience(), Adaptive()
-    first, _ = entered(experience, governor)
+    experience, controller = Experience(), Adaptive()
+    first, _ = entered(experience, controller)
     early, _ = entered(experience, Adaptive(follows=True))
     early.close()
-    run(GOOD, governor, 400)
+    run(GOOD, controller, 400)
     first.look()
-    assert experience.of(REQUEST) == governor.estimates
+    assert experience.of(REQUEST) == controller.estimates
     assert Adaptive(experience.of(REQUEST), follows=True).choose(0.0).drafts
     first.close()
-    assert experience.of(REQUEST) == governor.estimates
+    assert experience.of(REQUEST) == controller.estimates
     later = Adaptive(experience.of(REQUEST))
     experience.keep(REQUEST, later)
     assert experience.of(REQUEST) == later.estimates
@@ -118,12 +118,12 @@ def test_an_output_that_was_dropped_leads_nobody() -> None:
 
 
 def test_one_that_follows_decodes_plainly_until_it_is_told() -> None:
-    governor = Adaptive(follows=True)
-    assert "another output" in governor.choose(0.0).reason
+    controller = Adaptive(follows=True)
+    assert "another output" in controller.choose(0.0).reason
     before = learnt().estimates
-    governor.observe(Told(before), 1.0)
-    assert governor.choose(1.0) == Adaptive(before).choose(1.0)
-    assert governor.choose(1.0).drafts
+    controller.observe(Told(before), 1.0)
+    assert controller.choose(1.0) == Adaptive(before).choose(1.0)
+    assert controller.choose(1.0).drafts
 
 
 def test_one_that_follows_begins_with_what_is_known() -> None:
@@ -132,58 +132,58 @@ def test_one_that_follows_begins_with_what_is_known() -> None:
 
 
 def test_the_one_that_is_to_lead_gets_to_know_the_drafter_itself() -> None:
-    governor = Adaptive(follows=True)
-    assert not governor.choose(0.0).drafts
-    governor.observe(Told(Estimates(), leads=True), 1.0)
-    assert governor.choose(1.0) == Adaptive().choose(1.0)
+    controller = Adaptive(follows=True)
+    assert not controller.choose(0.0).drafts
+    controller.observe(Told(Estimates(), leads=True), 1.0)
+    assert controller.choose(1.0) == Adaptive().choose(1.0)
 
 
 def test_news_are_not_waited_for_for_ever() -> None:
-    governor = Adaptive(follows=True)
+    controller = Adaptive(follows=True)
     for token in range(1, FOLLOWED + 1):
-        assert not governor.choose(float(token)).drafts
-        governor.observe(PassSeen(1, PASS, PASS, 0.0), float(token))
-    assert governor.choose(1.0 + FOLLOWED).drafts
+        assert not controller.choose(float(token)).drafts
+        controller.observe(PassSeen(1, PASS, PASS, 0.0), float(token))
+    assert controller.choose(1.0 + FOLLOWED).drafts
 
 
 def test_who_drafts_sees_for_itself_what_the_drafter_is_worth() -> None:
-    governor = learnt()
-    before = governor.estimates
-    governor.observe(Told(learnt(USELESS).estimates), 99.0)
-    assert governor.estimates.acceptance == before.acceptance
-    assert governor.drafts
+    controller = learnt()
+    before = controller.estimates
+    controller.observe(Told(learnt(USELESS).estimates), 99.0)
+    assert controller.estimates.acceptance == before.acceptance
+    assert controller.drafts
 
 
 def test_who_decodes_plainly_is_told_that_the_drafter_is_good_now() -> None:
-    governor = Adaptive(learnt(USELESS).estimates, follows=True)
-    assert not governor.choose(50.0).drafts
-    governor.observe(Told(learnt().estimates), 51.0)
-    assert governor.choose(51.0).drafts
+    controller = Adaptive(learnt(USELESS).estimates, follows=True)
+    assert not controller.choose(50.0).drafts
+    controller.observe(Told(learnt().estimates), 51.0)
+    assert controller.choose(51.0).drafts
 
 
 @pytest.mark.parametrize("follows", [True, False])
 def test_one_of_all_tries_a_drafter_again_that_was_put_aside(follows: bool) -> None:
     before = learnt(USELESS, 700).estimates
     assert before.trial_at > 0
-    governor = Adaptive(before, follows=follows)
+    controller = Adaptive(before, follows=follows)
     early = before.trial_at - TRIAL_PASSES * PASS
-    assert not governor.choose(early).drafts
-    assert governor.choose(before.trial_at + 1e-6).drafts == (not follows)
-    assert governor.choose(before.trial_at + 1000.0).drafts == (not follows)
+    assert not controller.choose(early).drafts
+    assert controller.choose(before.trial_at + 1e-6).drafts == (not follows)
+    assert controller.choose(before.trial_at + 1000.0).drafts == (not follows)
 
 
 def test_who_is_told_while_it_drafts_takes_no_pass_for_a_plain_one() -> None:
-    governor, told = Adaptive(follows=True), Told(learnt().estimates)
+    controller, told = Adaptive(follows=True), Told(learnt().estimates)
     for token in range(1, FOLLOWED + 1):
-        governor.choose(float(token))
-        governor.observe(PassSeen(1, PASS, PASS, 0.0), float(token))
-    assert governor.choose(1.0 + FOLLOWED).drafts
-    governor.observe(told, 2.0 + FOLLOWED)
-    governor.observe(PassSeen(1, 50 * PASS, PASS, 0.0), 3.0 + FOLLOWED)
-    assert governor.estimates.plain_passes == told.estimates.plain_passes
+        controller.choose(float(token))
+        controller.observe(PassSeen(1, PASS, PASS, 0.0), float(token))
+    assert controller.choose(1.0 + FOLLOWED).drafts
+    controller.observe(told, 2.0 + FOLLOWED)
+    controller.observe(PassSeen(1, 50 * PASS, PASS, 0.0), 3.0 + FOLLOWED)
+    assert controller.estimates.plain_passes == told.estimates.plain_passes
 
 
 def test_without_a_drafter_who_follows_decodes_plainly_as_well() -> None:
-    governor = Adaptive(learnt().estimates, follows=True)
-    governor.observe(DrafterSeen(False), 0.0)
-    assert not governor.choose(0.0).drafts
+    controller = Adaptive(learnt().estimates, follows=True)
+    controller.observe(DrafterSeen(False), 0.0)
+    assert not controller.choose(0.0).drafts

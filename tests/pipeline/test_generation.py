@@ -11,14 +11,14 @@ from crossdraft.client.driver import Services
 from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
 from crossdraft.session.events import Reason
-from crossdraft.speculation.choice import Choice, Fixed, Governor, lock_step
+from crossdraft.speculation.choice import Choice, Controller, Fixed, lock_step
 from crossdraft.types.messages import Drafted, PassDone, RowFetched, Score, Scored
-from crossdraft.types.rows import Proposal, Row, Whose
+from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.methods import COUPLED, SLEM, SLRS, TLI, TOKENTIMING, Method
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
 
 OVERLAPPED = Fixed(Choice(window=6, wait=2))
-GOVERNORS = pytest.mark.parametrize("governor", [lock_step(3), OVERLAPPED], ids=["lock-step", "overlapped"])
+CONTROLLERS = pytest.mark.parametrize("controller", [lock_step(3), OVERLAPPED], ids=["lock-step", "overlapped"])
 
 
 def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:
@@ -32,9 +32,9 @@ async def texts(running: Generation) -> list[str]:
         return [token.text async for token in running]
 
 
-@GOVERNORS
-async def test_tokens_text_and_figures_agree(governor: Governor) -> None:
-    running, target, drafter = generation(governor=governor)
+@CONTROLLERS
+async def test_tokens_text_and_figures_agree(controller: Controller) -> None:
+    running, target, drafter = generation(controller=controller)
     shown = await texts(running)
     assert "".join(shown) == running.text
     assert len(running.ids) == 12
@@ -71,10 +71,10 @@ async def test_no_stop_string_is_ever_shown() -> None:
             assert "".join(shown) == running.text == whole[: whole.find(stop)], stop
 
 
-@GOVERNORS
+@CONTROLLERS
 @pytest.mark.parametrize("trouble", ["refuses", "silent", "opened twice"])
-async def test_without_its_drafter_it_goes_on(trouble: str, governor: Governor) -> None:
-    running, _, drafter = generation(governor=governor, draft_seconds=0.0 if trouble == "silent" else 30.0)
+async def test_without_its_drafter_it_goes_on(trouble: str, controller: Controller) -> None:
+    running, _, drafter = generation(controller=controller, draft_seconds=0.0 if trouble == "silent" else 30.0)
     if trouble == "refuses":
         drafter.refuses = BadRequest("not here")
     elif trouble == "silent":
@@ -83,8 +83,8 @@ async def test_without_its_drafter_it_goes_on(trouble: str, governor: Governor) 
         drafter.first = (Opened("f1"),)
     assert len(await texts(running)) == 12
     assert running.statistics is not None
-    assert running.statistics.proposals == 0
-    if trouble != "silent" or governor is not OVERLAPPED:
+    assert running.statistics.draft_tokens == 0
+    if trouble != "silent" or controller is not OVERLAPPED:
         assert running.statistics.drafter_lost
         assert (running.statistics.drafters_lost >= 1) is (trouble != "refuses")  # nothing was lost by that
 
@@ -105,12 +105,14 @@ async def test_a_target_that_stays_away_raises_its_error_after_a_while() -> None
         await texts(running)
 
 
-@GOVERNORS
+@CONTROLLERS
 @pytest.mark.parametrize("error", [Closed("the target ended the session"), Unreachable("gone")])
-async def test_a_target_that_fails_is_opened_again_and_nothing_is_lost(error: ServiceError, governor: Governor) -> None:
-    undisturbed, _, _ = generation(governor=governor)
+async def test_a_target_that_fails_is_opened_again_and_nothing_is_lost(
+    error: ServiceError, controller: Controller
+) -> None:
+    undisturbed, _, _ = generation(controller=controller)
     await texts(undisturbed)
-    running, target, _ = generation(governor=governor)
+    running, target, _ = generation(controller=controller)
     target.error, target.fails_at = error, 3
     assert "".join(await texts(running)) == running.text
     assert running.ids == undisturbed.ids
@@ -150,9 +152,9 @@ async def test_a_whole_row_that_is_not_that_of_its_head_raises(method: Method) -
         await texts(running)
 
 
-@GOVERNORS
-async def test_a_drafter_that_answers_another_epoch_is_given_up(governor: Governor) -> None:
-    running, _, drafter = generation(governor=governor)
+@CONTROLLERS
+async def test_a_drafter_that_answers_another_epoch_is_given_up(controller: Controller) -> None:
+    running, _, drafter = generation(controller=controller)
     drafter.first = (Drafted(77, (), 0.0),)
     assert len(await texts(running)) == 12
     assert running.statistics is not None
@@ -212,23 +214,25 @@ async def test_scores_of_another_epoch_cost_the_drafter() -> None:
     assert running.statistics.drafters_lost
 
 
-BAD_PROPOSALS = [
-    ((Proposal(0),), "without the whole row"),
-    ((Proposal(2, Row.certain(2)),), "outside the shared tokens"),
-    ((Proposal(0, Row.of([0, 99], [0.5, 0.5])),), "has ids beyond"),
-    ((Proposal(7, Row.certain(7)),), "its ids are 0 to 2"),
-    ((Proposal(0, Row.certain(0), Whose.TARGET),), "'tli' asks for tokens of its own"),
-    ((Proposal(0, Row.certain(1)),), "cannot give it"),
-    ((Proposal(0, Row.certain(0)),) * 4, "sent 4 proposals"),
+BAD_DRAFT_TOKENS = [
+    ((DraftToken(0),), "without the whole row"),
+    ((DraftToken(2, Row.certain(2)),), "outside the shared tokens"),
+    ((DraftToken(0, Row.of([0, 99], [0.5, 0.5])),), "has ids beyond"),
+    ((DraftToken(7, Row.certain(7)),), "its ids are 0 to 2"),
+    ((DraftToken(0, Row.certain(0), Whose.TARGET),), "'tli' asks for tokens of its own"),
+    ((DraftToken(0, Row.certain(1)),), "cannot give it"),
+    ((DraftToken(0, Row.certain(0)),) * 4, "sent 4 draft tokens"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("proposals", "fault"), BAD_PROPOSALS, ids=lambda value: value if isinstance(value, str) else ""
+    ("draft_tokens", "fault"), BAD_DRAFT_TOKENS, ids=lambda value: value if isinstance(value, str) else ""
 )
-async def test_proposals_that_cannot_be_verified_cost_the_drafter(proposals: tuple[Proposal, ...], fault: str) -> None:
+async def test_draft_tokens_that_cannot_be_verified_cost_the_drafter(
+    draft_tokens: tuple[DraftToken, ...], fault: str
+) -> None:
     running, _, drafter = generation(TLI)
-    drafter.first = (Drafted(1, proposals, 0.0),)
+    drafter.first = (Drafted(1, draft_tokens, 0.0),)
     drafter.silent = True
     assert len(await texts(running)) == 12
     assert running.statistics is not None

@@ -13,7 +13,7 @@ from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice
 from crossdraft.text.letters import NOTHING
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, SLRS, TLI, UNION, Method
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, open_drafter
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_distribution, open_drafter
 from tests.pipeline.interleavings import Interleaving
 from tests.pipeline.memory import LETTERS, assignment
 from tests.stage import Stage
@@ -61,7 +61,7 @@ def life(
         pair=PAIR,
         chooser=chooser,
         open_drafter=open_drafter(NOTHING, allowed),
-        governor=InTurn(tuple(choices), waits_for_drafter=not choices[0].overlap).fresh(),
+        controller=InTurn(tuple(choices), waits_for_drafter=not choices[0].overlap).fresh(),
         max_tokens=LENGTH,
         targets=targets,
     )
@@ -99,7 +99,7 @@ def test_whatever_happens_the_output_is_whole(
     else:
         assert finish.reason in (Reason.CANCELLED, Reason.FAILED)
     if temperature == 0:
-        (wanted,) = autoregressive_law(ToyTarget(len(LETTERS), 99, temperature=0), frozenset(), LENGTH)
+        (wanted,) = autoregressive_distribution(ToyTarget(len(LETTERS), 99, temperature=0), frozenset(), LENGTH)
         assert tokens == wanted[: len(tokens)]
 
 

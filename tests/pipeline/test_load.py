@@ -17,11 +17,11 @@ def forward(tokens: int) -> float:
     return FIXED + EACH * tokens
 
 
-def passed(proposals: int, sessions: int, others: int, queued: float = 0.0, trip: float = 0.001) -> PassSeen:
-    """A pass over so many proposals beside other sessions' tokens."""
-    seconds = forward(1 + proposals + others)
+def passed(draft_tokens: int, sessions: int, others: int, queued: float = 0.0, trip: float = 0.001) -> PassSeen:
+    """A pass over so many draft tokens beside other sessions' tokens."""
+    seconds = forward(1 + draft_tokens + others)
     waited = seconds + queued + trip
-    return PassSeen(1 + proposals, waited, seconds, 0.0, proposals, queued, sessions=sessions, others=others)
+    return PassSeen(1 + draft_tokens, waited, seconds, 0.0, draft_tokens, queued, sessions=sessions, others=others)
 
 
 def drawn(sessions: int, others: int) -> PassSeen:
@@ -37,16 +37,22 @@ def epoch(learner: Learner, choice: Choice, now: float) -> Iterator[None]:
 
 
 def taught(learner: Learner, sessions: int, each: int = 4, now: float = 0.0) -> float:
-    """Epochs with a drafter and without, on a target of which the others want as many proposals; returns the time."""
+    """Epochs with a drafter and without, on a target of which the others want as many draft tokens; returns the
+    time.
+    """
     for turn in range(20):
         accepted = (0, 2, 5, 1, 3)[turn % 5]
         with epoch(learner, Choice(4), now):
-            for proposals in (each, 1):
+            for draft_tokens in (each, 1):
                 now += 0.1
-                learner.observe(DraftSeen(proposals, 0, 0.002 + 0.001 * proposals, None, 0.001 * proposals, 0), now)
-                learner.observe(DraftSeen(proposals, proposals, None, 0.001 * proposals, 0.001 * proposals, 0), now)
+                learner.observe(
+                    DraftSeen(draft_tokens, 0, 0.002 + 0.001 * draft_tokens, None, 0.001 * draft_tokens, 0), now
+                )
+                learner.observe(
+                    DraftSeen(draft_tokens, draft_tokens, None, 0.001 * draft_tokens, 0.001 * draft_tokens, 0), now
+                )
                 now += 0.1
-                learner.observe(passed(proposals, sessions, (sessions - 1) * (1 + each)), now)
+                learner.observe(passed(draft_tokens, sessions, (sessions - 1) * (1 + each)), now)
                 learner.observe(Judged(0, accepted, refused=True, tokens=1 + accepted, settled=0), now)
         with epoch(learner, PLAIN, now):
             now += 10
@@ -120,11 +126,11 @@ def test_the_first_tokens_of_a_run_that_came_together_count_without_their_round_
 
 
 def test_runs_grow_while_plain_decoding_goes_on() -> None:
-    governor = Adaptive(limits=CHAINS)
-    governor.observe(DrafterSeen(False), 0.0)
-    runs = [governor.choose(float(now)).run for now in range(6)]
+    controller = Adaptive(limits=CHAINS)
+    controller.observe(DrafterSeen(False), 0.0)
+    runs = [controller.choose(float(now)).run for now in range(6)]
     assert runs == [FIRST_RUN, 8, 16, LONG_RUN, LONG_RUN, LONG_RUN]
-    governor.observe(DrafterSeen(True), 6.0)
-    assert governor.choose(6.0).drafts
-    governor.observe(DrafterSeen(False), 7.0)
-    assert governor.choose(7.0).run == FIRST_RUN
+    controller.observe(DrafterSeen(True), 6.0)
+    assert controller.choose(6.0).drafts
+    controller.observe(DrafterSeen(False), 7.0)
+    assert controller.choose(7.0).run == FIRST_RUN

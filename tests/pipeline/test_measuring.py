@@ -11,7 +11,7 @@ from crossdraft.session.events import Close, Command, Event, Ready, Replied, Sen
 from crossdraft.text.letters import Letters
 from crossdraft.trace.codec import Step
 from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowFetched, Score, Scored
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import BOUNDS
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget
 from tests.pipeline.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, target_open
@@ -102,7 +102,7 @@ def test_passes_in_flight_have_a_round_trip_each() -> None:
     assert trips(*happened) == (1.5 + 1.75, 2)
 
 
-def test_a_drafts_round_trip_is_to_its_first_proposals_and_an_overtaken_one_has_none() -> None:
+def test_a_drafts_round_trip_is_to_its_first_draft_tokens_and_an_overtaken_one_has_none() -> None:
     first, later = DRAFT, replace(DRAFT, epoch=DRAFT.epoch + 2)
     overtaken = replace(DRAFT, epoch=DRAFT.epoch + 1)
     happened = (
@@ -159,8 +159,8 @@ def test_a_target_owes_an_answer_to_each_question() -> None:
     assert owed(*happened) == [True, True, True, False, False]
 
 
-def test_a_drafter_owes_proposals_up_to_those_wanted() -> None:
-    draft, one = replace(DRAFT, epoch=3, count=2), (Proposal(1),)
+def test_a_drafter_owes_draft_tokens_up_to_those_wanted() -> None:
+    draft, one = replace(DRAFT, epoch=3, count=2), (DraftToken(1),)
     happened = (
         draft,
         Drafted(3, one, 0.0),

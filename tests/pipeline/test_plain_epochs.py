@@ -7,7 +7,7 @@ from crossdraft.session.events import IllegalEventError, Lost, Ready, Replied
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice
 from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, Sample
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import COUPLED, TLI, Method
 from tests.pipeline.sessions import DRAFTER, TARGET, assignment, emitted, opened, requests
 from tests.stage import GONE
@@ -19,7 +19,7 @@ WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
 def alone(method: Method = TLI) -> tuple[Session, Pass]:
     """A session whose first drafter is gone, with its first pass."""
-    session = Session(assignment(method, governor=InTurn((Choice(2, 1),)).fresh()))
+    session = Session(assignment(method, controller=InTurn((Choice(2, 1),)).fresh()))
     session.start(0.0)
     session.handle(Lost(DRAFTER, GONE), 0.0)
     (sent,) = requests(session.handle(Ready(TARGET), 0.0))
@@ -40,8 +40,8 @@ def test_without_a_drafter_passes_are_answered_by_draws_and_emitted_as_they_are(
 
 
 def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
-    """A drafter that opens meanwhile needs the row that follows its first proposal."""
-    session = Session(assignment(TLI, governor=InTurn((Choice(2, 1),)).fresh()))
+    """A drafter that opens meanwhile needs the row that follows its first draft token."""
+    session = Session(assignment(TLI, controller=InTurn((Choice(2, 1),)).fresh()))
     session.start(0.0)
     (sent,) = requests(session.handle(Ready(TARGET), 0.0))
     assert isinstance(sent, Pass)
@@ -49,11 +49,11 @@ def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
 
 
 def test_rounds_are_answered_by_rows_and_what_is_decoded_between_them_by_draws() -> None:
-    governor = InTurn((Choice(2, 2, overlap=False), PLAIN), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, governor=governor))
+    controller = InTurn((Choice(2, 2, overlap=False), PLAIN), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller))
     draft = requests(opened(session))[0]
     assert isinstance(draft, Draft)
-    two = (Proposal(0, Row.certain(0)), Proposal(0, Row.certain(0)))
+    two = (DraftToken(0, Row.certain(0)), DraftToken(0, Row.certain(0)))
     (sent,) = requests(session.handle(Replied(DRAFTER, Drafted(1, two, 0.0)), 1.0))
     assert isinstance(sent, Pass)
     assert not sent.draws
@@ -69,7 +69,7 @@ def test_an_answer_of_the_other_kind_is_illegal(wrong: Row | Sample) -> None:
     if isinstance(wrong, Row):
         session, _ = alone()
     else:
-        session = Session(assignment(TLI, governor=InTurn((Choice(2, 1),)).fresh()))
+        session = Session(assignment(TLI, controller=InTurn((Choice(2, 1),)).fresh()))
         session.start(0.0)
         session.handle(Ready(TARGET), 0.0)
     with pytest.raises(IllegalEventError, match="pass 1 with 1 answers"):

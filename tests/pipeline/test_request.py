@@ -162,10 +162,10 @@ def test_overlap_may_be_its_plain_text() -> None:
 
 def chosen(**settings: object) -> Choice:
     request = GenerationRequest("x", "coupled", **settings)  # type: ignore[arg-type]
-    return resolve(request, models()).governor.choose(0.0)
+    return resolve(request, models()).controller.choose(0.0)
 
 
-def test_rounds_in_lock_step_have_k_proposals() -> None:
+def test_rounds_in_lock_step_have_k_draft_tokens() -> None:
     choice = chosen(overlap="off", k=3)
     assert (choice.window, choice.wait, choice.overlap) == (3, 3, False)
 
@@ -180,21 +180,21 @@ def test_overlap_by_itself_waits_for_k_and_drafts_as_many_ahead() -> None:
     assert (given.window, given.wait, given.branch_depth, given.branch_width) == (9, 1, 4, 2)
 
 
-def test_the_governor_decides_by_itself_within_what_is_allowed() -> None:
+def test_the_controller_decides_by_itself_within_what_is_allowed() -> None:
     request = GenerationRequest("x", "coupled", window=7, wait=2, branches=3, branch_width=1, speculation=True)
-    governor = resolve(request, models(), targets=2).governor
-    assert isinstance(governor, Adaptive)
-    assert governor.limits == Limits(window=7, wait=2, branch_depth=3, branch_width=1, targets=2)
-    whole = resolve(GenerationRequest("x", "slrs"), models()).governor
+    controller = resolve(request, models(), targets=2).controller
+    assert isinstance(controller, Adaptive)
+    assert controller.limits == Limits(window=7, wait=2, branch_depth=3, branch_width=1, targets=2)
+    whole = resolve(GenerationRequest("x", "slrs"), models()).controller
     assert isinstance(whole, Adaptive)
     assert whole.limits.rounds_only
 
 
-def test_what_was_learnt_before_is_where_the_governor_begins() -> None:
+def test_what_was_learnt_before_is_where_the_controller_begins() -> None:
     learnt = Estimates(judged=10.0, compared=10.0, token=0.25)
-    governor = resolve(GenerationRequest("x"), models(), before=learnt).governor
-    assert isinstance(governor, Adaptive)
-    assert governor.estimates.token == 0.25
+    controller = resolve(GenerationRequest("x"), models(), before=learnt).controller
+    assert isinstance(controller, Adaptive)
+    assert controller.estimates.token == 0.25
 
 
 def test_two_targets_are_held_only_for_speculation() -> None:
@@ -206,16 +206,16 @@ def test_two_targets_are_held_only_for_speculation() -> None:
 def test_without_a_drafter_nothing_is_drafted() -> None:
     alone = Models(models().target, models().tokenization)
     for overlap in Overlap:
-        assert resolve(GenerationRequest("x", overlap=overlap), alone).governor.choose(0.0).window == 0
+        assert resolve(GenerationRequest("x", overlap=overlap), alone).controller.choose(0.0).window == 0
 
 
 def test_explained_choices_are_kept() -> None:
-    governor = resolve(GenerationRequest("x", overlap=Overlap.OFF, explain=True), models()).governor
-    assert isinstance(governor, Explained)
-    choices = [governor.choose(now) for now in (5.0, 6.0)]
-    (decision,) = governor.decisions
+    controller = resolve(GenerationRequest("x", overlap=Overlap.OFF, explain=True), models()).controller
+    assert isinstance(controller, Explained)
+    choices = [controller.choose(now) for now in (5.0, 6.0)]
+    (decision,) = controller.decisions
     assert (decision.seconds, decision.epochs, decision.choice) == (0.0, 2, choices[0])
-    assert governor.estimates == ()
+    assert controller.estimates == ()
 
 
 def test_the_same_secrets_give_the_same_session() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from crossdraft.session.draft_side import Epoch, Verdict
 from crossdraft.speculation.choice import PLAIN
 from crossdraft.text.letters import Letters
-from crossdraft.types.rows import Proposal
+from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Counts, Kind, Statistics, Times, statistics_of
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk
@@ -65,7 +65,7 @@ def epoch(step: Refused | Emit, start: int = 2) -> Epoch:
         yield step
 
     made = Epoch(1, PLAIN, PAIR, start, start)
-    made.extend((Proposal(0), Proposal(2), Proposal(0)))
+    made.extend((DraftToken(0), DraftToken(2), DraftToken(0)))
     made.begin(walk(Ground(PAIR, RandomChooser(np.random.default_rng(0)), start)))
     return made
 
@@ -87,7 +87,7 @@ GOING_ON = Emit(0, Kind.ACCEPTED)
         (Refused(5), "--abc", (2, True)),
     ],
 )
-def test_proposals_are_compared_with_the_output_as_letters(
+def test_draft_tokens_are_compared_with_the_output_as_letters(
     step: Refused | Emit, text: str, verdict: tuple[int, bool]
 ) -> None:
     assert epoch(step).verdict(Letters(text)) == Verdict(*verdict)

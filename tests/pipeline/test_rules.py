@@ -19,7 +19,7 @@ from crossdraft.session.events import (
 from crossdraft.session.rules import State
 from crossdraft.session.session import Session
 from crossdraft.types.messages import Drafted, PassDone, RowFetched, Scored
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from tests.pipeline.sessions import (
     DRAFTER,
     TARGET,
@@ -39,9 +39,9 @@ WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 WAITING: dict[str, tuple[Callable[[], Session], set[str]]] = {
     "new": (lambda: Session(assignment()), set()),
     "opening": (started, {"target ready", "drafter ready"}),
-    "drafting": (lambda: drafting()[0], {"proposals"}),
-    "passing": (lambda: passing()[0], {"pass", "proposals"}),
-    "fetching": (fetching, {"row", "proposals"}),
+    "drafting": (lambda: drafting()[0], {"draft_tokens"}),
+    "passing": (lambda: passing()[0], {"pass", "draft_tokens"}),
+    "fetching": (fetching, {"row", "draft_tokens"}),
     "scoring": (lambda: scoring()[0], {"scores"}),
 }
 ALWAYS: dict[str, Event] = {  # once it has begun
@@ -53,18 +53,18 @@ ALWAYS: dict[str, Event] = {  # once it has begun
     "a timer of the past": Expired(Timer.STALL, 0),
     "cancelled": Cancelled(),
     "a lane that is unknown": Ready(99),
-    "proposals of an older epoch": Replied(DRAFTER, Drafted(0, (), 0.0)),
+    "draft tokens of an older epoch": Replied(DRAFTER, Drafted(0, (), 0.0)),
 }
 
 
 def events() -> dict[str, Event]:
     """Those that are legal in one state or the other, and those that never are."""
-    three = tuple(Proposal(0, Row.certain(0)) for _ in range(3))
+    three = tuple(DraftToken(0, Row.certain(0)) for _ in range(3))
     nodes = toys()[0].run(passing()[1]).nodes
     return {
         "target ready": Ready(TARGET),
         "drafter ready": Ready(DRAFTER),
-        "proposals": Replied(DRAFTER, Drafted(1, three, 0.0)),
+        "draft_tokens": Replied(DRAFTER, Drafted(1, three, 0.0)),
         "pass": Replied(TARGET, PassDone(1, nodes, 0.0)),
         "row": Replied(TARGET, RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3])))),
         "scores": Replied(DRAFTER, Scored(1, np.array([0.5]), 0.0)),
@@ -73,8 +73,8 @@ def events() -> dict[str, Event]:
         "rows where samples were asked for": Replied(TARGET, PassDone(1, (WHOLE,) * len(nodes), 0.0)),
         "a row of a later pass": Replied(TARGET, RowFetched(2, 0, WHOLE)),
         "a row of another node": Replied(TARGET, RowFetched(1, 5, WHOLE)),
-        "proposals out of order": Replied(DRAFTER, Drafted(1, three, 0.0, first=7)),
-        "proposals of a later epoch": Replied(DRAFTER, Drafted(9, three, 0.0)),
+        "draft tokens out of order": Replied(DRAFTER, Drafted(1, three, 0.0, first=7)),
+        "draft tokens of a later epoch": Replied(DRAFTER, Drafted(9, three, 0.0)),
         "scores of a later epoch": Replied(DRAFTER, Scored(9, np.array([0.5]), 0.0)),
         "a target that proposes": Replied(TARGET, Drafted(1, three, 0.0)),
         "a drafter that passes": Replied(DRAFTER, PassDone(1, nodes, 0.0)),
@@ -104,7 +104,7 @@ def test_losses_timers_and_what_is_outdated_are_always_legal(state: str, name: s
     if state == "new":
         with pytest.raises(IllegalEventError):
             session.handle(ALWAYS[name], 1.0)
-    elif state != "opening" or not name.startswith("proposals"):
+    elif state != "opening" or not name.startswith("draft_tokens"):
         session.handle(ALWAYS[name], 1.0)
 
 

@@ -1,4 +1,4 @@
-"""How long a plain run is: what the governor says of it, and when it is told to end or to go on."""
+"""How long a plain run is: what the controller says of it, and when it is told to end or to go on."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from tests.verification.scheduling import InTurn, Turns
 
 @pytest.mark.parametrize("method", [TLI, SLEM], ids=lambda method: method.name)
 def test_a_drafter_that_opens_ends_the_run_and_is_asked_after_it(method: Method) -> None:
-    session = Session(assignment(method, governor=InTurn((Choice(2, 2, overlap=False),)).fresh()))
+    session = Session(assignment(method, controller=InTurn((Choice(2, 2, overlap=False),)).fresh()))
     session.start(0.0)
     session.handle(Lost(DRAFTER, GONE), 0.0)
     (sent,) = requests(session.handle(Ready(TARGET), 0.0))
@@ -33,7 +33,7 @@ def test_a_drafter_that_opens_ends_the_run_and_is_asked_after_it(method: Method)
 
 
 def test_a_run_is_told_to_end_once() -> None:
-    session = Session(assignment(SLEM, governor=InTurn((Choice(2, 1),)).fresh()))
+    session = Session(assignment(SLEM, controller=InTurn((Choice(2, 1),)).fresh()))
     session.start(0.0)
     session.handle(Lost(DRAFTER, GONE), 0.0)
     session.handle(Ready(TARGET), 0.0)
@@ -43,8 +43,8 @@ def test_a_run_is_told_to_end_once() -> None:
 
 
 def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -> None:
-    governor = InTurn((PLAIN,)).fresh()
-    session = Session(assignment(SLEM, governor=governor, max_tokens=90))
+    controller = InTurn((PLAIN,)).fresh()
+    session = Session(assignment(SLEM, controller=controller, max_tokens=90))
     session.start(0.0)
     session.handle(Lost(DRAFTER, GONE), 0.0)
     (sent,) = requests(session.handle(Ready(TARGET), 0.0))
@@ -56,8 +56,8 @@ def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -
 @pytest.mark.parametrize("lost", [False, True], ids=["the drafter is there", "it was lost"])
 def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
     """It is chosen once, and forgotten if there is no drafter any more."""
-    governor = InTurn((replace(PLAIN, run=4), Choice(3, 3, overlap=False)), waits_for_drafter=True).fresh()
-    session = Session(assignment(SLEM, governor=governor, max_tokens=50))
+    controller = InTurn((replace(PLAIN, run=4), Choice(3, 3, overlap=False)), waits_for_drafter=True).fresh()
+    session = Session(assignment(SLEM, controller=controller, max_tokens=50))
     session.start(0.0)
     session.handle(Ready(TARGET), 0.0)
     (sent,) = requests(session.handle(Ready(DRAFTER), 0.0))
@@ -75,9 +75,9 @@ def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
         assert following.count == 3
 
 
-def test_the_governor_says_how_long_a_run_is_and_is_asked_after_each() -> None:
-    governor = InTurn((replace(PLAIN, run=2), replace(PLAIN, run=5)), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, governor=governor))
+def test_the_controller_says_how_long_a_run_is_and_is_asked_after_each() -> None:
+    controller = InTurn((replace(PLAIN, run=2), replace(PLAIN, run=5)), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller))
     session.start(0.0)
     session.handle(Ready(TARGET), 0.0)
     (sent,) = requests(session.handle(Ready(DRAFTER), 0.0))
@@ -88,15 +88,15 @@ def test_the_governor_says_how_long_a_run_is_and_is_asked_after_each() -> None:
     assert sent.run == 5
 
 
-def test_what_the_governor_is_told_of_a_run() -> None:
+def test_what_the_controller_is_told_of_a_run() -> None:
     """Not of the first forward, which reads the prompt; then of the time since the answer before."""
-    governor = Turns(InTurn((PLAIN,)))
-    session, _ = alone(governor=governor)
+    controller = Turns(InTurn((PLAIN,)))
+    session, _ = alone(controller=controller)
     session.handle(told(1), 5.0)
     session.handle(told(0, 2, first=1), 7.0)
     done = PassDone(1, (Sample(1, 0.0),), 0.5, 0.25, True, shared=3, fed=9, first=3)
     session.handle(Replied(TARGET, done), 8.0)
-    seen = [one for one in governor.seen if isinstance(one, PassSeen)]
+    seen = [one for one in controller.seen if isinstance(one, PassSeen)]
     assert [(one.waited, one.forwards, one.asked) for one in seen] == [(2.0, 2, False), (1.0, 1, False)]
     assert (seen[1].seconds, seen[1].queued, seen[1].sessions, seen[1].others) == (0.5, 0.25, 3, 8)
 

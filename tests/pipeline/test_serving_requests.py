@@ -75,7 +75,7 @@ async def test_ids_are_the_prompt_as_it_is(pipeline: Pipeline) -> None:
         await tokens_of(generation)
         texts.append(generation.text)
         assert generation.statistics is not None
-        assert generation.statistics.proposals > 0
+        assert generation.statistics.draft_tokens > 0
     assert texts[0] == texts[1]
     with pytest.raises(RequestError, match=r"the target's ids are 0 to"):
         pipeline.generate((10**6,))
@@ -140,7 +140,7 @@ async def test_a_chat_is_what_transformers_makes_of_it(chatting: RunningModel, d
         assert generation.ids == out[0, ids.shape[1] :].tolist()
         assert generation.statistics is not None
         assert generation.statistics.prompt_tokens == ids.shape[1]
-        assert generation.statistics.proposals > 0
+        assert generation.statistics.draft_tokens > 0
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -174,4 +174,4 @@ async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(
     for given, same in ((opening, True), (replace(opening, templated=False), False)):
         async with drafter.session(given) as session:
             drafted = await session.draft(Draft(1, 0, NOTHING, 1))
-            assert (drafted.proposals[0].token == wanted) == same
+            assert (drafted.draft_tokens[0].token == wanted) == same

@@ -24,7 +24,7 @@ from crossdraft.session.rules import State
 from crossdraft.session.session import Session
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import SLEM, TLI, Method
 from tests.pipeline.sessions import (
@@ -72,7 +72,7 @@ def test_it_emits_what_was_asked_for(method: Method, drafts: bool) -> None:
     assert finish.counts.tokens == 12
     assert sum(finish.counts.kinds.values()) == 12
     assert finish.counts.passes == (12 if not drafts else finish.counts.passes) <= 12
-    assert (finish.counts.proposals > 0) == drafts
+    assert (finish.counts.draft_tokens > 0) == drafts
     offsets = [command.offset for command in emitted(out)]
     assert offsets == list(np.cumsum([0, *(len(command.letters) for command in emitted(out))])[:-1])
 
@@ -139,9 +139,9 @@ def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
     assert session.counts.drafters_lost == 0
 
 
-def test_a_drafter_with_impossible_proposals_is_given_up() -> None:
+def test_a_drafter_with_impossible_draft_tokens_is_given_up() -> None:
     session, draft = drafting()
-    out = session.handle(Replied(DRAFTER, Drafted(draft.epoch, (Proposal(99),), 0.0)), 1.0)
+    out = session.handle(Replied(DRAFTER, Drafted(draft.epoch, (DraftToken(99),), 0.0)), 1.0)
     (sent,) = requests(out)
     assert isinstance(sent, Pass)
     assert len(sent.tree) == 0

@@ -110,7 +110,7 @@ def test_branches_pay_at_a_distance_and_what_they_cost_is_charged() -> None:
     assert speed(dear, with_branches) < speed(dear, without)
 
 
-def test_rows_of_adopted_proposals_take_a_round_trip() -> None:
+def test_rows_of_adopted_draft_tokens_take_a_round_trip() -> None:
     given = workload(0.6, 2, branch_hit=0.8)
     choice = Choice(8, wait=2, branch_depth=4)
     assert speed(replace(given, samples=True), choice) > 1.1 * speed(given, choice)
@@ -122,9 +122,9 @@ def test_matching_less_after_plain_passes_makes_a_far_drafter_worth_less() -> No
     assert speed(replace(given, match=0.2), choice) < 0.95 * speed(given, choice)
 
 
-def test_proposals_are_worth_tokens() -> None:
+def test_draft_tokens_are_worth_tokens() -> None:
     given = workload(0.8, 0.5)
-    longer = replace(given, tokens_per_proposal=1.5)
+    longer = replace(given, tokens_per_draft_token=1.5)
     choice = lock_step(4).choice
     accepted = 0.8 + 0.8**2 + 0.8**3 + 0.8**4
     assert forecast(longer, choice).speed / forecast(given, choice).speed == pytest.approx(
@@ -177,7 +177,7 @@ def test_replies_grow_where_that_costs_next_to_nothing(acceptance: float, trip: 
 
 
 @pytest.mark.parametrize(("acceptance", "trip", "token"), [(0.95, 0.5, 1 / 20), (0.9, 0.2, 1 / 4)])
-def test_replies_stay_small_where_a_pass_would_return_to_fewer_proposals(
+def test_replies_stay_small_where_a_pass_would_return_to_fewer_draft_tokens(
     acceptance: float, trip: float, token: float
 ) -> None:
     assert rank(workload(acceptance, trip, token, 0.01), Limits(branch_depth=0)).best.choice.chunk == 1
@@ -188,15 +188,15 @@ def test_a_plain_pass_that_is_shorter_than_the_round_trip_ends() -> None:
     given = Workload((0.8,), 0.5, 0.001, 0.01, target_trip=0.01, plain=0.004, contention=2.0)
     assert simulate(given, PLAIN, 100, np.random.default_rng(0)).seconds == pytest.approx(0.4)
     for choice in (Choice(4, 1), Choice(4, 0, patience=0.0)):
-        governor = InTurn((PLAIN, choice)).fresh()
-        assert simulate(given, governor, 100, np.random.default_rng(0)).tokens >= 100
+        controller = InTurn((PLAIN, choice)).fresh()
+        assert simulate(given, controller, 100, np.random.default_rng(0)).tokens >= 100
 
 
 @pytest.mark.parametrize("trip", [0.0, 0.5])
 @pytest.mark.parametrize("worth", [0.5, 1.0, 1.5])
 def test_a_drafter_that_writes_no_faster_than_the_target_is_of_no_use(trip: float, worth: float) -> None:
     """So the ways of using it need not be compared."""
-    given = workload(0.9, trip, token=worth * PASS, node=0.0, tokens_per_proposal=worth, branch_hit=0.5, slope=0.1)
+    given = workload(0.9, trip, token=worth * PASS, node=0.0, tokens_per_draft_token=worth, branch_hit=0.5, slope=0.1)
     assert rank(given, Limits()).best.choice == PLAIN
     assert rank(given, Limits(rounds_only=True)).best.choice == PLAIN
     for choice in (lock_step(1).choice, lock_step(6).choice, Choice(8, patience=0.0), Choice(12, 2, branch_depth=2)):

@@ -9,7 +9,7 @@ from crossdraft.session.session import Session
 from crossdraft.session.target_side import Fetched, Flight
 from crossdraft.speculation.choice import Choice
 from crossdraft.types.messages import Drafted, FetchRow, Pass, PassDone, RowFetched
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.trees import TokenTree
 from crossdraft.verification.methods import TLI
 from crossdraft.verification.walk import NeedRow
@@ -21,22 +21,22 @@ ONES = Row.certain(1)
 
 
 def passing(choice: Choice, targets: int = 1) -> tuple[Session, Turns, Pass]:
-    """A pass left when one proposal, id 1, was known; the drafter goes on."""
-    governor = InTurn((choice,), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, governor=governor, targets=targets, max_tokens=9))
+    """A pass left when one draft token, id 1, was known; the drafter goes on."""
+    controller = InTurn((choice,), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, targets=targets, max_tokens=9))
     lanes = [command.lane for command in session.start(0.0) if isinstance(command, Open)]
     for lane in lanes:
         session.handle(Ready(lane), 1.0)
     out = session.handle(Replied(lanes[-1], drafted(0)), 2.0)
     (sent,) = (request for request in requests(out) if isinstance(request, Pass))
-    return session, governor, sent
+    return session, controller, sent
 
 
 def drafted(first: int, epoch: int = 1) -> Drafted:
-    return Drafted(epoch, (Proposal(1, ONES),), 0.5, first=first)
+    return Drafted(epoch, (DraftToken(1, ONES),), 0.5, first=first)
 
 
-def test_a_proposal_that_comes_late_is_listed_late() -> None:
+def test_a_draft_token_that_comes_late_is_listed_late() -> None:
     """Its probabilities are asked for while the pass is under way, for the node where it begins."""
     session, _, sent = passing(Choice(3, 1))
     assert sent.tree.tokens == (1,)
@@ -67,10 +67,10 @@ def test_a_target_that_is_free_looks_ahead_of_the_one_that_is_not() -> None:
     assert len(emitted(second)) == 1
 
 
-def test_it_waits_for_as_many_more_proposals_as_any_pass() -> None:
-    """One that left at each proposal would be back no sooner than the pass after the first."""
-    governor = InTurn((Choice(6, 2, speculate=True),), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, governor=governor, targets=2, max_tokens=9))
+def test_it_waits_for_as_many_more_draft_tokens_as_any_pass() -> None:
+    """One that left at each draft token would be back no sooner than the pass after the first."""
+    controller = InTurn((Choice(6, 2, speculate=True),), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, targets=2, max_tokens=9))
     for lane in [command.lane for command in session.start(0.0) if isinstance(command, Open)]:
         session.handle(Ready(lane), 1.0)
     left = []
@@ -105,7 +105,7 @@ def test_a_lost_target_takes_its_pass_along() -> None:
 
 
 def test_a_lane_that_nobody_can_have_leaves_those_that_are_being_opened() -> None:
-    session = Session(assignment(TLI, targets=2, governor=InTurn((Choice(2, 1),)).fresh()))
+    session = Session(assignment(TLI, targets=2, controller=InTurn((Choice(2, 1),)).fresh()))
     first, second = [command.lane for command in session.start(0.0) if isinstance(command, Open)][:2]
     (timer,) = session.handle(Lost(second, GONE, elsewhere=False), 1.0)
     assert isinstance(timer, SetTimer)

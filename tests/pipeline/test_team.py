@@ -72,7 +72,7 @@ async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
         plain = pipeline.generate(PROMPT, **SETTINGS)
         assert len([token async for token in plain]) == 12
         assert plain.statistics is not None
-        assert (plain.statistics.proposals, plain.statistics.drafters_lost) == (0, 0)
+        assert (plain.statistics.draft_tokens, plain.statistics.drafters_lost) == (0, 0)
         service = DrafterService(drafter_model)
         port = taken.getsockname()[1]
         taken.close()
@@ -82,7 +82,7 @@ async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
             assert len([token async for token in drafted]) == 12
         assert drafted.ids == plain.ids
         assert drafted.statistics is not None
-        assert drafted.statistics.proposals > 0
+        assert drafted.statistics.draft_tokens > 0
 
 
 async def test_connecting_fails_without_a_drafter_where_one_is_needed(target: TargetClient, nowhere: str) -> None:

@@ -22,7 +22,7 @@ from crossdraft.text.letters import Letters
 from crossdraft.trace.codec import Recording, Step
 from crossdraft.trace.timeline import Happening, Role, Row, Task, Timeline, Work, spans_of
 from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, SamplingOptions
-from crossdraft.types.rows import Proposal
+from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import TokenTree
 from tests.pipeline.recordings import header_of, virtual_recording
@@ -44,7 +44,7 @@ def timeline(*steps: Step) -> Timeline:
 
 def drafted(epoch: int, count: int, seconds: float, first: int = 0, branches: int = 0) -> Replied:
     made = tuple(Branch(number, 0, Letters("x"), (1,)) for number in range(branches))
-    return Replied(2, Drafted(epoch, (Proposal(1),) * count, seconds, first=first, branches=made))
+    return Replied(2, Drafted(epoch, (DraftToken(1),) * count, seconds, first=first, branches=made))
 
 
 def passed(number: int, seconds: float) -> Replied:
@@ -175,9 +175,9 @@ WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
 CHOICES = (lock_step(4), Fixed(Choice(12, wait=1, patience=0.3, branch_depth=2)), Fixed(Choice(0)))
 
 
-@pytest.mark.parametrize("governor", CHOICES)
-def test_the_figures_are_those_of_the_session(governor: Fixed) -> None:
-    recording = virtual_recording(WORLD, governor)
+@pytest.mark.parametrize("controller", CHOICES)
+def test_the_figures_are_those_of_the_session(controller: Fixed) -> None:
+    recording = virtual_recording(WORLD, controller)
     found, end = spans_of(recording), recording.finished
     assert end is not None
     figures, counts = found.figures, end.counts
@@ -188,9 +188,9 @@ def test_the_figures_are_those_of_the_session(governor: Fixed) -> None:
     assert figures.model_share * figures.seconds == pytest.approx(counts.target_seconds, rel=0.02)
 
 
-@pytest.mark.parametrize("governor", CHOICES)
-def test_nobody_works_on_two_things_at_once(governor: Fixed) -> None:
-    found = spans_of(virtual_recording(WORLD, governor))
+@pytest.mark.parametrize("controller", CHOICES)
+def test_nobody_works_on_two_things_at_once(controller: Fixed) -> None:
+    found = spans_of(virtual_recording(WORLD, controller))
     for row in found.rows:
         mine = [work for work in found.works if work.row == row]
         assert all(work.begin <= work.end for work in mine)
@@ -206,7 +206,7 @@ def test_drafting_on_is_seen() -> None:
             for one in passes
         )
 
-    apart, together = (spans_of(virtual_recording(WORLD, governor)) for governor in CHOICES[:2])
+    apart, together = (spans_of(virtual_recording(WORLD, controller)) for controller in CHOICES[:2])
     assert overlaps(apart) == pytest.approx(0.0, abs=1e-9)
     assert overlaps(together) > 0.2 * together.figures.seconds
     assert together.figures.idle_share < apart.figures.idle_share

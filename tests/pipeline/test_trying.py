@@ -1,4 +1,4 @@
-"""How a governor gets to know a drafter: what it tries, and what that may lose."""
+"""How a controller gets to know a drafter: what it tries, and what that may lose."""
 
 from dataclasses import replace
 from itertools import product
@@ -88,7 +88,7 @@ def test_a_pause_of_the_target_is_not_all_the_drafters_fault() -> None:
 
 
 def test_what_may_be_lost_is_inherited() -> None:
-    governor = Adaptive(limits=CHAINS)
-    run(replace(FAR, acceptance=(0.1,), match=0.05), governor, 40)
-    assert governor.estimates.allowance < 3.0
-    assert Adaptive(governor.estimates).estimates.allowance == governor.estimates.allowance
+    controller = Adaptive(limits=CHAINS)
+    run(replace(FAR, acceptance=(0.1,), match=0.05), controller, 40)
+    assert controller.estimates.allowance < 3.0
+    assert Adaptive(controller.estimates).estimates.allowance == controller.estimates.allowance

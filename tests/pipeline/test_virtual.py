@@ -53,7 +53,7 @@ def test_a_second_target_works_on_what_comes_later() -> None:
 
 
 @pytest.mark.parametrize("acceptance", [0.8, 0.95])
-def test_a_pass_that_waits_loses_nothing_to_replies_of_several_proposals(acceptance: float) -> None:
+def test_a_pass_that_waits_loses_nothing_to_replies_of_several_draft_tokens(acceptance: float) -> None:
     near = world(acceptance, 0.1, node=0.01)
     single, several = (Run(near, Fixed(Choice(24, wait=6, patience=2.0, chunk=chunk))) for chunk in (1, 3))
     assert several.run().speed > 0.96 * single.run().speed

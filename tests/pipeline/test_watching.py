@@ -19,7 +19,7 @@ from tests.pipeline.recordings import virtual_recording
 from tests.pipeline.virtual_services import World
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
-GOVERNORS = (lock_step(4), Fixed(Choice(12, wait=1, patience=0.3, branch_depth=2)), Fixed(Choice(0)))
+CONTROLLERS = (lock_step(4), Fixed(Choice(12, wait=1, patience=0.3, branch_depth=2)), Fixed(Choice(0)))
 DRAFTED = (What.DRAFT, What.BRANCHES, What.LATE)
 WAYS = (What.SENT, What.RECEIVED)
 
@@ -38,9 +38,9 @@ def all_of(recording: Recording, every: int) -> list[Span]:
     return [span for taken in watched(recording, every) for span in taken]
 
 
-@pytest.fixture(scope="module", params=range(len(GOVERNORS)))
+@pytest.fixture(scope="module", params=range(len(CONTROLLERS)))
 def recording(request: pytest.FixtureRequest) -> Recording:
-    return virtual_recording(WORLD, GOVERNORS[request.param])
+    return virtual_recording(WORLD, CONTROLLERS[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_tokens_epochs_and_marks_are_those_of_the_session(recording: Recording, 
 
 def test_what_was_taken_is_not_taken_again() -> None:
     watch = Watch()
-    for step in virtual_recording(WORLD, GOVERNORS[0]).steps:
+    for step in virtual_recording(WORLD, CONTROLLERS[0]).steps:
         watch.record(step)
     assert watch.take()
     assert watch.take() == ()
@@ -106,7 +106,7 @@ async def test_a_generation_tells_its_watch_before_the_tokens_that_came_of_it() 
     target, drafter = toys()
     watch = Watch()
     services = Services.of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
-    running = Generation(assignment(governor=lock_step(3)), services, k=3, watch=watch)
+    running = Generation(assignment(controller=lock_step(3)), services, k=3, watch=watch)
     seen: list[Span] = []
     tokens = 0
     async with asyncio.timeout(30), running:

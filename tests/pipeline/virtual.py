@@ -23,7 +23,7 @@ from crossdraft.session.events import (
     Timer,
 )
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import Governor
+from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
     Advance,
@@ -61,9 +61,9 @@ class Outcome:
 class Run:
     """One session, from its first command to its last."""
 
-    def __init__(self, world: World, governor: Governor) -> None:
+    def __init__(self, world: World, controller: Controller) -> None:
         self.world = world
-        self.governor = governor
+        self.controller = controller
         self.rng = np.random.default_rng(world.seed)
         self.now = 0.0
         self.finished: Finished | None = None
@@ -86,7 +86,7 @@ class Run:
             encode=greedy_tokens(pair.target),
             open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0)),
             open_drafter=open_drafter(NOTHING, None),
-            governor=self.governor,
+            controller=self.controller,
             max_tokens=self.world.tokens,
             context=10**9,
             targets=self.world.targets,

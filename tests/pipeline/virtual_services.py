@@ -1,7 +1,7 @@
 """Services that take time, and the world that they are in.
 
-The target's law has a favourite at each place; the drafter's is the target's with probability `acceptance`, else
-something that the target never says, so that a proposal is accepted with just that probability.
+The target's distribution has a favourite at each place; the drafter's is the target's with probability `acceptance`,
+else something that the target never says, so that a draft token is accepted with just that probability.
 """
 
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ import numpy as np
 
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted, Pass, PassDone, Sample
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 
 SAID = "abcdefgh"  # what the target says
 UNSAID = "ijklmnop"  # what only the drafter says
 FAVOURITE = np.array([0.72, 0.16, 0.07, 0.03, 0.005, 0.005, 0.005, 0.005])
 
 
-def law_at(place: int) -> np.ndarray:
-    """The target's law over SAID after so many letters."""
+def distribution_at(place: int) -> np.ndarray:
+    """The target's distribution over SAID after so many letters."""
     return np.roll(FAVOURITE, (place * 5 + place // 3) % len(SAID))
 
 
@@ -51,14 +51,14 @@ class VirtualDrafter:
     draft: Draft | None = None
     numbers: "count[int]" = field(default_factory=lambda: count(1))
     growing: list[tuple[Branch, list[tuple[int, Row]], int]] = field(default_factory=list)
-    kept: dict[int, tuple[int, list[tuple[int, Row]]]] = field(default_factory=dict)  # number -> end, proposals
+    kept: dict[int, tuple[int, list[tuple[int, Row]]]] = field(default_factory=dict)  # number -> end, draft tokens
     busy: bool = False
-    held: list[Proposal] = field(default_factory=list)  # that no reply has brought yet
+    held: list[DraftToken] = field(default_factory=list)  # that no reply has brought yet
     ripe: list[Branch] = field(default_factory=list)  # finished, likewise
     worked: float = 0.0  # seconds since the reply before
 
     def row(self, place: int) -> Row:
-        said = law_at(place) * self.world.acceptance
+        said = distribution_at(place) * self.world.acceptance
         rest = np.full(len(UNSAID), (1 - self.world.acceptance) / len(UNSAID))
         values = np.concatenate([said, rest])
         return Row(np.flatnonzero(values), values[values > 0])
@@ -78,7 +78,7 @@ class VirtualDrafter:
         if kept is None:
             return []
         self.text, self.made = kept[0], len(kept[1])
-        return [Drafted(self.epoch, tuple(Proposal(*one) for one in kept[1]), 0.0)]
+        return [Drafted(self.epoch, tuple(DraftToken(*one) for one in kept[1]), 0.0)]
 
     @property
     def works(self) -> bool:
@@ -103,7 +103,7 @@ class VirtualDrafter:
         self.growing = growing
         if self.made < self.asked:
             token, row = self.drawn(self.text)
-            self.held.append(Proposal(token, row))
+            self.held.append(DraftToken(token, row))
             self._branch_off(token, row)
             self.text += 1
             self.made += 1
@@ -138,7 +138,7 @@ class VirtualTarget:
     places: tuple[int, ...] = ()
 
     def row(self, place: int) -> Row:
-        return Row(np.arange(len(SAID)), law_at(place))
+        return Row(np.arange(len(SAID)), distribution_at(place))
 
     def run(self, sent: Pass) -> tuple[PassDone, float]:
         self.committed += len(sent.committed)

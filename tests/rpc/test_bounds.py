@@ -5,7 +5,7 @@ import pytest
 from crossdraft.rpc import drafter_codec, target_codec, transport
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.session.resolution import NODES_BESIDE_THE_DRAFT
-from crossdraft.types.messages import MOST_PROPOSALS
+from crossdraft.types.messages import MOST_DRAFT_TOKENS
 from crossdraft.types.request import MOST_PATHS, WIDEST
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
 from crossdraft.verification.prefixes import LARGEST_QUESTION
@@ -68,7 +68,7 @@ def test_replies_of_a_drafter() -> None:
 
 
 def test_the_bounds_leave_room_for_what_an_orchestrator_asks() -> None:
-    assert transport.MOST_NODES >= MOST_PATHS * MOST_PROPOSALS + NODES_BESIDE_THE_DRAFT
+    assert transport.MOST_NODES >= MOST_PATHS * MOST_DRAFT_TOKENS + NODES_BESIDE_THE_DRAFT
     assert transport.WIDEST_HEAD >= WIDEST
     assert transport.WIDEST_ROW >= WIDEST
     assert transport.MOST_STRINGS >= LARGEST_QUESTION

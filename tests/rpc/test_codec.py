@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import MOST_PROPOSALS, Draft, Drafted, FetchRow, OpenTarget, SamplingOptions
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, Draft, Drafted, FetchRow, OpenTarget, SamplingOptions
 from crossdraft.types.rows import Whose
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
 from tests.rpc import values
@@ -88,12 +88,16 @@ def test_ids_of_the_target_are_left_to_those_who_know_them():
     )
     got = drafter_codec.decode_reply(drafter_pb2.DraftReply(drafted=reply), SIZE)
     assert isinstance(got, Drafted)
-    assert (got.proposals[0].token, got.proposals[0].whose, got.branches[0].tokens) == (SIZE, Whose.TARGET, (SIZE,))
+    assert (got.draft_tokens[0].token, got.draft_tokens[0].whose, got.branches[0].tokens) == (
+        SIZE,
+        Whose.TARGET,
+        (SIZE,),
+    )
 
 
 def test_drafts_without_the_newer_fields_are_whole_and_have_no_branches():
     asked = drafter_codec.decode_request(drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a", count=5)), SIZE)
-    assert asked == Draft(0, 0, Letters("a"), 5, MOST_PROPOSALS, branch_depth=0, branch_width=1, adopt=0)
+    assert asked == Draft(0, 0, Letters("a"), 5, MOST_DRAFT_TOKENS, branch_depth=0, branch_width=1, adopt=0)
 
 
 def test_a_duration_longer_than_a_message_holds_is_the_longest():

@@ -28,7 +28,7 @@ from crossdraft.types.messages import (
     Score,
     Scored,
 )
-from crossdraft.types.rows import Proposal
+from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.rpc.services import SLOW, ScriptedDrafter, ToyTargetService, exchange
 
@@ -60,7 +60,7 @@ def draft(epoch: int) -> Draft:
 
 
 def drafted(epoch: int, first: int = 0) -> Drafted:
-    return Drafted(epoch, (Proposal(7),), 0.001, first=first)
+    return Drafted(epoch, (DraftToken(7),), 0.001, first=first)
 
 
 async def gone(service: ScriptedDrafter) -> None:

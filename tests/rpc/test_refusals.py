@@ -6,7 +6,7 @@ import pytest
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.types.messages import Drafted, Pass, PassDone, Sample
-from crossdraft.types.rows import Proposal, Row, Whose
+from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
 from tests.rpc.values import SIZE
@@ -177,8 +177,8 @@ def test_bad_replies_of_a_drafter_are_refused(bad, complaint):
         (PassDone(1, (Sample(1, -1.0), Row.certain(1)), 0.0), "not 1 and 1"),
         (PassDone(1, (Sample(1, -1.0),), -1.0), "seconds is -1"),
         (Drafted(1, (), float("nan")), "seconds is nan"),
-        (Drafted(1, (Proposal(1), Proposal(1, Row.certain(1))), 0.0), "all have rows or none"),
-        (Drafted(1, (Proposal(1), Proposal(1, None, Whose.TARGET)), 0.0), "use the same ids"),
+        (Drafted(1, (DraftToken(1), DraftToken(1, Row.certain(1))), 0.0), "all have rows or none"),
+        (Drafted(1, (DraftToken(1), DraftToken(1, None, Whose.TARGET)), 0.0), "use the same ids"),
     ],
 )
 def test_what_the_messages_cannot_say_is_refused_before_it_is_sent(value, complaint):

@@ -57,11 +57,15 @@ def test_other_rows_are_rounded_and_stay_whole_or_keep_a_tail(weights, rest, who
 
 def test_a_probability_does_not_depend_on_what_else_is_listed():
     rng = np.random.default_rng(0)
-    law = np.sort(rng.pareto(1.0, 5000))[::-1] / 1.0
-    law /= law.sum()
+    distribution = np.sort(rng.pareto(1.0, 5000))[::-1] / 1.0
+    distribution /= distribution.sum()
     head, more = np.arange(64), np.array([900, 70, 4000])
-    short = Row(head, law[:64], float(law[64:].sum()))
-    listed = Row(np.append(head, more), np.append(law[:64], law[more]), float(law[64:].sum() - law[more].sum()))
+    short = Row(head, distribution[:64], float(distribution[64:].sum()))
+    listed = Row(
+        np.append(head, more),
+        np.append(distribution[:64], distribution[more]),
+        float(distribution[64:].sum() - distribution[more].sum()),
+    )
     got = travelled(short, listed)
     assert got[0].probabilities.tolist() == got[1].probabilities[:64].tolist()
     assert got[0].tail == pytest.approx(got[1].tail + got[1].probabilities[64:].sum(), abs=1e-15)

@@ -7,8 +7,8 @@ from crossdraft.rpc.codec import GRID, Opened
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
     MOST_LIKELY,
-    MOST_PROPOSALS,
     MOST_RUN,
     Advance,
     Branch,
@@ -28,12 +28,12 @@ from crossdraft.types.messages import (
     Score,
     Scored,
 )
-from crossdraft.types.rows import Proposal, Row, Whose
+from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.trees import ROOT, TokenTree
 
 SIZE = 300
 numbers = st.integers(1, 2**32 - 1)
-counts = st.integers(1, MOST_PROPOSALS)
+counts = st.integers(1, MOST_DRAFT_TOKENS)
 ids = st.integers(0, SIZE - 1)
 id_tuples = st.lists(ids, max_size=6).map(tuple)
 id_arrays = st.lists(ids, max_size=6).map(lambda listed: np.array(listed, dtype=np.int64))
@@ -96,13 +96,13 @@ def passes(draw: st.DrawFn) -> Pass:
 
 
 @st.composite
-def drafts_made(draw: st.DrawFn) -> tuple[Proposal, ...]:
-    """The proposals of one reply."""
+def drafts_made(draw: st.DrawFn) -> tuple[DraftToken, ...]:
+    """The draft tokens of one reply."""
     whose = draw(st.sampled_from(Whose))
     if draw(st.booleans()):
-        return tuple(Proposal(token, None, whose) for token in draw(id_tuples))
+        return tuple(DraftToken(token, None, whose) for token in draw(id_tuples))
     made = draw(st.lists(rows(whole=True), max_size=4))
-    return tuple(Proposal(draw(st.sampled_from(row.ids[row.probabilities > 0].tolist())), row, whose) for row in made)
+    return tuple(DraftToken(draw(st.sampled_from(row.ids[row.probabilities > 0].tolist())), row, whose) for row in made)
 
 
 log_probabilities = st.floats(-1e4, 0, width=32)
@@ -166,10 +166,10 @@ drafts = st.builds(
     letters=letters,
     count=counts,
     chunk=counts,
-    branch_depth=st.integers(0, MOST_PROPOSALS),
+    branch_depth=st.integers(0, MOST_DRAFT_TOKENS),
     branch_width=counts,
     adopt=st.integers(0, 2**32 - 1),
-    first=st.integers(0, MOST_PROPOSALS),
+    first=st.integers(0, MOST_DRAFT_TOKENS),
 )
 branches = st.builds(
     Branch,
@@ -189,7 +189,7 @@ drafter_replies = st.one_of(
     st.builds(
         Drafted,
         epoch=numbers,
-        proposals=drafts_made(),
+        draft_tokens=drafts_made(),
         seconds=seconds,
         reason=st.text(max_size=8),
         first=st.integers(0, 2**32 - 1),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from crossdraft.engine.row_builder import drafting_laws
+from crossdraft.engine.row_builder import drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.text.letters import Letters, from_bytes, is_plain
@@ -42,7 +42,7 @@ class Reference:
         logits = self.logits(output)
         if self._opening.options.temperature == 0:
             return logits[0].argsort(descending=True).tolist()
-        ((ids, weights),) = drafting_laws(logits, self._opening.options, self._opening.row_width)
+        ((ids, weights),) = drafting_distributions(logits, self._opening.options, self._opening.row_width)
         arrivals = self._running.noise.exponentials(KEY, self.length(output), ids) / weights
         return ids[np.argsort(arrivals)].tolist()
 

@@ -18,7 +18,7 @@ from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.rpc.streams import DrafterSession
 from crossdraft.types.messages import Branch, Drafted
-from crossdraft.types.rows import Proposal
+from crossdraft.types.rows import DraftToken
 from tests.services.conftest import AT_ONCE
 
 PATIENCE = 120  # seconds
@@ -30,15 +30,15 @@ class Epoch:
 
     number: int
     replies: list[Drafted] = field(default_factory=list)
-    first: int = 0  # place of its first proposal
+    first: int = 0  # place of its first draft token
 
     @property
-    def proposals(self) -> list[Proposal]:
-        return [proposal for reply in self.replies for proposal in reply.proposals]
+    def draft_tokens(self) -> list[DraftToken]:
+        return [draft_token for reply in self.replies for draft_token in reply.draft_tokens]
 
     @property
     def tokens(self) -> list[int]:
-        return [proposal.token for proposal in self.proposals]
+        return [draft_token.token for draft_token in self.draft_tokens]
 
     @property
     def branches(self) -> list[Branch]:
@@ -52,22 +52,22 @@ class Epoch:
                 reply = await session.receive()  # was on its way before this epoch was asked for
         assert isinstance(reply, Drafted)
         assert reply.epoch == self.number
-        assert reply.first == self.first + len(self.proposals)
+        assert reply.first == self.first + len(self.draft_tokens)
         self.replies.append(reply)
         return reply
 
     async def reach(self, session: DrafterSession, count: int) -> "Epoch":
-        """Hears so many proposals, counted from the epoch's beginning, and whatever branches come with them."""
-        while self.first + len(self.proposals) < count:
+        """Hears so many draft tokens, counted from the epoch's beginning, and whatever branches come with them."""
+        while self.first + len(self.draft_tokens) < count:
             await self.hear(session)
-        assert self.first + len(self.proposals) == count
+        assert self.first + len(self.draft_tokens) == count
         return self
 
     async def complete(self, session: DrafterSession, count: int, branches: int = 0) -> "Epoch":
-        """Hears so many proposals and branches, counted from the epoch's beginning."""
-        while self.first + len(self.proposals) < count or len(self.branches) < branches:
+        """Hears so many draft tokens and branches, counted from the epoch's beginning."""
+        while self.first + len(self.draft_tokens) < count or len(self.branches) < branches:
             await self.hear(session)
-        assert (self.first + len(self.proposals), len(self.branches)) == (count, branches)
+        assert (self.first + len(self.draft_tokens), len(self.branches)) == (count, branches)
         return self
 
 

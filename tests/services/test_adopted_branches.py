@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.engine.row_builder import drafting_laws
+from crossdraft.engine.row_builder import drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
@@ -27,13 +27,15 @@ async def test_without_rows_an_epoch_goes_on_after_the_branch(
         branch, before = first.branches[place], engine.fed
         await session.send(corrected(branch, 2, 7, 2))
         second = await Epoch(2, first=3).complete(session, 7)
-        assert engine.fed - before == 4  # the branch's last proposal, and those after it but the last
+        assert engine.fed - before == 4  # the branch's last draft token, and those after it but the last
     (key,) = reference.keys(tuple(first.tokens[:place]), 1)
     output = (*first.tokens[:place], key)
     assert branch.tokens + tuple(second.tokens) == reference.drafted(output, 7)
 
 
-async def test_with_rows_the_branchs_proposals_come_again(drafter: DrafterClient, drafter_model: RunningModel) -> None:
+async def test_with_rows_the_branchs_draft_tokens_come_again(
+    drafter: DrafterClient, drafter_model: RunningModel
+) -> None:
     engine, reference = drafter_model.thread.engine, Reference(drafter_model, WITH_ROWS)
     async with drafter.session(WITH_ROWS) as session:
         await session.send(Draft(1, 0, NOTHING, 4, 1, 3, 1))
@@ -41,17 +43,17 @@ async def test_with_rows_the_branchs_proposals_come_again(drafter: DrafterClient
         branch, before = first.branches[1], engine.fed
         await session.send(corrected(branch, 2, 5, 2, depth=2))
         second = await Epoch(2).complete(session, 5, 2)
-        assert engine.fed - before == 2 + 2 * 2  # two proposals, and two branches of two
-    assert [len(reply.proposals) for reply in second.replies if reply.proposals] == [2, 2, 1]
+        assert engine.fed - before == 2 + 2 * 2  # two draft tokens, and two branches of two
+    assert [len(reply.draft_tokens) for reply in second.replies if reply.draft_tokens] == [2, 2, 1]
     assert tuple(second.tokens[:3]) == branch.tokens
     (key,) = reference.keys(tuple(first.tokens[:1]), 1)
     output = (first.tokens[0], key)
-    for proposal in second.proposals:
-        ((ids, weights),) = drafting_laws(reference.logits(output), WITH_ROWS.options, 8)
-        assert proposal.row.ids.tolist() == ids.tolist()
-        np.testing.assert_allclose(proposal.row.probabilities, weights, atol=2e-6)
-        assert drafter_model.noise.draw(ids, weights, KEY, reference.length(output)) == proposal.token
-        output = (*output, proposal.token)
+    for draft_token in second.draft_tokens:
+        ((ids, weights),) = drafting_distributions(reference.logits(output), WITH_ROWS.options, 8)
+        assert draft_token.row.ids.tolist() == ids.tolist()
+        np.testing.assert_allclose(draft_token.row.probabilities, weights, atol=2e-6)
+        assert drafter_model.noise.draw(ids, weights, KEY, reference.length(output)) == draft_token.token
+        output = (*output, draft_token.token)
     assert [branch.number for branch in second.branches] == [5, 6]
 
 
@@ -103,7 +105,7 @@ async def test_branches_are_forgotten_with_their_epoch(drafter: DrafterClient) -
 
 
 async def test_branches_that_the_output_must_have_passed_are_forgotten(drafter: DrafterClient) -> None:
-    """A window has at most 64 proposals: what began more before the newest than that is behind the frontier."""
+    """A window has at most 64 draft tokens: what began more before the newest than that is behind the frontier."""
     async with drafter.session(KEYED) as session:
         await session.send(Draft(1, 0, NOTHING, 40, 1, 1, 1))
         epoch = await Epoch(1).reach(session, 40)

@@ -1,4 +1,4 @@
-"""Prepared continuations: what a drafter would draft had a proposal been refused."""
+"""Prepared continuations: what a drafter would draft had a draft token been refused."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -45,15 +45,15 @@ async def test_branches_are_drafted_in_the_drafts_own_steps_and_fed_once(drafter
     async with gated(drafter_model) as (client, gate), client.session(KEYED) as session:
         await session.send(Draft(1, 0, NOTHING, 6, 1, 3, 2))
         await Epoch(1).complete(session, 6, 12)
-        assert len(gate.works) == 6 + 3  # the branches of the last proposal are finished after it
+        assert len(gate.works) == 6 + 3  # the branches of the last draft token are finished after it
         prompt = len(drafter_model.tokenization.encode_prompt_letters(PROMPT))
-        # Of the draft all but the last proposal, of each branch its key and all but the last one.
+        # Of the draft all but the last draft token, of each branch its key and all but the last one.
         assert engine.fed == prompt + 5 + 12 * 3
 
 
 async def test_a_branch_is_sent_when_its_steps_are_done(drafter: DrafterClient) -> None:
     epoch = await epoch_of(drafter, KEYED, Draft(1, 0, NOTHING, 4, 1, 2, 1))
-    assert [(len(reply.proposals), len(reply.branches)) for reply in epoch.replies] == [
+    assert [(len(reply.draft_tokens), len(reply.branches)) for reply in epoch.replies] == [
         (1, 0), (1, 0), (1, 1), (1, 1), (0, 1), (0, 1),
     ]  # fmt: skip
 
@@ -62,8 +62,8 @@ async def test_whether_branches_are_drafted_changes_no_keyed_draft(drafter: Draf
     async with drafter.session(WITH_ROWS) as session:
         bare = await session.draft(Draft(1, 0, NOTHING, 9))
     full = await epoch_of(drafter, WITH_ROWS, Draft(1, 0, NOTHING, 9, 2, 3, 2))
-    assert [proposal.token for proposal in bare.proposals] == full.tokens
-    for one, other in zip(bare.proposals, full.proposals, strict=True):
+    assert [draft_token.token for draft_token in bare.draft_tokens] == full.tokens
+    for one, other in zip(bare.draft_tokens, full.draft_tokens, strict=True):
         assert one.row.ids.tolist() == other.row.ids.tolist()
         np.testing.assert_allclose(one.row.probabilities, other.row.probabilities, atol=2e-6)
 
@@ -85,7 +85,7 @@ async def test_audited_sessions_have_no_branches(drafter: DrafterClient) -> None
     async with drafter.session(replace(WITH_ROWS, audited=True)) as session:
         await session.send(Draft(1, 0, NOTHING, 6, 2, 3, 2))
         assert not (await Epoch(1).complete(session, 6)).branches
-        assert len((await session.draft(Draft(2, 0, NOTHING, 1, 1, 3, 2))).proposals) == 1
+        assert len((await session.draft(Draft(2, 0, NOTHING, 1, 1, 3, 2))).draft_tokens) == 1
 
 
 @pytest.mark.usefixtures("seeded")
@@ -100,7 +100,7 @@ async def test_branches_have_draws_of_their_own(drafter: DrafterClient) -> None:
             await session.send(corrected(first.branches[1], number + 1, 4))
             second = await Epoch(number + 1).complete(session, 4)
             assert tuple(second.tokens) == first.branches[1].tokens
-            assert all(proposal.row.probability(proposal.token) > 0 for proposal in second.proposals)
+            assert all(draft_token.row.probability(draft_token.token) > 0 for draft_token in second.draft_tokens)
     assert len(drafts) == 12
 
 

@@ -1,4 +1,6 @@
-"""A drafter over loopback: its rows are the laws that it draws from, and nothing ends it but its own session."""
+"""A drafter over loopback: its rows are the distributions that it draws from, and nothing ends it but its own
+session.
+"""
 
 import asyncio
 import threading
@@ -31,12 +33,12 @@ FIRST = Draft(1, 0, NOTHING, 4)
 
 
 def tokens(drafted: Drafted) -> list[int]:
-    return [proposal.token for proposal in drafted.proposals]
+    return [draft_token.token for draft_token in drafted.draft_tokens]
 
 
 def same(one: Drafted, other: Drafted) -> None:
     assert tokens(one) == tokens(other)
-    for left, right in zip(one.proposals, other.proposals, strict=True):
+    for left, right in zip(one.draft_tokens, other.draft_tokens, strict=True):
         np.testing.assert_array_equal(left.row.ids, right.row.ids)
         np.testing.assert_allclose(left.row.probabilities, right.row.probabilities, atol=2e-6)
 
@@ -51,19 +53,22 @@ async def test_greedy_drafts_are_what_generate_gives(drafter: DrafterClient, dra
     async with drafter.session(OpenDrafter(PROMPT, GREEDY, None, 8)) as session:
         drafted = await session.draft(Draft(1, 0, NOTHING, 8))
     assert tokens(drafted) == out[0, ids.shape[1] :].tolist()
-    for proposal in drafted.proposals:
-        assert (proposal.row.ids.tolist(), proposal.row.probabilities.tolist()) == ([proposal.token], [1.0])
+    for draft_token in drafted.draft_tokens:
+        assert (draft_token.row.ids.tolist(), draft_token.row.probabilities.tolist()) == ([draft_token.token], [1.0])
 
 
 async def test_keyed_draws_can_be_made_again_from_the_rows(drafter: DrafterClient, drafter_model: RunningModel) -> None:
     async with drafter.session(OPEN) as session:
         drafted = await session.draft(Draft(1, 0, from_bytes(b" jumps"), 6))
     offset = len(" jumps")
-    for proposal in drafted.proposals:
-        assert len(proposal.row.ids) == 8
-        assert proposal.row.probabilities.sum() == 1
-        assert drafter_model.noise.draw(proposal.row.ids, proposal.row.probabilities, KEY, offset) == proposal.token
-        offset += len(drafter_model.tokenization.letters_of((proposal.token,)))
+    for draft_token in drafted.draft_tokens:
+        assert len(draft_token.row.ids) == 8
+        assert draft_token.row.probabilities.sum() == 1
+        assert (
+            drafter_model.noise.draw(draft_token.row.ids, draft_token.row.probabilities, KEY, offset)
+            == draft_token.token
+        )
+        offset += len(drafter_model.tokenization.letters_of((draft_token.token,)))
 
 
 @pytest.mark.usefixtures("seeded")
@@ -72,8 +77,8 @@ async def test_draws_without_a_key_follow_the_row(drafter: DrafterClient) -> Non
     async with drafter.session(OpenDrafter(PROMPT, WARM, None, 5)) as session:
         for epoch in range(1, 601):
             drafted = await session.draft(Draft(epoch, 0, NOTHING, 1))
-            draws[drafted.proposals[0].token] += 1
-    row = drafted.proposals[0].row
+            draws[drafted.draft_tokens[0].token] += 1
+    row = drafted.draft_tokens[0].row
     assert set(draws) <= set(row.ids.tolist())
     statistic = sum((draws[int(t)] - 600 * p) ** 2 / (600 * p) for t, p in zip(row.ids, row.probabilities, strict=True))
     assert statistic < 18.5  # chi-square of four degrees of freedom: one seed in 1,000 exceeds it by chance
@@ -90,21 +95,21 @@ async def test_sessions_without_a_key_draw_differently(drafter: DrafterClient) -
 async def test_without_rows_none_are_sent(drafter: DrafterClient) -> None:
     async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 0)) as session:
         drafted = await session.draft(FIRST)
-    assert [proposal.row for proposal in drafted.proposals] == [None] * 4
+    assert [draft_token.row for draft_token in drafted.draft_tokens] == [None] * 4
 
 
 async def test_only_allowed_ids_are_drawn_and_the_row_says_so(drafter: DrafterClient) -> None:
     allowed = np.array([70, 300, 301, 305, 400])
     async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 3, allowed)) as session:
         drafted = await session.draft(Draft(1, 0, NOTHING, 12))
-    assert len(drafted.proposals) == 12
-    for proposal in drafted.proposals:
-        assert set(proposal.row.ids.tolist()) <= set(allowed.tolist())
-        assert len(proposal.row.ids) == 3
+    assert len(drafted.draft_tokens) == 12
+    for draft_token in drafted.draft_tokens:
+        assert set(draft_token.row.ids.tolist()) <= set(allowed.tolist())
+        assert len(draft_token.row.ids) == 3
     async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 100, allowed)) as session:
-        masked = (await session.draft(FIRST)).proposals[0].row
+        masked = (await session.draft(FIRST)).draft_tokens[0].row
     async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 1000)) as session:
-        free = (await session.draft(FIRST)).proposals[0].row
+        free = (await session.draft(FIRST)).draft_tokens[0].row
     expected = free.probabilities_of(masked.ids) / free.probabilities_of(masked.ids).sum()
     np.testing.assert_allclose(masked.probabilities, expected, atol=1e-5)
 
@@ -112,7 +117,7 @@ async def test_only_allowed_ids_are_drawn_and_the_row_says_so(drafter: DrafterCl
 async def test_where_nothing_is_allowed_the_drafter_stands_aside(drafter: DrafterClient) -> None:
     async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 3, np.array([], dtype=np.int64))) as session:
         drafted = await session.draft(FIRST)
-    assert (drafted.proposals, drafted.reason) == ((), "the two vocabularies share no token")
+    assert (drafted.draft_tokens, drafted.reason) == ((), "the two vocabularies share no token")
 
 
 async def test_after_an_end_of_sequence_it_drafts_on(drafter: DrafterClient, drafter_model: RunningModel) -> None:
@@ -154,7 +159,7 @@ async def test_a_text_beyond_the_context_is_cut_and_drafting_goes_on(drafter: Dr
         for epoch in range(1, 40):
             fed = drafter_model.thread.engine.fed
             drafted = await session.draft(Draft(epoch, offset, word, 4))
-            assert (len(drafted.proposals), drafted.reason) == (4, "")
+            assert (len(drafted.draft_tokens), drafted.reason) == (4, "")
             offset += len(word)
             most += drafter_model.thread.engine.fed - fed > 30
         assert 1 < most < 12  # the window of 64 tokens is fed anew only when it was cut
@@ -163,15 +168,15 @@ async def test_a_text_beyond_the_context_is_cut_and_drafting_goes_on(drafter: Dr
 async def test_where_no_text_fits_it_stands_aside_and_says_why(drafter: DrafterClient) -> None:
     async with drafter.session(OPEN) as session:
         drafted = await session.draft(Draft(1, 0, NOTHING, 64))
-        assert drafted.proposals == ()
+        assert drafted.draft_tokens == ()
         assert "a context of 64 tokens has no room" in drafted.reason
-        assert len((await session.draft(Draft(2, 0, NOTHING, 4))).proposals) == 4
+        assert len((await session.draft(Draft(2, 0, NOTHING, 4))).draft_tokens) == 4
 
 
 async def test_letters_that_it_cannot_write_make_it_stand_aside_until_they_are_gone(drafter: DrafterClient) -> None:
     async with drafter.session(OPEN) as session:
         drafted = await session.draft(Draft(1, 0, Letters(" a" + Side.TARGET.control(2)), 4))
-        assert drafted.proposals == ()
+        assert drafted.draft_tokens == ()
         assert "no token for control symbol" in drafted.reason
         after = await session.draft(Draft(2, 0, Letters(" a"), 4))
     async with drafter.session(OPEN) as session:
@@ -181,7 +186,7 @@ async def test_letters_that_it_cannot_write_make_it_stand_aside_until_they_are_g
 async def test_without_any_text_it_begins_as_its_prompts_do(drafter: DrafterClient, drafter_model) -> None:
     assert drafter_model.tokenization.encode_prompt_letters(NOTHING)
     async with drafter.session(OpenDrafter(NOTHING, WARM, KEY, 4)) as session:
-        assert len((await session.draft(FIRST)).proposals) == 4
+        assert len((await session.draft(FIRST)).draft_tokens) == 4
 
 
 @pytest.mark.parametrize(
@@ -216,7 +221,7 @@ async def test_messages_that_mean_nothing_are_refused(drafter: DrafterClient, ba
     assert (len(replies), code) == (1, grpc.StatusCode.INVALID_ARGUMENT)
     assert complaint in text
     async with drafter.session(OPEN) as session:
-        assert len((await session.draft(FIRST)).proposals) == 4
+        assert len((await session.draft(FIRST)).draft_tokens) == 4
 
 
 async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_place(

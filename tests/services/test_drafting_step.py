@@ -32,6 +32,6 @@ def test_a_step_copies_no_more_than_the_row(drafter_model: RunningModel) -> None
     for allowed in (None, np.arange(size - 1)):
         own = OwnTokens(drafter_model, OpenDrafter(from_bytes(b"The"), SamplingOptions(), NoiseKey(77), 8, allowed))
         with Copied() as copied:
-            ((ids, _),) = read_alone(own.laws(torch.arange(size, dtype=torch.float32)[None]))
+            ((ids, _),) = read_alone(own.distributions(torch.arange(size, dtype=torch.float32)[None]))
         assert ids.tolist() == [size - 1 - (allowed is not None) - place for place in range(8)]
         assert max(copied.sizes) == 16  # ids and probabilities

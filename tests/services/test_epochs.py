@@ -9,7 +9,7 @@ from crossdraft.drafter.drafting import Epoch, Epochs, Growth, Packing, Shape, T
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted, Score
-from crossdraft.types.rows import Proposal
+from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT
 from tests.vocabularies import toy_vocabulary
 
@@ -30,11 +30,11 @@ def branch(number: int) -> Branch:
         (lambda epochs: epochs.begin(draft(4)), "epoch 4 is over; the latest is 5"),
         (lambda epochs: epochs.begin(draft(5)), "epoch 5 has begun already"),
         (lambda epochs: epochs.advance(Advance(6, 9)), "epoch 6 has not begun"),
-        (lambda epochs: epochs.advance(Advance(5, 4)), "may advance from 5 proposals to at most 69, not to 4"),
-        (lambda epochs: epochs.advance(Advance(5, 70)), "may advance from 5 proposals to at most 69, not to 70"),
+        (lambda epochs: epochs.advance(Advance(5, 4)), "may advance from 5 draft tokens to at most 69, not to 4"),
+        (lambda epochs: epochs.advance(Advance(5, 70)), "may advance from 5 draft tokens to at most 69, not to 70"),
         (lambda epochs: epochs.scored(Score(4, 5, (), 5)), "epoch 4 cannot be scored; the latest is 5"),
         (lambda epochs: epochs.scored(Score(5, 3, (), 5)), "no draft of epoch 5 began at letter 3"),
-        (lambda epochs: epochs.scored(Score(5, 5, (), 6)), "a score of 6 proposals was asked for"),
+        (lambda epochs: epochs.scored(Score(5, 5, (), 6)), "a score of 6 draft tokens was asked for"),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(act, complaint: str) -> None:
@@ -58,7 +58,7 @@ def test_a_newer_epoch_ends_the_one_before() -> None:
 @given(
     chunk=st.integers(1, 6),
     first=st.integers(0, 6),
-    made=st.lists(st.sampled_from(["proposal", "branch", "advance"]), max_size=40),
+    made=st.lists(st.sampled_from(["draft_token", "branch", "advance"]), max_size=40),
 )
 def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(
     chunk: int, first: int, made: list[str]
@@ -74,18 +74,18 @@ def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(
             branches += 1
             packing.prepare(branch(branches))
         elif packing.made < epoch.count:
-            packing.propose(Proposal(packing.made))
+            packing.propose(DraftToken(packing.made))
         replies += packing.due()
         held = packing.made - epoch.sent
         assert held < (first - epoch.sent if epoch.sent < first else chunk)
         assert held == 0 or packing.made < epoch.count  # whatever is wanted and complete is sent
     made_in_all = packing.made
     replies.append(packing.last("enough"))
-    tokens = [proposal.token for reply in replies for proposal in reply.proposals]
+    tokens = [draft_token.token for reply in replies for draft_token in reply.draft_tokens]
     assert tokens == list(range(made_in_all))
     assert [number.number for reply in replies for number in reply.branches] == list(range(1, branches + 1))
-    assert all(len(reply.proposals) <= (first if reply.first < first else chunk) for reply in replies)
-    assert [reply.first for reply in replies] == np.cumsum([0, *(len(reply.proposals) for reply in replies)])[
+    assert all(len(reply.draft_tokens) <= (first if reply.first < first else chunk) for reply in replies)
+    assert [reply.first for reply in replies] == np.cumsum([0, *(len(reply.draft_tokens) for reply in replies)])[
         :-1
     ].tolist()
     assert epoch.aside
@@ -96,11 +96,11 @@ def test_what_was_adopted_is_sent_as_far_as_it_is_wanted() -> None:
     epoch = Epoch(draft(count=3, chunk=2))
     packing = Packing(epoch)
     for token in range(5):
-        packing.propose(Proposal(token))
-    assert [len(reply.proposals) for reply in packing.due()] == [2, 1]
+        packing.propose(DraftToken(token))
+    assert [len(reply.draft_tokens) for reply in packing.due()] == [2, 1]
     assert not epoch.wanted
     epoch.count = 6
-    assert [len(reply.proposals) for reply in packing.due()] == [2]
+    assert [len(reply.draft_tokens) for reply in packing.due()] == [2]
     assert packing.made == 5
 
 

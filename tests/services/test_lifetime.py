@@ -80,7 +80,7 @@ async def test_a_drafter_that_is_in_use_ends_after_its_grace_period(drafter_fold
     process, ready = await started("drafter", drafter_folder, 0.2)
     async with DrafterClient(ready["address"]) as client:
         async with client.session(OpenDrafter(Letters("The"), SamplingOptions(), None, 4)) as session:
-            assert len((await session.draft(Draft(1, 0, Letters(""), 4))).proposals) == 4
+            assert len((await session.draft(Draft(1, 0, Letters(""), 4))).draft_tokens) == 4
             process.send_signal(signal.SIGTERM)
             assert await ended(process) == (0, b"")
             with pytest.raises(ServiceError) as raised:

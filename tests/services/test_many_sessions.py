@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from crossdraft.engine.kv_cache import Holding, Holdings
 from crossdraft.engine.loader import LoadedModel, load_model
-from crossdraft.engine.row_builder import law
+from crossdraft.engine.row_builder import distribution
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.target.session import TargetSession
 from crossdraft.text.letters import Side
@@ -73,7 +73,7 @@ def alone(plain: LoadedModel, running: RunningModel, case: Case) -> tuple[int, .
     output: tuple[int, ...] = ()
     while len(output) < case.count:
         logits = plain.model(torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1:]
-        (probabilities,) = law(logits, options).numpy()
+        (probabilities,) = distribution(logits, options).numpy()
         offset = len(running.tokenization.letters_of(output))
         fed = (running.noise.draw(np.arange(len(probabilities)), probabilities, key, offset),)
         output = (*output, *fed)

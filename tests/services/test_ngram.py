@@ -33,7 +33,7 @@ async def ngram() -> AsyncIterator[DrafterClient]:
 
 
 def text_of(drafted: Drafted) -> str:
-    return byte_vocabulary().letters_of([proposal.token for proposal in drafted.proposals])
+    return byte_vocabulary().letters_of([draft_token.token for draft_token in drafted.draft_tokens])
 
 
 def naive(text: str, count: int, lengths: Lengths) -> str:
@@ -93,8 +93,8 @@ async def test_a_draft_copies_what_followed_with_certainty(ngram: DrafterClient)
         drafted = await session.draft(Draft(1, 0, NOTHING, 7))
     assert (text_of(drafted), drafted.reason) == ("three, ", "")
     assert drafted.seconds > 0
-    for proposal in drafted.proposals:
-        assert (proposal.row.ids.tolist(), proposal.row.probabilities.tolist()) == ([proposal.token], [1.0])
+    for draft_token in drafted.draft_tokens:
+        assert (draft_token.row.ids.tolist(), draft_token.row.probabilities.tolist()) == ([draft_token.token], [1.0])
 
 
 async def test_bytes_of_unfinished_characters_are_copied_too(ngram: DrafterClient) -> None:
@@ -109,7 +109,7 @@ async def test_noise_changes_nothing_and_rows_are_sent_when_they_are_wanted(ngra
     async with ngram.session(opening) as session:
         drafted = await session.draft(Draft(1, 0, NOTHING, 7))
     assert text_of(drafted) == "three, "
-    assert all((proposal.row is None) == (opening.row_width == 0) for proposal in drafted.proposals)
+    assert all((draft_token.row is None) == (opening.row_width == 0) for draft_token in drafted.draft_tokens)
 
 
 async def test_what_is_not_allowed_ends_the_draft(ngram: DrafterClient) -> None:
@@ -124,7 +124,7 @@ async def test_the_text_is_rewound_and_goes_on(ngram: DrafterClient) -> None:
         await session.draft(Draft(1, 0, NOTHING, 7))
         assert text_of(await session.draft(Draft(2, 5, Letters(" or two thr"), 3))) == "ee "
         drafted = await session.draft(Draft(3, 2, Letters("xyz"), 4))
-        assert (drafted.proposals, drafted.reason) == ((), "no earlier text goes on from here that far")
+        assert (drafted.draft_tokens, drafted.reason) == ((), "no earlier text goes on from here that far")
         assert text_of(await session.draft(Draft(4, 0, Letters("one two "), 5))) == "one t"
 
 
@@ -134,7 +134,7 @@ async def test_copies_are_streamed_and_go_on_when_the_window_does(ngram: Drafter
         epoch = await Epoch(1).complete(session, 5)
         await session.send(Advance(1, 12))
         await epoch.complete(session, 12)
-        assert [len(reply.proposals) for reply in epoch.replies] == [2, 2, 1, 2, 2, 2, 1]
+        assert [len(reply.draft_tokens) for reply in epoch.replies] == [2, 2, 1, 2, 2, 2, 1]
         assert byte_vocabulary().letters_of(epoch.tokens) == "three, one t"
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from crossdraft.drafter.sampling import Index, Masses, Node, Question
 from crossdraft.text.letters import Letters
-from tests.fakes import pseudo_law
+from tests.fakes import pseudo_distribution
 from tests.vocabularies import toy_vocabulary
 
 VOCABULARIES = {
@@ -22,11 +22,11 @@ VOCABULARIES = {
 ALPHABET = "abc\ue000"
 
 
-def sparse_law(path: tuple[int, ...], size: int) -> np.ndarray:
-    """A law in which some tokens are impossible."""
-    law = pseudo_law("prefixes", path, size).copy()
-    law[np.flatnonzero(law < 0.5 / size)] = 0.0
-    return law / law.sum()
+def sparse_distribution(path: tuple[int, ...], size: int) -> np.ndarray:
+    """A distribution in which some tokens are impossible."""
+    distribution = pseudo_distribution("prefixes", path, size).copy()
+    distribution[np.flatnonzero(distribution < 0.5 / size)] = 0.0
+    return distribution / distribution.sum()
 
 
 def scored(vocabulary, strings, tokens):
@@ -36,9 +36,9 @@ def scored(vocabulary, strings, tokens):
     for left in range(tokens - 1, -1, -1):
         deeper = []
         for node in level:
-            law = sparse_law(node.path, vocabulary.size)
-            ids = np.flatnonzero(law)[::-1]
-            deeper += question.add(node, Masses.of(ids, law[ids], index), left == 0)
+            distribution = sparse_distribution(node.path, vocabulary.size)
+            ids = np.flatnonzero(distribution)[::-1]
+            deeper += question.add(node, Masses.of(ids, distribution[ids], index), left == 0)
         level = deeper
     assert not level
     return question.answer
@@ -48,8 +48,8 @@ def enumerated(vocabulary, tokens):
     """Every text of `tokens` tokens with its probability."""
     texts = []
     for path in product(range(vocabulary.size), repeat=tokens):
-        laws = (sparse_law(path[:place], vocabulary.size)[token] for place, token in enumerate(path))
-        texts.append((vocabulary.letters_of(path), float(np.prod(list(laws)))))
+        distributions = (sparse_distribution(path[:place], vocabulary.size)[token] for place, token in enumerate(path))
+        texts.append((vocabulary.letters_of(path), float(np.prod(list(distributions)))))
     return texts
 
 

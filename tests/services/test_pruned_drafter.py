@@ -67,12 +67,12 @@ async def test_it_drafts_kept_ids_only(pruned: DrafterClient, loaded: LoadedMode
     drawn = set()
     for epoch in range(1, 6):
         async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), noise, width)) as session:
-            for proposal in (await session.draft(replace(FIRST, epoch=epoch, count=16))).proposals:
-                drawn.add(proposal.token)
-                if proposal.row is not None:
-                    assert set(proposal.row.ids.tolist()) <= kept
-                    assert len(proposal.row.ids) == min(width, KEEP)
-                    assert proposal.row.probabilities.sum() == 1
+            for draft_token in (await session.draft(replace(FIRST, epoch=epoch, count=16))).draft_tokens:
+                drawn.add(draft_token.token)
+                if draft_token.row is not None:
+                    assert set(draft_token.row.ids.tolist()) <= kept
+                    assert len(draft_token.row.ids) == min(width, KEEP)
+                    assert draft_token.row.probabilities.sum() == 1
     assert drawn <= kept
     assert len(drawn) > 5
     assert max(drawn) >= KEEP  # not columns
@@ -84,7 +84,7 @@ async def test_a_row_is_the_full_ones_over_kept_ids(
     rows = []
     for client in (pruned, drafter):
         async with client.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, WHOLE)) as session:
-            rows.append((await session.draft(FIRST)).proposals[0].row)
+            rows.append((await session.draft(FIRST)).draft_tokens[0].row)
     cut, full = rows
     assert sorted(cut.ids.tolist()) == loaded.kept.tolist()
     expected = full.probabilities_of(cut.ids) / full.probabilities_of(cut.ids).sum()
@@ -97,9 +97,12 @@ async def test_keyed_draws_are_made_with_the_noise_of_the_ids(
     async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 8)) as session:
         drafted = await session.draft(FIRST)
     offset = 0
-    for proposal in drafted.proposals:
-        assert pruned_model.noise.draw(proposal.row.ids, proposal.row.probabilities, KEY, offset) == proposal.token
-        offset += len(pruned_model.tokenization.letters_of((proposal.token,)))
+    for draft_token in drafted.draft_tokens:
+        assert (
+            pruned_model.noise.draw(draft_token.row.ids, draft_token.row.probabilities, KEY, offset)
+            == draft_token.token
+        )
+        offset += len(pruned_model.tokenization.letters_of((draft_token.token,)))
 
 
 async def test_shared_tokens_that_are_kept(pruned: DrafterClient, loaded: LoadedModel) -> None:
@@ -107,8 +110,8 @@ async def test_shared_tokens_that_are_kept(pruned: DrafterClient, loaded: Loaded
     allowed = np.concatenate([loaded.kept[[3, 20, 40]], gone[:5]])
     async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 8, allowed)) as session:
         drafted = await session.draft(FIRST)
-    for proposal in drafted.proposals:
-        assert set(proposal.row.ids.tolist()) == set(loaded.kept[[3, 20, 40]].tolist())
+    for draft_token in drafted.draft_tokens:
+        assert set(draft_token.row.ids.tolist()) == set(loaded.kept[[3, 20, 40]].tolist())
 
 
 async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClient, loaded: LoadedModel) -> None:
@@ -116,7 +119,7 @@ async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClie
     for allowed, reason in ((gone[:5], "none of the shared tokens is kept"), (gone[:0], "share no token")):
         async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 8, allowed)) as session:
             drafted = await session.draft(FIRST)
-        assert drafted.proposals == ()
+        assert drafted.draft_tokens == ()
         assert reason in drafted.reason
 
 
@@ -144,7 +147,7 @@ async def test_outputs_are_those_of_no_drafter(
     assert drafted == plain
     assert statistics is not None
     assert (statistics.drafter_lost, statistics.stood_aside) == ("", 0)
-    assert statistics.proposals >= 4
+    assert statistics.draft_tokens >= 4
 
 
 async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: RunningModel) -> None:

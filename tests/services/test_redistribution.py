@@ -18,7 +18,7 @@ from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.types.messages import Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
-from crossdraft.types.rows import Proposal, Row, Whose
+from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.noise import KeyedNoise, fault_of_draw
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
@@ -73,25 +73,25 @@ async def drafted(client: DrafterClient, opening: OpenDrafter, text: Letters = N
         return await session.draft(Draft(1, 0, text, count))
 
 
-async def test_the_identity_gives_the_laws_of_the_shared_tokens(identical: DrafterClient) -> None:
+async def test_the_identity_gives_the_distributions_of_the_shared_tokens(identical: DrafterClient) -> None:
     whole = replace(OPEN, row_width=1 << 16)
-    target_tokens = (await drafted(identical, whole, count=1)).proposals[0]
-    own = (await drafted(identical, replace(whole, redistribute=""), count=1)).proposals[0]
+    target_tokens = (await drafted(identical, whole, count=1)).draft_tokens[0]
+    own = (await drafted(identical, replace(whole, redistribute=""), count=1)).draft_tokens[0]
     assert (target_tokens.whose, own.whose) == (Whose.TARGET, Whose.DRAFTER)
     # Several ids of the drafter's may have one token's letters.
     expected = np.bincount(PAIR.to_target_ids(own.row.ids), own.row.probabilities)
     np.testing.assert_allclose(target_tokens.row.probabilities, expected[target_tokens.row.ids], atol=1e-6)
 
 
-async def test_rows_are_the_drafters_law_spread_over_target_tokens(spreading: DrafterClient) -> None:
-    whole = (await drafted(spreading, replace(OPEN, row_width=1 << 16), count=1)).proposals[0].row
-    own = (await drafted(spreading, replace(OPEN, redistribute="", row_width=1 << 16), count=1)).proposals[0].row
+async def test_rows_are_the_drafters_distribution_spread_over_target_tokens(spreading: DrafterClient) -> None:
+    whole = (await drafted(spreading, replace(OPEN, row_width=1 << 16), count=1)).draft_tokens[0].row
+    own = (await drafted(spreading, replace(OPEN, redistribute="", row_width=1 << 16), count=1)).draft_tokens[0].row
     expected = np.zeros(PAIR.target.size)
     for target, weight in zip(PAIR.to_target_ids(own.ids), own.probabilities, strict=True):
         for step in range(SPREAD):
             expected[(target + step) % PAIR.target.size] += weight * (0.5 if step == 0 else 0.5 / (SPREAD - 1))
     np.testing.assert_allclose(whole.probabilities, expected[whole.ids], atol=1e-6)
-    narrow = (await drafted(spreading, OPEN, count=1)).proposals[0].row
+    narrow = (await drafted(spreading, OPEN, count=1)).draft_tokens[0].row
     assert (len(narrow.ids), narrow.probabilities.sum(), narrow.tail) == (16, 1.0, 0.0)
     kept = expected[narrow.ids]
     np.testing.assert_allclose(narrow.probabilities, kept / kept.sum(), atol=1e-6)
@@ -101,17 +101,17 @@ async def test_rows_are_the_drafters_law_spread_over_target_tokens(spreading: Dr
 async def test_after_a_target_token_the_text_goes_on_with_its_letters(spreading: DrafterClient) -> None:
     plain = np.array([t for t in PAIR.shared_drafter_ids if PAIR.drafter.letters[t].isalpha()])
     opening = replace(OPEN, allowed=plain)
-    first, second = (await drafted(spreading, opening, count=2)).proposals
+    first, second = (await drafted(spreading, opening, count=2)).draft_tokens
     fresh = await drafted(spreading, opening, PAIR.target.letters[first.token], count=1)
-    np.testing.assert_array_equal(second.row.ids, fresh.proposals[0].row.ids)
-    np.testing.assert_allclose(second.row.probabilities, fresh.proposals[0].row.probabilities, atol=2e-6)
+    np.testing.assert_array_equal(second.row.ids, fresh.draft_tokens[0].row.ids)
+    np.testing.assert_allclose(second.row.probabilities, fresh.draft_tokens[0].row.probabilities, atol=2e-6)
 
 
 async def test_a_long_draft_of_target_tokens_is_cut_to_the_context(identical: DrafterClient) -> None:
     plain = np.array([t for t in PAIR.shared_drafter_ids if len(PAIR.drafter.letters[t]) > 2])
     opening = replace(OPEN, prompt=Letters(" dog the" * 40), allowed=plain)
     one = await drafted(identical, opening, count=60)
-    assert (len(one.proposals), one.reason) == (60, "")
+    assert (len(one.draft_tokens), one.reason) == (60, "")
 
 
 async def test_after_a_token_that_the_drafter_cannot_read_it_stands_aside(drafter_model: RunningModel) -> None:
@@ -124,13 +124,13 @@ async def test_after_a_token_that_the_drafter_cannot_read_it_stands_aside(drafte
         async with client.session(OPEN) as session:
             for epoch in (1, 2):
                 one = await session.draft(Draft(epoch, 0, NOTHING, 4))
-                assert [proposal.token for proposal in one.proposals] == [lonely]
+                assert [draft_token.token for draft_token in one.draft_tokens] == [lonely]
                 assert "no token for control symbol" in one.reason
 
 
 async def test_where_nothing_is_shared_nothing_is_proposed(spreading: DrafterClient) -> None:
     one = await drafted(spreading, replace(OPEN, allowed=np.array([], dtype=np.int64)))
-    assert (one.proposals, one.reason) == ((), "the two vocabularies share no token")
+    assert (one.draft_tokens, one.reason) == ((), "the two vocabularies share no token")
 
 
 async def test_the_affinity_is_described_and_others_are_refused(
@@ -164,23 +164,23 @@ async def test_audited_draws_are_made_again_from_what_arrived(
         for epoch in range(1, 9):
             one = await session.draft(Draft(epoch, 0, Letters(" a"), 4))
             key, offset = NoiseKey(KEY.seed, epoch), 2
-            texts.add(tuple(proposal.token for proposal in one.proposals))
-            for proposal in one.proposals:
-                assert proposal.whose is whose
-                assert fault_of_draw(proposal, noise, key, offset) == ""
-                offset += len(letters[proposal.token])
+            texts.add(tuple(draft_token.token for draft_token in one.draft_tokens))
+            for draft_token in one.draft_tokens:
+                assert draft_token.whose is whose
+                assert fault_of_draw(draft_token, noise, key, offset) == ""
+                offset += len(letters[draft_token.token])
     assert len(texts) > 4  # each epoch draws anew
 
 
 def test_a_draw_that_is_not_its_rows_is_a_fault() -> None:
     row = Row(np.arange(20), np.full(20, 0.05))
     drawn = TARGET_NOISE.draw(row.ids, row.probabilities, KEY, 3)
-    assert fault_of_draw(Proposal(drawn, row), TARGET_NOISE, KEY, 3) == ""
-    others = [fault_of_draw(Proposal(token, row), TARGET_NOISE, KEY, 3) for token in range(20) if token != drawn]
+    assert fault_of_draw(DraftToken(drawn, row), TARGET_NOISE, KEY, 3) == ""
+    others = [fault_of_draw(DraftToken(token, row), TARGET_NOISE, KEY, 3) for token in range(20) if token != drawn]
     assert all("was not drawn from its row" in fault and f"gives id {drawn} there" in fault for fault in others)
-    assert any(fault_of_draw(Proposal(drawn, row), TARGET_NOISE, KEY, offset) for offset in range(4, 20))
-    assert "without the row" in fault_of_draw(Proposal(drawn), TARGET_NOISE, KEY, 3)
-    assert "gives no id" in fault_of_draw(Proposal(1, Row(row.ids, np.zeros(20), 1.0)), TARGET_NOISE, KEY, 3)
+    assert any(fault_of_draw(DraftToken(drawn, row), TARGET_NOISE, KEY, offset) for offset in range(4, 20))
+    assert "without the row" in fault_of_draw(DraftToken(drawn), TARGET_NOISE, KEY, 3)
+    assert "gives no id" in fault_of_draw(DraftToken(1, Row(row.ids, np.zeros(20), 1.0)), TARGET_NOISE, KEY, 3)
 
 
 async def test_affinity_files_are_checked_before_serving(drafter_folder: Path, tmp_path: Path) -> None:

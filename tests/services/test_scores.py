@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 
 from crossdraft.drafter import scoring
-from crossdraft.engine.row_builder import Columns, drafting_laws
+from crossdraft.engine.row_builder import Columns, drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
@@ -40,11 +40,11 @@ def enumerated(
             ids = torch.tensor([[*head, *path] for path in found])
             logits = model.thread.engine.model(ids).logits[:, -1].float()
         allowed = None if opening.allowed is None else Columns.of(opening.allowed, logits.device)
-        laws = drafting_laws(logits, opening.options, opening.row_width, allowed)
+        distributions = drafting_distributions(logits, opening.options, opening.row_width, allowed)
         found = {
             (*path, int(token)): weight * float(probability)
-            for (path, weight), law in zip(found.items(), laws, strict=True)
-            for token, probability in zip(*law, strict=True)
+            for (path, weight), distribution in zip(found.items(), distributions, strict=True)
+            for token, probability in zip(*distribution, strict=True)
         }
     return [(model.tokenization.letters_of(path), weight) for path, weight in found.items()]
 
@@ -71,7 +71,7 @@ async def test_scores_are_sums_over_all_drafts(
     np.testing.assert_allclose(scored.probabilities, expected, atol=2e-5)
     assert (shorter.probabilities <= scored.probabilities + 1e-9).all()
     assert (shorter.probabilities < scored.probabilities - 1e-3).any() or options.temperature == 0
-    assert (scored.seconds > 0) == (options.temperature > 0)  # the one draft's own laws are known already
+    assert (scored.seconds > 0) == (options.temperature > 0)  # the one draft's own distributions are known already
 
 
 async def test_scores_of_strings_of_which_one_must_come_sum_to_one(
@@ -95,7 +95,7 @@ async def test_real_drafts_begin_as_often_as_their_scores_say(
     async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), None, 0, few)) as session:
         for epoch in range(1, runs + 1):
             drafted = await session.draft(Draft(epoch, 0, NOTHING, TOKENS))
-            ids = [proposal.token for proposal in drafted.proposals]
+            ids = [draft_token.token for draft_token in drafted.draft_tokens]
             seen[drafter_model.tokenization.letters_of(ids)[:2]] += 1
         scored = await session.score(Score(runs, 0, strings, TOKENS))
     assert set(seen) <= set(strings)
@@ -134,7 +134,7 @@ async def test_where_the_text_fills_the_context_there_is_room_for_scores_all_the
     prompt = Letters("\x01" * (context - TOKENS))  # a token each, and the begin symbol
     assert len(drafter_model.tokenization.encode_prompt_letters(prompt)) > context - TOKENS
     async with drafter.session(OpenDrafter(prompt, SamplingOptions(), None, 5, few)) as session:
-        assert len((await session.draft(Draft(1, 0, NOTHING, TOKENS))).proposals) == TOKENS
+        assert len((await session.draft(Draft(1, 0, NOTHING, TOKENS))).draft_tokens) == TOKENS
         scored = await session.score(Score(1, 0, strings_up_to(3), TOKENS))
     assert abs(scored.probabilities[:4].sum() - 1) < 1e-6
 
@@ -155,7 +155,7 @@ async def test_what_was_drafted_has_a_score_above_zero_also_when_it_is_certain(
 ) -> None:
     async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(temperature=0), None, 0)) as session:
         drafted = await session.draft(Draft(1, 0, NOTHING, 8))
-        text = drafter_model.tokenization.letters_of([proposal.token for proposal in drafted.proposals])
+        text = drafter_model.tokenization.letters_of([draft_token.token for draft_token in drafted.draft_tokens])
         strings = tuple(Letters(text[:size]) for size in range(1, len(text) + 1))
         scored = await session.score(Score(1, 0, strings, 8))
     assert scored.probabilities.tolist() == [1.0] * len(strings)
@@ -169,7 +169,7 @@ async def test_drafting_goes_on_after_a_score_as_without_one(drafter: DrafterCli
         for step in steps:
             expected = await plain.draft(step)
             got = await scoring_too.draft(step)
-            for one, other in zip(got.proposals, expected.proposals, strict=True):
+            for one, other in zip(got.draft_tokens, expected.draft_tokens, strict=True):
                 assert one.token == other.token
                 np.testing.assert_allclose(one.row.probabilities, other.row.probabilities, atol=2e-6)
             offset = step.offset + len(step.letters)
@@ -182,7 +182,7 @@ async def test_drafting_goes_on_after_a_score_as_without_one(drafter: DrafterCli
         (Score(1, 0, (Letters("a"),), 1), "epoch 1 cannot be scored; the latest is 2"),
         (Score(3, 0, (Letters("a"),), 1), "epoch 3 cannot be scored; the latest is 2"),
         (Score(2, 1, (Letters("a"),), 1), "no draft of epoch 2 began at letter 1"),
-        (Score(2, 0, (Letters("a"),), 5), "a score of 5 proposals was asked for, and the draft was of 4"),
+        (Score(2, 0, (Letters("a"),), 5), "a score of 5 draft tokens was asked for, and the draft was of 4"),
     ],
 )
 async def test_only_the_latest_draft_is_scored(drafter: DrafterClient, score: Score, complaint: str) -> None:

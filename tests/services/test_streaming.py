@@ -20,17 +20,19 @@ OPEN = OpenDrafter(PROMPT, SamplingOptions(temperature=0.8), NoiseKey(77), 8)
 
 
 @pytest.mark.parametrize(("chunk", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (64, [7])])
-async def test_proposals_come_in_chunks(drafter: DrafterClient, chunk: int, sizes: list[int]) -> None:
+async def test_draft_tokens_come_in_chunks(drafter: DrafterClient, chunk: int, sizes: list[int]) -> None:
     async with drafter.session(OPEN) as session:
         await session.send(Draft(1, 0, NOTHING, 7, chunk))
         epoch = await Epoch(1).complete(session, 7)
-    assert [len(reply.proposals) for reply in epoch.replies] == sizes
+    assert [len(reply.draft_tokens) for reply in epoch.replies] == sizes
     assert all(reply.seconds > 0 and not reply.reason for reply in epoch.replies)
     async with drafter.session(OPEN) as session:
-        assert [proposal.token for proposal in (await session.draft(Draft(1, 0, NOTHING, 7))).proposals] == epoch.tokens
+        assert [
+            draft_token.token for draft_token in (await session.draft(Draft(1, 0, NOTHING, 7))).draft_tokens
+        ] == epoch.tokens
 
 
-async def test_a_proposal_is_sent_before_the_next_one_is_made(drafter_model: RunningModel) -> None:
+async def test_a_draft_token_is_sent_before_the_next_one_is_made(drafter_model: RunningModel) -> None:
     async with gated(drafter_model) as (client, gate), client.session(OPEN) as session:
         gate.close()
         await session.send(Draft(1, 0, NOTHING, 5, 1))
@@ -39,7 +41,7 @@ async def test_a_proposal_is_sent_before_the_next_one_is_made(drafter_model: Run
             await gate.entered()
             gate.step()
             await epoch.hear(session)
-            assert len(epoch.proposals) == count == len(gate.works)
+            assert len(epoch.draft_tokens) == count == len(gate.works)
 
 
 async def test_a_newer_epoch_drops_what_is_being_drafted(drafter_model: RunningModel) -> None:
@@ -89,7 +91,7 @@ async def test_the_text_of_an_epoch_that_was_never_drafted_counts(
     await session.close()
     async with drafter.session(OPEN) as fresh:
         await fresh.send(Draft(1, 0, Letters("".join(words)), 4))
-        assert (await Epoch(1).complete(fresh, 4)).tokens == [proposal.token for proposal in reply.proposals]
+        assert (await Epoch(1).complete(fresh, 4)).tokens == [draft_token.token for draft_token in reply.draft_tokens]
 
 
 async def test_a_window_moves_on_and_drafting_with_it(drafter: DrafterClient, drafter_model: RunningModel) -> None:
@@ -120,7 +122,7 @@ async def test_a_window_that_moves_while_it_is_drafted(drafter_model: RunningMod
         await client.describe()
         gate.open()
         epoch = await Epoch(1).complete(session, 4)
-        assert [len(reply.proposals) for reply in epoch.replies] == [2, 2]
+        assert [len(reply.draft_tokens) for reply in epoch.replies] == [2, 2]
 
 
 async def test_an_advance_of_an_epoch_that_is_over_means_nothing(drafter: DrafterClient) -> None:
@@ -130,14 +132,14 @@ async def test_an_advance_of_an_epoch_that_is_over_means_nothing(drafter: Drafte
         await session.send(Advance(1, 40))
         await session.send(Advance(2, 3))
         epoch = Epoch(2, first=2)
-        assert len((await epoch.hear(session)).proposals) == 1
+        assert len((await epoch.hear(session)).draft_tokens) == 1
 
 
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (Advance(1, 3), "may advance from 4 proposals to at most 68, not to 3"),
-        (Advance(1, 69), "may advance from 4 proposals to at most 68, not to 69"),
+        (Advance(1, 3), "may advance from 4 draft tokens to at most 68, not to 3"),
+        (Advance(1, 69), "may advance from 4 draft tokens to at most 68, not to 69"),
         (Advance(2, 5), "epoch 2 has not begun"),
         (Draft(2, 0, NOTHING, 4, adopt=1), "branch 1 is not one of the latest epoch's"),
     ],
@@ -149,7 +151,7 @@ async def test_what_cannot_be_ends_the_session(drafter: DrafterClient, bad: Adva
         with pytest.raises(ProtocolBroken, match=complaint):
             await session.receive()
     async with drafter.session(OPEN) as session:
-        assert len((await session.draft(Draft(1, 0, NOTHING, 4))).proposals) == 4
+        assert len((await session.draft(Draft(1, 0, NOTHING, 4))).draft_tokens) == 4
 
 
 async def test_a_draft_that_is_scored_may_be_streamed(drafter: DrafterClient) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 from crossdraft.drafter.drafting import MOST_UNREAD, Epoch
 from crossdraft.drafter.session import UNREAD_SCORES, Conversation, Request, Send
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import MOST_PROPOSALS, Advance, Draft, Drafted, Score, Scored
-from crossdraft.types.rows import Proposal
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Draft, Drafted, Score, Scored
+from crossdraft.types.rows import DraftToken
 
 NOTHING = Letters("")
 ADVANCES = 50
-WANTED = (1 + ADVANCES) * MOST_PROPOSALS
+WANTED = (1 + ADVANCES) * MOST_DRAFT_TOKENS
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Eager:
 
     async def draft(self, epoch: Epoch, send: Send) -> None:
         while epoch.wanted:
-            send(Drafted(epoch.number, (Proposal(epoch.sent),), 0.0, first=epoch.sent))
+            send(Drafted(epoch.number, (DraftToken(epoch.sent),), 0.0, first=epoch.sent))
             epoch.sent += 1
             self.made += 1
 
@@ -60,28 +60,28 @@ async def settled() -> None:
 
 async def test_a_window_does_not_run_away_from_who_reads() -> None:
     drafter = Eager()
-    advances = [Advance(1, MOST_PROPOSALS * (2 + place)) for place in range(ADVANCES)]
-    asking = Asking([Draft(1, 0, NOTHING, MOST_PROPOSALS, 1), *advances])
+    advances = [Advance(1, MOST_DRAFT_TOKENS * (2 + place)) for place in range(ADVANCES)]
+    asking = Asking([Draft(1, 0, NOTHING, MOST_DRAFT_TOKENS, 1), *advances])
     replies = Conversation(drafter).replies(asking.stream())
     first = await anext(replies)
     await asyncio.wait_for(asking.all_taken.wait(), 60)
     await settled()
     assert drafter.made == MOST_UNREAD
-    proposals = [proposal.token async for reply in replies for proposal in reply.proposals]
-    assert [*(proposal.token for proposal in first.proposals), *proposals] == list(range(WANTED))
+    draft_tokens = [draft_token.token async for reply in replies for draft_token in reply.draft_tokens]
+    assert [*(draft_token.token for draft_token in first.draft_tokens), *draft_tokens] == list(range(WANTED))
     assert drafter.made == WANTED
 
 
 async def test_epochs_that_nobody_reads_are_forgotten() -> None:
     drafter = Eager()
-    asking = Asking([Draft(number, 0, NOTHING, MOST_PROPOSALS, 1) for number in range(ADVANCES)])
+    asking = Asking([Draft(number, 0, NOTHING, MOST_DRAFT_TOKENS, 1) for number in range(ADVANCES)])
     conversation = Conversation(drafter)
     replies = conversation.replies(asking.stream())
     await anext(replies)
     await asyncio.wait_for(asking.all_taken.wait(), 60)
     await settled()
     assert drafter.began == list(range(ADVANCES))
-    assert conversation._replies.qsize() <= MOST_PROPOSALS + 1  # with the mark of the end
+    assert conversation._replies.qsize() <= MOST_DRAFT_TOKENS + 1  # with the mark of the end
     left = [reply async for reply in replies]
     assert {reply.epoch for reply in left} <= {ADVANCES - 1}
 

@@ -81,7 +81,7 @@ def figures(tokens: int) -> Statistics:
         row_misses=0,
         rows_fetched=0,
         epochs=1,
-        proposals=4,
+        draft_tokens=4,
         stood_aside=0,
         drafter_lost="",
         seconds=0.5,

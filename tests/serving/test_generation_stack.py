@@ -67,7 +67,7 @@ async def test_the_same_output_as_of_the_pipeline(running: Running, request_: Ge
         assert [(token.text, token.raw) for token in got] == [(token.text, token.raw) for token in made]
         assert generation.statistics is not None
         assert generation.statistics.tokens == 24
-        assert (generation.statistics.proposals > 0) == (drafter != "")
+        assert (generation.statistics.draft_tokens > 0) == (drafter != "")
         assert len(generation.milliseconds) == 24
 
 

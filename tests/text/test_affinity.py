@@ -49,9 +49,9 @@ def test_a_file_gives_back_what_was_saved(kernel: Matrix | FirstOrder, tmp_path:
     assert (loaded.target, loaded.drafter) == (tokenizer_digest(TARGET.json), tokenizer_digest(DRAFTER.json))
     assert (loaded.letters, loaded.ranks, loaded.made) == (saved.letters, saved.ranks, "made up")
     ids = PAIR.shared_drafter_ids[::3]
-    law = np.arange(len(ids)) + 1.0
-    law /= law.sum()
-    assert all(map(np.array_equal, loaded.redistribute(ids, law), saved.redistribute(ids, law)))
+    distribution = np.arange(len(ids)) + 1.0
+    distribution /= distribution.sum()
+    assert all(map(np.array_equal, loaded.redistribute(ids, distribution), saved.redistribute(ids, distribution)))
     assert loaded.drafter_ids.tolist() == PAIR.shared_drafter_ids.tolist()
 
 

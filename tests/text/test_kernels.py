@@ -21,7 +21,7 @@ OWN = {0: 2, 2: 0, 3: 0}
 weights = st.dictionaries(
     st.tuples(st.sampled_from(SHARED), st.integers(0, 5)), st.floats(0, 100, allow_subnormal=False), max_size=18
 )
-laws = st.lists(st.floats(1e-6, 1), min_size=3, max_size=3).map(lambda found: np.array(found) / sum(found))
+distributions = st.lists(st.floats(1e-6, 1), min_size=3, max_size=3).map(lambda found: np.array(found) / sum(found))
 
 
 def matrix(entries: dict[tuple[int, int], float], neighbours: int = 6) -> Matrix:
@@ -58,19 +58,19 @@ def test_rows_are_the_heaviest_entries_normalized(entries: dict[tuple[int, int],
         assert found.row(drafted)[1].sum() == pytest.approx(1.0, abs=1e-5)
 
 
-@given(weights, laws)
+@given(weights, distributions)
 def test_redistribute_is_the_dense_product_and_sums_to_one(
-    entries: dict[tuple[int, int], float], law: Probabilities
+    entries: dict[tuple[int, int], float], distribution: Probabilities
 ) -> None:
     found = matrix(entries)
-    ids, probabilities = found.redistribute(np.array(SHARED), law)
+    ids, probabilities = found.redistribute(np.array(SHARED), distribution)
     spread = np.zeros(PAIR.target.size)
     spread[ids] = probabilities
     assert ids.dtype == np.int64
     assert (np.diff(ids) > 0).all()
     assert (probabilities > 0).all()
     assert abs(probabilities.sum() - 1.0) < 1e-12
-    assert spread == pytest.approx(law @ dense(found)[SHARED], abs=1e-5)
+    assert spread == pytest.approx(distribution @ dense(found)[SHARED], abs=1e-5)
 
 
 def test_part_of_the_rows_is_enough_in_any_order() -> None:
@@ -79,11 +79,11 @@ def test_part_of_the_rows_is_enough_in_any_order() -> None:
     assert dict(zip(ids.tolist(), probabilities.tolist(), strict=True)) == pytest.approx({1: 0.2, 2: 0.6, 5: 0.2})
 
 
-@given(laws)
-def test_the_identity_is_the_law_of_tli(law: Probabilities) -> None:
-    ids, probabilities = Matrix.identity(PAIR).redistribute(np.array(SHARED), law)
+@given(distributions)
+def test_the_identity_is_the_distribution_of_tli(distribution: Probabilities) -> None:
+    ids, probabilities = Matrix.identity(PAIR).redistribute(np.array(SHARED), distribution)
     assert ids.tolist() == [0, 2]
-    assert probabilities == pytest.approx([law[1] + law[2], law[0]], abs=1e-15)
+    assert probabilities == pytest.approx([distribution[1] + distribution[2], distribution[0]], abs=1e-15)
 
 
 @given(weights, st.floats(0, 1))
@@ -100,13 +100,13 @@ def test_tokens_that_are_not_shared_have_no_row(kernel: Matrix | FirstOrder, dra
         kernel.redistribute(np.array([0, drafted]), np.array([0.5, 0.5]))
 
 
-@given(laws, st.lists(st.floats(0, 1), min_size=6, max_size=6).filter(any))
-def test_the_first_order_form_is_the_formula(law: Probabilities, prior: list[float]) -> None:
+@given(distributions, st.lists(st.floats(0, 1), min_size=6, max_size=6).filter(any))
+def test_the_first_order_form_is_the_formula(distribution: Probabilities, prior: list[float]) -> None:
     p = np.array(prior) / sum(prior)
-    proposed = np.array([law[1] + law[2], 0, law[0], 0, 0, 0])
+    proposed = np.array([distribution[1] + distribution[2], 0, distribution[0], 0, 0, 0])
     theta = sum(p * proposed)
     wanted = [(6 * q + theta * one) / (6 + one) for q, one in zip(proposed, p, strict=True)]
-    ids, probabilities = FirstOrder.of(PAIR, np.array(prior)).redistribute(np.array(SHARED), law)
+    ids, probabilities = FirstOrder.of(PAIR, np.array(prior)).redistribute(np.array(SHARED), distribution)
     spread = np.zeros(6)
     spread[ids] = probabilities
     assert spread == pytest.approx(np.array(wanted) / sum(wanted), abs=1e-12)

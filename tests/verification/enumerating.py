@@ -33,7 +33,7 @@ class EnumeratingChooser:
         return int(possible[place])
 
     def candidates(self, weights: ArrayLike, count: int) -> tuple[int, ...]:
-        """All that are possible: `kept` then has the law of any number of blocks at once."""
+        """All that are possible: `kept` then has the distribution of any number of blocks at once."""
         return tuple(np.flatnonzero(np.asarray(weights) > 0).tolist())
 
     def kept(self, candidates: Sequence[int], weights: ArrayLike, keep: ArrayLike) -> int | None:
@@ -41,27 +41,27 @@ class EnumeratingChooser:
         return candidates[self.categorical(thinned)] if np.any(thinned > 0) else None
 
 
-def law_of(run: Callable[[EnumeratingChooser], Outcome]) -> dict[Outcome, float]:
-    """The exact law of `run`'s outcome over all its random choices."""
-    law: dict[Outcome, float] = {}
+def distribution_of(run: Callable[[EnumeratingChooser], Outcome]) -> dict[Outcome, float]:
+    """The exact distribution of `run`'s outcome over all its random choices."""
+    distribution: dict[Outcome, float] = {}
     script: list[int] = []
     while True:
         chooser = EnumeratingChooser(script)
         outcome = run(chooser)
-        law[outcome] = law.get(outcome, 0.0) + chooser.weight
+        distribution[outcome] = distribution.get(outcome, 0.0) + chooser.weight
         script = chooser.taken
         while script and script[-1] + 1 == chooser.branches[len(script) - 1]:
             script.pop()
         if not script:
-            return law
+            return distribution
         script[-1] += 1
 
 
 def distance(one: dict[Outcome, float], other: dict[Outcome, float]) -> float:
-    """The largest difference of two laws at any outcome."""
+    """The largest difference of two distributions at any outcome."""
     return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys())
 
 
 def total_variation(one: dict[Outcome, float], other: dict[Outcome, float]) -> float:
-    """Half the sum of the differences of two laws."""
+    """Half the sum of the differences of two distributions."""
     return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) / 2

@@ -30,7 +30,7 @@ class Act(Enum):
     DRAFT = "D"  # the drafter's next reply
     TARGET = "T"  # the next reply of the target that has owed one for longest
     OTHER = "O"  # ... of the one after it
-    STALL = "S"  # the wait for proposals has lasted long enough
+    STALL = "S"  # the wait for draft tokens has lasted long enough
     LOSE_DRAFTER = "d"
     LOSE_TARGET = "t"
 
@@ -91,12 +91,12 @@ class InTurn:
     waits_for_drafter: bool = False
 
     def fresh(self) -> "Turns":
-        """A governor that begins with the first."""
+        """A controller that begins with the first."""
         return Turns(self)
 
 
 class Turns:
-    """A governor that keeps what it was told."""
+    """A controller that keeps what it was told."""
 
     def __init__(self, given: InTurn) -> None:
         self._given = given
@@ -128,7 +128,7 @@ class Overlapped:
     targets: int = 1
     tree_budget: int = 16
     paths: int = 2
-    salt: str = "target"  # of the target's laws
+    salt: str = "target"  # of the target's distributions
     committed: tuple[int, ...] = ()  # the output's first tokens, from an earlier session
     play: Callable[[Schedule, Stage], None] = Schedule.play
 
@@ -150,7 +150,7 @@ class Overlapped:
             encode=greedy_tokens(pair.target),
             open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0), min(self.head, 64)),
             open_drafter=open_drafter(NOTHING, allowed) if drafts else None,
-            governor=InTurn(self.choices).fresh(),
+            controller=InTurn(self.choices).fresh(),
             max_tokens=self.length,
             context=100,
             targets=self.targets,

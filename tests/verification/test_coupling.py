@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from crossdraft.text.pairs import Pair
-from crossdraft.types.rows import Ids, Probabilities, Proposal, Row
+from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, planning
 from crossdraft.verification.coupling import Identity
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, SLEM, STANDARD, TLI, Method
-from crossdraft.verification.walk import Answer, Emit, Ground, NeedProposal, NeedRow, NeedSample, Refused, Step
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law
-from tests.verification.enumerating import EnumeratingChooser, law_of, total_variation
+from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, NeedSample, Refused, Step
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_distribution
+from tests.verification.enumerating import EnumeratingChooser, distribution_of, total_variation
 from tests.verification.toys import TEXTS, TOYS, Setup, Toy, as_ids
 from tests.vocabularies import pair_of
 
@@ -22,16 +22,16 @@ NESTED = next(toy for toy in TOYS if toy.name == "nested prefixes")
 
 def accepted(setup: Setup) -> float:
     """How many tokens of a session are accepted, on the average."""
-    law = law_of(lambda chooser: sum(one.kind is Kind.ACCEPTED for one in setup.emitted(chooser)))
-    return sum(count * probability for count, probability in law.items())
+    distribution = distribution_of(lambda chooser: sum(one.kind is Kind.ACCEPTED for one in setup.emitted(chooser)))
+    return sum(count * probability for count, probability in distribution.items())
 
 
-@pytest.mark.parametrize("proposals", [1, 2])
+@pytest.mark.parametrize("draft_tokens", [1, 2])
 @pytest.mark.parametrize("method", [COUPLED, COUPLED_SHARED], ids=lambda method: method.name)
-def test_over_one_vocabulary_it_accepts_what_rejection_sampling_does(method: Method, proposals: int) -> None:
+def test_over_one_vocabulary_it_accepts_what_rejection_sampling_does(method: Method, draft_tokens: int) -> None:
     for letters in (("a", "b", "c"), ("a", "b", "aa"), ("a", "a", "b"), ("aa", "ab", "b")):
         toy = Toy("one vocabulary", letters, letters)
-        both = [accepted(Setup(toy, one, proposals, 2)) for one in (method, STANDARD)]
+        both = [accepted(Setup(toy, one, draft_tokens, 2)) for one in (method, STANDARD)]
         if letters == ("a", "b", "c"):
             assert both[0] == pytest.approx(both[1], abs=1e-12)
         assert both[0] >= both[1] - 1e-12
@@ -39,14 +39,16 @@ def test_over_one_vocabulary_it_accepts_what_rejection_sampling_does(method: Met
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
 def test_over_shared_tokens_it_accepts_at_least_what_tli_does(toy: Toy) -> None:
-    """Of one token, whatever the laws are; later ones are other laws after another number of tokens."""
+    """Of one token, whatever the distributions are; later ones are other distributions after another number of
+    tokens.
+    """
     first = [Setup(toy, method, 2, 2) for method in (COUPLED_SHARED, TLI)]
-    laws = [law_of(lambda chooser, one=one: one.emitted(chooser)[0].kind) for one in first]
-    assert laws[0].get(Kind.ACCEPTED, 0) >= laws[1].get(Kind.ACCEPTED, 0) - 1e-12
+    distributions = [distribution_of(lambda chooser, one=one: one.emitted(chooser)[0].kind) for one in first]
+    assert distributions[0].get(Kind.ACCEPTED, 0) >= distributions[1].get(Kind.ACCEPTED, 0) - 1e-12
 
 
 def greedy_verdicts(toy: Toy, method: Method, salt: str) -> list[Step]:
-    """What a walk decides of a greedy draft, until it is refused or used up after six proposals."""
+    """What a walk decides of a greedy draft, until it is refused or used up after six draft tokens."""
     pair, chooser = pair_of(toy.target, toy.drafter), EnumeratingChooser([])
     target = ToyTarget(len(toy.target), 99, temperature=0, salt=salt)
     drafter = ToyDrafter(pair.drafter.letters, chooser, temperature=0, salt=salt)
@@ -55,12 +57,12 @@ def greedy_verdicts(toy: Toy, method: Method, salt: str) -> list[Step]:
     step, answer = next(walk), None
     while not isinstance(step, Refused):
         match step:
-            case NeedProposal():
+            case NeedDraftToken():
                 if not left:
                     return decided
                 left, answer = left - 1, drafter.propose()
             case NeedRow() | NeedSample():
-                token = int(target.law(tuple(output)).argmax())
+                token = int(target.distribution(tuple(output)).argmax())
                 answer = Row.certain(token) if isinstance(step, NeedRow) else token
             case Emit(token):
                 output.append(token)
@@ -96,37 +98,37 @@ def shown(steps: Iterable[Step]) -> list[object]:
         if isinstance(step, NeedRow):
             plain.append(("row", step.listed.tolist(), step.judging, step.whole))
         else:
-            plain.append("proposal" if isinstance(step, NeedProposal) else step)
+            plain.append("draft_token" if isinstance(step, NeedDraftToken) else step)
     return plain
 
 
 def test_inside_a_draft_token_the_head_is_enough() -> None:
     """The target says `a`, then `b`; the draft's token is `ab`."""
     steps = conversation(
-        pair_of(("a", "b"), ("ab", "a")), [Proposal(0, Row.certain(0)), Row.certain(0), Row.certain(1)], []
+        pair_of(("a", "b"), ("ab", "a")), [DraftToken(0, Row.certain(0)), Row.certain(0), Row.certain(1)], []
     )
     assert shown(steps) == [
-        "proposal",
+        "draft_token",
         ("row", [], True, False),
         Emit(0, Kind.ACCEPTED),
         ("row", [], True, False),
         Emit(1, Kind.ACCEPTED),
-        "proposal",
+        "draft_token",
     ]
 
 
-def test_at_a_token_start_it_lists_what_the_proposal_could_have_been() -> None:
-    proposal = Proposal(1, Row(as_ids(0, 1, 2), np.array([0.25, 0.5, 0.25])))
-    steps = conversation(pair_of(("b", "c", "a"), ("a", "b", "ab")), [proposal], [])
-    assert shown(steps) == ["proposal", ("row", [2, 0], True, False)]
+def test_at_a_token_start_it_lists_what_the_draft_token_could_have_been() -> None:
+    draft_token = DraftToken(1, Row(as_ids(0, 1, 2), np.array([0.25, 0.5, 0.25])))
+    steps = conversation(pair_of(("b", "c", "a"), ("a", "b", "ab")), [draft_token], [])
+    assert shown(steps) == ["draft_token", ("row", [2, 0], True, False)]
 
 
 def test_the_tail_emits_a_token_that_no_row_lists_and_refuses() -> None:
     pair = pair_of(("a", "b", "c"), ("a", "b"))
     head, whole = Row(as_ids(0), np.array([0.5]), 0.5), Row(as_ids(0, 1, 2), np.array([0.5, 0.2, 0.3]))
-    steps = conversation(pair, [Proposal(0, Row.certain(0)), head, whole], [0, 0, 1])
+    steps = conversation(pair, [DraftToken(0, Row.certain(0)), head, whole], [0, 0, 1])
     assert shown(steps) == [
-        "proposal",
+        "draft_token",
         ("row", [0], True, False),
         ("row", [], True, True),
         Emit(2, Kind.CORRECTED),
@@ -134,33 +136,35 @@ def test_the_tail_emits_a_token_that_no_row_lists_and_refuses() -> None:
     ]
 
 
-def test_without_a_proposal_it_finishes_its_token_and_waits_for_the_draft() -> None:
+def test_without_a_draft_token_it_finishes_its_token_and_waits_for_the_draft() -> None:
     """The target says `aba` while the draft has only shown `a`; a later `ba` is then at the frontier."""
     pair = pair_of(("aba", "c"), ("a", "ba"))
-    answers = [Proposal(0, Row.certain(0)), Row.certain(0), None, Proposal(1, Row.certain(1)), None]
+    answers = [DraftToken(0, Row.certain(0)), Row.certain(0), None, DraftToken(1, Row.certain(1)), None]
     assert shown(conversation(pair, answers, [])) == [
-        "proposal",
+        "draft_token",
         ("row", [], True, False),
-        "proposal",
+        "draft_token",
         Emit(0, Kind.BONUS),
-        "proposal",
-        "proposal",
+        "draft_token",
+        "draft_token",
         ("row", [], False, False),
     ]
 
 
 def test_a_draft_that_disagrees_with_committed_letters_is_refused_there() -> None:
     pair = pair_of(("aba", "c"), ("a", "bb"))
-    answers = [Proposal(0, Row.certain(0)), Row.certain(0), None, Proposal(1, Row.certain(1))]
+    answers = [DraftToken(0, Row.certain(0)), Row.certain(0), None, DraftToken(1, Row.certain(1))]
     assert conversation(pair, answers, [])[-1] == Refused(2)
 
 
 def bias(toy: Toy, head: int) -> float:
     setup = Setup(toy, COUPLED, 2, 2, head=head)
-    return total_variation(law_of(setup.run), autoregressive_law(setup.target(None), setup.stops, setup.length))
+    return total_variation(
+        distribution_of(setup.run), autoregressive_distribution(setup.target(None), setup.stops, setup.length)
+    )
 
 
-def test_laws_that_a_refusal_leaves_unchanged_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributions_that_a_refusal_leaves_unchanged_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def unchanged(identity: Identity) -> tuple[Probabilities, Probabilities]:
         return identity._row.probabilities, identity._draft_row.probabilities
 
@@ -172,13 +176,13 @@ def test_laws_that_a_refusal_leaves_unchanged_are_seen(monkeypatch: pytest.Monke
 def test_listing_the_drafted_token_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its probability would be known because it was drawn."""
 
-    def drafted_alone(pair: Pair, proposal: Proposal) -> Ids:
-        ids = pair.to_target_ids(as_ids(proposal.token))
+    def drafted_alone(pair: Pair, draft_token: DraftToken) -> Ids:
+        ids = pair.to_target_ids(as_ids(draft_token.token))
         return ids[ids >= 0]
 
     class OfWhatIsListed(Identity):
-        def __init__(self, pair: Pair, row: Row, proposal: Proposal) -> None:
-            super().__init__(pair, row, proposal)
+        def __init__(self, pair: Pair, row: Row, draft_token: DraftToken) -> None:
+            super().__init__(pair, row, draft_token)
             self._drafted = np.where(row.places(self._drafted) < 0, -1, self._drafted)
 
     toy = next(toy for toy in TOYS if toy.name == "same")

@@ -22,8 +22,8 @@ from crossdraft.verification.expectation import (
 )
 from crossdraft.verification.methods import METHODS, Method
 from tests.fakes import ToyDrafter, ToyTarget
-from tests.verification.enumerating import EnumeratingChooser, law_of
-from tests.verification.test_seeded_law import Runs
+from tests.verification.enumerating import EnumeratingChooser, distribution_of
+from tests.verification.test_seeded_distribution import Runs
 from tests.verification.toys import TEXTS, TOYS, Setup, Toy, drafter_of
 from tests.vocabularies import pair_of
 
@@ -31,22 +31,22 @@ EXACT = 1e-12
 SEEDS = 1500
 
 
-def laws_of(setup: Setup) -> tuple[Row, Drafting]:
-    """What the expectation is computed from: the laws of the setup's own toys."""
+def distributions_of(setup: Setup) -> tuple[Row, Drafting]:
+    """What the expectation is computed from: the distributions of the setup's own toys."""
     pair = pair_of(setup.toy.target, setup.toy.drafter, setup.toy.stops)
     drafter = drafter_of(setup.method, pair, EnumeratingChooser([]), setup.temperature)
-    target = row(setup.target(None).law(()))
+    target = row(setup.target(None).distribution(()))
     if setup.method.redistributed:
         drawn_from = drafter.propose().row
         assert drawn_from is not None
-        return target, Drafting(pair, lambda ids: drawn_from, setup.proposals, whose=Whose.TARGET)
-    return target, Drafting(pair, lambda ids: drafter.law(pair.drafter.letters_of(ids)), setup.proposals)
+        return target, Drafting(pair, lambda ids: drawn_from, setup.draft_tokens, whose=Whose.TARGET)
+    return target, Drafting(pair, lambda ids: drafter.distribution(pair.drafter.letters_of(ids)), setup.draft_tokens)
 
 
 def accepted(setup: Setup) -> float:
     """Probability that the first token of a session is accepted, over all its random choices."""
-    law = law_of(lambda chooser: setup.emitted(chooser)[0].kind)
-    return law.get(Kind.ACCEPTED, 0.0)
+    distribution = distribution_of(lambda chooser: setup.emitted(chooser)[0].kind)
+    return distribution.get(Kind.ACCEPTED, 0.0)
 
 
 def toys_of(method: Method) -> list[Toy]:
@@ -62,33 +62,33 @@ def toys_of(method: Method) -> list[Toy]:
 def test_it_is_what_the_walk_does(name: str, temperature: float) -> None:
     method = METHODS[name]
     for toy in toys_of(method):
-        for proposals in (1, 2) if toy in TEXTS else (1, 2, 3):
-            setup = Setup(toy, method, proposals, 2, temperature=temperature)  # 1 token would not be drafted
-            target, drafting = laws_of(setup)
+        for draft_tokens in (1, 2) if toy in TEXTS else (1, 2, 3):
+            setup = Setup(toy, method, draft_tokens, 2, temperature=temperature)  # 1 token would not be drafted
+            target, drafting = distributions_of(setup)
             found = EXPECTATIONS[name](target, drafting)
-            assert found.acceptance == pytest.approx(accepted(setup), abs=EXACT), (toy.name, proposals)
+            assert found.acceptance == pytest.approx(accepted(setup), abs=EXACT), (toy.name, draft_tokens)
             assert found.pruned == 0
 
 
-def seeded_acceptance(toy: Toy, proposals: int) -> tuple[float, float]:
+def seeded_acceptance(toy: Toy, draft_tokens: int) -> tuple[float, float]:
     """Share of seeds whose first token is accepted, by the walk with keyed draws, and its standard error."""
     runs = Runs(toy)
-    kinds = [runs.emitted(seed, proposals)[0].kind for seed in range(SEEDS)]
+    kinds = [runs.emitted(seed, draft_tokens)[0].kind for seed in range(SEEDS)]
     share = kinds.count(Kind.ACCEPTED) / SEEDS
     return share, float(np.sqrt(max(share * (1 - share), 1 / SEEDS) / SEEDS))
 
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
 def test_common_noise_is_what_the_walk_does_over_seeds(toy: Toy) -> None:
-    target, drafting = laws_of(Setup(toy, METHODS["seeded"], 2, 2))
+    target, drafting = distributions_of(Setup(toy, METHODS["seeded"], 2, 2))
     expected = common_noise(target, drafting).acceptance
     share, error = seeded_acceptance(toy, 2)
     assert abs(share - expected) < 4 * error, (expected, share)
 
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
-def test_a_race_has_both_laws_as_its_margins(toy: Toy) -> None:
-    target, drafting = laws_of(Setup(toy, METHODS["seeded"], 1, 2))
+def test_a_race_has_both_distributions_as_its_margins(toy: Toy) -> None:
+    target, drafting = distributions_of(Setup(toy, METHODS["seeded"], 1, 2))
     pair, drafted = drafting.pair, drafting.row_after(())
     race = Race(pair, target, drafted)
     ours = [(letters, pair.target.rank(token)) for token, letters in enumerate(pair.target.letters)]
@@ -107,7 +107,7 @@ def test_a_race_over_one_vocabulary_is_the_papers_sum() -> None:
     assert race.reached == pytest.approx(by_hand, abs=EXACT)
 
 
-def test_races_of_certain_laws_are_comparisons() -> None:
+def test_races_of_certain_distributions_are_comparisons() -> None:
     tokens = ("a", "ab", "b")
     pair = pair_of(tokens, tokens)
     for one, ours in enumerate(tokens):
@@ -118,25 +118,29 @@ def test_races_of_certain_laws_are_comparisons() -> None:
 SALTS = st.tuples(st.integers(0, 10**6), st.integers(0, 10**6))
 
 
-def random_laws(toy: Toy, salts: tuple[int, int], proposals: int, allowed: Ids | None = None) -> tuple[Row, Drafting]:
-    """Laws of a toy that are drawn anew for every salt."""
+def random_distributions(
+    toy: Toy, salts: tuple[int, int], draft_tokens: int, allowed: Ids | None = None
+) -> tuple[Row, Drafting]:
+    """Distributions of a toy that are drawn anew for every salt."""
     pair = pair_of(toy.target, toy.drafter)
-    law = ToyTarget(len(toy.target), 99, salt=str(salts[0])).law(())
+    distribution = ToyTarget(len(toy.target), 99, salt=str(salts[0])).distribution(())
     drafter = ToyDrafter(pair.drafter.letters, EnumeratingChooser([]), allowed, salt=str(salts[1]))
-    return row(law), Drafting(pair, lambda ids: drafter.law(pair.drafter.letters_of(ids)), proposals)
+    return row(distribution), Drafting(
+        pair, lambda ids: drafter.distribution(pair.drafter.letters_of(ids)), draft_tokens
+    )
 
 
-def row(law: Sequence[float] | np.ndarray) -> Row:
-    return Row(np.arange(len(law)), np.asarray(law, dtype=np.float64))
+def row(distribution: Sequence[float] | np.ndarray) -> Row:
+    return Row(np.arange(len(distribution)), np.asarray(distribution, dtype=np.float64))
 
 
 @given(st.sampled_from(TOYS), SALTS, st.integers(1, 3))
 @settings(deadline=None)
-def test_inequalities_that_hold_for_all_laws(toy: Toy, salts: tuple[int, int], proposals: int) -> None:
-    target, own = random_laws(toy, salts, proposals)
+def test_inequalities_that_hold_for_all_distributions(toy: Toy, salts: tuple[int, int], draft_tokens: int) -> None:
+    target, own = random_distributions(toy, salts, draft_tokens)
     allowed = own.pair.shared_drafter_ids
     if len(allowed):
-        _, shared = random_laws(toy, salts, proposals, allowed)
+        _, shared = random_distributions(toy, salts, draft_tokens, allowed)
         tli = overlap(target, shared).acceptance
         assert tli >= overlap(target, own).acceptance - EXACT  # Theorem 4.1
         assert coupled(target, shared).acceptance >= tli - EXACT
@@ -147,12 +151,12 @@ def test_inequalities_that_hold_for_all_laws(toy: Toy, salts: tuple[int, int], p
 
 @given(st.sampled_from(TOYS), SALTS, st.integers(1, 2))
 @settings(deadline=None)
-def test_more_proposals_never_hurt_and_pruning_says_how_much_it_left_out(
-    toy: Toy, salts: tuple[int, int], proposals: int
+def test_more_draft_tokens_never_hurt_and_pruning_says_how_much_it_left_out(
+    toy: Toy, salts: tuple[int, int], draft_tokens: int
 ) -> None:
-    target, fewer = random_laws(toy, salts, proposals)
-    _, more = random_laws(toy, salts, proposals + 1)
-    pruned = Drafting(more.pair, more.row_after, more.proposals, least=0.2)
+    target, fewer = random_distributions(toy, salts, draft_tokens)
+    _, more = random_distributions(toy, salts, draft_tokens + 1)
+    pruned = Drafting(more.pair, more.row_after, more.draft_tokens, least=0.2)
     for expectation in (matching, coupled, common_noise, string_rejection):
         exact = expectation(target, more).acceptance
         rough = expectation(target, pruned)
@@ -162,7 +166,7 @@ def test_more_proposals_never_hurt_and_pruning_says_how_much_it_left_out(
 
 
 def test_rows_are_asked_for_only_where_both_may_still_agree() -> None:
-    target, own = random_laws(TOYS[1], (1, 2), 3)
+    target, own = random_distributions(TOYS[1], (1, 2), 3)
     asked: list[tuple[int, ...]] = []
 
     def row_after(tokens: tuple[int, ...]) -> Row:
@@ -201,5 +205,5 @@ def test_string_rejection_accepts_less_than_matching_in_this_case() -> None:
 def test_string_rejection_over_one_vocabulary_without_prefixes_is_at_least_matching() -> None:
     """Theorem 3.1 of arXiv 2502.05202, where one token decides and none begins another."""
     for salt in range(200):
-        target, drafting = random_laws(TOYS[0], (salt, salt + 1000), 1)
+        target, drafting = random_distributions(TOYS[0], (salt, salt + 1000), 1)
         assert string_rejection(target, drafting).acceptance >= matching(target, drafting).acceptance - EXACT

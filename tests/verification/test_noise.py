@@ -1,4 +1,4 @@
-"""Keyed noise: its law, what it depends on, and that it is the same everywhere."""
+"""Keyed noise: its distribution, what it depends on, and that it is the same everywhere."""
 
 import numpy as np
 import pytest
@@ -11,25 +11,25 @@ from crossdraft.verification.noise import KeyedNoise
 STRINGS = [from_bytes(text.encode()) for text in ("a", "b", "ab", " the", "é", "", "aa", "x" * 40)]
 NOISE = KeyedNoise(STRINGS, [0] * len(STRINGS))
 KEY = NoiseKey(2024)
-LAW = np.array([0.4, 0.2, 0.15, 0.1, 0.08, 0.05, 0.02, 0.0])
+DISTRIBUTION = np.array([0.4, 0.2, 0.15, 0.1, 0.08, 0.05, 0.02, 0.0])
 IDS = np.arange(8)
 RARE = 1e-4  # least p value
 
 
 def test_draws_follow_the_probabilities() -> None:
-    drawn = np.bincount([NOISE.draw(IDS, LAW, KEY, offset) for offset in range(20_000)], minlength=8)
+    drawn = np.bincount([NOISE.draw(IDS, DISTRIBUTION, KEY, offset) for offset in range(20_000)], minlength=8)
     assert drawn[7] == 0
-    assert stats.chisquare(drawn[:7], LAW[:7] * 20_000).pvalue > RARE
+    assert stats.chisquare(drawn[:7], DISTRIBUTION[:7] * 20_000).pvalue > RARE
 
 
 def test_draws_follow_the_probabilities_over_seeds_and_over_choices() -> None:
     for keys in ([NoiseKey(seed) for seed in range(5_000)], [NoiseKey(7, choice) for choice in range(5_000)]):
-        drawn = np.bincount([NOISE.draw(IDS, LAW, key, 3) for key in keys], minlength=8)
-        assert stats.chisquare(drawn[:7], LAW[:7] * 5_000).pvalue > RARE
+        drawn = np.bincount([NOISE.draw(IDS, DISTRIBUTION, key, 3) for key in keys], minlength=8)
+        assert stats.chisquare(drawn[:7], DISTRIBUTION[:7] * 5_000).pvalue > RARE
 
 
 def test_draws_at_neighbouring_offsets_are_independent() -> None:
-    drawn = [NOISE.draw(IDS[:3], LAW[:3], KEY, offset) for offset in range(20_001)]
+    drawn = [NOISE.draw(IDS[:3], DISTRIBUTION[:3], KEY, offset) for offset in range(20_001)]
     table = np.zeros((3, 3))
     np.add.at(table, (drawn[:-1], drawn[1:]), 1)
     assert stats.chi2_contingency(table).pvalue > RARE
@@ -65,8 +65,8 @@ def test_a_subset_of_ids_has_the_noise_of_the_whole() -> None:
 def test_a_draw_does_not_depend_on_scale_or_order() -> None:
     shuffled = np.array([5, 2, 7, 0, 1, 6, 3, 4])
     for offset in range(200):
-        expected = NOISE.draw(IDS, LAW, KEY, offset)
-        assert NOISE.draw(shuffled, 8.0 * LAW[shuffled], KEY, offset) == expected
+        expected = NOISE.draw(IDS, DISTRIBUTION, KEY, offset)
+        assert NOISE.draw(shuffled, 8.0 * DISTRIBUTION[shuffled], KEY, offset) == expected
 
 
 def test_large_seeds_control_letters_and_large_ranks() -> None:
@@ -79,7 +79,7 @@ def test_large_seeds_control_letters_and_large_ranks() -> None:
 def test_known_values() -> None:
     """Another machine, or another version, must draw the same text for the same seed."""
     np.testing.assert_allclose(NOISE.exponentials(NoiseKey(1, 2), 3)[:4], KNOWN, rtol=1e-14)
-    assert [NOISE.draw(IDS, LAW, KEY, offset) for offset in range(12)] == DRAWN
+    assert [NOISE.draw(IDS, DISTRIBUTION, KEY, offset) for offset in range(12)] == DRAWN
 
 
 def test_bad_input() -> None:

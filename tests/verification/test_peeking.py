@@ -1,5 +1,5 @@
-"""The comparison of laws has teeth: it fails when a schedule peeks at what is drawn and hidden, and when a session is
-broken on purpose."""
+"""The comparison of distributions has teeth: it fails when a schedule peeks at what is drawn and hidden, and when a
+session is broken on purpose."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,14 +16,14 @@ from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, 
 from crossdraft.verification.walk import NeedRow
 from tests.stage import Stage
 from tests.verification.scheduling import Act, Overlapped, Schedule
-from tests.verification.test_overlapped_laws import EXACT, LETTERS, NESTED, SAME, bias, error
+from tests.verification.test_overlapped_distributions import EXACT, LETTERS, NESTED, SAME, bias, error
 
 BIASED = 0.01  # total variation
 
 
 @dataclass(frozen=True)
 class Peeking(Schedule):
-    """Holds a proposal back, until patience has ended, because of its letters."""
+    """Holds a draft token back, until patience has ended, because of its letters."""
 
     held: list[Reply] = field(default_factory=list)
 
@@ -31,7 +31,7 @@ class Peeking(Schedule):
         for lane, drafter in stage.drafters.items():
             if act is Act.DRAFT and (self.held or drafter.owes):
                 reply = self.held.pop() if self.held else drafter.reply()
-                if isinstance(reply, Drafted) and reply.proposals[0].token != 0 and Timer.STALL in stage.timers:
+                if isinstance(reply, Drafted) and reply.draft_tokens[0].token != 0 and Timer.STALL in stage.timers:
                     self.held.append(reply)
                     stage.expire(Timer.STALL)
                 else:

@@ -1,6 +1,6 @@
-"""Exact laws when proposals come late: the walk settles, the draft catches up ("ahead").
+"""Exact distributions when draft tokens come late: the walk settles, the draft catches up ("ahead").
 
-A schedule says at each NeedProposal whether the next one is known. It may depend on what is revealed,
+A schedule says at each NeedDraftToken whether the next one is known. It may depend on what is revealed,
 never on what is drawn but hidden: the same test fails with a schedule that peeks.
 """
 
@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from crossdraft.text.letters import Letters
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Method
-from crossdraft.verification.walk import Emit, Ground, NeedProposal, NeedRow, NeedSample, Refused
-from tests.fakes import ToyTarget, autoregressive_law
-from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
+from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, NeedSample, Refused
+from tests.fakes import ToyTarget, autoregressive_distribution
+from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
 from tests.verification.toys import TEXTS, TOYS, Toy, as_ids, drafter_of
 from tests.vocabularies import pair_of
 
 LENGTH = 3
-Known = Callable[[int, Proposal], bool]  # (how many were asked for before, the hidden next one) -> is it known?
+Known = Callable[[int, DraftToken], bool]  # (how many were asked for before, the hidden next one) -> is it known?
 
 
-def row_for(need: NeedRow, law: np.ndarray) -> Row:
+def row_for(need: NeedRow, distribution: np.ndarray) -> Row:
     """What a pass that knew the need would bring: the likeliest id and the listed ones."""
-    ids = as_ids(*range(len(law))) if need.whole else np.union1d([int(law.argmax())], need.listed)
-    return Row(ids, law[ids], 0.0 if len(ids) == len(law) else 1.0 - float(law[ids].sum()))
+    ids = as_ids(*range(len(distribution))) if need.whole else np.union1d([int(distribution.argmax())], need.listed)
+    return Row(ids, distribution[ids], 0.0 if len(ids) == len(distribution) else 1.0 - float(distribution[ids].sum()))
 
 
 def walk_output(chooser: EnumeratingChooser, toy: Toy, method: Method, known: Known) -> tuple[int, ...]:
@@ -40,19 +40,19 @@ def walk_output(chooser: EnumeratingChooser, toy: Toy, method: Method, known: Kn
         drafter = drafter_of(method, pair, chooser)
         drafter.text = Letters(text)
         walk = method.walk(Ground(pair, chooser, len(text)))
-        hidden: list[Proposal] = []
+        hidden: list[DraftToken] = []
         step = next(walk)
         while not isinstance(step, Refused):
-            answer: Proposal | Row | int | None = None
+            answer: DraftToken | Row | int | None = None
             match step:
-                case NeedProposal():
+                case NeedDraftToken():
                     hidden = hidden or [drafter.propose()]
                     answer = hidden.pop() if known(asked, hidden[0]) else None
                     asked += 1
                 case NeedRow() as need:
-                    answer = row_for(need, target.law(tuple(output)))
+                    answer = row_for(need, target.distribution(tuple(output)))
                 case NeedSample():
-                    answer = chooser.categorical(target.law(tuple(output)))
+                    answer = chooser.categorical(target.distribution(tuple(output)))
                 case Emit(token):
                     output.append(token)
                     if len(output) == LENGTH or token in toy.stops:
@@ -61,7 +61,7 @@ def walk_output(chooser: EnumeratingChooser, toy: Toy, method: Method, known: Kn
 
 
 def wanted(toy: Toy) -> dict[tuple[int, ...], float]:
-    return autoregressive_law(ToyTarget(len(toy.target), 99), toy.stops, LENGTH)
+    return autoregressive_distribution(ToyTarget(len(toy.target), 99), toy.stops, LENGTH)
 
 
 def cells() -> list[tuple[Method, Toy]]:
@@ -77,15 +77,15 @@ def test_any_schedule_that_sees_only_what_is_revealed(method: Method, toy: Toy, 
     def delayed(chooser: EnumeratingChooser) -> tuple[int, ...]:
         return walk_output(chooser, toy, method, lambda asked, _: pattern[asked % len(pattern)])
 
-    assert distance(law_of(delayed), wanted(toy)) < 1e-12
+    assert distance(distribution_of(delayed), wanted(toy)) < 1e-12
 
 
 @pytest.mark.parametrize("method", [TLI, COUPLED], ids=lambda method: method.name)
 def test_a_schedule_that_peeks_is_seen(method: Method) -> None:
-    """Holding back one proposal because of its letters biases rejection sampling."""
+    """Holding back one draft token because of its letters biases rejection sampling."""
     toy = next(toy for toy in TOYS if toy.name == "same")
 
     def peeking(chooser: EnumeratingChooser) -> tuple[int, ...]:
         return walk_output(chooser, toy, method, lambda asked, hidden: hidden.token != 0)
 
-    assert total_variation(law_of(peeking), wanted(toy)) > 0.01
+    assert total_variation(distribution_of(peeking), wanted(toy)) > 0.01

@@ -1,19 +1,21 @@
-"""String-level rejection sampling: the law of whole sessions by enumeration, the law of pieces, residuals in blocks."""
+"""String-level rejection sampling: the distribution of whole sessions by enumeration, the distribution of pieces,
+residuals in blocks.
+"""
 
 from dataclasses import replace
 
 import pytest
 
 from crossdraft.text.letters import Letters
-from crossdraft.types.rows import Proposal
+from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import prefixes
 from crossdraft.verification.methods import SLRS
-from crossdraft.verification.prefixes import PieceLaw
+from crossdraft.verification.prefixes import PieceDistribution
 from crossdraft.verification.rejection import undrafted
-from crossdraft.verification.walk import Ground, NeedProposal, NeedRow, Walk
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law
-from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
+from crossdraft.verification.walk import Ground, NeedDraftToken, NeedRow, Walk
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_distribution
+from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
 from tests.verification.toys import TOYS, Setup, Toy
 from tests.vocabularies import greedy_tokens, pair_of
 
@@ -25,7 +27,7 @@ PAIRS = (*TOYS, LATE, TWICE)
 
 
 def wanted(setup: Setup) -> dict[tuple[int, ...], float]:
-    return autoregressive_law(setup.target(None), setup.stops, setup.length)
+    return autoregressive_distribution(setup.target(None), setup.stops, setup.length)
 
 
 def cells() -> list[Setup]:
@@ -33,38 +35,38 @@ def cells() -> list[Setup]:
     out = []
     for toy in PAIRS:
         longest = 3 if min(len(toy.target), len(toy.drafter)) == 2 else 2
-        out += [Setup(toy, SLRS, proposals, length) for proposals, length in ((1, 3), (2, 3), (3, longest))]
+        out += [Setup(toy, SLRS, draft_tokens, length) for draft_tokens, length in ((1, 3), (2, 3), (3, longest))]
     return out
 
 
-@pytest.mark.parametrize("setup", cells(), ids=lambda setup: f"{setup.toy.name}-K{setup.proposals}")
-def test_output_law_is_the_targets(setup: Setup) -> None:
-    assert distance(law_of(setup.run), wanted(setup)) < EXACT
+@pytest.mark.parametrize("setup", cells(), ids=lambda setup: f"{setup.toy.name}-K{setup.draft_tokens}")
+def test_output_distribution_is_the_targets(setup: Setup) -> None:
+    assert distance(distribution_of(setup.run), wanted(setup)) < EXACT
 
 
 @pytest.mark.parametrize("head", [1, 2])
-def test_truncated_rows_have_the_same_law(head: int) -> None:
+def test_truncated_rows_have_the_same_distribution(head: int) -> None:
     for toy in PAIRS:
         setup = Setup(toy, SLRS, 2, 2, head=head)
-        assert distance(law_of(setup.run), wanted(setup)) < EXACT, toy.name
+        assert distance(distribution_of(setup.run), wanted(setup)) < EXACT, toy.name
 
 
-@pytest.mark.parametrize(("proposals", "length"), [(1, 3), (2, 3), (3, 2)])
-def test_ignoring_the_end_symbol(proposals: int, length: int) -> None:
+@pytest.mark.parametrize(("draft_tokens", "length"), [(1, 3), (2, 3), (3, 2)])
+def test_ignoring_the_end_symbol(draft_tokens: int, length: int) -> None:
     toy = next(toy for toy in TOYS if toy.name == "end symbol")
-    setup = Setup(toy, SLRS, proposals, length, ignore_end=True)
-    assert distance(law_of(setup.run), wanted(setup)) < EXACT
+    setup = Setup(toy, SLRS, draft_tokens, length, ignore_end=True)
+    assert distance(distribution_of(setup.run), wanted(setup)) < EXACT
 
 
 def test_temperature_zero_is_the_greedy_text() -> None:
     for toy in PAIRS:
         setup = Setup(toy, SLRS, 3, 6, temperature=0)
-        law = law_of(setup.run)
-        assert law == wanted(setup), toy.name
-        assert len(law) == 1
+        distribution = distribution_of(setup.run)
+        assert distribution == wanted(setup), toy.name
+        assert len(distribution) == 1
 
 
-class Unconditional(PieceLaw):
+class Unconditional(PieceDistribution):
     """ψ of what follows the accepted pieces whatever else could have followed: G(t1 x) / G(t1)."""
 
     def accept(self, piece: Letters) -> None:
@@ -72,16 +74,16 @@ class Unconditional(PieceLaw):
         self._mass, self._excluded = self._known[self._accepted], ()
 
 
-def test_the_unconditional_law_of_a_later_piece_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unconditional_distribution_of_a_later_piece_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = next(toy for toy in TOYS if toy.name == "one inside the other")
     setup = Setup(toy, SLRS, 3, 3)
-    monkeypatch.setattr(prefixes, "PieceLaw", Unconditional)
-    assert total_variation(law_of(setup.run), wanted(setup)) > 0.005
+    monkeypatch.setattr(prefixes, "PieceDistribution", Unconditional)
+    assert total_variation(distribution_of(setup.run), wanted(setup)) > 0.005
 
 
 def test_drawing_from_p_where_the_text_has_no_piece_is_biased() -> None:
     setup = Setup(NESTED, replace(SLRS, walk=plain_at_the_end), 2, 2)
-    assert total_variation(law_of(setup.run), wanted(setup)) > 0.01
+    assert total_variation(distribution_of(setup.run), wanted(setup)) > 0.01
 
 
 def plain_at_the_end(ground: Ground) -> Walk:
@@ -96,29 +98,29 @@ def plain_at_the_end(ground: Ground) -> Walk:
 
 
 @pytest.mark.parametrize("toy", PAIRS, ids=lambda toy: toy.name)
-@pytest.mark.parametrize("proposals", [1, 3])
-def test_the_first_piece_is_accepted_with_the_sum_of_min(toy: Toy, proposals: int) -> None:
+@pytest.mark.parametrize("draft_tokens", [1, 3])
+def test_the_first_piece_is_accepted_with_the_sum_of_min(toy: Toy, draft_tokens: int) -> None:
     """arXiv 2502.05202, Table 2, with ψ from every draft there is, each cut by a tokenizer."""
     pair = pair_of(toy.target, toy.drafter)
     encode = greedy_tokens(pair.target)
 
     def first_piece(chooser: EnumeratingChooser) -> Letters:
         drafter = ToyDrafter(pair.drafter.letters, chooser)
-        for _ in range(proposals):
+        for _ in range(draft_tokens):
             drafter.propose()
         return pair.target.letters_of(encode(drafter.text)[:1])
 
-    psi = law_of(first_piece)
+    psi = distribution_of(first_piece)
     p: dict[Letters, float] = {}
-    for token, chance in enumerate(ToyTarget(len(toy.target), 99).law(())):
+    for token, chance in enumerate(ToyTarget(len(toy.target), 99).distribution(())):
         p[pair.target.letters[token]] = p.get(pair.target.letters[token], 0.0) + float(chance)
-    setup = Setup(toy, SLRS, proposals, 2)
-    kinds = law_of(lambda chooser: setup.emitted(chooser)[0].kind)
+    setup = Setup(toy, SLRS, draft_tokens, 2)
+    kinds = distribution_of(lambda chooser: setup.emitted(chooser)[0].kind)
     expected = sum(min(p[letters], psi.get(letters, 0.0)) for letters in p)
     assert kinds.get(Kind.ACCEPTED, 0.0) == pytest.approx(expected, abs=EXACT)
 
 
-def test_equal_laws_but_for_rounding_draw_from_p() -> None:
+def test_equal_distributions_but_for_rounding_draw_from_p() -> None:
     """A refusal that rounding alone can cause still emits a token."""
     setup = Setup(Toy("one letter", ("a",), ("a",)), SLRS, 1, 2)
 
@@ -130,13 +132,13 @@ def test_equal_laws_but_for_rounding_draw_from_p() -> None:
 
 
 @pytest.mark.parametrize(("text", "revealed"), [("ba", 1), ("aa", 2), ("ab", 2)])
-def test_proposals_are_revealed_until_the_piece_is_certain(text: str, revealed: int) -> None:
-    """The stopping rule: "b" begins no longer token, so the second proposal is not asked for."""
+def test_draft_tokens_are_revealed_until_the_piece_is_certain(text: str, revealed: int) -> None:
+    """The stopping rule: "b" begins no longer token, so the second draft token is not asked for."""
     pair = pair_of(("a", "b", "ab"), ("a", "b"))
     walk = prefixes.walk(Ground(pair, EnumeratingChooser([]), drafted=2))
     step, asked = next(walk), 0
-    while isinstance(step, NeedProposal):
-        step, asked = walk.send(Proposal("ab".index(text[asked]))), asked + 1
+    while isinstance(step, NeedDraftToken):
+        step, asked = walk.send(DraftToken("ab".index(text[asked]))), asked + 1
     assert isinstance(step, NeedRow)
     assert step.judging
     assert asked == revealed

@@ -8,13 +8,13 @@ from scipy.stats import chisquare
 
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Score
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import prefixes
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.walk import Emit, Ground, NeedPrefix, NeedProposal, NeedRow, Step
+from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, Step
 from tests.fakes import ToyDrafter
-from tests.verification.enumerating import EnumeratingChooser, law_of
+from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.toys import Toy, as_ids
 from tests.vocabularies import pair_of
 
@@ -25,9 +25,9 @@ WIDE = Toy("all strings of three letters", tuple(sorted(set(WORDS))), ("a", "b",
 class Table:
     """Answers the needs of walks over one draft of the wide toy's."""
 
-    def __init__(self, proposals: int) -> None:
+    def __init__(self, draft_tokens: int) -> None:
         self.pair = pair_of(WIDE.target, WIDE.drafter)
-        self.proposals = proposals
+        self.draft_tokens = draft_tokens
         self.asked: list[NeedPrefix] = []  # by the latest walk
         self.p = np.random.default_rng(3).dirichlet(np.ones(len(WIDE.target)))
         self._scores: dict[str, float] = {}
@@ -35,17 +35,17 @@ class Table:
     def first(self, chooser: RandomChooser | EnumeratingChooser) -> Emit:
         """The first token that a walk emits."""
         drafter = ToyDrafter(self.pair.drafter.letters, chooser)
-        hidden = [drafter.propose() for _ in range(self.proposals)]
-        walk = prefixes.walk(Ground(self.pair, chooser, drafted=self.proposals))
+        hidden = [drafter.propose() for _ in range(self.draft_tokens)]
+        walk = prefixes.walk(Ground(self.pair, chooser, drafted=self.draft_tokens))
         self.asked = []
         step = next(walk)
         while not isinstance(step, Emit):
             step = walk.send(self._answer(step, hidden))
         return step
 
-    def _answer(self, step: Step, hidden: list[Proposal]) -> Proposal | Row | np.ndarray | None:
+    def _answer(self, step: Step, hidden: list[DraftToken]) -> DraftToken | Row | np.ndarray | None:
         match step:
-            case NeedProposal():
+            case NeedDraftToken():
                 return hidden.pop(0) if hidden else None
             case NeedRow():
                 return Row(as_ids(*range(len(self.p))), self.p)
@@ -82,7 +82,7 @@ class Choosy(RandomChooser):
         return None if self.refusals >= 0 else super().kept(candidates, weights, keep)
 
 
-def test_blocks_of_candidates_have_the_law_of_the_residual() -> None:
+def test_blocks_of_candidates_have_the_distribution_of_the_residual() -> None:
     """The chooser of production against p, and against the enumerated share of accepted tokens."""
     table, chooser = Table(3), RandomChooser(np.random.default_rng(11))
     runs = [table.first(chooser) for _ in range(2500)]
@@ -91,7 +91,7 @@ def test_blocks_of_candidates_have_the_law_of_the_residual() -> None:
     observed = [*counts[~rare], counts[rare].sum()]
     expected = [*table.p[~rare] * len(runs), table.p[rare].sum() * len(runs)]
     assert chisquare(observed, expected).pvalue > 1e-4
-    kinds = law_of(lambda enumerating: table.first(enumerating).kind)
+    kinds = distribution_of(lambda enumerating: table.first(enumerating).kind)
     accepted = sum(run.kind is Kind.ACCEPTED for run in runs)
     share = kinds[Kind.ACCEPTED]
     assert abs(accepted - share * len(runs)) < 4 * (share * (1 - share) * len(runs)) ** 0.5
@@ -112,7 +112,7 @@ def test_nothing_is_asked_for_twice_nor_beyond_what_a_draft_can_reach() -> None:
     table.first(chooser)
     asked = [string for need in table.asked for string in need.strings]
     assert len(asked) == len(set(asked))
-    assert all(len(string) <= 2 for string in asked)  # one proposal, "ab" is the longest
+    assert all(len(string) <= 2 for string in asked)  # one draft token, "ab" is the longest
     assert all(need.tokens == 1 for need in table.asked)
 
 
@@ -120,7 +120,7 @@ def test_large_questions_are_split() -> None:
     """A question that the drafter could not answer in one message or in time would fail by what was drawn."""
     letters = [chr(place) for place in range(50)]
     pair = pair_of([*letters, *(one + other for one in letters for other in letters)], letters)
-    questions = prefixes.PieceLaw(pair, 2).of([Letters(one) for one in letters])
+    questions = prefixes.PieceDistribution(pair, 2).of([Letters(one) for one in letters])
     step, sizes = next(questions), []
     while True:
         assert isinstance(step, NeedPrefix)

@@ -1,4 +1,6 @@
-"""Dynamic token warping: the alignment, the transferred probabilities, how far the output law is from the target's."""
+"""Dynamic token warping: the alignment, the transferred probabilities, how far the output distribution is from the
+target's.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.alignment import align, edit_distance, walk
 from crossdraft.verification.methods import TOKENTIMING
-from crossdraft.verification.walk import Emit, Ground, NeedProposal, NeedRow, Step
-from tests.fakes import autoregressive_law
-from tests.verification.enumerating import EnumeratingChooser, law_of, total_variation
+from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, Step
+from tests.fakes import autoregressive_distribution
+from tests.verification.enumerating import EnumeratingChooser, distribution_of, total_variation
 from tests.verification.toys import TOYS, Setup, Toy
 from tests.vocabularies import greedy_tokens, pair_of
 
@@ -68,7 +70,7 @@ def test_equal_sequences_are_aligned_one_to_one(ones: list[str]) -> None:
 
 def test_the_papers_example() -> None:
     """Figure 2."""
-    path = align(("S", "cal", "ing", "Law"), ("Scale", "ing", "L", "aw"))
+    path = align(("S", "cal", "ing", "Distribution"), ("Scale", "ing", "L", "aw"))
     assert path == [(0, 0), (1, 0), (2, 1), (3, 2), (3, 3)]
 
 
@@ -101,16 +103,16 @@ def judged(target: Sequence[str], drafted: Sequence[tuple[str, float]]) -> tuple
     pair = pair_of(target, (*letters, "other"))
     chooser = Asked()
     steps = walk(Ground(pair, chooser, encode=greedy_tokens(pair.target)))
-    proposals = [
-        Proposal(letters.index(text), Row.of([letters.index(text), len(letters)], [chance, 1 - chance]))
+    draft_tokens = [
+        DraftToken(letters.index(text), Row.of([letters.index(text), len(letters)], [chance, 1 - chance]))
         for text, chance in drafted
     ]
     found: list[str] = []
     step: Step = next(steps)
     while True:
         match step:
-            case NeedProposal():
-                step = steps.send(proposals.pop(0) if proposals else None)
+            case NeedDraftToken():
+                step = steps.send(draft_tokens.pop(0) if draft_tokens else None)
             case NeedRow(listed=listed) if len(listed):
                 step = steps.send(Row(listed, np.array([0.5]), 0.5))
             case Emit(token, Kind.ACCEPTED):
@@ -149,17 +151,19 @@ def test_after_a_refusal_the_token_comes_from_p_itself() -> None:
         assert {one.kind for one in first} == {Kind.CORRECTED}
 
 
-@pytest.mark.parametrize("proposals", [1, 2, 3])
-def test_temperature_zero_is_the_greedy_text(proposals: int) -> None:
+@pytest.mark.parametrize("draft_tokens", [1, 2, 3])
+def test_temperature_zero_is_the_greedy_text(draft_tokens: int) -> None:
     for toy in TOYS:
-        setup = Setup(toy, TOKENTIMING, proposals, 6, temperature=0)
-        law = law_of(setup.run)
-        assert law == autoregressive_law(setup.target(None), setup.stops, 6), toy.name
-        assert len(law) == 1
+        setup = Setup(toy, TOKENTIMING, draft_tokens, 6, temperature=0)
+        distribution = distribution_of(setup.run)
+        assert distribution == autoregressive_distribution(setup.target(None), setup.stops, 6), toy.name
+        assert len(distribution) == 1
 
 
 def bias(setup: Setup) -> float:
-    return total_variation(law_of(setup.run), autoregressive_law(setup.target(None), setup.stops, setup.length))
+    return total_variation(
+        distribution_of(setup.run), autoregressive_distribution(setup.target(None), setup.stops, setup.length)
+    )
 
 
 # Total variation from autoregressive decoding, two tokens at temperature 1, K = 1, 2, 3.
@@ -179,6 +183,6 @@ BIAS = {
 def test_it_is_not_exact_above_temperature_zero(name: str) -> None:
     """Against what the paper claims; with one vocabulary too, where no probability is transferred."""
     toy = next(toy for toy in TOYS if toy.name == name)
-    found = [bias(Setup(toy, TOKENTIMING, proposals, 2)) for proposals in (1, 2, 3)]
+    found = [bias(Setup(toy, TOKENTIMING, draft_tokens, 2)) for draft_tokens in (1, 2, 3)]
     assert min(found) > 0.01
     assert found == pytest.approx(BIAS[name], abs=6e-4)

@@ -61,7 +61,7 @@ class Setup:
 
     toy: Toy
     method: Method
-    proposals: int  # K
+    draft_tokens: int  # K
     length: int  # tokens
     head: int = 99  # ids of a row that are sent unasked
     temperature: float = 1.0
@@ -87,7 +87,7 @@ class Setup:
             encode=greedy_tokens(pair.target),
             open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0)),
             open_drafter=open_drafter(NOTHING, allowed) if drafts else None,
-            governor=lock_step(self.proposals),
+            controller=lock_step(self.draft_tokens),
             max_tokens=self.length,
             context=100,
             ignore_end=self.ignore_end,

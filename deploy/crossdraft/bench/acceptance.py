@@ -51,7 +51,7 @@ class Cell:
     method: str
     drafter: str  # a model's name
     temperature: float
-    k: int  # proposals in a round
+    k: int  # draft tokens in a round
     prompts: int
     tokens: int  # emitted
     passes: int  # of the target, row misses included
@@ -59,10 +59,10 @@ class Cell:
     standard_error: float  # of tokens_per_pass, over prompts
     tokens_per_planned_pass: float  # the same with row misses not counted as passes
     acceptance: float  # share of the judged tokens that agreed with the draft
-    accepted_length: float  # proposals accepted in a round, mean over the rounds that had any
-    acceptance_at: tuple[float, ...]  # by place in a round, of the proposals judged there
+    accepted_length: float  # draft tokens accepted in a round, mean over the rounds that had any
+    acceptance_at: tuple[float, ...]  # by place in a round, of the draft tokens judged there
     row_misses: int
-    proposals: int
+    draft_tokens: int
     seconds: float  # wall clock, for all prompts together
 
 
@@ -134,7 +134,7 @@ def _print(cells: Sequence[Cell], skipped: Sequence[Skipped]) -> None:
         (*_labels(cell), *(f"{share:.1%}" for share in cell.acceptance_at), *[""] * (places - len(cell.acceptance_at)))
         for cell in cells
     ]
-    print_table("Accepted by place in a round, of the proposals judged there", names, rows)
+    print_table("Accepted by place in a round, of the draft tokens judged there", names, rows)
     for one in skipped:
         print(f"Skipped {one.method} with {one.drafter}: it {one.reason}")
 
@@ -182,7 +182,7 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
         accepted_length=sum(accepted_at) / proposed_at[0] if proposed_at else 0.0,
         acceptance_at=tuple(one / all_ if all_ else 0.0 for one, all_ in zip(accepted_at, judged_at, strict=True)),
         row_misses=misses,
-        proposals=sum(figure.proposals for figure in figures),
+        draft_tokens=sum(figure.draft_tokens for figure in figures),
         seconds=seconds,
     )
 
@@ -213,7 +213,7 @@ def shown(cell: Cell) -> tuple[str, ...]:
 
 # `crossdraft bench trees`: what it brings that a pass carries a tree of paths instead of a chain.
 
-BRANCHES = 4  # proposals of a prepared continuation
+BRANCHES = 4  # draft tokens of a prepared continuation
 HEADINGS = (
     *("method", "drafter", "T", "epochs run", "paths", "tokens/pass", "row misses", "a pass", "nodes a pass"),
     *("accepted", "branches hit"),
@@ -226,7 +226,7 @@ class Shape:
 
     overlap: bool
     paths: int
-    branches: int = 0  # proposals of each prepared continuation
+    branches: int = 0  # draft tokens of each prepared continuation
 
     @property
     def label(self) -> str:

@@ -59,7 +59,7 @@ def overlap(
     ] = "0",
     temperatures: Temperatures = [0.0, 1.0],  # noqa: B006
     method: Method = None,
-    row_width: Annotated[int, typer.Option(help="Ids of a proposal's row; the drafter draws among them.")] = 64,
+    row_width: Annotated[int, typer.Option(help="Ids of a draft token's row; the drafter draws among them.")] = 64,
     max_tokens: MaxTokens = 128,
     repeat: Annotated[int, typer.Option(help="Of each prompt with each way.")] = 1,
     ks: Annotated[list[int], typer.Option("--k", "-k", help="Of lock-step, to choose from; repeatable.")] = KS,
@@ -74,7 +74,7 @@ def overlap(
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
-    """Speed of lock-step, overlapped and governed decoding, beside plain decoding, in one run."""
+    """Speed of lock-step, overlapped and controlled decoding, beside plain decoding, in one run."""
     from crossdraft.bench import overlap as command
     from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served
@@ -229,7 +229,7 @@ def trees(
     drafter: Annotated[list[str], typer.Option(help="The same; repeatable.")] = DRAFTERS,
     method: Annotated[list[str], typer.Option(help="Repeatable.")] = ["coupled", "tli"],  # noqa: B006
     temperatures: Temperatures = [1.0, 0.6],  # noqa: B006
-    k: Annotated[int, typer.Option("--k", "-k", help="Proposals that a pass waits for.")] = 5,
+    k: Annotated[int, typer.Option("--k", "-k", help="Draft tokens that a pass waits for.")] = 5,
     max_tokens: MaxTokens = 64,
     concurrency: Annotated[int, typer.Option(min=1, help="Generations at once.")] = 4,
     json_file: JsonFile = None,
@@ -251,16 +251,16 @@ def overhead(
     tokens: Annotated[int, typer.Option(min=8, help="Of each output.")] = 256,
     outputs: Annotated[int, typer.Option(min=1, help="Of each method, in each way.")] = 4,
     pass_ms: Annotated[float, typer.Option(min=0, help="That a pass takes, slept.")] = 20.0,
-    proposal_ms: Annotated[float, typer.Option(min=0, help="That a proposal takes, slept.")] = 1.0,
-    k: Annotated[int, typer.Option("--k", "-k", help="Proposals that a pass waits for.")] = 5,
-    branches: Annotated[int, typer.Option(min=1, help="Proposals of each prepared continuation.")] = 4,
+    draft_token_ms: Annotated[float, typer.Option(min=0, help="That a draft token takes, slept.")] = 1.0,
+    k: Annotated[int, typer.Option("--k", "-k", help="Draft tokens that a pass waits for.")] = 5,
+    branches: Annotated[int, typer.Option(min=1, help="Draft tokens of each prepared continuation.")] = 4,
     profile: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a profile of this process there.")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """CPU time of the orchestrator for a pass, and bytes for a token, with large made-up vocabularies."""
     from crossdraft.bench import overhead as command
 
-    plan = command.Plan(size, tokens, outputs, pass_ms, proposal_ms, k, branches)
+    plan = command.Plan(size, tokens, outputs, pass_ms, draft_token_ms, k, branches)
     command.measure(method, plan, json_file, profile)
 
 
@@ -409,7 +409,7 @@ def device(
 app.add_typer(bench_serving_app)
 Drafter = Annotated[list[str], typer.Option(help="The same; repeatable. `standard` takes the target's own model.")]
 Methods = Annotated[list[str], typer.Option("--method", help="Repeatable.")]
-Proposals = Annotated[list[int], typer.Option("--k", "-k", help="Proposals in a round; repeatable.")]
+DraftTokens = Annotated[list[int], typer.Option("--k", "-k", help="Draft tokens in a round; repeatable.")]
 Affinities = Annotated[
     list[str] | None,
     typer.Option("--affinity", metavar="NAME=FILE", help="A drafter's file of `crossdraft affinity`; repeatable."),
@@ -425,7 +425,7 @@ def acceptance(
     drafter: Drafter = DRAFTERS,
     methods: Methods = list(METHOD_NAMES),  # noqa: B006 - typer copies it
     temperatures: Temperatures = [0.0, 0.6, 1.0],  # noqa: B006
-    proposals: Proposals = [5],  # noqa: B006
+    draft_tokens: DraftTokens = [5],  # noqa: B006
     max_tokens: MaxTokens = 128,
     concurrency: Annotated[int, typer.Option(help="Generations at once.")] = 16,
     affinity: Affinities = None,
@@ -435,7 +435,7 @@ def acceptance(
     from crossdraft.bench import acceptance as command
     from crossdraft.bench.harness import Workload, affinities_of, prompts_of, settings_of
 
-    settings = settings_of(target, drafter, methods, temperatures, proposals)
+    settings = settings_of(target, drafter, methods, temperatures, draft_tokens)
     files = affinities_of(affinity or (), drafter)
     workload = Workload(target, settings, prompts_of(prompts, limit), max_tokens, files)
     command.measure(workload, concurrency, json_file)
@@ -449,7 +449,7 @@ def round_(
     drafter: Drafter = DRAFTERS[1:2],
     methods: Methods = METHODS,
     temperatures: Temperatures = [1.0],  # noqa: B006
-    proposals: Proposals = [5],  # noqa: B006
+    draft_tokens: DraftTokens = [5],  # noqa: B006
     max_tokens: MaxTokens = 128,
     json_file: JsonFile = None,
 ) -> None:
@@ -457,7 +457,7 @@ def round_(
     from crossdraft.bench import overhead as command
     from crossdraft.bench.harness import Workload, prompts_of, settings_of
 
-    settings = settings_of(target, drafter, methods, temperatures, proposals)
+    settings = settings_of(target, drafter, methods, temperatures, draft_tokens)
     command.rounds_measure(Workload(target, settings, prompts_of(prompts, limit), max_tokens), json_file)
 
 
@@ -468,7 +468,7 @@ def expected(
     target: Target = "bundled:target",
     drafter: Drafter = DRAFTERS,
     temperatures: Temperatures = [0.0, 0.6, 1.0],  # noqa: B006
-    k: Annotated[int, typer.Option("--k", "-k", help="Proposals whose text counts.")] = 5,
+    k: Annotated[int, typer.Option("--k", "-k", help="Draft tokens whose text counts.")] = 5,
     least: Annotated[
         float, typer.Option(help="Follow no draft that still agrees with a smaller probability; 0 is exact, and slow.")
     ] = 1e-4,
@@ -487,20 +487,20 @@ def expected(
 
 
 @app.command()
-def law(
+def distribution(
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "for i in range(",
     count: Annotated[int, typer.Option(help="Continuations of each setting.")] = 20_000,
     target: Target = "bundled:target",
     drafter: Drafter = DRAFTERS[1:2],
     methods: Methods = list(METHOD_NAMES),  # noqa: B006
-    k: Annotated[int, typer.Option("--k", "-k", help="Proposals in a round.")] = 3,
+    k: Annotated[int, typer.Option("--k", "-k", help="Draft tokens in a round.")] = 3,
     concurrency: Annotated[int, typer.Option(help="Generations at once.")] = 32,
     transformers: Annotated[int, typer.Option(help="As many by transformers' assisted generation, to compare.")] = 0,
     affinity: Affinities = None,
     json_file: JsonFile = None,
 ) -> None:
     """Whether sampled tokens have the target's distribution: chi-square tests over many continuations."""
-    from crossdraft.bench import law as command
+    from crossdraft.bench import exactness as command
     from crossdraft.bench.harness import Workload, affinities_of, settings_of
 
     settings = settings_of(target, drafter, methods, [1.0], [k])
@@ -534,7 +534,7 @@ def pruning(
     drafter: Drafter = DRAFTERS[:2],
     methods: Methods = ["slem"],  # noqa: B006
     temperatures: Temperatures = [0.0],  # noqa: B006
-    proposals: Proposals = [5],  # noqa: B006
+    draft_tokens: DraftTokens = [5],  # noqa: B006
     max_tokens: MaxTokens = 128,
     share: Shares = SHARES,
     corpus: Annotated[Path | None, typer.Option(help="What to rank by; by default Python's own sources.")] = None,
@@ -545,7 +545,7 @@ def pruning(
     from crossdraft.bench import acceptance as command
     from crossdraft.bench.harness import Workload, prompts_of, settings_of
 
-    settings = settings_of(target, drafter, methods, temperatures, proposals)
+    settings = settings_of(target, drafter, methods, temperatures, draft_tokens)
     workload = Workload(target, settings, prompts_of(prompts, limit), max_tokens)
     command.pruning_measure(command.Plan(workload, tuple(share), corpus, concurrency), json_file)
 
@@ -566,7 +566,7 @@ def head(
 @app.command()
 def verification(
     methods: Methods = VERIFIED,
-    k: Annotated[int, typer.Option("--k", "-k", min=1, max=64, help="Proposals in a round.")] = 5,
+    k: Annotated[int, typer.Option("--k", "-k", min=1, max=64, help="Draft tokens in a round.")] = 5,
     width: Annotated[int, typer.Option(min=1, help="Ids of a row, on both sides.")] = 512,
     size: Annotated[int, typer.Option(min=1000, help="Ids of each vocabulary.")] = 128_000,
     rounds: Annotated[int, typer.Option(min=20, help="Of each method.")] = 500,
@@ -600,9 +600,9 @@ def inflate(
 
 
 @app.command()
-def governor(
+def controller(
     acceptance: Annotated[
-        list[float], typer.Option(min=0, max=1, help="Of a proposal; this and the next three are repeatable.")
+        list[float], typer.Option(min=0, max=1, help="Of a draft token; this and the next three are repeatable.")
     ] = ACCEPTANCES,
     token: Annotated[list[float], typer.Option(min=0.001, help="Of the drafter, in plain passes.")] = TOKEN_COSTS,
     trip: Annotated[list[float], typer.Option(min=0, help="To the drafter and back, in plain passes.")] = TRIPS,
@@ -611,7 +611,7 @@ def governor(
     branches: Annotated[bool, typer.Option(help="Prepared continuations, of which half match.")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Simulated: the governor beside the best fixed way, over acceptance, speeds and distance; no model runs."""
+    """Simulated: the controller beside the best fixed way, over acceptance, speeds and distance; no model runs."""
     from crossdraft.bench import controller as command
 
     costs = command.Costs(tuple(acceptance), tuple(token), tuple(trip), tuple(node))

@@ -1,4 +1,4 @@
-"""`crossdraft bench governor`: governed generations beside the best fixed way, in simulations of many pairs."""
+"""`crossdraft bench controller`: controlled generations beside the best fixed way, in simulations of many pairs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from crossdraft.bench.harness import print_table, write_json
-from crossdraft.speculation.choice import PLAIN, Choice, Governor, Workload, lock_step
+from crossdraft.speculation.choice import PLAIN, Choice, Controller, Workload, lock_step
 from crossdraft.speculation.controller import Adaptive, Limits
 from crossdraft.speculation.cost_model import forecast
 from crossdraft.speculation.simulator import simulate
@@ -20,7 +20,7 @@ MATCHES = 0.7  # of the acceptance: what agrees with a token that the target dre
 SHORT = 512  # tokens
 SHORT_RUNS = 7
 FINALISTS = 4  # fixed ways that are simulated, the best by forecast
-COLUMNS = ("acceptance", "token", "round trip", "node", "best fixed", "governed / best", "512 tokens / plain", "way")
+COLUMNS = ("acceptance", "token", "round trip", "node", "best fixed", "controlled / best", "512 tokens / plain", "way")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def measure(costs: Costs, tokens: int, branches: bool, json_path: Path | None) -
     cells = [_cell(*value, tokens=tokens, branches=branches) for value in values]
     print_table("Speeds in tokens a plain pass", COLUMNS, [_shown(cell) for cell in cells])
     for name, shares in (
-        ("governed / best fixed", [cell.governed / cell.best for cell in cells]),
+        ("controlled / best fixed", [cell.governed / cell.best for cell in cells]),
         ("512 tokens / plain", [cell.short for cell in cells]),
     ):
         low = sum(share < 0.97 for share in shares)
@@ -106,7 +106,7 @@ def _cell(acceptance: float, token: float, trip: float, node: float, tokens: int
     return Cell(acceptance, token, trip, node, _speed(workload, way, tokens, 2), _name(way), governed, short)
 
 
-def _speed(workload: Workload, how: Choice | Governor, tokens: int, seed: int) -> float:
+def _speed(workload: Workload, how: Choice | Controller, tokens: int, seed: int) -> float:
     return PASS * simulate(workload, how, tokens, np.random.default_rng(seed), JITTER).speed
 
 

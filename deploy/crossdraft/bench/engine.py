@@ -23,9 +23,9 @@ from crossdraft.engine.loader import CannotPruneError, cut_of, load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.requests import Work
 from crossdraft.engine.resizing import random_model
-from crossdraft.engine.row_builder import drafting_laws, tempered
+from crossdraft.engine.row_builder import drafting_distributions, tempered
 from crossdraft.engine.runner import Forwards, pack
-from crossdraft.engine.sampler import Clocks, Law, RandomDraws
+from crossdraft.engine.sampler import Clocks, Distribution, RandomDraws
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
@@ -328,7 +328,7 @@ def pass_times(model: PreTrainedModel, nodes: Sequence[int], turns: int) -> list
     return [median(times) for times in found]
 
 
-# Where the time of a drafting step goes: layers, LM head, law, draw; with the whole head and with cut ones.
+# Where the time of a drafting step goes: layers, LM head, distribution, draw; with the whole head and with cut ones.
 #
 # What is counted is the processor time of one thread, which other work on the machine hardly changes.
 
@@ -344,48 +344,48 @@ class StepTime:
 
     layers: float  # all of the forward but the head
     head: float
-    law: float  # softmax, order, rounding
+    distribution: float  # softmax, order, rounding
     draw: float
 
     @property
     def total(self) -> float:
         """All parts."""
-        return self.layers + self.head + self.law + self.draw
+        return self.layers + self.head + self.distribution + self.draw
 
     @property
-    def head_and_law(self) -> float:
+    def head_and_distribution(self) -> float:
         """Their share, which grows with the vocabulary."""
-        return (self.head + self.law) / self.total
+        return (self.head + self.distribution) / self.total
 
 
 class Drawing(Protocol):
-    """How proposals are drawn."""
+    """How draft tokens are drawn."""
 
-    def law(self, logits: Tensor) -> Any:
+    def distribution(self, logits: Tensor) -> Any:
         """What is drawn from, of one row of logits (1, V)."""
         ...
 
-    def draw(self, law: Any, offset: int) -> int:
+    def draw(self, distribution: Any, offset: int) -> int:
         """A draw from it."""
         ...
 
 
 class FromRows:
-    """At random from the most probable ids, as for methods whose proposals carry rows."""
+    """At random from the most probable ids, as for methods whose draft tokens carry rows."""
 
     def __init__(self, row_width: int) -> None:
         """`row_width`: as in `OpenDrafter`."""
         self._row_width = row_width
         self._draws = RandomDraws(np.random.default_rng(0))
 
-    def law(self, logits: Tensor) -> Law:
+    def distribution(self, logits: Tensor) -> Distribution:
         """As in `Drawing`."""
-        (law,) = drafting_laws(logits, OPTIONS, self._row_width)
-        return law
+        (distribution,) = drafting_distributions(logits, OPTIONS, self._row_width)
+        return distribution
 
-    def draw(self, law: Law, offset: int) -> int:
+    def draw(self, distribution: Distribution, offset: int) -> int:
         """As in `Drawing`."""
-        return self._draws.draw(*law, offset)
+        return self._draws.draw(*distribution, offset)
 
 
 class Keyed:
@@ -396,13 +396,13 @@ class Keyed:
         noise = KeyedNoise([Letters(str(token)) for token in range(size)], [0] * size)
         self._clocks = Clocks(noise, torch.device("cpu"))
 
-    def law(self, logits: Tensor) -> Tensor:
+    def distribution(self, logits: Tensor) -> Tensor:
         """As in `Drawing`."""
         return tempered(logits, OPTIONS)
 
-    def draw(self, law: Tensor, offset: int) -> int:
+    def draw(self, distribution: Tensor, offset: int) -> int:
         """As in `Drawing`."""
-        return int(self._clocks.arrivals(law, [(NoiseKey(0), offset)]).argmin())
+        return int(self._clocks.arrivals(distribution, [(NoiseKey(0), offset)]).argmin())
 
 
 def model_of(name: str) -> PreTrainedModel:
@@ -449,9 +449,9 @@ def _draft(engine: Engine, head: nn.Module, drawing: Drawing) -> list[StepTime]:
             began = time.thread_time()
             (logits,) = engine.forward([Work("draft", tuple(ids))])
             forwarded = time.thread_time()
-        law = drawing.law(logits)
+        distribution = drawing.distribution(logits)
         made = time.thread_time()
-        ids.append(drawing.draw(law, step))
+        ids.append(drawing.draw(distribution, step))
         drawn = time.thread_time()
         times.append(StepTime(forwarded - began - spent.seconds, spent.seconds, made - forwarded, drawn - made))
     return times
@@ -564,7 +564,7 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 # `crossdraft bench head`: how much of a drafting step is LM head and softmax, with whole and with cut heads.
 
-ROW_WIDTH = 64  # ids of a proposal's row, as the pipeline asks for
+ROW_WIDTH = 64  # ids of a draft token's row, as the pipeline asks for
 COLUMNS = ("drafter", "drawn from", "keep", "layers", "head", "softmax", "draw", "step", "head + softmax", "faster")
 
 
@@ -627,7 +627,7 @@ def _measured(name: str, shares: Sequence[float], turns: int) -> list[Measured]:
 
 def _of(name: str, way: str, keep: int, time: StepTime, whole: StepTime) -> Measured:
     layers, head, softmax, draw = (MILLISECONDS * part for part in astuple(time))
-    return Measured(name, way, keep, layers, head, softmax, draw, time.head_and_law, whole.total / time.total)
+    return Measured(name, way, keep, layers, head, softmax, draw, time.head_and_distribution, whole.total / time.total)
 
 
 def shown(one: Measured) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """`crossdraft bench expected`: expected acceptance of one token after each prompt, from whole rows.
 
-Nothing is drawn: the models' laws are read, and `verification.expectation` computes what each method would accept. So
-there is no sampling error within a prompt, and methods can be compared prompt by prompt.
+Nothing is drawn: the models' distributions are read, and `verification.expectation` computes what each method would
+accept. So there is no sampling error within a prompt, and methods can be compared prompt by prompt.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import LoadedModel, load_model
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import Work
-from crossdraft.engine.row_builder import law
+from crossdraft.engine.row_builder import distribution
 from crossdraft.session.resolution import tokenization_of
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import Letters, Side, from_bytes
@@ -47,7 +47,7 @@ class Question:
     drafters: tuple[str, ...]
     prompts: tuple[str, ...]
     temperatures: tuple[float, ...]
-    k: int  # proposals whose text counts
+    k: int  # draft tokens whose text counts
     least: float  # rows are not asked for where both sides still agree with a smaller probability
     affinities: Mapping[str, Path]  # by a drafter's name
     after: int = 0  # tokens of the target's greedy continuation before the token that is judged
@@ -120,7 +120,7 @@ def measure(question: Question, json_path: Path | None) -> None:
 Found = dict[float, dict[str, list[Expected]]]  # by temperature and method, one entry a prompt
 
 
-# Whole rows of a model, without a service: for what is computed from laws instead of being sampled.
+# Whole rows of a model, without a service: for what is computed from distributions instead of being sampled.
 
 
 class WholeRows:
@@ -145,7 +145,7 @@ class WholeRows:
 
     @torch.inference_mode()
     def after(self, ids: tuple[int, ...], temperature: float, allowed: Ids | None = None) -> Row:
-        """The law of the token after `ids`, no truncation; ids of probability 0 are left out.
+        """The distribution of the token after `ids`, no truncation; ids of probability 0 are left out.
 
         Args:
             ids: what the model is fed, prompt included, at least one.
@@ -159,17 +159,17 @@ class WholeRows:
             (self._logits[ids],) = self._engine.forward([Work(SESSION, ids)])
         logits = self._logits[ids]
         places = torch.arange(logits.shape[-1]) if allowed is None else torch.from_numpy(allowed)
-        (probabilities,) = law(logits[:, places.to(logits.device)], SamplingOptions(temperature)).cpu()
+        (probabilities,) = distribution(logits[:, places.to(logits.device)], SamplingOptions(temperature)).cpu()
         possible = probabilities > 0
         return Row(places[possible].numpy(), probabilities[possible].numpy())
 
 
-# Models whose laws are read as they are, without services: what `crossdraft bench expected` computes from.
+# Models whose distributions are read as they are, without services: what `crossdraft bench expected` computes from.
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model with what reads its laws."""
+    """A model with what reads its distributions."""
 
     name: str
     tokenization: Tokenization
@@ -225,7 +225,7 @@ def _draftings(
     pair: Pair,
     affinity: Affinity | None,
 ) -> Iterator[tuple[str, Drafting]]:
-    """Each method that the pair can do, with the law that its proposals are drawn from."""
+    """Each method that the pair can do, with the distribution that its draft tokens are drawn from."""
     for method in (METHODS[name] for name in EXPECTATIONS):
         shared = pair.shared_drafter_ids if method.shared_only else None
         if (method.same_vocabulary and not pair.same_vocabulary) or (shared is not None and not len(shared)):
@@ -235,9 +235,9 @@ def _draftings(
             if affinity is None:
                 continue
             shared, redistribute = affinity.drafter_ids, affinity.redistribute
-        law = Law(drafter.rows, ids, temperature, shared, redistribute)
+        distribution = Distribution(drafter.rows, ids, temperature, shared, redistribute)
         whose = Whose.TARGET if method.redistributed else Whose.DRAFTER
-        yield method.name, Drafting(pair, law.after, question.k, question.least, whose)
+        yield method.name, Drafting(pair, distribution.after, question.k, question.least, whose)
 
 
 def _cell(question: Question, method: str, drafter: str, temperature: float, found: Sequence[Expected]) -> Cell:
@@ -262,7 +262,7 @@ def _print(question: Question, cells: Sequence[Cell], comparisons: Sequence[Comp
     found = {(cell.drafter, cell.temperature, cell.method): f"{cell.acceptance:.4f}" for cell in cells}
     names = [name for name in EXPECTATIONS if any(cell.method == name for cell in cells)]
     print_table(
-        f"Expected acceptance of a round's first token, text of {question.k} proposals",
+        f"Expected acceptance of a round's first token, text of {question.k} draft tokens",
         (*COLUMNS, *names),
         _by_cell(question, names, found),
     )
@@ -287,8 +287,8 @@ def _by_cell(
 
 
 @dataclass(frozen=True, eq=False)
-class Law:
-    """What a drafter's proposals are drawn from, after a prompt."""
+class Distribution:
+    """What a drafter's draft tokens are drawn from, after a prompt."""
 
     rows: WholeRows
     ids: tuple[int, ...]  # of the prompt

@@ -38,7 +38,7 @@ class Setting:
     method: str
     drafter: str  # a model's name
     temperature: float
-    k: int  # proposals in a round
+    k: int  # draft tokens in a round
 
     def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
         """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run.
@@ -277,7 +277,7 @@ def _interval(statistic: Callable[[npt.NDArray[np.int64]], Floats], count: int, 
     return Ratio(float(statistic(np.arange(count))), float(low), float(high))
 
 
-# Whether counts fit a law: Pearson's chi-square test.
+# Whether counts fit a distribution: Pearson's chi-square test.
 
 LEAST = 5.0  # expected count of a cell; smaller ones are pooled
 
@@ -289,20 +289,20 @@ class Fit:
     count: int  # of draws
     statistic: float
     freedom: int  # degrees of freedom: cells less one
-    p: float  # probability of a statistic at least as large, if the draws have the law
+    p: float  # probability of a statistic at least as large, if the draws have the distribution
 
 
-def fit_of(counts: Mapping[int, int], law: Probabilities) -> Fit | None:
-    """Compares draws with their law; None if there are too few for two cells.
+def fit_of(counts: Mapping[int, int], distribution: Probabilities) -> Fit | None:
+    """Compares draws with their distribution; None if there are too few for two cells.
 
     Args:
         counts: how often each id was drawn.
-        law: probability of each id, shape (V,), sums to one.
+        distribution: probability of each id, shape (V,), sums to one.
     """
-    drawn = np.zeros(len(law))
+    drawn = np.zeros(len(distribution))
     drawn[list(counts)] = list(counts.values())
     total = float(drawn.sum())
-    expected = total * law
+    expected = total * distribution
     large = expected >= LEAST
     observed = np.append(drawn[large], drawn[~large].sum())
     wanted = np.append(expected[large], expected[~large].sum())
@@ -341,7 +341,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 @dataclass(frozen=True)
 class SpeedCurve:
-    """Speed of one drafter and method against the number of proposals; 1 is decoding without a drafter."""
+    """Speed of one drafter and method against the number of draft tokens; 1 is decoding without a drafter."""
 
     label: str
     expected: Mapping[int, float]  # by K
@@ -378,7 +378,7 @@ def plot_speeds(path: Path, title: str, curves: Sequence[SpeedCurve]) -> None:
         axes.errorbar(aside, curve.measured, curve.error, fmt="o", color=colour, markersize=6, markeredgecolor="white")
     axes.axhline(1.0, color="black", linewidth=1.0, linestyle=":")
     axes.annotate("without a drafter", (0.99, 1.0), xycoords=("axes fraction", "data"), ha="right", va="bottom")
-    axes.set_xlabel("K, proposals in a round")
+    axes.set_xlabel("K, draft tokens in a round")
     axes.set_ylabel("speed, of that without a drafter")
     axes.set_ylim(bottom=0.0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -2,7 +2,7 @@
 
     python -m crossdraft.bench.made_up target|drafter METHOD SIZE MILLISECONDS
 
-They answer one method's sessions, with rows of 64 ids over vocabularies of SIZE; a pass, or a proposal, takes so
+They answer one method's sessions, with rows of 64 ids over vocabularies of SIZE; a pass, or a draft token, takes so
 many milliseconds, which are slept.
 """
 
@@ -52,7 +52,7 @@ from crossdraft.types.messages import (
     Score,
     Scored,
 )
-from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Proposal, Row, Whose
+from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Probabilities, Row, Whose
 from crossdraft.types.trees import Path
 from crossdraft.verification.chooser import Chooser, RandomChooser
 from crossdraft.verification.methods import Method, method_named
@@ -111,19 +111,19 @@ class Language:
 
     def target_row(self, text: Letters, width: int, listed: Ids) -> Row:
         """The target's row after `text`: its most probable ids, those listed, and the rest as tail."""
-        law = self._law(text, self.pair.target, drafted=False)
-        return _cut(law, width, listed)
+        distribution = self._distribution(text, self.pair.target, drafted=False)
+        return _cut(distribution, width, listed)
 
     def drafter_row(self, text: Letters, width: int, *, shared: bool, redistributed: bool) -> Row:
         """A row that the drafter draws from: whole, over its own ids, those of T∩D, or target ids."""
         vocabulary = self.pair.target if redistributed else self.pair.drafter
-        ids, weights = self._law(text, vocabulary, drafted=True)
+        ids, weights = self._distribution(text, vocabulary, drafted=True)
         if shared and not redistributed:
             known = self.pair.to_target_ids(ids) >= 0
             ids, weights = ids[known], weights[known]
         return Row.of(ids[:width], weights[:width])
 
-    def _law(self, text: Letters, vocabulary: Vocabulary, *, drafted: bool) -> tuple[Ids, Probabilities]:
+    def _distribution(self, text: Letters, vocabulary: Vocabulary, *, drafted: bool) -> tuple[Ids, Probabilities]:
         """Ids by falling probability."""
         begins = self.expected(text, LONGEST)
         prefixes = [known[0] for end in range(LONGEST, 0, -1) if (known := vocabulary.ids_of(Letters(begins[:end])))]
@@ -152,7 +152,7 @@ class World:
 
     method: Method
     size: int
-    seconds: float  # that a pass or a proposal takes
+    seconds: float  # that a pass or a draft token takes
     language: Language
     noises: Noises
 
@@ -188,7 +188,7 @@ class DrafterService:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """What draws proposals of a made-up language."""
+    """What draws draft tokens of a made-up language."""
 
     language: Language
     noises: Noises
@@ -198,13 +198,13 @@ class Guesser:
     chooser: Chooser
 
     def row(self, text: Letters) -> Row:
-        """What a proposal after a text is drawn from."""
+        """What a draft token after a text is drawn from."""
         method = self.method
         return self.language.drafter_row(
             text, self.width, shared=method.shared_only, redistributed=method.redistributed
         )
 
-    def proposal(self, text: Letters) -> Proposal:
+    def draft_token(self, text: Letters) -> DraftToken:
         """After a text."""
         row = self.row(text)
         if self.method.keyed:
@@ -212,12 +212,12 @@ class Guesser:
         else:
             token = int(row.ids[self.chooser.categorical(row.probabilities)])
         whose = Whose.TARGET if self.method.redistributed else Whose.DRAFTER
-        return Proposal(token, row if self.method.drafter_rows else None, whose)
+        return DraftToken(token, row if self.method.drafter_rows else None, whose)
 
-    def letters_of(self, proposal: Proposal) -> Letters:
+    def letters_of(self, draft_token: DraftToken) -> Letters:
         """Its letters."""
         pair = self.language.pair
-        return (pair.target if self.method.redistributed else pair.drafter).letters[proposal.token]
+        return (pair.target if self.method.redistributed else pair.drafter).letters[draft_token.token]
 
 
 @dataclass(eq=False)
@@ -227,13 +227,15 @@ class DrafterSession:
     guesser: Guesser
     seconds: float
     text: Letters = NOTHING
-    branches: dict[int, tuple[Proposal, ...]] = field(default_factory=dict)  # those of the epoch, by number
+    branches: dict[int, tuple[DraftToken, ...]] = field(default_factory=dict)  # those of the epoch, by number
     count: int = 0  # branches of the session
     packing: Packing = field(init=False)
-    growing: "deque[tuple[int, Branch]]" = field(init=False)  # with the number of proposals at which each is finished
+    growing: "deque[tuple[int, Branch]]" = field(
+        init=False
+    )  # with the number of draft tokens at which each is finished
 
     def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
-        """Proposals, one after the other, and prepared continuations."""
+        """Draft tokens, one after the other, and prepared continuations."""
         return Conversation(self).replies(requests)
 
     async def close(self) -> None:
@@ -245,8 +247,8 @@ class DrafterSession:
         self.text = Letters(self.text[: request.offset] + request.letters)
         self.packing, self.growing = Packing(epoch), deque()
         adopted, self.branches = self.branches.get(request.adopt, ()), {}
-        for proposal in adopted:
-            self._propose(proposal)
+        for draft_token in adopted:
+            self._propose(draft_token)
         if adopted and not self.guesser.method.drafter_rows:  # the other side has them
             epoch.sent = len(adopted)
             self.packing = Packing(epoch)
@@ -266,32 +268,32 @@ class DrafterSession:
         raise ProtocolBroken("an imagined drafter has no scores")
 
     def _step(self, epoch: Epoch) -> None:
-        """One more proposal; its branches are finished so many steps later as they have proposals."""
-        before, proposal = self.text, self.guesser.proposal(self.text)
-        for branch in self._prepared(epoch, before, proposal):
+        """One more draft token; its branches are finished so many steps later as they have draft tokens."""
+        before, draft_token = self.text, self.guesser.draft_token(self.text)
+        for branch in self._prepared(epoch, before, draft_token):
             self.growing.append((self.packing.made + epoch.request.branch_depth, branch))
-        self._propose(proposal)
+        self._propose(draft_token)
         while self.growing and self.growing[0][0] <= self.packing.made:
             self.packing.prepare(self.growing.popleft()[1])
 
-    def _propose(self, proposal: Proposal) -> None:
-        self.text = Letters(self.text + self.guesser.letters_of(proposal))
-        self.packing.propose(proposal)
+    def _propose(self, draft_token: DraftToken) -> None:
+        self.text = Letters(self.text + self.guesser.letters_of(draft_token))
+        self.packing.propose(draft_token)
 
-    def _prepared(self, epoch: Epoch, text: Letters, drawn: Proposal) -> Iterator[Branch]:
+    def _prepared(self, epoch: Epoch, text: Letters, drawn: DraftToken) -> Iterator[Branch]:
         depth, width = epoch.request.branch_depth, epoch.request.branch_width
         if not depth:
             return
         row = self.guesser.row(text)
         for token in [int(one) for one in row.ids if one != drawn.token][:width]:
-            letters = self.guesser.letters_of(Proposal(token, None, drawn.whose))
-            after, proposals = Letters(text + letters), []
+            letters = self.guesser.letters_of(DraftToken(token, None, drawn.whose))
+            after, draft_tokens = Letters(text + letters), []
             for _ in range(depth):
-                proposals.append(self.guesser.proposal(after))
-                after = Letters(after + self.guesser.letters_of(proposals[-1]))
+                draft_tokens.append(self.guesser.draft_token(after))
+                after = Letters(after + self.guesser.letters_of(draft_tokens[-1]))
             self.count += 1
-            self.branches[self.count] = tuple(proposals)
-            yield Branch(self.count, len(text), letters, tuple(one.token for one in proposals))
+            self.branches[self.count] = tuple(draft_tokens)
+            yield Branch(self.count, len(text), letters, tuple(one.token for one in draft_tokens))
 
 
 async def _main(role: str, method: Method, size: int, milliseconds: float) -> None:
@@ -363,7 +365,7 @@ class InMemory:
         match request:
             case Draft():
                 self._drafted = Letters(self._drafted[: request.offset] + request.letters)
-                return Drafted(request.epoch, tuple(self._proposals(request.count)), 0.0)
+                return Drafted(request.epoch, tuple(self._draft_tokens(request.count)), 0.0)
             case Pass():
                 return self._passed(request)
             case FetchRow(number, node, listed):
@@ -372,11 +374,11 @@ class InMemory:
                 return RowFetched(number, node, row)
         return None
 
-    def _proposals(self, count: int) -> Iterator[Proposal]:
+    def _draft_tokens(self, count: int) -> Iterator[DraftToken]:
         for _ in range(count):
-            proposal = self._guesser.proposal(self._drafted)
-            self._drafted = Letters(self._drafted + self._guesser.letters_of(proposal))
-            yield proposal
+            draft_token = self._guesser.draft_token(self._drafted)
+            self._drafted = Letters(self._drafted + self._guesser.letters_of(draft_token))
+            yield draft_token
 
     def _passed(self, sent: Pass) -> PassDone:
         letters_of = self._language.pair.target.letters_of
@@ -452,7 +454,7 @@ SHARED_MERGES = 0.6  # of a vocabulary: the first merges of both are the same
 LONGEST = 14  # letters of a token
 EXPECTED = 0.8  # the probability of the tokens that the expected text begins with
 DISAGREEMENT = 1.5  # gives an acceptance of 0.5 to 0.7
-OTHERS = 1200  # other tokens that a law gives some probability
+OTHERS = 1200  # other tokens that a distribution gives some probability
 LETTERS = " etaoinshrdlucmfwypvbgkqjxz"
 _CUMULATIVE = list(accumulate((6.0, *(1 / (place + 2) for place in range(26)))))
 _SPACE = "Ġ"  # how byte-level BPE writes a space
@@ -502,10 +504,10 @@ def tokenization(size: int, side: Side) -> Tokenization:
     return Tokenization(text, Vocabulary.build(text, size, (), (), side))
 
 
-def _cut(law: tuple[Ids, Probabilities], width: int, listed: Ids) -> Row:
+def _cut(distribution: tuple[Ids, Probabilities], width: int, listed: Ids) -> Row:
     """The head, the listed ids that are not in it, and the tail."""
-    whole = Row(*law)
-    ids = np.concatenate([law[0][:width], np.setdiff1d(listed, law[0][:width])])
+    whole = Row(*distribution)
+    ids = np.concatenate([distribution[0][:width], np.setdiff1d(listed, distribution[0][:width])])
     probabilities = whole.probabilities_of(ids)
     return Row(ids, probabilities, 0.0 if width >= len(whole.ids) else max(0.0, 1.0 - float(probabilities.sum())))
 

@@ -75,9 +75,9 @@ class Plan:
     tokens: int  # of each output
     outputs: int  # of each method, in each way
     pass_ms: float  # that a pass takes
-    proposal_ms: float  # that a proposal takes
-    k: int  # proposals that a pass waits for
-    branches: int  # proposals of each prepared continuation
+    draft_token_ms: float  # that a draft token takes
+    k: int  # draft tokens that a pass waits for
+    branches: int  # draft tokens of each prepared continuation
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Cost:
     target_bytes: float  # ... of them to and from the target
     drafter_bytes: float
     events: float  # that the state machine handled, for a pass
-    acceptance: float  # of the proposals that were judged
+    acceptance: float  # of the draft tokens that were judged
     tokens_per_pass: float
     branches_hit: float
 
@@ -178,7 +178,7 @@ async def _costs(
     for method in methods:
         wanted = [
             Imagined(role, "", 1, method=method.name, size=plan.size, milliseconds=milliseconds)
-            for role, milliseconds in (("target", plan.pass_ms), ("drafter", plan.proposal_ms))
+            for role, milliseconds in (("target", plan.pass_ms), ("drafter", plan.draft_token_ms))
         ]
         async with AsyncExitStack() as stack:
             target, drafter = await stack.enter_async_context(running(wanted))
@@ -257,7 +257,7 @@ class Round:
     method: str
     drafter: str  # a model's name
     temperature: float
-    k: int  # proposals in a round
+    k: int  # draft tokens in a round
     generations: int
     rounds: int
     drafter_ms: float  # in its model, draws included
@@ -449,7 +449,7 @@ class VerificationCost:
     """What the rounds of one method took."""
 
     method: str
-    k: int  # proposals in a round
+    k: int  # draft tokens in a round
     width: int  # ids of a row, on both sides
     rounds: int
     median_ms: float
@@ -463,7 +463,7 @@ class VerificationCost:
 class Shape:
     """What is measured."""
 
-    k: int  # proposals in a round
+    k: int  # draft tokens in a round
     width: int  # ids of a row, on both sides
     rounds: int
     size: int  # ids of each vocabulary
@@ -518,7 +518,7 @@ def assignment(method: Method, pair: Pair, target: Tokenization, shape: Shape, s
         encode=target.encode_continuation,
         open_target=OpenTarget((0,), options, noise, shape.width),
         open_drafter=OpenDrafter(NOTHING, options, noise if method.keyed else None, shape.width),
-        governor=lock_step(shape.k),
+        controller=lock_step(shape.k),
         max_tokens=TOKENS,
         context=10 * TOKENS,
         tree_budget=2 * shape.k + NODES_BESIDE_THE_DRAFT,
@@ -562,8 +562,8 @@ def _unread(reply: Reply_of_events) -> Reply_of_events:
         nodes = tuple(replace(node) if isinstance(node, Row) else node for node in reply.nodes)
         return replace(reply, nodes=nodes)
     if isinstance(reply, Drafted):
-        proposals = (replace(one, row=one.row and replace(one.row)) for one in reply.proposals)
-        return replace(reply, proposals=tuple(proposals))
+        draft_tokens = (replace(one, row=one.row and replace(one.row)) for one in reply.draft_tokens)
+        return replace(reply, draft_tokens=tuple(draft_tokens))
     return replace(reply, row=replace(reply.row)) if isinstance(reply, RowFetched) else reply
 
 

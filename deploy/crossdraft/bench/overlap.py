@@ -31,7 +31,7 @@ from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.resolution import Models, resolve
 from crossdraft.speculation.choice import PLAIN as PLAIN_CHOICE
-from crossdraft.speculation.choice import Choice, Estimates, Governor, Observation, lock_step
+from crossdraft.speculation.choice import Choice, Controller, Estimates, Observation, lock_step
 from crossdraft.speculation.estimator import Learner
 from crossdraft.speculation.shared import Experience
 from crossdraft.speculation.simulator import simulate
@@ -88,7 +88,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to decode; without a choice the governor decides."""
+    """One way to decode; without a choice the controller decides."""
 
     name: str  # what it is called in tables: plain, lock-step, overlapped ...
     choice: Choice | None
@@ -118,7 +118,7 @@ class Task:
     method: str | None  # None: the default
     temperature: float
     max_tokens: int
-    row_width: int = 64  # ids of a proposal's row
+    row_width: int = 64  # ids of a draft token's row
 
     def request(self, way: Way, number: int, max_tokens: int | None = None) -> GenerationRequest:
         """For the prompt of this number. Where the method takes a seed, each prompt has the same noise in every run.
@@ -179,7 +179,7 @@ class Plan:
     temperatures: tuple[float, ...]
     method: str | None
     prompts: tuple[str, ...]
-    row_width: int  # ids of a proposal's row
+    row_width: int  # ids of a draft token's row
     max_tokens: int
     repeat: int
     assisted: tuple[int, ...]  # threads of transformers' assisted generation that are tried; none: it is left out
@@ -261,10 +261,10 @@ class Measured:
     beside_better: Ratio | None  # ... to that of the faster one of these two
     predicted: float | None  # the ratio to plain decoding that was expected; None: nothing was
     tokens_per_pass: float
-    acceptance: float  # of the proposals that were judged
+    acceptance: float  # of the draft tokens that were judged
     idle: float  # share of the time in which the target had no pass
     branches_hit: float | None  # share of the refusals that a branch continued; None: no branches
-    branch_tokens: float  # proposals in branches, for each emitted token
+    branch_tokens: float  # draft tokens in branches, for each emitted token
     row_misses: int
     drafters_lost: int
     bytes_per_token: float
@@ -388,7 +388,7 @@ class Bench:
     drafted: Side
     assisted: AssistedGeneration | None = None
     advance: Callable[[], None] = field(default=lambda: None)  # called after each generation
-    experience: Experience = field(default_factory=Experience)  # of governors, as a pipeline keeps it
+    experience: Experience = field(default_factory=Experience)  # of controllers, as a pipeline keeps it
 
     def __post_init__(self) -> None:
         self._method = self._assignment(Way("governed", None), 0, None).method
@@ -430,8 +430,8 @@ class Bench:
         assignment = self._assignment(way, number, max_tokens)
         services = self.plain.services
         if way.drafts:
-            self.experience.keep(self.task.request(way, number), assignment.governor)
-            assignment = replace(assignment, governor=Watched(assignment.governor, self._learner))
+            self.experience.keep(self.task.request(way, number), assignment.controller)
+            assignment = replace(assignment, controller=Watched(assignment.controller, self._learner))
             services = self.drafted.services
         async with Generation(assignment, services) as generation:
             async for _ in generation:
@@ -459,10 +459,10 @@ class Bench:
         """What predictions start from; None before any drafter was used."""
         return mean_of(self._believed) if self._believed else None
 
-    def _how(self, way: Way, estimates: Estimates) -> Choice | Governor:
+    def _how(self, way: Way, estimates: Estimates) -> Choice | Controller:
         if way.choice is not None:
             return way.choice
-        return resolve(self.task.request(way, 0), self.drafted.models, before=estimates).governor
+        return resolve(self.task.request(way, 0), self.drafted.models, before=estimates).controller
 
     def _assignment(self, way: Way, number: int, max_tokens: int | None) -> Assignment:
         request = self.task.request(way, number, max_tokens)
@@ -482,7 +482,7 @@ class Bench:
 
 
 async def _ways(bench: Bench, plan: Plan) -> list[AnyWay]:
-    """Plain decoding, the best of each kind, and what the governor does."""
+    """Plain decoding, the best of each kind, and what the controller does."""
     search = plan.search
 
     async def best(ways: Sequence[AnyWay]) -> AnyWay:
@@ -514,7 +514,7 @@ GOVERNED = Way("governed", None)
 
 
 def lock_steps(ks: Sequence[int]) -> tuple[Way, ...]:
-    """The classic round with each number of proposals."""
+    """The classic round with each number of draft tokens."""
     return tuple(Way("lock-step", lock_step(k).choice) for k in ks)
 
 
@@ -682,24 +682,24 @@ SEED = 0
 
 
 class Watched:
-    """A governor whose observations are learnt from besides, which changes nothing that it does."""
+    """A controller whose observations are learnt from besides, which changes nothing that it does."""
 
-    def __init__(self, governor: Governor, learner: Learner) -> None:
-        self._governor, self._learner = governor, learner
+    def __init__(self, controller: Controller, learner: Learner) -> None:
+        self._controller, self._learner = controller, learner
 
     @property
     def waits_for_drafter(self) -> bool:
-        """As the governor has it."""
-        return self._governor.waits_for_drafter
+        """As the controller has it."""
+        return self._controller.waits_for_drafter
 
     def observe(self, seen: Observation, now: float) -> None:
-        """As the governor does, and learnt from."""
+        """As the controller does, and learnt from."""
         self._learner.observe(seen, now)
-        self._governor.observe(seen, now)
+        self._controller.observe(seen, now)
 
     def choose(self, now: float) -> Choice:
-        """As the governor does."""
-        choice = self._governor.choose(now)
+        """As the controller does."""
+        choice = self._controller.choose(now)
         self._learner.begin(choice, now)
         return choice
 
@@ -719,7 +719,7 @@ def mean_of(all_estimates: Sequence[Estimates]) -> Estimates:
     return replace(latest, acceptance=tuple(map(mean, by_place)), **means)
 
 
-def predicted_ratio(estimates: Estimates, way: Choice | Governor, samples: bool) -> float:
+def predicted_ratio(estimates: Estimates, way: Choice | Controller, samples: bool) -> float:
     """The simulated speed of a way, as a multiple of plain decoding's.
 
     Args:

@@ -40,7 +40,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one draw, or means over draws: acceptance Σ min(p, ·) of each proposal, and what it depends on."""
+    """Of one draw, or means over draws: acceptance Σ min(p, ·) of each draft token, and what it depends on."""
 
     masked: float  # q on the kept tokens, not renormalized
     tli: float  # q′: renormalized

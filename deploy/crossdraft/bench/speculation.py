@@ -97,7 +97,7 @@ class Measured:
     noise: float
     delay_ms: float
     way: Way
-    acceptance: float  # of the proposals that were judged
+    acceptance: float  # of the draft tokens that were judged
     speed: float  # tokens a second
     ratio: Ratio  # of its speed to that with one target
     idle: tuple[float, ...]  # of each target: share of the time in which it had no pass
@@ -185,7 +185,7 @@ class Bench:
         request, experience = self.plan.request(way, number), self._experience[way]
         before: Estimates | None = experience.of(request)
         assignment = resolve(request, self.models, targets=way.targets, before=before)
-        experience.keep(request, assignment.governor)
+        experience.keep(request, assignment.controller)
         watch, targets = self.watches[way.targets], self.targets[: way.targets]
         watch.busy(targets)
         async with Generation(assignment, watch.services) as generation:

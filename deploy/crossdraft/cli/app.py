@@ -190,7 +190,7 @@ def generate(
         str | None, typer.Option(metavar="HOST:PORT,...", help="One or several, or none to decode plainly.")
     ] = None,
     method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; by default the best.")] = None,
-    k: Annotated[int, typer.Option("-k", help="Proposals in a lock-step round.")] = 5,
+    k: Annotated[int, typer.Option("-k", help="Draft tokens in a lock-step round.")] = 5,
     max_tokens: MaxTokens = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Makes the output repeatable.")] = None,
@@ -208,19 +208,20 @@ def generate(
     ] = False,
     audit: Annotated[bool, typer.Option("--audit", help="Recompute the drafter's draws from their rows.")] = False,
     overlap: Annotated[
-        Overlaps, typer.Option(help="Draft on while the target verifies; off is the lock-step round of -k proposals.")
+        Overlaps,
+        typer.Option(help="Draft on while the target verifies; off is the lock-step round of -k draft tokens."),
     ] = Overlaps.AUTO,
-    window: Annotated[int | None, typer.Option(help="Most proposals ahead of what is verified.")] = None,
-    wait: Annotated[int | None, typer.Option(help="Proposals that a pass waits for.")] = None,
+    window: Annotated[int | None, typer.Option(help="Most draft tokens ahead of what is verified.")] = None,
+    wait: Annotated[int | None, typer.Option(help="Draft tokens that a pass waits for.")] = None,
     branches: Annotated[
-        int | None, typer.Option(help="Proposals of each prepared continuation; 0 prepares none.")
+        int | None, typer.Option(help="Draft tokens of each prepared continuation; 0 prepares none.")
     ] = None,
-    branch_width: Annotated[int | None, typer.Option(help="Prepared continuations for each proposal.")] = None,
+    branch_width: Annotated[int | None, typer.Option(help="Prepared continuations for each draft token.")] = None,
     paths: Annotated[int, typer.Option(help="Most guessed paths in a pass; 1 is a chain.")] = 2,
     speculation: Annotated[
         bool, typer.Option("--speculation", help="With two targets, begin passes before the one under way is back.")
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what the governor decided, and why.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what the controller decided, and why.")] = False,
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a flight record, for replay and timeline.")
     ] = None,
@@ -293,7 +294,7 @@ def generate(
 
 def demo(
     prompt: Prompt = None,
-    k: Annotated[int, typer.Option("-k", help="Proposals in a round.")] = 5,
+    k: Annotated[int, typer.Option("-k", help="Draft tokens in a round.")] = 5,
     max_tokens: MaxTokens = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Both generations have it, so their texts must be equal.")] = 7,
@@ -390,7 +391,7 @@ def select(
         typer.Option(
             "--k",
             "-k",
-            help="Proposals in a round to choose from; repeatable. By default 1 to 6, "
+            help="Draft tokens in a round to choose from; repeatable. By default 1 to 6, "
             "and 4 to 32 with a drafter that copies.",
         ),
     ] = None,
@@ -399,7 +400,7 @@ def select(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture of speed against K there.")] = None,
 ) -> None:
-    """Measure drafters for a target, and say which one to use, with which method and how many proposals."""
+    """Measure drafters for a target, and say which one to use, with which method and how many draft tokens."""
     from crossdraft.bench.harness import prompts_of
     from crossdraft.cli import select as command
     from crossdraft.console.running import PROMPTS

@@ -23,8 +23,8 @@ STYLES = {
 }
 MEANINGS = {
     Kind.ACCEPTED: "as drafted",
-    Kind.CORRECTED: "a proposal was refused",
-    Kind.BONUS: "no proposal left",
+    Kind.CORRECTED: "a draft token was refused",
+    Kind.BONUS: "no draft token left",
 }
 # A model may write control sequences, which would act on the terminal: they are shown as the pictures of their names.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
@@ -179,8 +179,8 @@ def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
         ("tokens", f"{statistics.tokens} ({kinds})"),
         ("passes of the target", f"{statistics.passes} ({statistics.row_misses} row misses)"),
         ("tokens per pass", f"{statistics.tokens_per_pass:.2f}"),
-        ("acceptance", f"{statistics.acceptance:.1%}" if statistics.proposals else "no drafter"),
-        ("proposals accepted", f"{statistics.accepted_length:.2f} a round"),
+        ("acceptance", f"{statistics.acceptance:.1%}" if statistics.draft_tokens else "no drafter"),
+        ("draft tokens accepted", f"{statistics.accepted_length:.2f} a round"),
         ("acceptance by place", places(statistics) or "nothing judged"),
         ("tokens/s", f"{statistics.tokens_per_second:.1f}"),
         ("time", f"{statistics.seconds:.2f} s (first token after {statistics.first_token_seconds:.2f} s)"),
@@ -196,13 +196,13 @@ def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
 
 def events_of(statistics: Statistics) -> list[tuple[str, str]]:
     """What happened at all, of what need not happen."""
-    branches = f"{statistics.branches} with {statistics.branch_tokens} proposals"
+    branches = f"{statistics.branches} with {statistics.branch_tokens} draft tokens"
     hits = f"{statistics.branches_hit} of {statistics.branches_tried} refusals ({statistics.branch_hits:.0%})"
     rows = (
         (statistics.rewinds, "rewinds", f"{statistics.rewinds} in {statistics.epochs} epochs"),
         (statistics.branches, "prepared continuations", branches),
         (statistics.branches_tried, "continued by one", hits),
-        (statistics.stalls, "stalls", f"{statistics.stalls} times the target gave up waiting for proposals"),
+        (statistics.stalls, "stalls", f"{statistics.stalls} times the target gave up waiting for draft tokens"),
         (statistics.speculated, "speculated passes", str(statistics.speculated)),
         (statistics.drafters_lost, "drafters lost", str(statistics.drafters_lost)),
         (statistics.targets_lost, "targets lost", str(statistics.targets_lost)),
@@ -211,7 +211,7 @@ def events_of(statistics: Statistics) -> list[tuple[str, str]]:
 
 
 def explanation_of(generation: Whole) -> list[str]:
-    """What the governor decided, when, and why; then what it believed at the end. One line each."""
+    """What the controller decided, when, and why; then what it believed at the end. One line each."""
     chosen = sum(decision.epochs for decision in generation.decisions)
     run = chosen if generation.statistics is None else generation.statistics.epochs
     rest = "; without a drafter at hand, and for one last token, there was nothing to choose" if chosen < run else ""
@@ -221,7 +221,7 @@ def explanation_of(generation: Whole) -> list[str]:
         count = "1 epoch" if decision.epochs == 1 else f"{decision.epochs} epochs"
         lines.append(f"  after {decision.seconds:.3f} s, {count}: {_settings(choice)} ({choice.reason})")
     if generation.estimates:
-        lines += ["what the governor believes at the end:", *(f"  {line}" for line in generation.estimates)]
+        lines += ["what the controller believes at the end:", *(f"  {line}" for line in generation.estimates)]
     return lines
 
 
@@ -233,6 +233,6 @@ def _settings(choice: Choice) -> str:
 
 
 def places(statistics: Statistics) -> str:
-    """Acceptance at each place of a round that was judged: of the first proposal, of the second after it, ..."""
+    """Acceptance at each place of a round that was judged: of the first draft token, of the second after it, ..."""
     shares = zip(statistics.acceptance_at, statistics.judged_at, strict=True)
     return " ".join(f"{share:.0%}" for share, judged in shares if judged)

@@ -26,7 +26,7 @@ class Given:
     target: str | None  # host:port, several with commas between; None: a bundled one runs as long as this command
     drafter: str | None  # likewise, or "none"; None: the bundled drafter, or none beside a given target
     tls: TlsFiles | None = None
-    trusted: bool = True  # the drafter, to say the laws that it drew from
+    trusted: bool = True  # the drafter, to say the distributions that it drew from
 
 
 def generate(request: GenerationRequest, given: Given, as_json: bool, models: ModelNames | None = None) -> None:

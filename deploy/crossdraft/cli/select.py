@@ -1,4 +1,4 @@
-"""`crossdraft select`: which drafter, method and number of proposals to use for a target, by measuring them."""
+"""`crossdraft select`: which drafter, method and number of draft tokens to use for a target, by measuring them."""
 
 import json
 import re
@@ -28,8 +28,8 @@ from crossdraft.verification.methods import method_named
 ADDRESS = re.compile(r"[^/\s]+:\d+")  # a hub id or bundled:NAME has no number behind the colon
 GREEDY_METHODS = ("standard", "slem", "tli", "coupled")
 SAMPLING_METHODS = ("standard", "seeded", "tli", "coupled", "coupled-shared")
-KS = (1, 2, 3, 4, 6)  # numbers of proposals that are chosen from, unless others are given
-COPYING_KS = (4, 8, 16, 32)  # ... with a drafter that copies: its proposals are bytes, and cost next to nothing
+KS = (1, 2, 3, 4, 6)  # numbers of draft tokens that are chosen from, unless others are given
+COPYING_KS = (4, 8, 16, 32)  # ... with a drafter that copies: its draft tokens are bytes, and cost next to nothing
 RUNS = 4  # of each prompt with a method: a probe and the best K, each beside one without a drafter
 
 
@@ -41,7 +41,7 @@ class Choosing:
     drafters: tuple[str, ...]  # likewise
     prompts: tuple[str, ...]
     methods: tuple[str, ...]  # none: those that suit the temperature
-    ks: tuple[int, ...]  # numbers of proposals to choose from; none: those that suit the drafter
+    ks: tuple[int, ...]  # numbers of draft tokens to choose from; none: those that suit the drafter
     temperature: float
     max_tokens: int
 
@@ -51,7 +51,7 @@ class Choosing:
         return self.methods or (GREEDY_METHODS if self.temperature == 0 else SAMPLING_METHODS)
 
     def ks_for(self, copies: bool) -> tuple[int, ...]:
-        """Numbers of proposals to choose from, with a drafter that copies or with a model."""
+        """Numbers of draft tokens to choose from, with a drafter that copies or with a model."""
         return self.ks or (COPYING_KS if copies else KS)
 
     def setting(self, method: str, drafter: str, copies: bool) -> Setting:
@@ -143,7 +143,7 @@ class Candidate:
     drafter: str  # as it was given: a model's name or HOST:PORT
     method: str
     acceptance: float  # share of the judged tokens that agreed with the draft, at the largest K
-    draft_cost: float  # seconds of a proposal in the drafter's model, in plain passes of the target
+    draft_cost: float  # seconds of a draft token in the drafter's model, in plain passes of the target
     tokens_per_pass: float  # at the best K
     best_k: int  # by the cost model
     expected: dict[int, float] = field(hash=False)  # speed by K, of that without a drafter
@@ -217,7 +217,7 @@ class _Pair:
             drafter=self.name,
             method=setting.method,
             acceptance=sum(figure.accepted for figure in probed) / max(1, judged),
-            draft_cost=rounds.proposal_seconds / plain.pass_seconds,
+            draft_cost=rounds.draft_token_seconds / plain.pass_seconds,
             tokens_per_pass=sum(figure.tokens for figure in drafted) / sum(figure.passes for figure in drafted),
             best_k=best,
             expected={k: rounds.speed_with(k, plain) for k in ks},
@@ -290,7 +290,7 @@ def advice(candidates: Sequence[Candidate]) -> str:
     verdict = "None is shown to help" if doubtful else "None helps, decode without a drafter"
     doubt = ", which may be chance: measure more prompts (--limit)" if doubtful else ""
     return (
-        f"{verdict}: the best, {_used(nearest)}, is {_advice_speed(nearest)} times as fast{doubt}; a proposal costs "
+        f"{verdict}: the best, {_used(nearest)}, is {_advice_speed(nearest)} times as fast{doubt}; a draft token costs "
         f"{nearest.draft_cost:.2f} of a pass, and a pass yields {nearest.tokens_per_pass:.2f} tokens."
     )
 
@@ -337,15 +337,16 @@ def short(name: str) -> str:
     return PurePath(name).name if PurePath(name).is_absolute() else name.removeprefix(BUNDLED_PREFIX)
 
 
-# What a round costs and yields, from one measured number of proposals to smaller ones: the cost model of `select`.
+# What a round costs and yields, from one measured number of draft tokens to smaller ones: the cost model of `select`.
 #
-# With K proposals a round takes m passes of t(K), K·d in the drafter and o beside the models, and yields
+# With K draft tokens a round takes m passes of t(K), K·d in the drafter and o beside the models, and yields
 #
 #     tokens(K) = 1 + r·(a₁ + a₁a₂ + … + a₁…a_K),
 #
-# where aⱼ is the share of proposals accepted at place j of those judged there, and r the target tokens that an accepted
-# proposal brings (drafter tokens may be longer or shorter). d, o, r and aⱼ are measured at the largest K, where the
-# formula gives what was measured. t(K) and m grow evenly with K: from a plain pass, and from one, to what was measured.
+# where aⱼ is the share of draft tokens accepted at place j of those judged there, and r the target tokens that an
+# accepted draft token brings (drafter tokens may be longer or shorter). d, o, r and aⱼ are measured at the largest K,
+# where the formula gives what was measured. t(K) and m grow evenly with K: from a plain pass, and from one, to what was
+# measured.
 
 
 @dataclass(frozen=True)
@@ -365,13 +366,13 @@ class Plain:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of `k` proposals, as measured."""
+    """Rounds of `k` draft tokens, as measured."""
 
     k: int
     tokens: float  # of a round
     passes: float  # of a round: one, and row misses
     accepted_at: tuple[float, ...]  # a₁, …: accepted of those judged
-    proposal_seconds: float  # d, in the drafter's model
+    draft_token_seconds: float  # d, in the drafter's model
     pass_seconds: float  # t(k), in the target's model
     beside_seconds: float  # o, of a round: transport and bookkeeping
 
@@ -380,7 +381,7 @@ class Rounds:
         """Over some generations, none of them empty."""
         rounds = sum(figure.epochs for figure in figures)
         passes = sum(figure.passes for figure in figures)
-        proposals = sum(figure.proposals for figure in figures)
+        draft_tokens = sum(figure.draft_tokens for figure in figures)
         judged = summed([figure.judged_at for figure in figures])
         accepted = summed([figure.accepted_at for figure in figures])
         return Rounds(
@@ -388,13 +389,13 @@ class Rounds:
             tokens=sum(figure.tokens for figure in figures) / rounds,
             passes=passes / rounds,
             accepted_at=tuple(one / all_ if all_ else 0.0 for one, all_ in zip(accepted, judged, strict=True)),
-            proposal_seconds=sum(figure.drafter_seconds for figure in figures) / max(1, proposals),
+            draft_token_seconds=sum(figure.drafter_seconds for figure in figures) / max(1, draft_tokens),
             pass_seconds=sum(figure.target_seconds for figure in figures) / passes,
             beside_seconds=_beside(figures) / rounds,
         )
 
     def tokens_with(self, k: int) -> float:
-        """Expected tokens of a round of `k` proposals, at most the measured number of them."""
+        """Expected tokens of a round of `k` draft tokens, at most the measured number of them."""
         whole = self._accepted(self.k)
         return 1 + (self.tokens - 1) * self._accepted(k) / whole if whole else 1.0
 
@@ -403,18 +404,18 @@ class Rounds:
         wider = max(0.0, self.pass_seconds - plain.pass_seconds)
         share = k / self.k
         in_target = (1 + (self.passes - 1) * share) * (plain.pass_seconds + wider * share)
-        return in_target + k * self.proposal_seconds + self.beside_seconds
+        return in_target + k * self.draft_token_seconds + self.beside_seconds
 
     def speed_with(self, k: int, plain: Plain) -> float:
         """Expected speed, of that without a drafter."""
         return self.tokens_with(k) * plain.step_seconds / self.seconds_with(k, plain)
 
     def best(self, ks: Iterable[int], plain: Plain) -> int:
-        """The number of proposals with the largest expected speed; of equal ones the first."""
+        """The number of draft tokens with the largest expected speed; of equal ones the first."""
         return max(ks, key=lambda k: self.speed_with(k, plain))
 
     def _accepted(self, k: int) -> float:
-        """Expected number of proposals accepted in a row."""
+        """Expected number of draft tokens accepted in a row."""
         return float(sum(accumulate(self.accepted_at[:k], mul)))
 
 

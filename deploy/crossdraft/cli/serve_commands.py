@@ -200,7 +200,7 @@ def ngram(
 ) -> None:
     """Serve a drafter without a model: it copies what followed when the last bytes of the text were seen before.
 
-    A proposal is one byte, so a round should have many of them: use -k 16 or more.
+    A draft token is one byte, so a round should have many of them: use -k 16 or more.
     """
     from crossdraft.cli import serve as command
 

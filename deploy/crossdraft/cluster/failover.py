@@ -33,7 +33,7 @@ LONGEST_SEARCH = 30.0  # seconds since an orchestrator was given up after which 
 ELSEWHERE = (Unreachable, TimedOut, Cancelled)  # errors that another orchestrator need not meet
 PAUSE = 0.25  # seconds before another orchestrator is asked
 NOT_RESUMED = (
-    "the orchestrator was lost, and an output of method {!r} cannot go on elsewhere with the same law; "
+    "the orchestrator was lost, and an output of method {!r} cannot go on elsewhere with the same distribution; "
     "ask again, or use method seeded or slem"
 )
 
@@ -383,9 +383,9 @@ def resumable(order: Order) -> Order:
     """The same order with its chance resolved, so that whoever goes on with it makes the same text.
 
     Where no method is named and the output is not greedy, the method is `seeded`: what began with `coupled` and is
-    resumed has not the target's law, as the moment of a loss depends on what was being decided then. Where no seed is
-    named it comes from the order's id, so that a client that asks again with the same id gets the same text, whatever
-    has been lost since.
+    resumed has not the target's distribution, as the moment of a loss depends on what was being decided then. Where no
+    seed is named it comes from the order's id, so that a client that asks again with the same id gets the same text,
+    whatever has been lost since.
     """
     request = order.request
     if request.greedy or not (request.method is None or method_named(request.method).seedable):
@@ -400,7 +400,7 @@ def seed_of(id: str) -> int:
 
 
 def exact_after_loss(order: Order) -> bool:
-    """Whether the rest of an output may be made by another orchestrator without changing its law."""
+    """Whether the rest of an output may be made by another orchestrator without changing its distribution."""
     return order.request.greedy or order.request.seed is not None
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MILLISECONDS = 1000.0
 DOTS_PER_INCH = 88
 Values = Callable[[Timeline], list[float]]  # seconds
-JUDGED = 10  # proposals, at least, of which a share is drawn
+JUDGED = 10  # draft tokens, at least, of which a share is drawn
 SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
 
 

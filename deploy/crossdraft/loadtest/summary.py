@@ -55,7 +55,7 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Place:
-    """Proposals at one place of a round."""
+    """Draft tokens at one place of a round."""
 
     judged: int
     acceptance: float

@@ -43,8 +43,8 @@ class Figures:
     tokens: int
     passes: int = 0  # of the target
     accepted: int = 0  # tokens as drafted
-    corrected: int = 0  # tokens in the place of a refused proposal
-    judged_at: tuple[int, ...] = ()  # by place in a round: proposals that were accepted or refused
+    corrected: int = 0  # tokens in the place of a refused draft token
+    judged_at: tuple[int, ...] = ()  # by place in a round: draft tokens that were accepted or refused
     accepted_at: tuple[int, ...] = ()  # ... that were accepted
     verification_seconds: float = 0.0  # CPU time of the orchestrator's state machine
     lanes: tuple[LaneFigures, ...] = ()

@@ -82,7 +82,7 @@ class RemoteGeneration:
     with what to change, and ServiceError: NameUnknown, KeyRefused, Overloaded with when to ask again, Unreachable.
     """
 
-    decisions: Sequence[Decision] = ()  # what the governor decided stays with the server
+    decisions: Sequence[Decision] = ()  # what the controller decided stays with the server
     estimates: Sequence[str] = ()
 
     def __init__(self, client: GenerationClient, asked: Generate) -> None:

@@ -26,7 +26,7 @@ from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 LIVE = ("model_name", "drafter")
 LABELS = ("model_name", "method", "drafter")
-MOST_POSITIONS = 32  # of proposals in a round that have a label each; the rest have one together
+MOST_POSITIONS = 32  # of draft tokens in a round that have a label each; the rest have one together
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10)
 WHOLE = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)  # seconds
@@ -35,15 +35,19 @@ LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 # What an output's statistics add to, by LABELS.
 TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     ("prompt_tokens", "Tokens of prompts.", lambda one: one.prompt_tokens),
-    ("spec_decode_num_drafts", "Epochs that had a proposal.", lambda one: one.proposed_at[0] if one.proposed_at else 0),
-    ("spec_decode_num_draft_tokens", "Proposals, in tokens of the drafter.", lambda one: one.proposals),
-    ("spec_decode_num_accepted_tokens", "Proposals that are wholly in an output.", lambda one: sum(one.accepted_at)),
+    (
+        "spec_decode_num_drafts",
+        "Epochs that had a draft token.",
+        lambda one: one.proposed_at[0] if one.proposed_at else 0,
+    ),
+    ("spec_decode_num_draft_tokens", "Draft tokens, in tokens of the drafter.", lambda one: one.draft_tokens),
+    ("spec_decode_num_accepted_tokens", "Draft tokens that are wholly in an output.", lambda one: sum(one.accepted_at)),
     ("epochs", "Drafts that were begun.", lambda one: one.epochs),
     ("target_passes", "Forwards of targets, row misses included.", lambda one: one.passes),
     ("speculated_passes", "Passes that began while another one was in flight.", lambda one: one.speculated),
     ("row_misses", "Passes for a row that no pass over the same draft had fetched.", lambda one: one.row_misses),
     ("rows_fetched", "Whole rows, because a head was not enough.", lambda one: one.rows_fetched),
-    ("stalls", "Times that a target stood idle for proposals until patience ended.", lambda one: one.stalls),
+    ("stalls", "Times that a target stood idle for draft tokens until patience ended.", lambda one: one.stalls),
     ("stood_aside", "Epochs in which the drafter proposed fewer than asked for.", lambda one: one.stood_aside),
     ("branches", "Prepared continuations that came.", lambda one: one.branches),
     ("branches_tried", "Refusals that met prepared continuations.", lambda one: one.branches_tried),
@@ -109,7 +113,7 @@ class Metrics:
         self._failures = self._counter("request_failures", "Outputs that failed, by cause.", (*LABELS, "cause"))
         self._accepted = self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Accepted proposals by place in the epoch.",
+            "Accepted draft tokens by place in the epoch.",
             (*LABELS, "position"),
         )
         self._kinds = self._counter("emitted_tokens", "Tokens of outputs, by kind.", (*LABELS, "kind"))
@@ -200,7 +204,7 @@ class Metrics:
 
 
 def position_of(place: int) -> str:
-    """The label of a proposal's place in its epoch, from 0."""
+    """The label of a draft token's place in its epoch, from 0."""
     return str(place) if place < MOST_POSITIONS else f"{MOST_POSITIONS}+"
 
 

@@ -35,7 +35,9 @@ class NamedDrafter:
 
     name: str
     addresses: tuple[str, ...]  # host:port; none: not there yet
-    trusted: bool = True  # else only methods are used whose output does not depend on what a drafter says of its laws
+    trusted: bool = (
+        True  # else only methods are used whose output does not depend on what a drafter says of its distributions
+    )
 
     def __post_init__(self) -> None:
         if not self.name:

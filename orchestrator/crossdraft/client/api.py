@@ -67,7 +67,7 @@ class Generation:
     Args:
         assignment: what it works from.
         services: where it works.
-        k: proposals in each lock-step round, for the statistics; 0: epochs are run in other ways.
+        k: draft tokens in each lock-step round, for the statistics; 0: epochs are run in other ways.
         recorder: makes what takes down the session; called when it begins.
         watch: is told the same, while it runs.
         member: its place among outputs that learn for each other.
@@ -126,14 +126,14 @@ class Generation:
     @property
     def decisions(self) -> list[Decision]:
         """How the epochs were run, if the request asked to explain it."""
-        governor = self._assignment.governor
-        return governor.decisions if isinstance(governor, Explained) else []
+        controller = self._assignment.controller
+        return controller.decisions if isinstance(controller, Explained) else []
 
     @property
     def estimates(self) -> Sequence[str]:
-        """What the governor believes of its services, in lines for people, if the request asked to explain it."""
-        governor = self._assignment.governor
-        return governor.estimates if isinstance(governor, Explained) else ()
+        """What the controller believes of its services, in lines for people, if the request asked to explain it."""
+        controller = self._assignment.controller
+        return controller.estimates if isinstance(controller, Explained) else ()
 
     def __aiter__(self) -> Self:
         return self
@@ -259,7 +259,7 @@ class Pipeline:
         targets, before = len(services.targets), self._experience.of(request)
         follows = self._experience.led(request)
         assignment = resolve(request, models, drawn, targets, before, follows)
-        member = self._experience.keep(request, assignment.governor)
+        member = self._experience.keep(request, assignment.controller)
         recorder = None
         if request.record is not None:
             asked = replace(request, record=None)
@@ -319,7 +319,7 @@ def connect(
         needs_drafter: to connect fails, as for a target, if no drafter answers.
         tls: what this side shows to services, and whose certificates it takes; None: plaintext.
         trusted: whether the drafters are; with one that is not, only methods whose output does not depend on what a
-            drafter says of its laws are used (`slem`, `seeded`), and others are refused.
+            drafter says of its distributions are used (`slem`, `seeded`), and others are refused.
 
     Raises:
         ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).

@@ -241,7 +241,7 @@ def _answers(reply: Reply, request: object) -> bool:
 
 
 class Owing:
-    """Whether a service has anything to do for a session: an answer, or proposals up to those wanted last."""
+    """Whether a service has anything to do for a session: an answer, or draft tokens up to those wanted last."""
 
     def __init__(self) -> None:
         self._answers = 0  # passes, rows and scores
@@ -268,7 +268,7 @@ class Owing:
         """An answer came; one of an older epoch counts for nothing."""
         match reply:
             case Drafted(epoch=self._epoch):
-                self._drafted = max(self._drafted, reply.first + len(reply.proposals))
+                self._drafted = max(self._drafted, reply.first + len(reply.draft_tokens))
                 if reply.reason:  # no more will come
                     self._wanted = 0
             case Drafted():

@@ -5,41 +5,43 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crossdraft.speculation.choice import Governor
+from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import Letters
 from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import Drafted, OpenDrafter, OpenTarget
-from crossdraft.types.rows import Proposal, Whose
+from crossdraft.types.rows import DraftToken, Whose
 from crossdraft.types.trees import Path
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
 from crossdraft.verification.noise import Audit
 
 
-def fault_of_draft(proposals: Sequence[Proposal], asked: int, pair: Pair, method: Method, rows: bool) -> str:
-    """What is wrong with the proposals of one draft, as a text; empty if nothing is. `rows`: they must carry them."""
-    if len(proposals) > asked:
-        return f"it sent {len(proposals)} proposals, asked for {asked}"
-    return next((fault for one in proposals if (fault := _fault(one, pair, method, rows))), "")
+def fault_of_draft(draft_tokens: Sequence[DraftToken], asked: int, pair: Pair, method: Method, rows: bool) -> str:
+    """What is wrong with the draft tokens of one draft, as a text; empty if nothing is. `rows`: they must carry
+    them.
+    """
+    if len(draft_tokens) > asked:
+        return f"it sent {len(draft_tokens)} draft tokens, asked for {asked}"
+    return next((fault for one in draft_tokens if (fault := _fault(one, pair, method, rows))), "")
 
 
-def _fault(proposal: Proposal, pair: Pair, method: Method, rows: bool) -> str:
-    if proposal.whose is Whose.TARGET and not method.redistributed:
+def _fault(draft_token: DraftToken, pair: Pair, method: Method, rows: bool) -> str:
+    if draft_token.whose is Whose.TARGET and not method.redistributed:
         return f"it proposed a token of the target's, and {method.name!r} asks for tokens of its own"
-    size = pair.target.size if proposal.whose is Whose.TARGET else pair.drafter.size
-    if not 0 <= proposal.token < size:
-        return f"it proposed id {proposal.token}, and its ids are 0 to {size - 1}"
+    size = pair.target.size if draft_token.whose is Whose.TARGET else pair.drafter.size
+    if not 0 <= draft_token.token < size:
+        return f"it proposed id {draft_token.token}, and its ids are 0 to {size - 1}"
     if not rows:
         return ""
-    row = proposal.row
+    row = draft_token.row
     if row is None or not row.whole:
-        return f"it proposed id {proposal.token} without the whole row that it was drawn from"
+        return f"it proposed id {draft_token.token} without the whole row that it was drawn from"
     if not len(row.ids) or row.ids.view(np.uint64).max() >= size:  # below 0 is far above as an unsigned number
-        return f"the row of id {proposal.token} has ids beyond {size - 1}"
+        return f"the row of id {draft_token.token} has ids beyond {size - 1}"
     shared = (method.shared_only or method.same_vocabulary) and not pair.same_vocabulary
-    if shared and proposal.whose is Whose.DRAFTER and pair.to_target_ids(row.ids).min() < 0:
-        return f"the row of id {proposal.token} reaches outside the shared tokens"
-    return "" if row.probability(proposal.token) > 0 else f"the row of id {proposal.token} cannot give it"
+    if shared and draft_token.whose is Whose.DRAFTER and pair.to_target_ids(row.ids).min() < 0:
+        return f"the row of id {draft_token.token} reaches outside the shared tokens"
+    return "" if row.probability(draft_token.token) > 0 else f"the row of id {draft_token.token} cannot give it"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Assignment:
     encode: Callable[[Letters], Path]  # continuation tokenizing with the target's tokenizer
     open_target: OpenTarget
     open_drafter: OpenDrafter | None  # None: plain decoding
-    governor: Governor  # decides how each epoch is run
+    controller: Controller  # decides how each epoch is run
     max_tokens: int
     context: int  # tokens that the target can hold, prompt included
     ignore_end: bool = False  # go on after a stop symbol (ignore_eos)
@@ -66,9 +68,9 @@ class Assignment:
     audit: Audit | None = None  # set: every draw of the drafter is recomputed from its row
 
     def fault_of(self, drafted: Drafted, offset: int, asked: int) -> str:
-        """What is wrong with proposals that begin at `offset` letters of output, where `asked` more were wanted."""
+        """What is wrong with draft tokens that begin at `offset` letters of output, where `asked` more were wanted."""
         rows = self.method.drafter_rows or self.audit is not None
-        fault = fault_of_draft(drafted.proposals, asked, self.pair, self.method, rows)
+        fault = fault_of_draft(drafted.draft_tokens, asked, self.pair, self.method, rows)
         if fault or self.audit is None:
             return fault
         return self.audit.fault_of(drafted, offset, self.pair)

@@ -13,9 +13,9 @@ from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted, Score, Scored
 from crossdraft.types.request import GenerationRequest, RequestError
-from crossdraft.types.rows import Proposal
+from crossdraft.types.rows import DraftToken
 from crossdraft.verification.methods import METHODS, default_method, method_named
-from crossdraft.verification.walk import Answer, NeedPrefix, Refused, Step, Walk, proposal_letters
+from crossdraft.verification.walk import Answer, NeedPrefix, Refused, Step, Walk, draft_token_letters
 
 EXCESS = 1e-6  # that a probability which is a sum of float32 products may have over one
 LONGEST_BACKOFF = 8.0  # seconds
@@ -26,7 +26,7 @@ LONGEST_BACKOFF = 8.0  # seconds
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a draft held, counted in proposals from its first one on."""
+    """How far a draft held, counted in draft tokens from its first one on."""
 
     accepted: int = 0  # wholly in the output
     refused: bool = False  # the next one is not, and never will be
@@ -35,7 +35,7 @@ class Verdict:
 class Epoch:
     """A draft from the letter `start` of the output on, and the walk that verifies it.
 
-    The walk sees proposals only when it asks for them. What is decided without it, which rows to fetch, may
+    The walk sees draft tokens only when it asks for them. What is decided without it, which rows to fetch, may
     look at all of them.
     """
 
@@ -44,17 +44,17 @@ class Epoch:
         self.choice = choice
         self.start = start  # letters of output before the draft
         self.began = frontier  # letters of output when the epoch began; less than `start` never
-        self.proposals: list[Proposal] = []
+        self.draft_tokens: list[DraftToken] = []
         self.drafted = NOTHING  # their letters
-        self.promised: tuple[Proposal, ...] = ()  # an adopted branch whose rows have not come: from its first one on
-        self.revealed = 0  # proposals that the walk has asked for
+        self.promised: tuple[DraftToken, ...] = ()  # an adopted branch whose rows have not come: from its first one on
+        self.revealed = 0  # draft tokens that the walk has asked for
         self.settled = False  # the target has gone on by itself, and the draft has not caught up yet
         self.draws = False  # the walk needs the target's own draws, not rows
         self.reach = 0  # letters of output up to which passes of this epoch have guessed
         self._pair = pair
-        self._ends: list[int] = []  # of each proposal, in letters since `start`
+        self._ends: list[int] = []  # of each draft token, in letters since `start`
         self._agreed = 0  # letters of `drafted` that are in the output
-        self._released = 0  # proposals whose rows are given back
+        self._released = 0  # draft tokens whose rows are given back
         self._walk: Walk | None = None
         self._step: Step | None = None
 
@@ -78,53 +78,53 @@ class Epoch:
         assert self._walk is not None
         self._step = self._walk.send(answer)
 
-    def extend(self, proposals: Sequence[Proposal]) -> None:
+    def extend(self, draft_tokens: Sequence[DraftToken]) -> None:
         """More of the draft has arrived."""
-        for proposal in proposals:
-            self.proposals.append(proposal)
-            self.drafted = Letters(self.drafted + proposal_letters(self._pair, proposal))
+        for draft_token in draft_tokens:
+            self.draft_tokens.append(draft_token)
+            self.drafted = Letters(self.drafted + draft_token_letters(self._pair, draft_token))
             self._ends.append(len(self.drafted))
 
-    def take(self) -> Proposal:
-        """Reveal the next proposal."""
+    def take(self) -> DraftToken:
+        """Reveal the next draft token."""
         self.revealed += 1
-        return self.proposals[self.revealed - 1]
+        return self.draft_tokens[self.revealed - 1]
 
     @property
     def alone(self) -> bool:
         """Whether the target draws by itself and there is nothing to compare with."""
-        return self.draws and not self.choice.drafts and not self.proposals
+        return self.draws and not self.choice.drafts and not self.draft_tokens
 
     @property
     def exhausted(self) -> bool:
-        """Whether every proposal that has arrived is revealed."""
-        return self.revealed == len(self.proposals)
+        """Whether every draft token that has arrived is revealed."""
+        return self.revealed == len(self.draft_tokens)
 
-    def guessed(self, first: int) -> list[Proposal]:
-        """The draft as far as it is known from place `first` on, for planning: proposals, and what a branch promises
+    def guessed(self, first: int) -> list[DraftToken]:
+        """The draft as far as it is known from place `first` on, for planning: draft tokens, and what a branch promises
         after them."""
-        return [*self.proposals[first:], *self.promised[max(first, len(self.proposals)) :]]
+        return [*self.draft_tokens[first:], *self.promised[max(first, len(self.draft_tokens)) :]]
 
     def passed(self, frontier: int) -> int:
-        """Proposals that end at or before the frontier (letters of output)."""
+        """Draft tokens that end at or before the frontier (letters of output)."""
         return bisect_right(self._ends, frontier - self.start)
 
     def beyond(self, frontier: int) -> int:
-        """Proposals known that end beyond the frontier (letters of output)."""
-        return max(len(self.proposals), len(self.promised)) - self.passed(frontier)
+        """Draft tokens known that end beyond the frontier (letters of output)."""
+        return max(len(self.draft_tokens), len(self.promised)) - self.passed(frontier)
 
     def release(self, frontier: int) -> None:
-        """The output has passed these proposals: no row is fetched and nothing is judged by theirs any more.
+        """The output has passed these draft tokens: no row is fetched and nothing is judged by theirs any more.
 
-        An epoch in which all is accepted has as many proposals as the output has tokens.
+        An epoch in which all is accepted has as many draft tokens as the output has tokens.
         """
         over = min(self.revealed, self.passed(frontier))
         for place in range(self._released, over):
-            self.proposals[place] = replace(self.proposals[place], row=None)
+            self.draft_tokens[place] = replace(self.draft_tokens[place], row=None)
         self._released = max(self._released, over)
 
     def begin_of(self, place: int) -> int:
-        """Letters of the draft before a proposal, or before the next one."""
+        """Letters of the draft before a draft token, or before the next one."""
         return self._ends[place - 1] if place else 0
 
     def contradicts(self, text: Letters) -> bool:
@@ -135,8 +135,8 @@ class Epoch:
     def verdict(self, text: Letters) -> Verdict:
         """How far the draft held.
 
-        In letters, so that it means the same for every method. A token that replaces a refused proposal may begin
-        with that proposal's letters: where the walk says what is wrong, that counts.
+        In letters, so that it means the same for every method. A token that replaces a refused draft token may begin
+        with that draft token's letters: where the walk says what is wrong, that counts.
         """
         self._follow(text)
         agreed, refused = self._agreed, self._agreed < min(len(self.drafted), len(text) - self.start)
@@ -157,7 +157,7 @@ class Drafting:
         self.ready = False
         self.branches = Branches(assignment.pair)
         self.epoch = 0  # number of the latest one that it was told of
-        self.asked = 0  # proposals of it that were asked for
+        self.asked = 0  # draft tokens of it that were asked for
         self.received = 0  # ... that came
         self.scoring: Score | None = None  # what it has not scored yet
         self._given = assignment
@@ -172,7 +172,7 @@ class Drafting:
 
     @property
     def due(self) -> bool:
-        """Whether more proposals of the running epoch will come."""
+        """Whether more draft tokens of the running epoch will come."""
         return self.ready and not self._aside and self.received < self.asked
 
     @property
@@ -237,12 +237,12 @@ class Drafting:
         self.end_epoch()
         self.epoch, self.asked, self._aside = epoch.number, count, False
         self._told = (epoch.start, epoch.drafted)
-        self.received = len(epoch.proposals)  # those of a branch, where no rows are needed
+        self.received = len(epoch.draft_tokens)  # those of a branch, where no rows are needed
         self._asked_at = now
         return [Send(self.lane, draft), *self._arm(now)]
 
     def advance(self, count: int, chunk: int, now: float) -> list[Command]:
-        """More proposals of the running epoch are wanted: `count` from its first one on.
+        """More draft tokens of the running epoch are wanted: `count` from its first one on.
 
         Said at once to a drafter that owes nothing. To another only when it may go on by a whole reply, which it
         hears early enough: a window is larger than that.
@@ -263,10 +263,10 @@ class Drafting:
         return [Send(self.lane, self.scoring), *self._arm(now)]
 
     def expects(self, reply: Drafted | Scored) -> bool:
-        """Whether a reply is due: proposals in order, scores of what was asked."""
+        """Whether a reply is due: draft tokens in order, scores of what was asked."""
         if isinstance(reply, Scored):
             return self.scoring is not None and reply.epoch == self.scoring.epoch
-        came = reply.first + len(reply.proposals)
+        came = reply.first + len(reply.draft_tokens)
         return reply.epoch == self.epoch and (reply.first == self.received or came <= self.received)
 
     def fault_of(self, drafted: Drafted, choice: Choice) -> str:
@@ -274,25 +274,25 @@ class Drafting:
 
         An empty one is a fault: it would put off the time when the drafter is given up.
         """
-        if not (drafted.proposals or drafted.branches or drafted.reason):
+        if not (drafted.draft_tokens or drafted.branches or drafted.reason):
             return "it sent a reply without anything in it"
         start, letters = self._told
         fault = self._given.fault_of(drafted, start + len(letters), self.asked - self.received)
         return fault or self.branches.fault_of(drafted.branches, choice.branch_depth, choice.branch_width * self.asked)
 
     def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
-        """Proposals that were due and have no fault join the epoch's draft."""
+        """Draft tokens that were due and have no fault join the epoch's draft."""
         first = self.received == 0
         seen = DraftSeen(
-            len(drafted.proposals),
+            len(drafted.draft_tokens),
             drafted.first,
             now - self._asked_at if first else None,
             None if first else now - self._heard_at,
             drafted.seconds,
             sum(len(branch.tokens) for branch in drafted.branches),
         )
-        epoch.extend(drafted.proposals)
-        self.received += len(drafted.proposals)
+        epoch.extend(drafted.draft_tokens)
+        self.received += len(drafted.draft_tokens)
         self.branches.add(drafted.branches)
         self._told = (epoch.start, epoch.drafted)
         self._aside = self._aside or bool(drafted.reason)
@@ -328,9 +328,9 @@ class Drafting:
         return [SetTimer(Timer.DRAFTER, self._timer, self._given.draft_seconds if seconds is None else seconds)]
 
 
-def of_branch(branch: Branch) -> tuple[Proposal, ...]:
-    """A branch's proposals, without the rows that they were drawn from."""
-    return tuple(Proposal(token) for token in branch.tokens)
+def of_branch(branch: Branch) -> tuple[DraftToken, ...]:
+    """A branch's draft tokens, without the rows that they were drawn from."""
+    return tuple(DraftToken(token) for token in branch.tokens)
 
 
 def _fault_of_scores(answer: Scored, strings: int) -> str:
@@ -402,7 +402,8 @@ class Branches:
         """The branch that goes on from the output as it is, after the epoch's draft was refused.
 
         It must replace what was refused by just the letters that the output has. Where the output does not
-        depend on proposals (`letters_decide`), it may also have replaced less, if its proposals agree with the rest.
+        depend on draft tokens (`letters_decide`), it may also have replaced less, if its draft tokens agree with the
+        rest.
         """
         best: Branch | None = None
         for branch in self._by_number.values():
@@ -451,7 +452,8 @@ def without_trust(request: GenerationRequest) -> GenerationRequest:
         return replace(request, method=default.name)
     if method_named(request.method).trusting:
         raise RequestError(
-            f"with method {request.method!r} a drafter that lies about the laws that it drew from changes the output, "
+            f"with method {request.method!r} a drafter that lies about the distributions that it drew from "
+            f"changes the output, "
             f"and this drafter is not trusted; use {' or '.join(map(repr, SAFE))}, or leave the method out",
             "method",
         )

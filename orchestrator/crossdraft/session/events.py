@@ -62,7 +62,7 @@ class Lost:
 class Timer(Enum):
     """What a timer is for."""
 
-    STALL = "the target stands idle for proposals"
+    STALL = "the target stands idle for draft tokens"
     DRAFTER = "the drafter owes an answer"
     TARGET = "there is no target"
 

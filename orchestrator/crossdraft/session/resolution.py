@@ -9,7 +9,7 @@ import numpy as np
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.output import fault_of_committed
 from crossdraft.speculation.choice import PLAIN, Estimates, Explained, Fixed
-from crossdraft.speculation.shared import governor_of, most_proposals
+from crossdraft.speculation.shared import controller_of, most_draft_tokens
 from crossdraft.text.chat_template import ChatTemplateError
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
@@ -109,7 +109,7 @@ def resolve(
         models: what target and drafter said of themselves.
         drawn: what chance decides; None: drawn now.
         targets: addresses of the target.
-        before: what a governor learnt of the same services with the same method.
+        before: what a controller learnt of the same services with the same method.
         follows: another output is getting to know them now.
 
     Raises:
@@ -123,7 +123,7 @@ def resolve(
     audit = _audit(models, method, noise, drawn) if request.audit else None
     opening = _open_drafter(request, models, prompts, method, audit, noise)
     targets = min(2, max(1, targets)) if request.speculation else 1  # where there is none now, one may come
-    governor = PLAINLY if opening is None else governor_of(request, method, targets, before, follows)
+    controller = PLAINLY if opening is None else controller_of(request, method, targets, before, follows)
     assignment = Assignment(
         pair=pair,
         method=method,
@@ -131,14 +131,14 @@ def resolve(
         encode=models.tokenization.encode_continuation,
         open_target=_open_target(request, prompts, noise),
         open_drafter=opening,
-        governor=Explained(governor) if request.explain else governor,
+        controller=Explained(controller) if request.explain else controller,
         max_tokens=request.max_tokens,
         context=models.context,
         ignore_end=request.ignore_eos,
         stop=tuple(from_bytes(text.encode()) for text in request.stop),
         targets=targets,
         paths=request.paths,
-        tree_budget=request.paths * most_proposals(request) + NODES_BESIDE_THE_DRAFT,
+        tree_budget=request.paths * most_draft_tokens(request) + NODES_BESIDE_THE_DRAFT,
         committed=request.committed,
         audit=audit,
     )

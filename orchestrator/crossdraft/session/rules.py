@@ -43,9 +43,9 @@ def fault_of(event: Event, state: State, targets: Targets, drafting: Drafting) -
 
     - Nothing before the session has begun.
     - A lane opens once, and answers only then.
-    - Targets send passes and rows, drafters proposals and scores.
+    - Targets send passes and rows, drafters draft tokens and scores.
     - A target answers what it was asked: the pass under way with one row (or sample) for each node, then rows.
-    - A drafter sends the proposals of the running epoch in order, and scores when it was asked.
+    - A drafter sends the draft tokens of the running epoch in order, and scores when it was asked.
     """
     if state is State.NEW:
         return "the session has not begun"
@@ -75,5 +75,5 @@ def _unexpected(reply: Drafted | Scored | PassDone | RowFetched) -> str:
         case RowFetched():
             return f"row {reply.node} of pass {reply.number} was not asked for"
         case Drafted():
-            return f"proposals of epoch {reply.epoch} from place {reply.first} on were not due"
+            return f"draft tokens of epoch {reply.epoch} from place {reply.first} on were not due"
     return f"scores of epoch {reply.epoch} were not asked for"

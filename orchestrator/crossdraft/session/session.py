@@ -34,8 +34,8 @@ from crossdraft.speculation.choice import (
     PLAIN,
     BranchSeen,
     Choice,
+    Controller,
     DrafterSeen,
-    Governor,
     Judged,
     PassSeen,
     StallSeen,
@@ -47,7 +47,7 @@ from crossdraft.types.statistics import Counts, Kind
 from crossdraft.types.trees import TokenTree
 from crossdraft.verification import matching
 from crossdraft.verification.planning import Plan, Planner
-from crossdraft.verification.walk import Emit, Ground, NeedPrefix, NeedProposal, NeedRow, NeedSample, Refused
+from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
 
 
 class Session:
@@ -105,7 +105,7 @@ class Session:
 
     def _may_begin(self) -> bool:
         """Whether the first pass can leave: a drafter is waited for only where rounds are to be compared."""
-        drafter = self._drafting.ready or not self._drafting.hoped_for or not self._given.governor.waits_for_drafter
+        drafter = self._drafting.ready or not self._drafting.hoped_for or not self._given.controller.waits_for_drafter
         return self._targets.ready and drafter
 
     def _take(self, event: Event, now: float) -> list[Command]:
@@ -119,7 +119,7 @@ class Session:
             case Expired(timer, number):
                 return self._expired(timer, number, now)
             case Told():
-                self._given.governor.observe(event, now)
+                self._given.controller.observe(event, now)
                 return []
             case Cancelled():
                 return [self._decoding.end(Reason.CANCELLED)]
@@ -129,7 +129,7 @@ class Session:
             self._targets.opened(lane, now)
             return []
         self._drafting.opened()
-        self._given.governor.observe(DrafterSeen(True), now)
+        self._given.controller.observe(DrafterSeen(True), now)
         if self.state is State.RUNNING and self._decoding.interruptible:
             return self._decoding.next_epoch(now)
         return self._decoding.reconsider(now)
@@ -161,7 +161,7 @@ class Session:
         if flight.sent.run > 1:
             self.counts.passes += len(done.nodes) - (not flight.drawn)  # the first was counted when it was asked for
         if flight.sent.number > 1 or flight.drawn:  # a lane's first forward reads the prompt as well
-            self._given.governor.observe(pass_seen(flight, done, now), now)
+            self._given.controller.observe(pass_seen(flight, done, now), now)
 
     def _drafted(self, drafted: Drafted, now: float) -> list[Command]:
         drafting, decoding, counts = self._drafting, self._decoding, self.counts
@@ -172,11 +172,11 @@ class Session:
         if fault:
             return self._drafter_lost(fault, drafting.give_up(fault), now)
         seen = drafting.take(drafted, decoding.epoch, now)
-        self._given.governor.observe(seen, now)
+        self._given.controller.observe(seen, now)
         decoding.heard()
         counts.drafter_seconds += drafted.seconds
-        counts.proposals += len(drafted.proposals)
-        counts.audited += len(drafted.proposals) if self._given.audit else 0
+        counts.draft_tokens += len(drafted.draft_tokens)
+        counts.audited += len(drafted.draft_tokens) if self._given.audit else 0
         counts.stood_aside += bool(drafted.reason)
         counts.branches += len(drafted.branches)
         counts.branch_tokens += seen.branch_tokens
@@ -196,14 +196,14 @@ class Session:
         """The session goes on without it: what it proposed so far counts, what it owes does not."""
         self.counts.drafter_lost = reason
         self.counts.drafters_lost += 1
-        self._given.governor.observe(DrafterSeen(False), now)
+        self._given.controller.observe(DrafterSeen(False), now)
         return commands
 
     def _drafter_missing(self, reason: str, commands: list[Command], now: float) -> list[Command]:
         """None could be opened: nothing was lost by that."""
         if not self.counts.drafters_lost:
             self.counts.drafter_lost = f"no drafter: {reason}"
-        self._given.governor.observe(DrafterSeen(False), now)
+        self._given.controller.observe(DrafterSeen(False), now)
         return commands
 
     def _expired(self, timer: Timer, number: int, now: float) -> list[Command]:
@@ -240,7 +240,7 @@ class Decoding:
         self._targets = targets
         self._drafting = drafting
         self._passing = Passing(assignment, targets, drafting.branches, self.counts)
-        self._reporting = Reporting(assignment.governor, self.counts)
+        self._reporting = Reporting(assignment.controller, self.counts)
         self._stalling = Stalling()
         self._next: Choice | None = None  # how the next epoch is run, if a run that is under way is the last
         self._now = 0.0  # seconds
@@ -304,14 +304,16 @@ class Decoding:
         self._stalling.impatient = False
 
     def listed_late(self, first: int) -> list[Command]:
-        """Proposals from place `first` on came after a pass had left: it is asked for their probabilities as well."""
+        """Draft tokens from place `first` on came after a pass had left: it is asked for their probabilities as
+        well.
+        """
         return self._passing.complete(self.epoch, self.output, first)
 
     def expired(self, number: int, now: float) -> None:
         """A stall has lasted long enough."""
         waited = self._stalling.expired(number, now)
         if waited is not None:
-            self._given.governor.observe(StallSeen(waited), now)
+            self._given.controller.observe(StallSeen(waited), now)
             self.counts.stalls += 1
 
     def end(self, reason: Reason, error: BaseException | None = None) -> Finished:
@@ -325,7 +327,7 @@ class Decoding:
         """How the next epoch is run, unless that has been decided already."""
         chosen, self._next = self._next, None
         usable = self._drafting.ready and self.output.left > 1
-        return (chosen or self._given.governor.choose(self._now)) if usable else PLAIN
+        return (chosen or self._given.controller.choose(self._now)) if usable else PLAIN
 
     def _run_on(self) -> list[Command]:
         """When half of a run is drawn it is decided what comes after it: if more of the same, the target goes on
@@ -347,7 +349,7 @@ class Decoding:
         while self.finished is None and self.epoch.begun:
             epoch = self.epoch
             match epoch.step:
-                case NeedProposal():
+                case NeedDraftToken():
                     if epoch.exhausted:
                         commands += self._advance()  # what the window allows is due, not used up
                     if not self._reveal():
@@ -371,7 +373,7 @@ class Decoding:
         return commands
 
     def _begin_walk(self, whole: bool) -> None:
-        """The walk sets out: at once, or where it must know how many proposals there are, once it does.
+        """The walk sets out: at once, or where it must know how many draft tokens there are, once it does.
 
         Where nothing is drafted nothing is judged: the target draws by itself and no row travels, unless one is at
         hand, or a first drafter may open at any moment.
@@ -382,11 +384,11 @@ class Decoding:
         alone = not epoch.choice.drafts and self.fetched.row is None and not self._drafting.hoped_for
         draws = self._method.samples or alone
         ahead = Letters(text[epoch.start :])
-        ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, len(epoch.proposals))
+        ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, len(epoch.draft_tokens))
         epoch.begin(matching.walk(ground) if draws else self._method.walk(ground), draws)
 
     def _reveal(self) -> bool:
-        """Give the walk the next proposal, or none: it settles. False: it has to wait for one."""
+        """Give the walk the next draft token, or none: it settles. False: it has to wait for one."""
         epoch = self.epoch
         if not epoch.exhausted:
             self._stalling.over()
@@ -403,7 +405,7 @@ class Decoding:
 
     @property
     def _hurried(self) -> bool:
-        """Whether the target is not to wait for proposals."""
+        """Whether the target is not to wait for draft tokens."""
         return self._stalling.impatient or self.epoch.choice.patience == 0
 
     def _answer(self, need: NeedRow | NeedSample) -> bool:
@@ -415,7 +417,7 @@ class Decoding:
         return True
 
     def _over(self, need: NeedRow | NeedSample) -> bool:
-        """Whether the epoch is used up. Never where a proposal is being judged (the look-ahead trap: an epoch that
+        """Whether the epoch is used up. Never where a draft token is being judged (the look-ahead trap: an epoch that
         ended at a row miss would make the output depend on letters that are not revealed yet)."""
         moved = len(self.output.text) > self.epoch.began
         used_up = self.epoch.exhausted and not self._drafting.due
@@ -432,12 +434,12 @@ class Decoding:
         return [emitted] if ending is None else [emitted, self.end(ending.reason)]
 
     def _pass(self) -> list[Command]:
-        """A pass, if the walk lacks a row and the target need not wait for proposals."""
+        """A pass, if the walk lacks a row and the target need not wait for draft tokens."""
         lane = self._targets.free
         if lane is None:
             return []
         if self.fetched.held is not None or self._targets.due((), self.output.ids):
-            waits = self.epoch.begun and isinstance(self.epoch.step, NeedProposal) and not self._targets.flights
+            waits = self.epoch.begun and isinstance(self.epoch.step, NeedDraftToken) and not self._targets.flights
             if waits:
                 return self._stalling.begin(self.epoch.choice.patience, self._now)
             return self._passing.speculate(lane, self.epoch, self.output, self.fetched, self._now)
@@ -497,7 +499,7 @@ class Passing:
         return self._targets.extend(flight, min(tokens, output.left - due))
 
     def speculate(self, lane: TargetLane, epoch: Epoch, output: Output, fetched: Fetched, now: float) -> list[Command]:
-        """A pass over later proposals, on a target that is free while others work on earlier ones."""
+        """A pass over later draft tokens, on a target that is free while others work on earlier ones."""
         if not epoch.choice.speculate or not self._targets.flights:
             return []
         if lane.owed:
@@ -519,7 +521,7 @@ class Passing:
         return [self._targets.send(lane, plan, wanted, output.ids, beyond, epoch.draws, now)]
 
     def complete(self, epoch: Epoch, output: Output, first: int) -> list[Command]:
-        """Proposals from place `first` on begin where passes under way do not list what they can be: ask for it."""
+        """Draft tokens from place `first` on begin where passes under way do not list what they can be: ask for it."""
         method, options = self._given.method, self._given.open_target.options
         if method.samples or method.whole_draft or options.temperature == 0:
             return []
@@ -564,11 +566,11 @@ class Passing:
         return max(ends)
 
 
-# A target that stands idle for proposals, and for how long.
+# A target that stands idle for draft tokens, and for how long.
 
 
 class Stalling:
-    """Whether the target waits for proposals, and whether it has waited long enough."""
+    """Whether the target waits for draft tokens, and whether it has waited long enough."""
 
     def __init__(self) -> None:
         self.impatient = False  # a stall has run out, and the drafter has said nothing since
@@ -595,11 +597,11 @@ class Stalling:
         return waited
 
 
-# How drafts fare: told to the governor as it shows, and counted when an epoch is over.
+# How drafts fare: told to the controller as it shows, and counted when an epoch is over.
 
 
 def pass_seen(flight: Flight, done: PassDone, now: float) -> PassSeen:
-    """What the governor is told of a pass that is back, or of tokens of a run."""
+    """What the controller is told of a pass that is back, or of tokens of a run."""
     own = 1 + len(flight.sent.tree)
     others = (max(0, done.fed - own) if done.fed else done.shared - 1) if done.shared > 1 else 0
     return PassSeen(
@@ -607,7 +609,7 @@ def pass_seen(flight: Flight, done: PassDone, now: float) -> PassSeen:
         now - flight.left_at,
         done.seconds,
         flight.idle,
-        flight.proposals,
+        flight.draft_tokens,
         done.queued,
         done.forwards,
         not flight.drawn,
@@ -617,10 +619,10 @@ def pass_seen(flight: Flight, done: PassDone, now: float) -> PassSeen:
 
 
 class Reporting:
-    """What the governor knows of the running epoch so far."""
+    """What the controller knows of the running epoch so far."""
 
-    def __init__(self, governor: Governor, counts: Counts) -> None:
-        self._governor = governor
+    def __init__(self, controller: Controller, counts: Counts) -> None:
+        self._controller = controller
         self._counts = counts
         self._verdict = Verdict()
         self._tokens = 0
@@ -634,13 +636,13 @@ class Reporting:
             return
         accepted, refused = verdict.accepted - before.accepted, verdict.refused and not before.refused
         emitted, bonus = self._tokens - tokens, self._bonus - settled
-        self._governor.observe(Judged(before.accepted, accepted, refused, emitted, bonus, epoch.settled), now)
+        self._controller.observe(Judged(before.accepted, accepted, refused, emitted, bonus, epoch.settled), now)
         epoch.settled = epoch.settled and not accepted
 
     def over(self, epoch: Epoch, text: Letters) -> None:
         """The epoch is over: count it, and begin anew."""
         verdict = epoch.verdict(text)
-        self._counts.round(len(epoch.proposals), verdict.accepted, verdict.refused)
+        self._counts.round(len(epoch.draft_tokens), verdict.accepted, verdict.refused)
         self._remember(Verdict())
 
     def continued(self, branches: Branches, epoch: Epoch, text: Letters, samples: bool, now: float) -> Branch | None:
@@ -650,7 +652,7 @@ class Reporting:
         branch = branches.match(epoch, text, samples)
         self._counts.branches_tried += 1
         self._counts.branches_hit += branch is not None
-        self._governor.observe(BranchSeen(branch is not None), now)
+        self._controller.observe(BranchSeen(branch is not None), now)
         return branch
 
     def _remember(self, verdict: Verdict) -> Verdict:

@@ -30,7 +30,7 @@ class Flight:
     tokens: int  # that it feeds: those committed since the lane's pass before, and the tree's
     left_at: float  # seconds
     idle: float  # seconds that the lane had stood idle
-    proposals: int = 0  # known beyond the root
+    draft_tokens: int = 0  # known beyond the root
     drawn: int = 0  # tokens that its run has brought before
     ending: bool = False  # its run was told to end
     half: int = 0  # tokens of its run, of which half of what was asked for last has been drawn
@@ -170,13 +170,13 @@ class Targets:
         plan: Plan,
         wanted: tuple[int, ...] | None,
         ids: list[int],
-        proposals: int,
+        draft_tokens: int,
         draws: bool,
         now: float,
         run: int = 1,
     ) -> Send:
-        """A pass over a tree at the frontier, for so many proposals beyond it, answered by draws or by rows; or a run
-        of so many tokens."""
+        """A pass over a tree at the frontier, for so many draft tokens beyond it, answered by draws or by rows; or a
+        run of so many tokens."""
         lane.passes += 1
         listed = () if draws else plan.listed
         if wanted is not None and listed:
@@ -186,7 +186,9 @@ class Targets:
         answered = paths if wanted is None else tuple(paths[node] for node in wanted)
         tokens = len(sent.committed) + len(plan.tree)
         idle = now - lane.free_since
-        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, idle, proposals, half=run - run // 2)
+        lane.flight = Flight(
+            lane.number, sent, len(ids), answered, tokens, now, idle, draft_tokens, half=run - run // 2
+        )
         lane.latest = lane.flight
         lane.told = len(ids)
         lane.owed.clear()
@@ -257,7 +259,7 @@ def _further(flight: Flight, done: PassDone, now: float) -> Flight:
     return replace(flight, paths=at, drawn=flight.drawn + len(done.nodes), tokens=1, left_at=now, idle=0.0)
 
 
-SAME_LAW = 1e-3  # by which a head and its whole row may differ in sum; rows sum to one within a tenth of that
+SAME_DISTRIBUTION = 1e-3  # by which a head and its whole row may differ in sum; rows sum to one within a tenth of that
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,7 +295,7 @@ class Fetched:
         """What the walk needs at the frontier, if it is at hand: a row is no draw, and a draw no row.
 
         Of a row only the ids that may be used: its head, and those that the need lists. What else was listed depends
-        on proposals that are not revealed.
+        on draft tokens that are not revealed.
         """
         held = self.held
         if held is None:
@@ -336,7 +338,7 @@ class Fetched:
         """A row that was asked for takes the place of what was known.
 
         Raises:
-            IllegalEventError: they are not the same law; nothing has changed.
+            IllegalEventError: they are not the same distribution; nothing has changed.
         """
         path = flight.paths[flight.sent.answered.index(node)]
         passed = tuple(self._ids[flight.root : self._base])
@@ -344,7 +346,7 @@ class Fetched:
         if path[: len(passed)] != passed or place not in self._held:
             return  # the output has taken another way
         before = self._held[place].answer
-        if isinstance(before, Row) and _difference(before, row) > SAME_LAW:
+        if isinstance(before, Row) and _difference(before, row) > SAME_DISTRIBUTION:
             raise IllegalEventError(f"the row of node {node} is not that of the head sent before")
         self._held[place] = Held(row, flight.lane, flight.sent.number, node)
 

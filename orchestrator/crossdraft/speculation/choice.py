@@ -4,41 +4,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
 
-from crossdraft.types.messages import MOST_PROPOSALS, MOST_RUN
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_RUN
 
 
 @dataclass(frozen=True)
 class Choice:
     """How an epoch is run.
 
-    Lock-step with K proposals is window = wait = K without overlap; plain decoding is window 0.
+    Lock-step with K draft tokens is window = wait = K without overlap; plain decoding is window 0.
 
     Raises:
         ValueError: a value is out of its range.
     """
 
-    window: int  # proposals asked for beyond those revealed; 0: none, the target decodes by itself
-    wait: int = 0  # unrevealed proposals that a pass waits for while more are due
+    window: int  # draft tokens asked for beyond those revealed; 0: none, the target decodes by itself
+    wait: int = 0  # unrevealed draft tokens that a pass waits for while more are due
     overlap: bool = True  # the drafter drafts on while a pass is in flight; else an epoch is one round
-    patience: float = 30.0  # seconds that the target stands idle for proposals at most, then it goes on without
-    branch_depth: int = 0  # proposals of each prepared continuation; 0: none
-    branch_width: int = 1  # prepared continuations for each proposal
-    chunk: int = 1  # proposals in one reply of the drafter, from its second one on, while epochs overlap
-    speculate: bool = False  # a target that is free begins a pass over later proposals before the first returns
+    patience: float = 30.0  # seconds that the target stands idle for draft tokens at most, then it goes on without
+    branch_depth: int = 0  # draft tokens of each prepared continuation; 0: none
+    branch_width: int = 1  # prepared continuations for each draft token
+    chunk: int = 1  # draft tokens in one reply of the drafter, from its second one on, while epochs overlap
+    speculate: bool = False  # a target that is free begins a pass over later draft tokens before the first returns
     run: int = 1  # without a drafter: tokens that the target draws in one pass; it goes on if the next choice is alike
     reason: str = ""  # for people
 
     def __post_init__(self) -> None:
-        if not (0 <= self.window <= MOST_PROPOSALS and 0 <= self.wait <= self.window and self.patience >= 0):
+        if not (0 <= self.window <= MOST_DRAFT_TOKENS and 0 <= self.wait <= self.window and self.patience >= 0):
             got = f"window {self.window}, wait {self.wait}, patience {self.patience:g}"
-            raise ValueError(f"0 <= wait <= window <= {MOST_PROPOSALS} and patience >= 0 must hold, got {got}")
-        if not (0 <= self.branch_depth <= MOST_PROPOSALS and 1 <= self.branch_width <= MOST_PROPOSALS):
+            raise ValueError(f"0 <= wait <= window <= {MOST_DRAFT_TOKENS} and patience >= 0 must hold, got {got}")
+        if not (0 <= self.branch_depth <= MOST_DRAFT_TOKENS and 1 <= self.branch_width <= MOST_DRAFT_TOKENS):
             raise ValueError(
-                f"0 <= branch_depth <= {MOST_PROPOSALS} and 1 <= branch_width <= {MOST_PROPOSALS} must hold, "
+                f"0 <= branch_depth <= {MOST_DRAFT_TOKENS} and 1 <= branch_width <= {MOST_DRAFT_TOKENS} must hold, "
                 f"got depth {self.branch_depth}, width {self.branch_width}"
             )
-        if not 1 <= self.chunk <= MOST_PROPOSALS:
-            raise ValueError(f"chunk must be between 1 and {MOST_PROPOSALS}, got {self.chunk}")
+        if not 1 <= self.chunk <= MOST_DRAFT_TOKENS:
+            raise ValueError(f"chunk must be between 1 and {MOST_DRAFT_TOKENS}, got {self.chunk}")
         if not 1 <= self.run <= MOST_RUN:
             raise ValueError(f"run must be between 1 and {MOST_RUN}, got {self.run}")
 
@@ -49,11 +49,11 @@ class Choice:
 
     @property
     def first(self) -> int:
-        """Proposals in the drafter's first reply: a whole round, or what a pass waits for."""
+        """Draft tokens in the drafter's first reply: a whole round, or what a pass waits for."""
         return (self.wait or self.chunk) if self.overlap else self.window
 
     def reply(self, sent: int) -> int:
-        """Proposals in the drafter's next reply, once it has sent so many of the epoch and while more are wanted."""
+        """Draft tokens in the drafter's next reply, once it has sent so many of the epoch and while more are wanted."""
         return self.first - sent if sent < self.first else self.chunk
 
 
@@ -65,7 +65,7 @@ PLAIN = Choice(window=0, run=LONG_RUN, reason="plain decoding")
 class DraftSeen:
     """A reply of the drafter arrived."""
 
-    proposals: int
+    draft_tokens: int
     first: int  # place of the first in its epoch
     waited: float | None  # seconds since the drafter was asked, for an epoch's first reply; else None
     gap: float | None  # seconds since the epoch's reply before; None for the first
@@ -81,7 +81,7 @@ class PassSeen:
     waited: float  # seconds since it was sent, or since the answer before
     seconds: float  # in the model
     idle: float  # seconds that its target had stood idle before it was sent
-    proposals: int | None = None  # that its tree covers; None: not known
+    draft_tokens: int | None = None  # that its tree covers; None: not known
     queued: float = 0.0  # seconds in the target, waiting for the model
     forwards: int = 1  # tokens of a run that came
     asked: bool = True  # there was a round trip; not for the later answers of a run
@@ -91,13 +91,13 @@ class PassSeen:
 
 @dataclass(frozen=True)
 class Judged:
-    """The walk went on: what became of proposals since the last time."""
+    """The walk went on: what became of draft tokens since the last time."""
 
-    first: int  # place in the epoch of the first proposal judged now
+    first: int  # place in the epoch of the first draft token judged now
     accepted: int  # of them, wholly in the output
     refused: bool  # the next one was refused
     tokens: int  # emitted meanwhile
-    settled: int  # ... of them without a proposal: the target's own
+    settled: int  # ... of them without a draft token: the target's own
     caught_up: bool = False  # they were compared with tokens that had been settled already
 
 
@@ -110,7 +110,7 @@ class BranchSeen:
 
 @dataclass(frozen=True)
 class StallSeen:
-    """The target stood idle for proposals until patience ended."""
+    """The target stood idle for draft tokens until patience ended."""
 
     seconds: float
 
@@ -133,8 +133,8 @@ class Told:
 Observation = DraftSeen | PassSeen | Judged | BranchSeen | StallSeen | DrafterSeen | Told
 
 
-class Governor(Protocol):
-    """Decides how each epoch is run. What it learns is revealed already, or times: never a hidden proposal."""
+class Controller(Protocol):
+    """Decides how each epoch is run. What it learns is revealed already, or times: never a hidden draft token."""
 
     def observe(self, seen: Observation, now: float) -> None:
         """Takes in what happened; `now` in seconds of the session's clock."""
@@ -168,11 +168,11 @@ class Fixed:
 
 
 def lock_step(k: int) -> Fixed:
-    """The classic round: K proposals, one pass, a walk."""
+    """The classic round: K draft tokens, one pass, a walk."""
     return Fixed(Choice(window=k, wait=k, overlap=False, reason=f"lock-step, K = {k}"))
 
 
-# What a governor knows of its services and of how well they agree.
+# What a controller knows of its services and of how well they agree.
 
 FIRST_TRY = 4.0  # plain passes that getting to know a drafter may lose
 PLACES = (0, 1, 2, 3, 4, 6, 9, 14)  # where ranges of places in an epoch begin that have an acceptance in common
@@ -192,18 +192,18 @@ class Workload:
 
     acceptance: tuple[float, ...]  # by place in the epoch, given that all before held; the last: all later places
     match: float  # probability that a token which the target drew by itself agrees with the draft
-    token: float  # seconds of a drafter's forward for one proposal; infinite: it never answers
+    token: float  # seconds of a drafter's forward for one draft token; infinite: it never answers
     pass_base: float  # seconds of a plain pass in the target (A)
     pass_node: float = 0.0  # ... more for each node of its tree (B)
     slope: float = 0.0  # what a further token in a drafter's forward costs, as a share of `token`
     drafter_trip: float = 0.0  # seconds of a round trip
     target_trip: float = 0.0
-    branch_hit: float = 0.0  # probability that the one likeliest branch is what replaces a refused proposal
-    tokens_per_proposal: float = 1.0  # target tokens that an accepted proposal is worth
-    nodes_per_proposal: float = 1.0  # of a pass's tree
+    branch_hit: float = 0.0  # probability that the one likeliest branch is what replaces a refused draft token
+    tokens_per_draft_token: float = 1.0  # target tokens that an accepted draft token is worth
+    nodes_per_draft_token: float = 1.0  # of a pass's tree
     samples: bool = False  # the target draws by itself, and what it drew is compared (`slem`, `seeded`)
     targets: int = 1
-    plain: float = 0.0  # seconds of a token in plain decoding, all included; 0: as a pass over no proposals
+    plain: float = 0.0  # seconds of a token in plain decoding, all included; 0: as a pass over no draft tokens
     contention: float = 1.0  # how many times as long a pass takes while the drafter runs forwards
 
     def __post_init__(self) -> None:
@@ -211,13 +211,13 @@ class Workload:
         if not self.acceptance or not all(0 <= share <= 1 for share in shares):
             raise ValueError(f"acceptance, match and branch_hit must be between 0 and 1, got {shares}")
         costs = (self.token, self.pass_node, self.slope, self.drafter_trip, self.target_trip)
-        if min(costs) < 0 or self.pass_base <= 0 or self.tokens_per_proposal <= 0 or self.targets < 1:
+        if min(costs) < 0 or self.pass_base <= 0 or self.tokens_per_draft_token <= 0 or self.targets < 1:
             raise ValueError(f"costs must be 0 or more, and a pass must cost something, got {self}")
         if self.plain < 0 or self.contention < 1:
             raise ValueError(f"plain must be 0 or more and contention 1 or more, got {self.plain}, {self.contention}")
 
     def accepted(self, place: int) -> float:
-        """Probability that the proposal at this place of its epoch holds, given that all before it did."""
+        """Probability that the draft token at this place of its epoch holds, given that all before it did."""
         return self.acceptance[place] if place < len(self.acceptance) else self.acceptance[-1]
 
     def forward(self, choice: Choice) -> float:
@@ -225,9 +225,9 @@ class Workload:
         branches = choice.branch_width * choice.branch_depth if choice.overlap else 0
         return self.token * (1 + self.slope * branches)
 
-    def pass_seconds(self, proposals: float) -> float:
-        """From sending a pass over so many proposals to its answer."""
-        return self.target_trip + self.pass_base + self.pass_node * self.nodes_per_proposal * proposals
+    def pass_seconds(self, draft_tokens: float) -> float:
+        """From sending a pass over so many draft tokens to its answer."""
+        return self.target_trip + self.pass_base + self.pass_node * self.nodes_per_draft_token * draft_tokens
 
     @property
     def plain_seconds(self) -> float:
@@ -240,13 +240,13 @@ class Workload:
         return 1 - 1 / self.contention
 
     def hit(self, width: int) -> float:
-        """Probability that one of the `width` likeliest branches is what replaces a refused proposal."""
+        """Probability that one of the `width` likeliest branches is what replaces a refused draft token."""
         return 1 - (1 - self.branch_hit) * FURTHER ** (width - 1) if self.branch_hit else 0.0
 
     @property
-    def proposals_per_token(self) -> int:
-        """Proposals that must arrive until the draft has caught up with a token that the target drew by itself."""
-        return max(1, round(1 / self.tokens_per_proposal))
+    def draft_tokens_per_token(self) -> int:
+        """Draft tokens that must arrive until the draft has caught up with a token that the target drew by itself."""
+        return max(1, round(1 / self.tokens_per_draft_token))
 
     def with_samples(self) -> Self:
         """The same for a method whose target draws by itself: agreement is the same whenever it is compared."""
@@ -263,11 +263,11 @@ class Estimates:
     slope: float = BRANCH_COST
     drafter_trip: float = 0.0  # seconds
     pass_base: float = 0.0  # seconds in the target, its queue included
-    pass_node: float = 0.0  # ... more for each proposal that it and the passes beside it cover, whatever their trees
+    pass_node: float = 0.0  # ... more for each draft token that it and the passes beside it cover, whatever their trees
     target_trip: float = 0.0  # seconds
     branch_hit: float = 0.5
-    tokens_per_proposal: float = 1.0
-    judged: float = 0.0  # proposals, with forgetting
+    tokens_per_draft_token: float = 1.0
+    judged: float = 0.0  # draft tokens, with forgetting
     compared: float = 0.0  # ... with tokens that the target had drawn by itself
     replies: int = 0  # of the drafter
     passes: int = 0
@@ -302,7 +302,7 @@ class Estimates:
             self.drafter_trip,
             self.target_trip,
             self.branch_hit,
-            self.tokens_per_proposal,
+            self.tokens_per_draft_token,
             samples=samples,
             targets=targets,
             plain=self.plain,
@@ -313,7 +313,7 @@ class Estimates:
 FURTHER = 0.75  # of the refusals that a branch missed, what one more branch misses too
 
 
-# What a governor decided, and when, for people.
+# What a controller decided, and when, for people.
 
 MOST_KEPT = 10_000  # choices; a generation with more is explained up to there
 
@@ -323,13 +323,13 @@ class Decision:
     """From a time on, epochs were run like this."""
 
     seconds: float  # since the first one
-    epochs: int  # that the governor had run like this, one after another; those without a choice do not count
+    epochs: int  # that the controller had run like this, one after another; those without a choice do not count
     choice: Choice
 
 
 @runtime_checkable
 class Learning(Protocol):
-    """A governor that can say what it has learnt."""
+    """A controller that can say what it has learnt."""
 
     def explain(self) -> Sequence[str]:
         """What it believes and why it decides so, in lines for people."""
@@ -337,30 +337,30 @@ class Learning(Protocol):
 
 
 class Explained:
-    """A governor whose choices are kept."""
+    """A controller whose choices are kept."""
 
-    def __init__(self, governor: Governor) -> None:
-        self.governor = governor
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
         self.decisions: list[Decision] = []
         self._began: float | None = None
 
     @property
     def waits_for_drafter(self) -> bool:
-        """As the governor has it."""
-        return self.governor.waits_for_drafter
+        """As the controller has it."""
+        return self.controller.waits_for_drafter
 
     @property
     def estimates(self) -> Sequence[str]:
-        """What the governor has learnt, in lines for people; none if it learns nothing."""
-        return self.governor.explain() if isinstance(self.governor, Learning) else ()
+        """What the controller has learnt, in lines for people; none if it learns nothing."""
+        return self.controller.explain() if isinstance(self.controller, Learning) else ()
 
     def observe(self, seen: Observation, now: float) -> None:
-        """As the governor does."""
-        self.governor.observe(seen, now)
+        """As the controller does."""
+        self.controller.observe(seen, now)
 
     def choose(self, now: float) -> Choice:
-        """As the governor does, and kept."""
-        choice = self.governor.choose(now)
+        """As the controller does, and kept."""
+        choice = self.controller.choose(now)
         self._began = now if self._began is None else self._began
         if self.decisions and self.decisions[-1].choice == choice:
             latest = self.decisions.pop()

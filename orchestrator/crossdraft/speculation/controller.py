@@ -1,8 +1,8 @@
-"""The governor: decides how each epoch is run from what has been measured.
+"""The controller: decides how each epoch is run from what has been measured.
 
 A generation begins with an overlapped draft for which the target never waits: that costs next to nothing whatever the
 drafter is like. Once both services have been seen at work, forecasts decide. Where little is known of the drafter and
-it might be worth much, the governor tries what would be best if it were good; what that may lose against plain
+it might be worth much, the controller tries what would be best if it were good; what that may lose against plain
 decoding is bounded. A drafter with which nothing is faster than plain decoding is put aside and tried again later and
 later. What decides is times, and what has been revealed.
 """
@@ -30,7 +30,7 @@ from crossdraft.speculation.choice import (
 from crossdraft.speculation.cost_model import forecast
 from crossdraft.speculation.estimator import Learner
 from crossdraft.speculation.simulator import simulate
-from crossdraft.types.messages import MOST_PROPOSALS
+from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 PERIOD = 40  # observations between two looks at the estimates, at most
 FIRST_INTERVAL = 0.25  # seconds between two trials of a drafter that was put aside; they double
@@ -38,11 +38,11 @@ LAST_INTERVAL = 8.0
 TRIAL_PASSES = 32  # ... and never fewer than so many passes
 RECOVERED = 1.05  # a drafter put aside is tried soon again if the best way with it has become so much faster
 TRIAL_PATIENCE = 2.0  # passes that a round waits for a drafter that is not known to answer
-GLANCE = 6  # proposals of a first epoch: while they hold, it goes on
+GLANCE = 6  # draft tokens of a first epoch: while they hold, it goes on
 FIRST_PATIENCE = 0.05  # seconds; the same before the first pass
 STALL_SHARE = 0.5  # of the time, that the target may stand idle in vain
 HOPED = 1.1  # a way is tried that would be so much faster if the drafter were good
-SURE = 40.0  # judged proposals that leave nothing to hope for
+SURE = 40.0  # judged draft tokens that leave nothing to hope for
 MEASURED = 3  # plain passes that must have been seen where plain decoding may be the better way
 NEAR = 1.6  # times plain decoding that a way must be faster to do without
 REMEASURED = 160  # passes after which plain ones are measured again
@@ -72,7 +72,7 @@ class Ranking:
     best: Rated  # of all
 
 
-# What a governor decides for the estimates at hand: the way that is expected to be fastest, unless too little speaks
+# What a controller decides for the estimates at hand: the way that is expected to be fastest, unless too little speaks
 # for leaving the one that runs.
 
 
@@ -104,17 +104,17 @@ class Limits:
         ValueError: a number is out of its range.
     """
 
-    rounds_only: bool = False  # lock-step, for methods that must know how many proposals there are
+    rounds_only: bool = False  # lock-step, for methods that must know how many draft tokens there are
     samples: bool = False  # the method's target draws by itself
-    window: int = 32  # most proposals beyond those revealed
-    wait: int | None = None  # always this; None: the governor's
-    branch_depth: int | None = None  # always this, 0: no branches; None: the governor's
-    branch_width: int | None = None  # always this; None: the governor's
+    window: int = 32  # most draft tokens beyond those revealed
+    wait: int | None = None  # always this; None: the controller's
+    branch_depth: int | None = None  # always this, 0: no branches; None: the controller's
+    branch_width: int | None = None  # always this; None: the controller's
     targets: int = 1  # more: passes may be speculated on
 
     def __post_init__(self) -> None:
-        if not (1 <= self.window <= MOST_PROPOSALS and 0 <= (self.wait or 0) <= self.window and self.targets >= 1):
-            raise ValueError(f"1 <= window <= {MOST_PROPOSALS}, 0 <= wait <= window, targets >= 1: got {self}")
+        if not (1 <= self.window <= MOST_DRAFT_TOKENS and 0 <= (self.wait or 0) <= self.window and self.targets >= 1):
+            raise ValueError(f"1 <= window <= {MOST_DRAFT_TOKENS}, 0 <= wait <= window, targets >= 1: got {self}")
 
 
 class Adaptive:
@@ -150,7 +150,7 @@ class Adaptive:
 
     @property
     def estimates(self) -> Estimates:
-        """What is believed now; seeds the governor of the next generation."""
+        """What is believed now; seeds the controller of the next generation."""
         known, level = self._learner.estimates, self._allowance.level
         return replace(known, allowance=level, trial_at=self._trial_at or 0.0, interval=self._interval)
 
@@ -338,7 +338,7 @@ NOTICEABLE = 0.06  # relative change of an estimate after which choices are made
 def rank(workload: Workload, limits: Limits) -> Ranking:
     """Forecasts what may be chosen, coarsely first; some 30 forecasts."""
     plain = rate(workload, PLAIN)
-    if workload.token >= workload.tokens_per_proposal * workload.plain_seconds or bound(workload) <= plain.speed:
+    if workload.token >= workload.tokens_per_draft_token * workload.plain_seconds or bound(workload) <= plain.speed:
         return _hopeless(workload, plain)
     rounds = _best(workload, (_round(workload, size) for size in SIZES if size <= limits.window))
     if limits.rounds_only:
@@ -393,7 +393,7 @@ def changed(before: Estimates, after: Estimates) -> bool:
     costs = [
         (before.token, after.token),
         (before.pass_base, after.pass_base),
-        (before.tokens_per_proposal, after.tokens_per_proposal),
+        (before.tokens_per_draft_token, after.tokens_per_draft_token),
         (1 + before.slope, 1 + after.slope),
         (1 + before.slowed, 1 + after.slowed),
         (before.plain, after.plain),
@@ -413,32 +413,32 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # windows and rounds 
 COARSE = (4, 12, 32)  # windows that are tried first
 WAITS = (0, 1, 2, 3, 4, 6, 8)
 BRANCHES = ((2, 1), (4, 1), (8, 1), (4, 2))  # depths and widths
-CHUNK = 4  # proposals of a reply at most
-SHARE = 1 / 6  # of a pass, that making a reply's proposals may take
-CHEAP = 0.99  # of the speed, that replies of several proposals must keep
+CHUNK = 4  # draft tokens of a reply at most
+SHARE = 1 / 6  # of a pass, that making a reply's draft tokens may take
+CHEAP = 0.99  # of the speed, that replies of several draft tokens must keep
 SCALES = (1.0, 0.94, 1.06)  # of a forward, with which they must: a reply may just precede the end of a pass, or not
-MARGIN = 1.3  # of patience over the time that proposals are expected to take
+MARGIN = 1.3  # of patience over the time that draft tokens are expected to take
 TRIED = 300  # tokens of a simulation, where there is no forecast
-FEW = 8  # proposals of a drafter of which little is known
+FEW = 8  # draft tokens of a drafter of which little is known
 WORTH = 1.03  # what a second target must give to be used
 
 
 def _hopeless(workload: Workload, plain: Rated) -> Ranking:
     """A drafter that writes no faster than the target by itself, so that what is accepted took it as long as it saves;
-    or one that is not worth the room of its proposals in a pass, however soon they come."""
+    or one that is not worth the room of its draft tokens in a pass, however soon they come."""
     rounds = rate(workload, _round(workload, 1))
     return Ranking(plain, rounds, rate(workload, Choice(1, patience=0.0)), plain)
 
 
 def bound(workload: Workload) -> float:
-    """Tokens a second that no way with a drafter exceeds: passes that always have as many proposals as are best, and
+    """Tokens a second that no way with a drafter exceeds: passes that always have as many draft tokens as are best, and
     these are there at once, each accepted as often as the most accepted place is."""
     often = max(*workload.acceptance, workload.match)
     best, alive, accepted = 0.0, 1.0, 0.0
-    for proposals in range(1, MOST_PROPOSALS + 1):
+    for draft_tokens in range(1, MOST_DRAFT_TOKENS + 1):
         alive *= often
         accepted += alive
-        best = max(best, (1 + accepted * workload.tokens_per_proposal) / workload.pass_seconds(proposals))
+        best = max(best, (1 + accepted * workload.tokens_per_draft_token) / workload.pass_seconds(draft_tokens))
     return best
 
 
@@ -448,12 +448,12 @@ def rate(workload: Workload, choice: Choice) -> Rated:
 
 
 def patience_for(workload: Workload, wait: int, round_: bool = False) -> float:
-    """Seconds in which so many proposals come after a refusal, with a margin."""
+    """Seconds in which so many draft tokens come after a refusal, with a margin."""
     return MARGIN * (workload.drafter_trip + (wait + (0 if round_ else 1)) * workload.token) + 0.1 * workload.pass_base
 
 
 def tried(workload: Workload, choice: Choice) -> Choice:
-    """The same with few proposals, each a reply, and no branches, for a drafter of which little is known."""
+    """The same with few draft tokens, each a reply, and no branches, for a drafter of which little is known."""
     wait = min(choice.wait, FEW)
     meanwhile = int((workload.drafter_trip + 2 * workload.plain_seconds) / workload.token) if workload.token else FEW
     window = min(choice.window, (1 + choice.overlap) * FEW, max(2, wait + meanwhile))
@@ -462,10 +462,10 @@ def tried(workload: Workload, choice: Choice) -> Choice:
 
 
 def loss(workload: Workload, choice: Choice) -> float:
-    """Passes of plain decoding that an epoch costs beyond its one token if its first proposal is refused."""
+    """Passes of plain decoding that an epoch costs beyond its one token if its first draft token is refused."""
     waits = choice.patience and workload.drafter_trip + max(1, choice.wait) * workload.token
-    proposals = choice.window if not choice.overlap else min(choice.window, choice.wait + 1)
-    passing = workload.pass_seconds(proposals) * (workload.contention if choice.overlap else 1.0)
+    draft_tokens = choice.window if not choice.overlap else min(choice.window, choice.wait + 1)
+    passing = workload.pass_seconds(draft_tokens) * (workload.contention if choice.overlap else 1.0)
     return (min(waits, choice.patience) + passing) / workload.plain_seconds - 1
 
 
@@ -482,7 +482,7 @@ def _round(workload: Workload, size: int) -> Choice:
 
 
 def _waiting(workload: Workload, window: int, limits: Limits) -> Iterable[Choice]:
-    """With this window, the target waits for proposals: for the next one in hand of a row, or before a pass."""
+    """With this window, the target waits for draft tokens: for the next one in hand of a row, or before a pass."""
     if limits.wait is not None:
         yield Choice(max(window, limits.wait), limits.wait, patience=patience_for(workload, limits.wait))
         return
@@ -523,7 +523,7 @@ def _branched(workload: Workload, choice: Choice, limits: Limits) -> Rated:
 
 
 def _chunked(workload: Workload, rated: Rated) -> Rated:
-    """The same with as many proposals in a reply as cost next to nothing: each message costs processor time."""
+    """The same with as many draft tokens in a reply as cost next to nothing: each message costs processor time."""
     choice, forward = rated.choice, workload.forward(rated.choice)
     most = min(CHUNK, int(SHARE * workload.pass_seconds(0) / forward)) if forward else CHUNK
     scaled = [replace(workload, token=scale * workload.token) for scale in SCALES]
@@ -546,7 +546,7 @@ def _speculated(workload: Workload, rated: Rated) -> Rated:
     return Rated(replace(rated.choice, speculate=True), rated.speed * gain) if gain > WORTH else rated
 
 
-# What a governor may lose by trying a drafter, so that nobody is slower than without one.
+# What a controller may lose by trying a drafter, so that nobody is slower than without one.
 
 REFILL = 0.015  # of the time
 DEAREST = 2 * FIRST_TRY  # plain passes that a try may cost
@@ -596,18 +596,18 @@ class Allowance:
         return self.level < -OVERDRAWN
 
 
-# What a governor believes and why it decides so, in lines for people.
+# What a controller believes and why it decides so, in lines for people.
 
 
 def believed(known: Estimates, decision: Decision | None) -> Sequence[str]:
     """Estimates, the best of each kind of way, and the decision."""
     lines = [
         f"acceptance {', '.join(f'{share:.2f}' for share in known.acceptance)} by place "
-        f"({known.judged:.0f} proposals judged), after the target's own tokens {known.match:.2f} "
+        f"({known.judged:.0f} draft tokens judged), after the target's own tokens {known.match:.2f} "
         f"({known.compared:.0f} compared)",
-        f"drafter: {1e3 * known.token:.2f} ms a proposal, round trip {1e3 * known.drafter_trip:.2f} ms "
-        f"({known.replies} replies), {known.tokens_per_proposal:.2f} tokens a proposal",
-        f"target: {1e3 * known.pass_base:.2f} ms a pass and {1e3 * known.pass_node:.3f} ms a proposal, round trip "
+        f"drafter: {1e3 * known.token:.2f} ms a draft token, round trip {1e3 * known.drafter_trip:.2f} ms "
+        f"({known.replies} replies), {known.tokens_per_draft_token:.2f} tokens a draft token",
+        f"target: {1e3 * known.pass_base:.2f} ms a pass and {1e3 * known.pass_node:.3f} ms a draft token, round trip "
         f"{1e3 * known.target_trip:.2f} ms ({known.passes} passes), while the drafter works "
         f"{1 / (1 - known.slowed):.2f} times as long; a plain token {1e3 * known.plain:.2f} ms; "
         f"{known.sessions:.1f} sessions share it, {1e3 * known.queue:.2f} ms in its queue",

@@ -2,8 +2,8 @@
 
 With given times, an epoch in which nothing has been refused so far goes one way only. So one run along it, with the
 probability of still being on it, gives every way that the epoch can end. Epochs differ only in what they begin with
-(adopted proposals, how long the pass in flight still takes): they form a Markov renewal process, and the speed is the
-mean of tokens over the mean of time under its stationary distribution (the renewal-reward theorem).
+(adopted draft tokens, how long the pass in flight still takes): they form a Markov renewal process, and the speed is
+the mean of tokens over the mean of time under its stationary distribution (the renewal-reward theorem).
 """
 
 from bisect import bisect_right
@@ -41,7 +41,7 @@ def _rounds(workload: Workload, choice: Choice) -> Forecast:
     for place in range(choice.window):
         alive *= workload.accepted(place)
         accepted += alive
-    tokens = 1 + accepted * workload.tokens_per_proposal
+    tokens = 1 + accepted * workload.tokens_per_draft_token
     return Forecast(tokens / seconds, 1 - passing / seconds, 1 / tokens)
 
 
@@ -59,7 +59,7 @@ def _epochs(workload: Workload, choice: Choice) -> Forecast:
 # With given times that way is fixed. At each place the epoch may end with the probability that what comes next is
 # refused; what is left goes on. So one run gives the means over all the ways that the epoch can end.
 
-Beginning = tuple[int, int]  # adopted proposals; steps that the pass in flight still takes, or FREE
+Beginning = tuple[int, int]  # adopted draft tokens; steps that the pass in flight still takes, or FREE
 
 
 @dataclass
@@ -126,9 +126,9 @@ class ExpectedEpoch:
         self._done = self._half + busy  # when the drafter's latest forward so far ends
         self._arrivals = [0.0] * self._adopted
         self._made = [0.0] * self._adopted  # when the forwards end that make them
-        self._sent = self._adopted  # proposals in replies that are full
+        self._sent = self._adopted  # draft tokens in replies that are full
         self._judged = 0
-        self._ahead = 0  # proposals that the draft is behind the output
+        self._ahead = 0  # draft tokens that the draft is behind the output
         self._stalled = False  # patience has ended, and nothing has come since
         self._tokens = 0.0
         self._alive = 1.0
@@ -148,12 +148,12 @@ class ExpectedEpoch:
             before = (now, self._tokens, self._alive)
             start = self._start(now)
             self._caught_up(start, None)
-            proposals = max(0, self._known(start) - self._judged)
-            seconds = self._beside(start, self._workload.pass_seconds(proposals))
+            draft_tokens = max(0, self._known(start) - self._judged)
+            seconds = self._beside(start, self._workload.pass_seconds(draft_tokens))
             self.sums.passing += self._alive * seconds
             self.sums.passes += self._alive
             self._caught_up(start + seconds, start + seconds)
-            now = self._walk(start + seconds, proposals)
+            now = self._walk(start + seconds, draft_tokens)
             if self._alive < NEGLIGIBLE:
                 break
         self._end(now, before)
@@ -189,23 +189,23 @@ class ExpectedEpoch:
 
     @property
     def _patience(self) -> float:
-        """Seconds that a row is kept for the next proposal."""
+        """Seconds that a row is kept for the next draft token."""
         return 0.0 if self._workload.samples or self._stalled else self._choice.patience
 
-    def _walk(self, now: float, proposals: int) -> float:
-        """The rows of a pass over so many proposals are there; returns when the next pass may begin."""
+    def _walk(self, now: float, draft_tokens: int) -> float:
+        """The rows of a pass over so many draft tokens are there; returns when the next pass may begin."""
         while self._ahead:  # the draft is behind still
-            came = self._arrival(self._judged + self._workload.proposals_per_token - 1)
+            came = self._arrival(self._judged + self._workload.draft_tokens_per_token - 1)
             if came > now + self._patience:
                 return self._settle(now)
             now = self._caught_up(came, None)
-        known = min(self._known(now) - self._judged, proposals + 1)
+        known = min(self._known(now) - self._judged, draft_tokens + 1)
         if known and self._judged < self._adopted:
             now = max(now, self._usable)
         for _ in range(known):
             self._judge(now)
         self._reveal(now)
-        if known == proposals + 1:
+        if known == draft_tokens + 1:
             return now
         following = self._arrival(self._judged)
         if following > now + self._patience:
@@ -219,20 +219,20 @@ class ExpectedEpoch:
         now += self._patience
         self._stalled = self._stalled or self._patience > 0
         self._tokens += 1
-        self._ahead += self._workload.proposals_per_token
+        self._ahead += self._workload.draft_tokens_per_token
         return now
 
     def _judge(self, now: float) -> None:
         accepted = self._workload.accepted(self._judged)
         self._refuse(1 - accepted, now, 1, None)
         self._alive *= accepted
-        self._tokens += self._workload.tokens_per_proposal
+        self._tokens += self._workload.tokens_per_draft_token
         self._judged += 1
         self._stalled = False
 
     def _caught_up(self, until: float, end: float | None) -> float:
-        """Compares the target's own tokens with the proposals that arrive by then; `end`: of the pass in flight."""
-        needed = self._workload.proposals_per_token
+        """Compares the target's own tokens with the draft tokens that arrive by then; `end`: of the pass in flight."""
+        needed = self._workload.draft_tokens_per_token
         while self._ahead and (came := self._arrival(self._judged + needed - 1)) <= until:
             self._refuse(1 - self._workload.match, came, 0, None if end is None else end - came)
             self._alive *= self._workload.match
@@ -283,7 +283,7 @@ class ExpectedEpoch:
         return self._arrivals[place] if place < len(self._arrivals) else float("inf")
 
     def _reveal(self, now: float) -> None:
-        """The window moves on: more proposals are drafted, one after the other, and sent several at a time."""
+        """The window moves on: more draft tokens are drafted, one after the other, and sent several at a time."""
         wanted, asked = self._judged + self._choice.window, now + self._half
         if len(self._made) >= wanted:
             return

@@ -1,4 +1,4 @@
-"""How a governor learns what it knows.
+"""How a controller learns what it knows.
 
 Times are medians of the latest ones, so that a single stall does not count. Agreement is counted with forgetting.
 Everything starts from a prior that weighs as much as a few observations.
@@ -23,10 +23,10 @@ from crossdraft.speculation.choice import (
 )
 
 DOUBTED = 2  # times that are kept of a drafter that is tried again
-MATCHES = 0.7  # of proposals that would be accepted, how many agree with a token that the target drew by itself
-CARRIED = 40.0  # judged proposals that the estimates of an earlier generation weigh at most
+MATCHES = 0.7  # of draft tokens that would be accepted, how many agree with a token that the target drew by itself
+CARRIED = 40.0  # judged draft tokens that the estimates of an earlier generation weigh at most
 HOPEFUL = 0.9  # acceptance of a drafter, as long as nothing speaks against it
-HOPE = 4.0  # judged proposals that the hope weighs as much as
+HOPE = 4.0  # judged draft tokens that the hope weighs as much as
 
 
 class Learner:
@@ -45,7 +45,7 @@ class Learner:
         self._all = Share(before.judged * carried, sum(before.acceptance) / len(PLACES))
         self._match = Share(min(before.compared, CARRIED), before.match)
         self._hit = Share(min(before.tried, CARRIED), before.branch_hit)
-        self._worth = Share(min(before.judged, CARRIED), before.tokens_per_proposal)
+        self._worth = Share(min(before.judged, CARRIED), before.tokens_per_draft_token)
         self._forwards = Times(before.token)
         self._gaps = Times(before.token)
         self._firsts = Times(0.0)
@@ -98,11 +98,11 @@ class Learner:
                 self._hit.add(1 - missed, 1)
 
     def _drafted(self, seen: DraftSeen) -> None:
-        if not seen.proposals:
+        if not seen.draft_tokens:
             return
         self._replies += 1
         extra = self._choice.branch_depth * self._choice.branch_width
-        each = seen.seconds / seen.proposals
+        each = seen.seconds / seen.draft_tokens
         if seen.waited is not None:
             self._trips.add(seen.waited - seen.seconds)
             if self._choice.overlap:
@@ -116,16 +116,16 @@ class Learner:
             return
         self._forwards.add(each)
         if seen.gap is not None:
-            self._gaps.add(seen.gap / seen.proposals)
+            self._gaps.add(seen.gap / seen.draft_tokens)
 
     def _passed(self, seen: PassSeen, now: float) -> None:
         self.seen += 1
         self.load.saw(seen)
         if seen.asked:
             self._target_trips.add(seen.waited - seen.seconds - seen.queued)
-        proposals = seen.tokens - 1 if seen.proposals is None else seen.proposals
+        draft_tokens = seen.tokens - 1 if seen.draft_tokens is None else seen.draft_tokens
         if not self._choice.drafts:
-            if proposals or now - seen.waited < self._rests_at:
+            if draft_tokens or now - seen.waited < self._rests_at:
                 return  # it left with a draft, or the drafter is still busy with one
             waited = seen.seconds + seen.queued if seen.asked else seen.waited
             self._plain.add(waited / seen.forwards, seen.others)
@@ -133,10 +133,10 @@ class Learner:
         self._pass_count += 1
         # What a pass would have taken: a round trip, and the forward without the queue.
         seconds = seen.waited - seen.queued if seen.asked else seen.waited / seen.forwards + self._target_trips.median()
-        self._passes.add(proposals + seen.others, now - seconds, now)
+        self._passes.add(draft_tokens + seen.others, now - seconds, now)
 
     def _judged(self, seen: Judged) -> None:
-        """The first proposals may only be compared with what the target has drawn before; the others were judged."""
+        """The first draft tokens may only be compared with what the target has drawn before; the others were judged."""
         self.seen += 1
         if not (seen.tokens or self._behind or seen.refused):
             return  # nothing can be accepted now without a token: it has been told before
@@ -206,7 +206,7 @@ class Learner:
             plane.node * load.sessions,
             trip,
             min(1.0, max(0.0, self._hit.mean(before.branch_hit, 5))),
-            max(0.05, self._worth.mean(before.tokens_per_proposal, 4)),
+            max(0.05, self._worth.mean(before.tokens_per_draft_token, 4)),
             self._all.seen,
             self._match.seen,
             self._replies,
@@ -221,9 +221,9 @@ class Learner:
         )
 
 
-# Running means of a governor's: of probabilities and of times.
+# Running means of a controller's: of probabilities and of times.
 
-MEMORY = 200.0  # judged proposals after which an observation weighs 1/e
+MEMORY = 200.0  # judged draft tokens after which an observation weighs 1/e
 KEPT = 15  # times of one kind that are kept
 
 
@@ -277,9 +277,9 @@ class Times:
 
 # How many sessions share a target, and what that costs each of them.
 #
-# A forward costs the more the more tokens it feeds, whoever they are for. A session that asks for proposals to be
-# verified makes it dearer for all that share it, and so do the others, who are governed alike. So ways of running are
-# compared as if all that share the target chose the same: of n sessions each proposal then costs every one of them n
+# A forward costs the more the more tokens it feeds, whoever they are for. A session that asks for draft tokens to be
+# verified makes it dearer for all that share it, and so do the others, who are controlled alike. So ways of running are
+# compared as if all that share the target chose the same: of n sessions each draft token then costs every one of them n
 # tokens more. Judged by its own tokens alone each would go on speculating where together they lose by it.
 
 PASSES_KEPT = 16  # passes, or tokens of runs
@@ -322,20 +322,20 @@ class Load:
         return median(self._queues)
 
 
-# What passes take, over the proposals that they cover and over what the drafter works meanwhile.
+# What passes take, over the draft tokens that they cover and over what the drafter works meanwhile.
 #
 # On a machine that both models share, a pass is slower while the drafter runs forwards. Its seconds are taken to be
-# base + node * proposals + slowed * (seconds that the drafter worked meanwhile), fitted to medians. Tokens of other
-# sessions in the same forward count as proposals: they cost as much.
+# base + node * draft tokens + slowed * (seconds that the drafter worked meanwhile), fitted to medians. Tokens of other
+# sessions in the same forward count as draft tokens: they cost as much.
 
 PLANE_KEPT = 31  # passes of about one kind
 ENOUGH = 3  # passes whose median can be relied on
-NODE_COST = 0.02  # of a proposal in a pass, as a share of a plain one, until it is known
+NODE_COST = 0.02  # of a draft token in a pass, as a share of a plain one, until it is known
 REPLIES = 64  # of the drafter that are remembered
 MOST_SLOWED = 0.6
-SIZES = (0, 1, 3, 6, 11, 19, 39, 80, 160, 320, 640)  # where ranges of proposals begin
+SIZES = (0, 1, 3, 6, 11, 19, 39, 80, 160, 320, 640)  # where ranges of draft tokens begin
 SHARES = (0.0, 0.15, 0.4, 0.7)  # ... of shares of the time in which the drafter worked
-NODE_PRIOR = 4.0  # squared proposals that the prior of a proposal's cost weighs
+NODE_PRIOR = 4.0  # squared draft tokens that the prior of a draft token's cost weighs
 CERTAIN = 1e6  # the weight of a prior that stays as it is
 SLOWED_PRIOR = 0.3  # squared passes that the prior of what the drafter costs weighs
 
@@ -344,7 +344,7 @@ SLOWED_PRIOR = 0.3  # squared passes that the prior of what the drafter costs we
 class Timed:
     """A pass that has returned."""
 
-    proposals: int
+    draft_tokens: int
     begin: float  # seconds
     end: float
 
@@ -357,8 +357,8 @@ class Timed:
 class Plane:
     """What a pass takes."""
 
-    base: float  # seconds over no proposals, the drafter at rest
-    node: float  # ... more for each proposal
+    base: float  # seconds over no draft tokens, the drafter at rest
+    node: float  # ... more for each draft token
     slowed: float  # ... more for each second that the drafter works meanwhile
 
 
@@ -379,21 +379,21 @@ class PassTimes:
         """The drafter has run forwards."""
         self._works.append((begin, end))
 
-    def add(self, proposals: int, begin: float, end: float) -> None:
+    def add(self, draft_tokens: int, begin: float, end: float) -> None:
         """A pass has returned."""
         if self._latest is not None:
             self._keep(self._latest)
-        self._latest = Timed(max(0, proposals), begin, end)
+        self._latest = Timed(max(0, draft_tokens), begin, end)
 
     def plane(self) -> Plane:
         """The fit. Where passes do not tell its parts from each other, what was believed before decides."""
         points = self._points()
         if not points:
             return self._before
-        counts, proposals, beside, seconds = np.array(points).T
+        counts, draft_tokens, beside, seconds = np.array(points).T
         scale = float(np.average(seconds, weights=counts))
-        design = np.stack([np.ones_like(proposals), proposals, beside / scale], axis=1)
-        alone = scale / (1 + NODE_COST * float(np.average(proposals, weights=counts)))
+        design = np.stack([np.ones_like(draft_tokens), draft_tokens, beside / scale], axis=1)
+        alone = scale / (1 + NODE_COST * float(np.average(draft_tokens, weights=counts)))
         known = np.array([0.0, self._before.node or NODE_COST * alone, self._before.slowed * scale])
         enough = min(counts[beside < 0.2 * seconds].sum(), counts[beside > 0.2 * seconds].sum()) >= ENOUGH
         weights = np.diag([0.0, NODE_PRIOR, SLOWED_PRIOR if enough else CERTAIN])
@@ -401,18 +401,18 @@ class PassTimes:
             design.T @ (counts[:, None] * design) + weights, design.T @ (counts * seconds) + weights @ known
         ).tolist()
         node, slowed = max(0.0, node), min(MOST_SLOWED, max(0.0, slowed / scale))
-        base = float(np.average(seconds - node * proposals - slowed * beside, weights=counts))
+        base = float(np.average(seconds - node * draft_tokens - slowed * beside, weights=counts))
         return Plane(max(base, 0.1 * scale), node, slowed)
 
     def _points(self) -> list[tuple[int, float, float, float]]:
-        """How many passes of a kind, their mean proposals and work beside them, and their median seconds."""
+        """How many passes of a kind, their mean draft tokens and work beside them, and their median seconds."""
         kinds = list(self._kinds.values())
         if not kinds and self._latest is not None:
             kinds = [deque([self._seen(self._latest)])]
         points = [
             (
                 len(kind),
-                fmean(proposals for proposals, _, _ in kind),
+                fmean(draft_tokens for draft_tokens, _, _ in kind),
                 fmean(beside for _, beside, _ in kind),
                 median(seconds for _, _, seconds in kind),
             )
@@ -421,16 +421,16 @@ class PassTimes:
         return [point for point in points if point[0] >= ENOUGH] or points
 
     def _keep(self, timed: Timed) -> None:
-        proposals, beside, seconds = self._seen(timed)
-        size = max(place for place, begin in enumerate(SIZES) if begin <= proposals)
+        draft_tokens, beside, seconds = self._seen(timed)
+        size = max(place for place, begin in enumerate(SIZES) if begin <= draft_tokens)
         share = max(place for place, begin in enumerate(SHARES) if begin * seconds <= beside)
-        self._kinds.setdefault((size, share), deque(maxlen=PLANE_KEPT)).append((proposals, beside, seconds))
+        self._kinds.setdefault((size, share), deque(maxlen=PLANE_KEPT)).append((draft_tokens, beside, seconds))
 
     def _seen(self, timed: Timed) -> tuple[int, float, float]:
         while self._works and self._works[0][1] < timed.begin - timed.seconds:
             self._works.popleft()  # nor will it have been beside the next ones
         beside = sum(max(0.0, min(end, timed.end) - max(begin, timed.begin)) for begin, end in self._works)
-        return timed.proposals, min(beside, timed.seconds), timed.seconds
+        return timed.draft_tokens, min(beside, timed.seconds), timed.seconds
 
 
 class PlainTimes:

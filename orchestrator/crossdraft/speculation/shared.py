@@ -1,4 +1,4 @@
-"""What the governors of a pipeline's generations have learnt, for the next ones to begin with.
+"""What the controllers of a pipeline's generations have learnt, for the next ones to begin with.
 
 Of the outputs of one kind that are under way one leads: it gets to know the drafter, and tries again one that was put
 aside. The others begin with what is known, or decode plainly until they are told; they would all try the same, each at
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import ReferenceType, ref
 
-from crossdraft.speculation.choice import Choice, Estimates, Explained, Fixed, Governor, Told, lock_step
+from crossdraft.speculation.choice import Choice, Controller, Estimates, Explained, Fixed, Told, lock_step
 from crossdraft.speculation.controller import Adaptive, Limits
-from crossdraft.types.messages import MOST_PROPOSALS
+from crossdraft.types.messages import MOST_DRAFT_TOKENS
 from crossdraft.types.request import GenerationRequest, Overlap
 from crossdraft.verification.methods import Method
 
@@ -31,7 +31,7 @@ class Listener(Protocol):
 class Known:
     """Of one kind of request."""
 
-    latest: Adaptive  # the governor that was made last, or one that knew more
+    latest: Adaptive  # the controller that was made last, or one that knew more
     under_way: "list[ReferenceType[Member]]" = field(default_factory=list)  # in the order of their making
 
     @property
@@ -49,7 +49,7 @@ class Known:
 
 
 class Experience:
-    """The latest governor of each kind of request, and who learns for whom."""
+    """The latest controller of each kind of request, and who learns for whom."""
 
     def __init__(self) -> None:
         self._known: dict[Kind, Known] = {}
@@ -64,13 +64,13 @@ class Experience:
         known = self._known.get(_kind(request))
         return known is not None and bool(known.members())
 
-    def keep(self, request: GenerationRequest, governor: Governor) -> "Member | None":
+    def keep(self, request: GenerationRequest, controller: Controller) -> "Member | None":
         """Its beliefs count from now on, if it is one that learns.
 
         Returns:
             Its output's place among those of this kind, for as long as somebody keeps it.
         """
-        learning = governor.governor if isinstance(governor, Explained) else governor
+        learning = controller.controller if isinstance(controller, Explained) else controller
         if not isinstance(learning, Adaptive):
             return None
         known = self._known.pop(_kind(request), None) or Known(learning)
@@ -84,20 +84,20 @@ class Experience:
 
 
 class Member:
-    """An output that is under way. It looks after each step what its governor has learnt."""
+    """An output that is under way. It looks after each step what its controller has learnt."""
 
-    def __init__(self, known: Known, governor: Adaptive) -> None:
-        self.leads = not governor.follows
+    def __init__(self, known: Known, controller: Adaptive) -> None:
+        self.leads = not controller.follows
         self.begun = False
         self._known = known
-        self._governor = governor
+        self._controller = controller
         self._listener: ReferenceType[Listener] | None = None
         self._told: bool | None = None  # whether drafts pay, as the others were told last; None: not yet
 
     @property
     def estimates(self) -> Estimates:
-        """What its governor believes."""
-        return self._governor.estimates
+        """What its controller believes."""
+        return self._controller.estimates
 
     def attach(self, listener: Listener) -> None:
         """This is the output."""
@@ -111,10 +111,10 @@ class Member:
 
     def look(self) -> None:
         """If it leads and has learnt what others can use, they are told."""
-        governor = self._governor
-        if not governor.follows and governor.knows and governor.drafts != self._told:
-            self._told = governor.drafts
-            told = Told(governor.estimates)
+        controller = self._controller
+        if not controller.follows and controller.knows and controller.drafts != self._told:
+            self._told = controller.drafts
+            told = Told(controller.estimates)
             for other in self._known.members():
                 if other is not self:
                     other.tell(told)
@@ -125,7 +125,7 @@ class Member:
         self._known.under_way = [ref(other) for other in others]
         estimates = self.estimates
         if estimates.known and not self._known.latest.estimates.known:
-            self._known.latest = self._governor
+            self._known.latest = self._controller
         begun = [other for other in others if other.begun]
         if begun and not any(other.leads for other in begun):
             begun[0]._lead(estimates)
@@ -150,9 +150,9 @@ def _kind(request: GenerationRequest) -> Kind:
 # Who decides how the epochs of a request are run.
 
 
-def governor_of(
+def controller_of(
     request: GenerationRequest, method: Method, targets: int, before: Estimates | None, follows: bool = False
-) -> Governor:
+) -> Controller:
     """Who decides how each epoch is run."""
     match request.overlap:
         case Overlap.OFF:
@@ -162,7 +162,7 @@ def governor_of(
     limits = Limits(
         rounds_only=method.whole_draft,
         samples=method.samples,
-        window=most_proposals(request),
+        window=most_draft_tokens(request),
         wait=request.wait,
         branch_depth=request.branches,
         branch_width=request.branch_width,
@@ -171,20 +171,20 @@ def governor_of(
     return Adaptive(before, limits, follows)
 
 
-def most_proposals(request: GenerationRequest) -> int:
+def most_draft_tokens(request: GenerationRequest) -> int:
     """Beyond those revealed."""
     if request.window is not None:
         return request.window
     usual = {Overlap.OFF: request.k, Overlap.ON: 2 * request.k, Overlap.AUTO: Limits().window}[request.overlap]
-    return min(MOST_PROPOSALS, max(usual, request.wait or 0))
+    return min(MOST_DRAFT_TOKENS, max(usual, request.wait or 0))
 
 
 def _always_overlapped(request: GenerationRequest) -> Choice:
-    """A pass is sent with k proposals if they come in time, and as many again are drafted meanwhile, in two replies.
+    """A pass is sent with k draft tokens if they come in time, and as many again are drafted meanwhile, in two replies.
 
     With a window or a wait of the request's own each of them is a reply: the drafter may be slow beside a pass.
     """
-    window = most_proposals(request)
+    window = most_draft_tokens(request)
     wait = min(request.k, window) if request.wait is None else request.wait
     usual = request.window is None and request.wait is None
     return Choice(

@@ -1,7 +1,7 @@
 """The pipeline as events in time, without models: how fast a way of running it would be.
 
 Drafter, wire, target and walk do what `pipeline.session` and the services do, with coins for acceptance and given
-times for forwards. A governor can be tried on it: it is asked for its choice at each epoch and sees the observations
+times for forwards. A controller can be tried on it: it is asked for its choice at each epoch and sees the observations
 that a session would give it. `forecast` computes the same speeds without chance.
 """
 
@@ -17,9 +17,9 @@ from crossdraft.speculation.choice import (
     PLAIN,
     BranchSeen,
     Choice,
+    Controller,
     DraftSeen,
     Fixed,
-    Governor,
     Judged,
     PassSeen,
     StallSeen,
@@ -62,7 +62,7 @@ class Run:
 
 def simulate(
     workload: Workload,
-    choice: Choice | Governor,
+    choice: Choice | Controller,
     tokens: int,
     rng: np.random.Generator,
     jitter: float = 0.0,
@@ -77,8 +77,8 @@ def simulate(
         jitter: standard deviation of a forward's time, as a share of it (log-normal).
         changes: (seconds since the beginning, what holds from then on), ascending.
     """
-    governor = Fixed(choice) if isinstance(choice, Choice) else choice
-    session = SimulatedSession(workload, governor, tokens, rng, jitter)
+    controller = Fixed(choice) if isinstance(choice, Choice) else choice
+    session = SimulatedSession(workload, controller, tokens, rng, jitter)
     session.run(changes)
     return Run(
         session.tokens,
@@ -128,11 +128,11 @@ class Listener(Protocol):
         ...
 
     def arrived(self, epoch: int, first: int, count: int, seconds: float) -> None:
-        """A reply is there: proposals from the place `first` on, after `seconds` in the model."""
+        """A reply is there: draft tokens from the place `first` on, after `seconds` in the model."""
         ...
 
     def branched(self, epoch: int, place: int) -> None:
-        """The branches for the proposal at this place are there."""
+        """The branches for the draft token at this place are there."""
         ...
 
     def passed(self, flight: "Flight", seen: PassSeen) -> None:
@@ -159,7 +159,7 @@ class SimulatedDrafter:
         return self.seconds + (self._agenda.now - self._began if self._busy else 0.0)
 
     def told(self, epoch: int, asked: int, made: int, choice: Choice) -> None:
-        """Hears of an epoch that has `made` proposals already, or that `asked` are wanted now."""
+        """Hears of an epoch that has `made` draft tokens already, or that `asked` are wanted now."""
         if epoch > self._epoch:
             self._epoch, self._asked, self._made, self._choice, self._owed = epoch, asked, made, choice, 0.0
             self._sent = made
@@ -208,11 +208,11 @@ class SimulatedDrafter:
 
 @dataclass
 class Flight:
-    """A pass under way: it brings the rows before the proposals at the places `first` to `last`."""
+    """A pass under way: it brings the rows before the draft tokens at the places `first` to `last`."""
 
     first: int
     last: int
-    proposals: int  # that its tree covers
+    draft_tokens: int  # that its tree covers
     began: float  # seconds
     idle: float  # seconds without a pass before
     worked: float  # seconds that the drafter had worked when the pass was last looked at
@@ -247,15 +247,15 @@ class SimulatedTargets:
             flight.counts = flight.counts and flight.first == frontier
             flight.first = flight.last = 0
 
-    def send(self, first: int, last: int, proposals: int, plain: bool) -> None:
-        """A pass over so many proposals, for the rows at these places; `plain`: the drafter is not asked."""
+    def send(self, first: int, last: int, draft_tokens: int, plain: bool) -> None:
+        """A pass over so many draft tokens, for the rows at these places; `plain`: the drafter is not asked."""
         workload, now = self._listener.workload, self._agenda.now
-        seconds = workload.plain_seconds if plain else workload.pass_seconds(proposals)
+        seconds = workload.plain_seconds if plain else workload.pass_seconds(draft_tokens)
         # Plain passes are timed apart from the round trip, which may then seem to be the longer of the two.
         trip = min(workload.target_trip, (1 - NOTHING) * seconds)
         in_model = self._listener.noisy(seconds - trip)
         worked = self._listener.drafter.worked
-        flight = Flight(first, last, proposals, now, now - self._free_since, worked, in_model, plain)
+        flight = Flight(first, last, draft_tokens, now, now - self._free_since, worked, in_model, plain)
         self._flights.append(flight)
         self.passes += 1
         self._agenda.after(trip + in_model, self._returned, flight)
@@ -271,11 +271,11 @@ class SimulatedTargets:
         self._flights.remove(flight)
         self._free_since = now
         self.seconds += now - flight.began
-        tokens = 1 + round(flight.proposals * self._listener.workload.nodes_per_proposal)
+        tokens = 1 + round(flight.draft_tokens * self._listener.workload.nodes_per_draft_token)
         waited = now - flight.began
         # A plain pass stands for a token of a run that goes on: none has a round trip of its own.
         in_model = waited if flight.plain else flight.in_model
-        seen = PassSeen(tokens, waited, in_model, flight.idle, flight.proposals, asked=not flight.plain)
+        seen = PassSeen(tokens, waited, in_model, flight.idle, flight.draft_tokens, asked=not flight.plain)
         self._listener.passed(flight, seen)
 
 
@@ -303,16 +303,16 @@ class Tally:
         return seen
 
 
-# The simulator's session: a walk with coins instead of rows, one governor, one drafter, some targets.
+# The simulator's session: a walk with coins instead of rows, one controller, one drafter, some targets.
 
 
 class SimulatedSession:
-    """The session and its targets. Places count the epoch's proposals from 0; the row at a place judges it."""
+    """The session and its targets. Places count the epoch's draft tokens from 0; the row at a place judges it."""
 
     def __init__(
-        self, workload: Workload, governor: Governor, goal: int, rng: np.random.Generator, jitter: float
+        self, workload: Workload, controller: Controller, goal: int, rng: np.random.Generator, jitter: float
     ) -> None:
-        self.workload, self._governor, self._goal, self._rng, self._jitter = workload, governor, goal, rng, jitter
+        self.workload, self._controller, self._goal, self._rng, self._jitter = workload, controller, goal, rng, jitter
         self.agenda = Agenda()
         self.drafter = SimulatedDrafter(self.agenda, self)
         self.targets = SimulatedTargets(self.agenda, self)
@@ -320,13 +320,13 @@ class SimulatedSession:
         self._rows: set[int] = set()  # places whose rows are at hand
         self._choice = PLAIN
         self.epoch = self._known = self._judged = self._asked = 0
-        self._ahead = 0  # proposals that the draft is behind the output
+        self._ahead = 0  # draft tokens that the draft is behind the output
         self._branched = -1  # the last place whose branches have come
         self._begun = False  # the epoch has emitted something
         self._stalled = False  # patience has ended, and nothing has come since
-        self._wait = 0  # number of the latest wait for proposals
+        self._wait = 0  # number of the latest wait for draft tokens
         self._waits_since: float | None = None
-        self._usable = 0.0  # when the rows of adopted proposals are there
+        self._usable = 0.0  # when the rows of adopted draft tokens are there
         self._asked_at: float | None = None  # when the epoch's draft was asked for; None: it has replied
         self._replied_at = 0.0
         self.tokens = 0.0
@@ -355,7 +355,7 @@ class SimulatedSession:
         waited, gap = (None, now - self._replied_at) if asked is None else (now - asked, None)
         branches = self._choice.branch_depth * self._choice.branch_width
         self._asked_at, self._replied_at = None, now
-        self._governor.observe(DraftSeen(count, first, waited, gap, seconds, branches), now)
+        self._controller.observe(DraftSeen(count, first, waited, gap, seconds, branches), now)
         self._known += count
         self._stalled = False
         self._walk()
@@ -370,14 +370,16 @@ class SimulatedSession:
         self.drafter.restart()
 
     def _begin(self, adopted: int) -> None:
-        """A new epoch, which may begin with adopted proposals. A plain pass in flight for the frontier still counts."""
+        """A new epoch, which may begin with adopted draft tokens. A plain pass in flight for the frontier still
+        counts.
+        """
         self.targets.rebase(self._judged + self._ahead)
         self.epoch += 1
         self._rows.clear()
         self._judged, self._ahead, self._known, self._branched = 0, 0, adopted, -1
         self._begun, self._waits_since = False, None
         now = self.agenda.now
-        self._choice = self._governor.choose(now)
+        self._choice = self._controller.choose(now)
         self._asked, self._asked_at = self._choice.window, now
         self._usable = now + self.workload.drafter_trip if adopted and not self.workload.samples else now
         if self._choice.drafts:
@@ -389,7 +391,7 @@ class SimulatedSession:
 
     @property
     def _due(self) -> bool:
-        """Whether the drafter owes proposals."""
+        """Whether the drafter owes draft tokens."""
         return self._known < self._asked
 
     def _walk(self) -> None:
@@ -421,18 +423,18 @@ class SimulatedSession:
         return True
 
     def _judge(self) -> None:
-        """The row at the frontier on the next proposal."""
+        """The row at the frontier on the next draft token."""
         place = self._judged
         if self._rng.random() < self.workload.accepted(place):
-            self._emit(self.workload.tokens_per_proposal, place, accepted=1)
+            self._emit(self.workload.tokens_per_draft_token, place, accepted=1)
             self._reveal()
         else:
             self._emit(1, place, refused=True)
             self._refuse(place)
 
     def _compare(self) -> None:
-        """The next proposal with what the target has drawn by itself."""
-        place, needed = self._judged, self.workload.proposals_per_token
+        """The next draft token with what the target has drawn by itself."""
+        place, needed = self._judged, self.workload.draft_tokens_per_token
         last = self._ahead % needed == 1 or needed == 1
         self._ahead -= 1
         if not last or self._rng.random() < self.workload.match:
@@ -444,10 +446,10 @@ class SimulatedSession:
             self._refuse(place)
 
     def _settle(self) -> None:
-        """The target's own token, with no proposal at hand."""
+        """The target's own token, with no draft token at hand."""
         self._emit(1, self._judged, settled=1)
         if self._choice.overlap:
-            self._ahead += self.workload.proposals_per_token
+            self._ahead += self.workload.draft_tokens_per_token
         else:
             self._rows.clear()
 
@@ -466,7 +468,7 @@ class SimulatedSession:
             hit = bool(self._rng.random() < self.workload.hit(self._choice.branch_width))
             self.tried += 1
             self.hits += hit
-            self._governor.observe(BranchSeen(hit), self.agenda.now)
+            self._controller.observe(BranchSeen(hit), self.agenda.now)
         self._begin(self._choice.branch_depth if hit else 0)
 
     def _emit(
@@ -478,7 +480,7 @@ class SimulatedSession:
         settled: int = 0,
         caught_up: bool = False,
     ) -> None:
-        """Counts tokens, and what became of a proposal."""
+        """Counts tokens, and what became of a draft token."""
         if caught_up != self._tally.caught_up:
             self._flush()
         whole = int(self.tokens + tokens) - int(self.tokens)
@@ -487,17 +489,17 @@ class SimulatedSession:
         self._tally.add(place, accepted, refused, whole, settled, caught_up)
 
     def _flush(self) -> None:
-        """Tells the governor what the walk has judged."""
+        """Tells the controller what the walk has judged."""
         seen = self._tally.take()
         if seen is not None:
-            self._governor.observe(seen, self.agenda.now)
+            self._controller.observe(seen, self.agenda.now)
 
     @property
     def _patient(self) -> bool:
         return self._choice.patience > 0 and not self._stalled
 
     def _stand_idle(self) -> None:
-        """The target waits for proposals, for as long as patience lasts."""
+        """The target waits for draft tokens, for as long as patience lasts."""
         if self._waits_since is None:
             self._waits_since = self.agenda.now
             self._wait += 1
@@ -505,28 +507,28 @@ class SimulatedSession:
 
     def _impatient(self, wait: int) -> None:
         if wait == self._wait and self._waits_since is not None:
-            self._governor.observe(StallSeen(self.agenda.now - self._waits_since), self.agenda.now)
+            self._controller.observe(StallSeen(self.agenda.now - self._waits_since), self.agenda.now)
             self._stalled, self._waits_since = True, None
             self._walk()
 
     def _pass(self) -> None:
         """Begins a pass if a target is free and it is time."""
-        frontier, proposals = self._judged + self._ahead, max(0, self._known - self._judged)
+        frontier, draft_tokens = self._judged + self._ahead, max(0, self._known - self._judged)
         if frontier in self._rows or not self.targets.free or self.tokens >= self._goal:
             return
         coming = self.targets.coming
         if coming is None:
-            if proposals < self._choice.wait and self._due and self._patient:
+            if draft_tokens < self._choice.wait and self._due and self._patient:
                 self._stand_idle()
             else:
                 self._waits_since = None
-                self.targets.send(frontier, frontier + proposals, proposals, not self._choice.drafts)
+                self.targets.send(frontier, frontier + draft_tokens, draft_tokens, not self._choice.drafts)
         elif self._choice.speculate and self._known - coming >= max(1, self._choice.wait):
-            self.targets.send(coming + 1, self._known, proposals, plain=False)
+            self.targets.send(coming + 1, self._known, draft_tokens, plain=False)
 
     def passed(self, flight: Flight, seen: PassSeen) -> None:
         """A pass has returned."""
-        self._governor.observe(seen, self.agenda.now)
+        self._controller.observe(seen, self.agenda.now)
         if flight.counts:
             self._rows.update(range(flight.first, flight.last + 1))
         self._walk()

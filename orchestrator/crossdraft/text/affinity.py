@@ -102,7 +102,7 @@ class Affinity:
         return self.ranks.get(target_id, 0)
 
     def redistribute(self, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:
-        """Mᵀq′: the law over the target's tokens that a proposal of `rdk` is drawn from.
+        """Mᵀq′: the distribution over the target's tokens that a draft token of `rdk` is drawn from.
 
         Args:
             ids: shape (n,), draft tokens of T∩D.

@@ -239,7 +239,7 @@ class Header:
     drafter: Description | None  # None: plain decoding
     secrets: Secrets
     targets: int = 1  # addresses that there were
-    before: Estimates | None = None  # what the governor had learnt
+    before: Estimates | None = None  # what the controller had learnt
     follows: bool = False  # another output was getting to know the services
 
 

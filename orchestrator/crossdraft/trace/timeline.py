@@ -79,7 +79,7 @@ class Work:
     end: float
     task: Task
     epoch: int
-    size: int  # proposals drafted, strings scored, or nodes of the pass
+    size: int  # draft tokens drafted, strings scored, or nodes of the pass
     branches: int = 0  # prepared continuations that came with the reply
     tokens: int = 0  # of a pass: emitted after it, before the next one returned
     late: bool = False  # its epoch was over when the reply came, so that it was dropped
@@ -119,7 +119,7 @@ class Handled:
 class Happening(Enum):
     """What deserves a mark."""
 
-    REFUSED = "a proposal was refused"
+    REFUSED = "a draft token was refused"
     HIT = "a prepared continuation was adopted"
     STALLED = "patience with the drafter ended"
     LOST = "a service was lost"
@@ -138,7 +138,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Wait:
-    """The target stood idle for proposals."""
+    """The target stood idle for draft tokens."""
 
     begin: float
     end: float
@@ -285,7 +285,7 @@ def drafted_in(answers: Sequence[Answer], way: float, since: float = 0.0) -> lis
         begin = free = max(end - reply.seconds, min(earliest, end))
         if isinstance(reply, Drafted):
             task = Task.BRANCHES if reply.branches else Task.DRAFT
-            size, branches = len(reply.proposals), len(reply.branches)
+            size, branches = len(reply.draft_tokens), len(reply.branches)
         else:
             task, size, branches = Task.SCORE, len(reply.probabilities), 0
         works.append(Work(answer.asked.row, begin, end, task, reply.epoch, size, branches, late=answer.late))
@@ -315,7 +315,7 @@ class Tracer:
         self._flying: dict[tuple[Lane, int], Asked] = {}  # passes
         self._running: dict[tuple[Lane, int], Asked] = {}  # runs that have had an answer
         self._latest: dict[Lane, Asked] = {}  # Draft or Score
-        self._waiting: float | None = None  # since when the target stands idle for proposals
+        self._waiting: float | None = None  # since when the target stands idle for draft tokens
         self._stall = 0  # number of the latest timer of that
 
     def read(self, step: Step) -> None:
@@ -527,9 +527,9 @@ def name_of(value: Event | Request | Reply | None) -> str:
             return f"draft, epoch {epoch}" + (f", from branch {value.adopt}" if value.adopt else "")
         case Drafted():
             more = f", {len(value.branches)} branches" if value.branches else ""
-            return f"{len(value.proposals)} proposals of epoch {value.epoch}{more}"
+            return f"{len(value.draft_tokens)} draft tokens of epoch {value.epoch}{more}"
         case Advance(_, count):
-            return f"go on to {count} proposals"
+            return f"go on to {count} draft tokens"
         case Pass(number):
             what = f"{len(value.tree)} nodes" if value.run == 1 else f"up to {value.run} tokens"
             return f"pass {number}, {what}"
@@ -560,7 +560,7 @@ class What(StrEnum):
     LATE = "late"  # drafted for an epoch that was over
     PASS = "pass"
     MISS = "miss"  # a pass for a row miss
-    WAIT = "wait"  # the target stands idle for proposals
+    WAIT = "wait"  # the target stands idle for draft tokens
     SENT = "sent"  # a message's way to the service of the lane
     RECEIVED = "received"  # ... and from it
     SESSION = "session"  # verification, planning, bookkeeping
@@ -602,7 +602,7 @@ class Span:
     what: What
     label: str  # for people; of a token its text
     epoch: int
-    count: int = 0  # proposals of a draft, nodes of a pass, tokens that an event's handling emitted
+    count: int = 0  # draft tokens of a draft, nodes of a pass, tokens that an event's handling emitted
 
 
 class Watch:
@@ -664,12 +664,12 @@ class Watch:
             lane = VERIFICATION if mark.row is None else named(mark.row)
             yield Span(lane, mark.at, mark.at, OF_HAPPENINGS[mark.what], mark.text, epoch)
         for wait in tracer.waits:
-            yield Span(Role.TARGET.value, wait.begin, wait.end, What.WAIT, "waits for proposals", epoch)
+            yield Span(Role.TARGET.value, wait.begin, wait.end, What.WAIT, "waits for draft tokens", epoch)
 
 
 def _worked(work: Work) -> Span:
     what = What.LATE if work.late else OF_TASKS[work.task]
-    label = f"{work.task.value}, {work.size} {COUNTED.get(work.task, 'proposals')}"
+    label = f"{work.task.value}, {work.size} {COUNTED.get(work.task, 'draft_tokens')}"
     if work.branches:
         label += f", {work.branches} prepared continuations"
     return Span(named(work.row), work.begin, work.end, what, label, work.epoch, work.size)

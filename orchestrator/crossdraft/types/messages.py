@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters
-from crossdraft.types.rows import Ids, Probabilities, Proposal, Row
+from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
 from crossdraft.types.trees import TokenTree
 
-MOST_PROPOSALS = 64  # that one draft is asked for
+MOST_DRAFT_TOKENS = 64  # that one draft is asked for
 MOST_RUN = 64  # tokens that a target is asked to draw at once, in a pass or beyond what it was asked for
 MOST_LIKELY = 20  # ids whose log-probability can be asked for beside each draw
 
@@ -181,51 +181,53 @@ class Draft:
     """Begins an epoch: the text is what it was up to `offset`, then `letters`; draft from there.
 
     Whatever the drafter still does for an older epoch it drops at once. With `adopt` the epoch begins with what that
-    branch holds (its text is the same as `offset` and `letters` say); where rows are sent, the branch's proposals
+    branch holds (its text is the same as `offset` and `letters` say); where rows are sent, the branch's draft tokens
     are sent again, with their rows; else the first reply begins after them.
     """
 
     epoch: int
     offset: int  # letters since the start of the output
     letters: Letters
-    count: int  # proposals wanted, adopted ones included, 1 to MOST_PROPOSALS; `Advance` asks for more
-    chunk: int = MOST_PROPOSALS  # proposals in one reply, after the first; the last of those wanted may have fewer
-    branch_depth: int = 0  # proposals of each branch; 0: no branches
-    branch_width: int = 1  # branches for each proposal
+    count: int  # draft tokens wanted, adopted ones included, 1 to MOST_DRAFT_TOKENS; `Advance` asks for more
+    chunk: int = (
+        MOST_DRAFT_TOKENS  # draft tokens in one reply, after the first; the last of those wanted may have fewer
+    )
+    branch_depth: int = 0  # draft tokens of each branch; 0: no branches
+    branch_width: int = 1  # branches for each draft token
     # Number of the branch that the epoch begins with; 0: none. A drafter keeps the branches of the latest epoch that
-    # end among its newest MOST_PROPOSALS proposals or after them: no window reaches farther back.
+    # end among its newest MOST_DRAFT_TOKENS draft tokens or after them: no window reaches farther back.
     adopt: int = 0
-    first: int = 0  # proposals that the first reply ends after, adopted ones included; 0: `chunk` of them
+    first: int = 0  # draft tokens that the first reply ends after, adopted ones included; 0: `chunk` of them
 
 
 @dataclass(frozen=True)
 class Advance:
-    """The window moves on: the running epoch may have more proposals."""
+    """The window moves on: the running epoch may have more draft tokens."""
 
     epoch: int
-    count: int  # proposals of the epoch, from its first one on, that are wanted now; never fewer than before
+    count: int  # draft tokens of the epoch, from its first one on, that are wanted now; never fewer than before
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A prepared continuation: what the drafter proposes if the proposal at `offset` is refused and `letters`
+    """A prepared continuation: what the drafter proposes if the draft token at `offset` is refused and `letters`
     take its place. Drawn without looking at the target, and sent after a fixed number of steps."""
 
     number: int  # counts the branches of the session from 1
-    offset: int  # letters since the start of the output: where the refused proposal begins
+    offset: int  # letters since the start of the output: where the refused draft token begins
     letters: Letters  # what replaces it: a token that the drafter held likely, but did not draw
-    tokens: tuple[int, ...]  # the drafter's proposals after it, by its own ids
+    tokens: tuple[int, ...]  # the drafter's draft tokens after it, by its own ids
 
 
 @dataclass(frozen=True, eq=False)
 class Drafted:
-    """Proposals of an epoch, in order. `reason` set: the drafter stands aside, and no more will come."""
+    """Draft tokens of an epoch, in order. `reason` set: the drafter stands aside, and no more will come."""
 
     epoch: int
-    proposals: tuple[Proposal, ...]
+    draft_tokens: tuple[DraftToken, ...]
     seconds: float  # in the model, since the reply before
     reason: str = ""
-    first: int = 0  # place of the first of `proposals` in the epoch, from 0
+    first: int = 0  # place of the first of `draft_tokens` in the epoch, from 0
     branches: tuple[Branch, ...] = ()
     queued: float = 0.0  # seconds before, in which the drafting waited for the model
 
@@ -237,12 +239,14 @@ class Score:
     epoch: int  # the latest
     offset: int  # letters since the start of the output: where the draft began
     strings: tuple[Letters, ...]  # none empty
-    tokens: int  # of the draft: what counts is the text of its first `tokens` proposals
+    tokens: int  # of the draft: what counts is the text of its first `tokens` draft tokens
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """For each string the probability that the draft's text starts with it, under the law that it was drawn from."""
+    """For each string the probability that the draft's text starts with it, under the distribution that it was drawn
+    from.
+    """
 
     epoch: int
     probabilities: Probabilities  # float64, shape (len(strings),)

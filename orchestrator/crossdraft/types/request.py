@@ -6,7 +6,7 @@ from pathlib import Path
 from types import UnionType
 
 from crossdraft.text.chat_template import ChatTemplate
-from crossdraft.types.messages import MOST_LIKELY, MOST_PROPOSALS, SamplingOptions
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, SamplingOptions
 
 # A chat as a prompt, and how it is written for a model.
 
@@ -91,9 +91,9 @@ class PromptTooLongError(RequestError):
 class Overlap(StrEnum):
     """Whether the drafter drafts on while the target verifies."""
 
-    AUTO = "auto"  # the governor decides, from what it measures
+    AUTO = "auto"  # the controller decides, from what it measures
     ON = "on"
-    OFF = "off"  # the classic lock-step round of k proposals
+    OFF = "off"  # the classic lock-step round of k draft tokens
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class GenerationRequest:
 
     prompt: Prompt
     method: str | None = None  # None: the default for temperature, seed and pair
-    k: int = 5  # proposals in a lock-step round
+    k: int = 5  # draft tokens in a lock-step round
     max_tokens: int = 128
     options: SamplingOptions = field(default_factory=SamplingOptions)
     drafter_temperature: float | None = None  # None: the target's
-    row_width: int = 64  # ids of a proposal's row; the drafter draws among them
+    row_width: int = 64  # ids of a draft token's row; the drafter draws among them
     head: int = 64  # ids of a target row that travel unasked
     seed: int | None = None
     choice: int = 0  # index among the n outputs of one prompt
@@ -115,20 +115,25 @@ class GenerationRequest:
     allow_inexact: bool = False  # a method whose output has not the target's distribution may be used
     audit: bool = False  # every draw of the drafter is recomputed from its row; a wrong one costs it the session
     overlap: Overlap = Overlap.AUTO
-    window: int | None = None  # most proposals ahead of the walk; None: 2 k with overlap on, the governor's with auto
-    wait: int | None = (
-        None  # unrevealed proposals that a pass waits for; None: k with overlap on, the governor's with auto
+    window: int | None = (
+        None  # most draft tokens ahead of the walk; None: 2 k with overlap on, the controller's with auto
     )
-    branches: int | None = None  # proposals of each prepared continuation, 0: none; None: the governor's, else none
-    branch_width: int | None = None  # prepared continuations for each proposal; None: the governor's, else 1
+    wait: int | None = (
+        None  # unrevealed draft tokens that a pass waits for; None: k with overlap on, the controller's with auto
+    )
+    branches: int | None = (
+        None  # draft tokens of each prepared continuation, 0: none; None: the controller's, else none
+    )
+    branch_width: int | None = None  # prepared continuations for each draft token; None: the controller's, else 1
     paths: int = 2  # most guessed paths in the tree of a pass; 1: a chain
     speculation: bool = False  # with two targets, a pass may begin on one before that of the other has returned
-    explain: bool = False  # the governor's choices are kept, to be shown
+    explain: bool = False  # the controller's choices are kept, to be shown
     record: Path | None = None  # file for the flight recorder
     # The output's first ids, where an earlier session was lost: it goes on after them. They count for max_tokens and
     # for stop strings, and are not given out again. A seeded or greedy output goes on as it would have. Of others the
-    # rest has the target's law after them; but with methods that draw from rows, how long a token takes to decide
-    # depends on the token, so that a session that is lost at some moment has lost some tokens rather than others.
+    # rest has the target's distribution after them; but with methods that draw from rows, how long a token takes to
+    # decide depends on the token, so that a session that is lost at some moment has lost some tokens rather than
+    # others.
     committed: tuple[int, ...] = ()
     # Set: every token comes with its log-probability, and with so many of the most probable ones in its place.
     logprobs: int | None = None
@@ -137,7 +142,7 @@ class GenerationRequest:
         self._check_types()
         checks = (
             (bool(self.prompt), "prompt", "the prompt is empty; give at least one character, or one token id"),
-            (1 <= self.k <= MOST_PROPOSALS, "k", f"k must be between 1 and {MOST_PROPOSALS}, got {self.k}"),
+            (1 <= self.k <= MOST_DRAFT_TOKENS, "k", f"k must be between 1 and {MOST_DRAFT_TOKENS}, got {self.k}"),
             (self.max_tokens >= 1, "max_tokens", f"max_tokens must be at least 1, got {self.max_tokens}"),
             (
                 1 <= self.row_width <= WIDEST,
@@ -206,12 +211,12 @@ class GenerationRequest:
         ):
             if value is None:
                 continue
-            if not least <= value <= MOST_PROPOSALS:
-                raise RequestError(f"{name} must be between {least} and {MOST_PROPOSALS}, got {value}", name)
+            if not least <= value <= MOST_DRAFT_TOKENS:
+                raise RequestError(f"{name} must be between {least} and {MOST_DRAFT_TOKENS}, got {value}", name)
             if self.overlap is Overlap.OFF:
                 complaint = f"{name} means nothing with overlap off: leave it out, or overlap (--overlap on)"
                 raise RequestError(complaint, name)
-        if self.wait is not None and self.wait > (self.window or MOST_PROPOSALS):
+        if self.wait is not None and self.wait > (self.window or MOST_DRAFT_TOKENS):
             raise RequestError(f"wait must be at most window, which is {self.window}, got {self.wait}", "wait")
 
 

@@ -1,4 +1,4 @@
-"""Rows and proposals: distributions over next tokens, as they were sampled from."""
+"""Rows and draft tokens: distributions over next tokens, as they were sampled from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,14 +100,14 @@ class Row:
 
 
 class Whose(Enum):
-    """Whose ids a proposal uses."""
+    """Whose ids a draft token uses."""
 
     DRAFTER = "drafter"
     TARGET = "target"
 
 
 @dataclass(frozen=True, eq=False)
-class Proposal:
+class DraftToken:
     """One draft token with the row that it was drawn from (none for methods that need none)."""
 
     token: int

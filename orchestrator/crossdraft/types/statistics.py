@@ -37,7 +37,7 @@ class Statistics:
     """The final figures of one generation."""
 
     method: str
-    k: int  # proposals asked for in each lock-step round; 0: epochs were run in other ways
+    k: int  # draft tokens asked for in each lock-step round; 0: epochs were run in other ways
     prompt_tokens: int
     tokens: int  # emitted
     accepted: int
@@ -47,7 +47,7 @@ class Statistics:
     row_misses: int
     rows_fetched: int  # whole rows, because a head was not enough
     epochs: int
-    proposals: int
+    draft_tokens: int
     stood_aside: int  # rounds in which the drafter proposed fewer than asked for
     drafter_lost: str  # why the drafter was given up, or never was there; empty otherwise
     seconds: float  # from the opening of the sessions to the last token
@@ -60,18 +60,18 @@ class Statistics:
     bytes_received: int
     scores: int = 0  # prefixes whose probability the drafter was asked for
     audited: int = 0  # draws of the drafter that were recomputed from their rows and found right
-    proposed_at: tuple[int, ...] = ()  # by place in a round, from 0: rounds with a proposal there
+    proposed_at: tuple[int, ...] = ()  # by place in a round, from 0: rounds with a draft token there
     judged_at: tuple[int, ...] = ()  # ... rounds in which it was accepted or refused
     accepted_at: tuple[int, ...] = ()  # ... rounds in which it was accepted: wholly in the output
-    rows_completed: int = 0  # rows that were asked for more ids, because a proposal came after its pass had left
+    rows_completed: int = 0  # rows that were asked for more ids, because a draft token came after its pass had left
     drafters_lost: int = 0  # times that a drafter that was open failed or was given up
     targets_lost: int = 0  # times that a target failed
     rewinds: int = 0  # epochs that the drafter was told of
     branches: int = 0  # prepared continuations that came
-    branch_tokens: int = 0  # proposals in them
+    branch_tokens: int = 0  # draft tokens in them
     branches_tried: int = 0  # refusals that met any
     branches_hit: int = 0  # ... and were continued by one
-    stalls: int = 0  # times that the target stood idle for proposals until patience ended
+    stalls: int = 0  # times that the target stood idle for draft tokens until patience ended
     speculated: int = 0  # passes that began while another was in flight
     events: int = 0  # that the state machine handled
     target_bytes: int = 0  # serialized, both ways, with targets
@@ -83,9 +83,9 @@ class Statistics:
 
     @property
     def acceptance_at(self) -> tuple[float, ...]:
-        """For each place in a round, the share of the proposals judged there that were accepted.
+        """For each place in a round, the share of the draft tokens judged there that were accepted.
 
-        A proposal is judged only if all before it were accepted, so each share is a conditional one.
+        A draft token is judged only if all before it were accepted, so each share is a conditional one.
         """
         return tuple(
             accepted / judged if judged else 0.0
@@ -94,7 +94,7 @@ class Statistics:
 
     @property
     def accepted_length(self) -> float:
-        """Proposals accepted in a round, on average over the rounds that had any."""
+        """Draft tokens accepted in a round, on average over the rounds that had any."""
         return sum(self.accepted_at) / self.proposed_at[0] if self.proposed_at else 0.0
 
     @property
@@ -138,8 +138,8 @@ class Kind(Enum):
     """How a token came to be emitted."""
 
     ACCEPTED = "accepted"  # agrees with the draft
-    CORRECTED = "corrected"  # replaces a refused proposal
-    BONUS = "bonus"  # drawn with no proposal left
+    CORRECTED = "corrected"  # replaces a refused draft token
+    BONUS = "bonus"  # drawn with no draft token left
 
 
 @dataclass
@@ -151,9 +151,9 @@ class Counts:
     runs: int = 0  # passes that asked for several tokens
     row_misses: int = 0  # passes for a row that a pass over the same draft had not fetched
     rows_fetched: int = 0  # whole rows, because a head was not enough
-    rows_completed: int = 0  # rows that were asked for more ids, because a proposal came after its pass had left
+    rows_completed: int = 0  # rows that were asked for more ids, because a draft token came after its pass had left
     epochs: int = 0
-    proposals: int = 0
+    draft_tokens: int = 0
     scores: int = 0  # prefixes whose probability the drafter was asked for
     kinds: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
     drafter_seconds: float = 0.0  # in the model
@@ -164,13 +164,13 @@ class Counts:
     targets_lost: int = 0  # times that a target failed
     rewinds: int = 0  # epochs that the drafter was told of
     branches: int = 0  # prepared continuations that came
-    branch_tokens: int = 0  # proposals in them
+    branch_tokens: int = 0  # draft tokens in them
     branches_tried: int = 0  # refusals that met any
     branches_hit: int = 0  # ... and were continued by one
-    stalls: int = 0  # times that the target stood idle for proposals until patience ended
+    stalls: int = 0  # times that the target stood idle for draft tokens until patience ended
     speculated: int = 0  # passes that began while another was in flight
     audited: int = 0  # draws of the drafter that were recomputed from their rows and found right
-    proposed_at: list[int] = field(default_factory=list)  # by place in a round, from 0: rounds with a proposal there
+    proposed_at: list[int] = field(default_factory=list)  # by place in a round, from 0: rounds with a draft token there
     judged_at: list[int] = field(default_factory=list)  # ... rounds in which it was accepted or refused
     accepted_at: list[int] = field(default_factory=list)  # ... rounds in which it was accepted
 
@@ -178,7 +178,7 @@ class Counts:
         """A round is over.
 
         Args:
-            proposed: proposals that it had.
+            proposed: draft tokens that it had.
             accepted: how many of them, from the first on, are wholly in the output.
             refused: whether the next one was refused; if not, nothing is known of it.
         """
@@ -221,7 +221,7 @@ def statistics_of(method: str, k: int, prompt_tokens: int, counts: Counts, times
         row_misses=counts.row_misses,
         rows_fetched=counts.rows_fetched,
         epochs=counts.epochs,
-        proposals=counts.proposals,
+        draft_tokens=counts.draft_tokens,
         stood_aside=counts.stood_aside,
         drafter_lost=counts.drafter_lost,
         seconds=times.seconds,

@@ -8,9 +8,9 @@ proxies gives each of them its own. tj is accepted with min(1, p(tj)/q(tj)); aft
 proxy, the next token is drawn from p.
 
 This is not exact above temperature 0, against what the paper claims: the refused token is replaced by a draw from p,
-not from (p - q)+, and q(tj) is not the law that tj was drawn from. With one vocabulary on both sides the
+not from (p - q)+, and q(tj) is not the distribution that tj was drawn from. With one vocabulary on both sides the
 second is no fault, and the first is one. Two tokens of the toy pairs of the tests have a total variation of 0.07 to
-0.36 from the target's law. At temperature 0 p is 0 or 1, so whatever q is the text is the target's.
+0.36 from the target's distribution. At temperature 0 p is 0 or 1, so whatever q is the text is the target's.
 
 Where the paper is silent or at odds with itself:
 
@@ -30,7 +30,7 @@ import numpy as np
 
 from crossdraft.text.letters import Letters
 from crossdraft.text.tokenization import encode_beginning
-from crossdraft.types.rows import Proposal
+from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.rejection import draw_residual, undrafted
 from crossdraft.verification.walk import (
@@ -40,8 +40,8 @@ from crossdraft.verification.walk import (
     Refused,
     Step,
     Walk,
-    next_proposal,
-    proposal_letters,
+    draft_token_letters,
+    next_draft_token,
     target_row,
 )
 
@@ -108,9 +108,9 @@ def _distance(masks: dict[str, int], length: int, other: str) -> int:
 
 def walk(ground: Ground) -> Walk:
     """Accept proxy after proxy; the first one refused is replaced by a draw from p and ends the epoch."""
-    proposals = yield from _whole_draft()
+    draft_tokens = yield from _whole_draft()
     offset = ground.offset
-    for token, chance in _proxies(ground, proposals):
+    for token, chance in _proxies(ground, draft_tokens):
         row = yield from target_row(listed=np.array([token]), judging=True)
         if not ground.chooser.bernoulli(row.probability(token) / chance):
             yield Emit((yield from draw_residual(ground.chooser, row, None)), Kind.CORRECTED)
@@ -121,19 +121,19 @@ def walk(ground: Ground) -> Walk:
     yield from undrafted(ground)
 
 
-def _whole_draft() -> Generator[Step, Answer, list[Proposal]]:
-    proposals: list[Proposal] = []
-    while (proposal := (yield from next_proposal())) is not None:
-        proposals.append(proposal)
-    return proposals
+def _whole_draft() -> Generator[Step, Answer, list[DraftToken]]:
+    draft_tokens: list[DraftToken] = []
+    while (draft_token := (yield from next_draft_token())) is not None:
+        draft_tokens.append(draft_token)
+    return draft_tokens
 
 
-def _proxies(ground: Ground, proposals: Sequence[Proposal]) -> list[tuple[int, float]]:
+def _proxies(ground: Ground, draft_tokens: Sequence[DraftToken]) -> list[tuple[int, float]]:
     """The draft in target tokens, each with its q."""
-    tokens = [proposal_letters(ground.pair, proposal) for proposal in proposals]
+    tokens = [draft_token_letters(ground.pair, draft_token) for draft_token in draft_tokens]
     proxies = encode_beginning(ground.encode, Letters("".join(tokens)))
     letters = [ground.pair.target.letters[token] for token in proxies]
-    chances = [_chance(proposal) for proposal in proposals]
+    chances = [_chance(draft_token) for draft_token in draft_tokens]
     aligned = align(_beginning(tokens, sum(map(len, letters))), letters)
     q = {there: chances[here] for here, there in aligned}  # of several pairs with one proxy the last stays
     return [(token, q[place]) for place, token in enumerate(proxies)]
@@ -150,12 +150,12 @@ def _beginning(tokens: Sequence[Letters], letters: int) -> list[Letters]:
     return found
 
 
-def _chance(proposal: Proposal) -> float:
-    """The probability that the proposal was drawn with.
+def _chance(draft_token: DraftToken) -> float:
+    """The probability that the draft token was drawn with.
 
     Raises:
         ValueError: it has no row: its drafter was opened wrongly.
     """
-    if proposal.row is None:
-        raise ValueError("this method needs the row that each proposal was drawn from")
-    return proposal.row.probability(proposal.token)
+    if draft_token.row is None:
+        raise ValueError("this method needs the row that each draft token was drawn from")
+    return draft_token.row.probability(draft_token.token)

@@ -1,12 +1,13 @@
 """`coupled`: rejection sampling on text.
 
 Target and draft reveal themselves event by event: first whether they are the same token, then letter by letter, END
-being the event that the token is over. With P and Q the laws of the next event given all that is revealed, the draft
-shows its event e and the two agree with min(1, P(e)/Q(e)); otherwise the target's event has the law (P - Q)+, and the
-draft's had (Q - P)+, both renormalized. Each event of the target thus has its law given the past, so the output has
-the target's, for any two vocabularies. At temperature 0 all laws are certain, and it is a comparison of texts.
+being the event that the token is over. With P and Q the distributions of the next event given all that is revealed, the
+draft shows its event e and the two agree with min(1, P(e)/Q(e)); otherwise the target's event has the distribution (P -
+Q)+, and the draft's had (Q - P)+, both renormalized. Each event of the target thus has its distribution given the past,
+so the output has the target's, for any two vocabularies. At temperature 0 all distributions are certain, and it is a
+comparison of texts.
 
-Rows are truncated: a target row lists its head, and the ids that the proposal's row can give if that begins at the
+Rows are truncated: a target row lists its head, and the ids that the draft token's row can give if that begins at the
 same letter. The tail is one more event of the target. No draft shows it, so it is decided before any letter.
 """
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from crossdraft.text.letters import END, EVENTS, Codes, Spelling
 from crossdraft.text.pairs import Pair
-from crossdraft.types.rows import Ids, Probabilities, Proposal, Row, Whose, masses_of
+from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose, masses_of
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.rejection import draw_residual, draw_unlisted
@@ -30,18 +31,18 @@ from crossdraft.verification.walk import (
     Refused,
     Step,
     Walk,
-    next_proposal,
+    next_draft_token,
     target_row,
     target_support,
 )
 
-# A law over the tokens of one vocabulary that is revealed letter by letter.
+# A distribution over the tokens of one vocabulary that is revealed letter by letter.
 
 Events = NDArray[np.float64]  # shape (EVENTS,): what lies in each letter that can come next, and in END
 
 
 @dataclass(frozen=True, eq=False)
-class StringLaw:
+class StringDistribution:
     """The tokens that begin with the letters revealed so far, by weight; only proportions count."""
 
     spelling: Spelling  # of the vocabulary
@@ -50,10 +51,10 @@ class StringLaw:
     cursor: Ids  # shape (n,), where in the spelling each token's next letter is
 
     @staticmethod
-    def of(spelling: Spelling, ids: Ids, weights: Probabilities) -> "StringLaw":
-        """The law of a token of which nothing is revealed; weights are not negative, not all zero."""
+    def of(spelling: Spelling, ids: Ids, weights: Probabilities) -> "StringDistribution":
+        """The distribution of a token of which nothing is revealed; weights are not negative, not all zero."""
         possible = weights > 0
-        return StringLaw(spelling, ids[possible], weights[possible], spelling.starts[ids[possible]])
+        return StringDistribution(spelling, ids[possible], weights[possible], spelling.starts[ids[possible]])
 
     @cached_property
     def _next(self) -> Codes:
@@ -67,16 +68,18 @@ class StringLaw:
         """The probability of each event."""
         return self._masses / float(self.weights.sum())
 
-    def after(self, event: int) -> "StringLaw":
-        """The law once this event is revealed; after END it is that of the ids with exactly these letters."""
+    def after(self, event: int) -> "StringDistribution":
+        """The distribution once this event is revealed; after END it is that of the ids with exactly these letters."""
         same = self._next == event
-        return StringLaw(self.spelling, self.ids[same], self.weights[same], self.cursor[same] + (event != END))
+        return StringDistribution(self.spelling, self.ids[same], self.weights[same], self.cursor[same] + (event != END))
 
-    def reshaped(self, masses: Events) -> "StringLaw":
-        """The law whose events have these weights, not all zero, and which is as before once one is revealed."""
+    def reshaped(self, masses: Events) -> "StringDistribution":
+        """The distribution whose events have these weights, not all zero, and which is as before once one is
+        revealed.
+        """
         factors = np.divide(masses, self._masses, out=np.zeros(EVENTS), where=self._masses > 0)[self._next]
         kept = factors > 0
-        return StringLaw(self.spelling, self.ids[kept], (self.weights * factors)[kept], self.cursor[kept])
+        return StringDistribution(self.spelling, self.ids[kept], (self.weights * factors)[kept], self.cursor[kept])
 
     def draw(self, chooser: Chooser) -> tuple[int, Codes]:
         """A token, and the codes of its letters that are not revealed yet."""
@@ -87,33 +90,35 @@ class StringLaw:
 
 @dataclass(frozen=True, eq=False)
 class PartlyRevealed:
-    """A proposal of which some letters are revealed, and its law given all that is."""
+    """A draft token of which some letters are revealed, and its distribution given all that is."""
 
-    law: StringLaw
+    distribution: StringDistribution
     cursor: int  # where in the spelling its next letter is
 
     @property
     def event(self) -> int:
         """What comes next; whoever asks has revealed it."""
-        return int(self.law.spelling.codes[self.cursor])
+        return int(self.distribution.spelling.codes[self.cursor])
 
     def after(self, event: int) -> "PartlyRevealed":
         """Its own next letter is revealed."""
-        return PartlyRevealed(self.law.after(event), self.cursor + 1)
+        return PartlyRevealed(self.distribution.after(event), self.cursor + 1)
 
     def reshaped(self, masses: Events) -> "PartlyRevealed":
         """Something else is revealed, which gives its events these weights."""
-        return PartlyRevealed(self.law.reshaped(masses), self.cursor)
+        return PartlyRevealed(self.distribution.reshaped(masses), self.cursor)
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """How far both sides are revealed. Laws are those given all that is."""
+    """How far both sides are revealed. Distributions are those given all that is."""
 
     offset: int  # letters since the start of the output: how far the draft is
-    target: StringLaw | None = None  # of the token that the target is in; None: at a token start
-    draft: PartlyRevealed | None = None  # the proposal that the draft is in; None: at a token start
-    ahead: tuple[int, ...] = ()  # codes of committed letters that the draft has not reached; if any, both laws are None
+    target: StringDistribution | None = None  # of the token that the target is in; None: at a token start
+    draft: PartlyRevealed | None = None  # the draft token that the draft is in; None: at a token start
+    ahead: tuple[
+        int, ...
+    ] = ()  # codes of committed letters that the draft has not reached; if any, both distributions are None
 
 
 Move = Generator[Step, Answer, Place | None]  # None: the draft was refused
@@ -128,26 +133,26 @@ def walk(ground: Ground) -> Walk:
 
 def _step(ground: Ground, place: Place) -> Move:
     if place.draft is None:
-        return _next_proposal(ground, place)
+        return _next_draft_token(ground, place)
     if place.target is None:
         return _next_token(ground, place)
     return _next_event(ground, place, place.target, place.draft)
 
 
-def _next_proposal(ground: Ground, place: Place) -> Move:
+def _next_draft_token(ground: Ground, place: Place) -> Move:
     """The draft is at a token start."""
-    proposal = yield from next_proposal()
-    if proposal is None:
+    draft_token = yield from next_draft_token()
+    if draft_token is None:
         return (yield from _settle(ground, place))
     if place.ahead:
-        return (yield from _catch_up(place, _begun(ground.pair, proposal)))
+        return (yield from _catch_up(place, _begun(ground.pair, draft_token)))
     if place.target is None:
-        return (yield from _identity(ground, place, proposal))
-    return Place(place.offset, place.target, _begun(ground.pair, proposal))
+        return (yield from _identity(ground, place, draft_token))
+    return Place(place.offset, place.target, _begun(ground.pair, draft_token))
 
 
 def _settle(ground: Ground, place: Place) -> Move:
-    """No proposal will come in time: the target's token is drawn from its law as it is."""
+    """No draft token will come in time: the target's token is drawn from its distribution as it is."""
     if place.target is None:
         row = yield from target_row()
         token = yield from draw_residual(ground.chooser, row, None)
@@ -170,24 +175,28 @@ def _catch_up(place: Place, draft: PartlyRevealed) -> Move:
             return None
         draft = draft.after(event)
     ends = draft.event == END
-    inside = None if ends else draft.reshaped(without(END, draft.law.events()))
+    inside = None if ends else draft.reshaped(without(END, draft.distribution.events()))
     return Place(place.offset + len(place.ahead), draft=inside)
 
 
-def _identity(ground: Ground, place: Place, proposal: Proposal) -> Move:
-    """Both at a token start: accept the proposed token as it is, or go on with what that leaves of both laws."""
-    row = yield from target_row(listed=target_support(ground.pair, proposal), judging=True)
-    same = Identity(ground.pair, row, proposal)
+def _identity(ground: Ground, place: Place, draft_token: DraftToken) -> Move:
+    """Both at a token start: accept the proposed token as it is, or go on with what that leaves of both
+    distributions.
+    """
+    row = yield from target_row(listed=target_support(ground.pair, draft_token), judging=True)
+    same = Identity(ground.pair, row, draft_token)
     if ground.chooser.bernoulli(same.acceptance):
         token = same.draw(ground.chooser)
         yield Emit(token, Kind.ACCEPTED)
         return Place(place.offset + len(ground.pair.target.letters[token]))
     p, q = same.residuals()
-    return (yield from _listed(ground, Place(place.offset, draft=_begun(ground.pair, proposal, q)), row, p))
+    return (yield from _listed(ground, Place(place.offset, draft=_begun(ground.pair, draft_token, q)), row, p))
 
 
 def _next_token(ground: Ground, place: Place) -> Move:
-    """The target begins a token while the draft is in one. Only the row's head counts, as no proposal begins here."""
+    """The target begins a token while the draft is in one. Only the row's head counts, as no draft token begins
+    here.
+    """
     row = yield from target_row(judging=True)
     return (yield from _listed(ground, place, row, row.probabilities))
 
@@ -199,12 +208,12 @@ def _listed(ground: Ground, place: Place, row: Row, weights: Probabilities) -> M
         yield Emit(token, Kind.CORRECTED)
         yield Refused(place.offset)
         return None
-    return Place(place.offset, StringLaw.of(ground.pair.target_trie.spelling, row.ids, weights), place.draft)
+    return Place(place.offset, StringDistribution.of(ground.pair.target_trie.spelling, row.ids, weights), place.draft)
 
 
-def _next_event(ground: Ground, place: Place, target: StringLaw, draft: PartlyRevealed) -> Move:
+def _next_event(ground: Ground, place: Place, target: StringDistribution, draft: PartlyRevealed) -> Move:
     """Both are in a token: the draft shows its next letter or its end."""
-    p, q = target.events(), draft.law.events()
+    p, q = target.events(), draft.distribution.events()
     event = draft.event
     agree = ground.chooser.bernoulli(p[event] / q[event])
     if agree and event != END:
@@ -222,36 +231,40 @@ def _next_event(ground: Ground, place: Place, target: StringLaw, draft: PartlyRe
     return None
 
 
-def _begun(pair: Pair, proposal: Proposal, weights: Probabilities | None = None) -> PartlyRevealed:
-    """A proposal of which no letter is revealed; its law is its row, or has these weights at the row's ids."""
-    if proposal.row is None:
-        raise ValueError("this method needs the row that each proposal was drawn from")
-    spelling = (pair.target_trie if proposal.whose is Whose.TARGET else pair.drafter_trie).spelling
-    law = StringLaw.of(spelling, proposal.row.ids, proposal.row.probabilities if weights is None else weights)
-    return PartlyRevealed(law, int(spelling.starts[proposal.token]))
+def _begun(pair: Pair, draft_token: DraftToken, weights: Probabilities | None = None) -> PartlyRevealed:
+    """A draft token of which no letter is revealed; its distribution is its row, or has these weights at the
+    row's ids.
+    """
+    if draft_token.row is None:
+        raise ValueError("this method needs the row that each draft token was drawn from")
+    spelling = (pair.target_trie if draft_token.whose is Whose.TARGET else pair.drafter_trie).spelling
+    distribution = StringDistribution.of(
+        spelling, draft_token.row.ids, draft_token.row.probabilities if weights is None else weights
+    )
+    return PartlyRevealed(distribution, int(spelling.starts[draft_token.token]))
 
 
-# The first event of `coupled`: whether the target's token and the proposal are the same token.
+# The first event of `coupled`: whether the target's token and the draft token are the same token.
 
 
 class Identity:
-    """A target row p against the row q of a proposal; ids of the same letters count as one token on both sides."""
+    """A target row p against the row q of a draft token; ids of the same letters count as one token on both sides."""
 
-    def __init__(self, pair: Pair, row: Row, proposal: Proposal) -> None:
-        """The row lists all target ids that the proposal's row can give.
+    def __init__(self, pair: Pair, row: Row, draft_token: DraftToken) -> None:
+        """The row lists all target ids that the draft token's row can give.
 
         Raises:
-            ValueError: the proposal has no row: its drafter was opened wrongly.
+            ValueError: the draft token has no row: its drafter was opened wrongly.
         """
-        if proposal.row is None:
-            raise ValueError("this method needs the row that each proposal was drawn from")
-        drafted = proposal.whose is Whose.DRAFTER
-        token = pair.target_id(proposal.token) if drafted else int(pair.names(np.array([proposal.token]))[0])
-        self._row, self._draft_row = row, proposal.row
+        if draft_token.row is None:
+            raise ValueError("this method needs the row that each draft token was drawn from")
+        drafted = draft_token.whose is Whose.DRAFTER
+        token = pair.target_id(draft_token.token) if drafted else int(pair.names(np.array([draft_token.token]))[0])
+        self._row, self._draft_row = row, draft_token.row
         self._names: Ids = pair.names(row.ids)  # what each listed id counts as
-        self._drafted: Ids = pair.to_target_ids(proposal.row.ids) if drafted else pair.names(proposal.row.ids)
+        self._drafted: Ids = pair.to_target_ids(draft_token.row.ids) if drafted else pair.names(draft_token.row.ids)
         self._same = self._names == (-1 if token is None else token)
-        self._q = float(proposal.row.probabilities[self._drafted == token].sum())
+        self._q = float(draft_token.row.probabilities[self._drafted == token].sum())
 
     @property
     def acceptance(self) -> float:
@@ -265,12 +278,12 @@ class Identity:
         return int(ids[chooser.categorical(weights) if len(ids) > 1 else 0])
 
     def residuals(self) -> tuple[Probabilities, Probabilities]:
-        """What a refusal leaves: (p - q)+ at each id of the target's row, (q - p)+ at each of the proposal's.
+        """What a refusal leaves: (p - q)+ at each id of the target's row, (q - p)+ at each of the draft token's.
 
         Ids that count as one token share what is left of it in proportion; what only one side has stays.
 
         Raises:
-            KeyError: the proposal's row reaches into the tail: the target's does not list what it was asked for.
+            KeyError: the draft token's row reaches into the tail: the target's does not list what it was asked for.
         """
         p, q = self._row.probabilities, self._draft_row.probabilities
         tokens, of_p = self._tokens()

@@ -5,10 +5,10 @@ ACCEPTED under this project's walks. `slem` therefore differs from the paper's �
 letters also accepts a token that the draft's text merely begins with, so it is Σ p(t)G(t), never less. `tokentiming`
 is left out: its alignment depends on the tokens that follow, not on rows alone.
 
-Of the paper's inequalities, `tli` ≥ `union` holds for all laws (Theorem 4.1), and so does `coupled` ≥ `tli` where both
-draw from T∩D, because the coupling accepts shared strings with min(p, q) before anything else. `coupled` ≥ `slem` and
-`slrs` ≥ `slem` do not hold for all laws: accepting `a` as `a` leaves (a, c) of the draft to the target's `ab`, and the
-longest token hides its prefixes. tests/verification/test_expectation.py has the counterexamples.
+Of the paper's inequalities, `tli` ≥ `union` holds for all distributions (Theorem 4.1), and so does `coupled` ≥ `tli`
+where both draw from T∩D, because the coupling accepts shared strings with min(p, q) before anything else. `coupled` ≥
+`slem` and `slrs` ≥ `slem` do not hold for all distributions: accepting `a` as `a` leaves (a, c) of the draft to the
+target's `ab`, and the longest token hides its prefixes. tests/verification/test_expectation.py has the counterexamples.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from crossdraft.types.rows import Ids, Probabilities, Row, Whose
 #
 # At a common prefix the target's token ends there or goes on with a letter, and so does the draft's. A token of the
 # target that ends has been reached: it is accepted whatever the draft shows. Two equal letters go on together. Where
-# only the draft's token ends, the next proposal goes on. Different letters are a refusal. Methods differ in how the
+# only the draft's token ends, the next draft token goes on. Different letters are a refusal. Methods differ in how the
 # two events are drawn together.
 
 
@@ -47,8 +47,10 @@ class Drafting:
     """What is known of a drafter."""
 
     pair: Pair
-    row_after: Callable[[tuple[int, ...]], Row]  # its whole law after these tokens of its own, that it draws from
-    proposals: int = 1  # n: a target token that the text of n proposals has not reached is not accepted
+    row_after: Callable[
+        [tuple[int, ...]], Row
+    ]  # its whole distribution after these tokens of its own, that it draws from
+    draft_tokens: int = 1  # n: a target token that the text of n draft tokens has not reached is not accepted
     least: float = 0.0  # rows are not asked for where both sides still agree with a smaller probability; 0: exact
     whose: Whose = Whose.DRAFTER  # whose ids the first row has
 
@@ -56,7 +58,7 @@ class Drafting:
 def overlap(target: Row, drafting: Drafting) -> Expected:
     """Σ min(p, q) over target ids: `standard`, `union` (all of D drafted), `tli` (T∩D only), `rdk` (target ids).
 
-    One proposal is all that it needs. Drafter ids with the same letters are one target id, as in the walk.
+    One draft token is all that it needs. Drafter ids with the same letters are one target id, as in the walk.
     """
     proposed = drafting.row_after(())
     drafted = in_target_ids(drafting.pair, proposed, drafting.whose)
@@ -78,7 +80,7 @@ def common_noise(target: Row, drafting: Drafting) -> Expected:
     going_on = Agreement(drafting, independent)
     found = Expected(race.reached)
     for drafted, wanted in race.beyond.items():
-        found += going_on.after_proposal(sum(wanted.values()), wanted, (drafted,))
+        found += going_on.after_draft_token(sum(wanted.values()), wanted, (drafted,))
     return found
 
 
@@ -91,9 +93,10 @@ def string_rejection(target: Row, drafting: Drafting) -> Expected:
 
 
 def coupled(target: Row, drafting: Drafting) -> Expected:
-    """The coupling of both laws on text: shared strings first, then letter by letter on the residuals (`coupled`).
+    """The coupling of both distributions on text: shared strings first, then letter by letter on the residuals
+    (`coupled`).
 
-    With q the law of the draft's own tokens, or of those in T∩D.
+    With q the distribution of the draft's own tokens, or of those in T∩D.
     """
     pair, proposed = drafting.pair, drafting.row_after(())
     ours, theirs = pair.names(target.ids), pair.to_target_ids(proposed.ids)
@@ -107,7 +110,8 @@ def coupled(target: Row, drafting: Drafting) -> Expected:
     return Expected(accepted) + surplus
 
 
-# By the names of `verification.methods`; whether proposals come from T∩D or are target tokens is the drafter's law.
+# By the names of `verification.methods`; whether draft tokens come from T∩D or are target tokens is the drafter's
+# distribution.
 EXPECTATIONS: dict[str, Callable[[Row, Drafting], Expected]] = {
     "standard": overlap,
     "union": overlap,
@@ -122,11 +126,13 @@ EXPECTATIONS: dict[str, Callable[[Row, Drafting], Expected]] = {
 
 
 def in_target_ids(pair: Pair, row: Row, whose: Whose = Whose.DRAFTER) -> Probabilities:
-    """A proposal's law over target ids, float64 (|T|,); what lies outside T is missing, so its sum may be below 1."""
-    law = np.zeros(pair.target.size)
+    """A draft token's distribution over target ids, float64 (|T|,); what lies outside T is missing, so its sum
+    may be below 1.
+    """
+    distribution = np.zeros(pair.target.size)
     ids = row.ids if whose is Whose.TARGET else pair.to_target_ids(row.ids)
-    np.add.at(law, ids[ids >= 0], row.probabilities[ids >= 0])
-    return law
+    np.add.at(distribution, ids[ids >= 0], row.probabilities[ids >= 0])
+    return distribution
 
 
 Weights = dict[int, float]  # token id -> weight above 0; any sum
@@ -169,7 +175,7 @@ def _longest_tokens(drafting: Drafting, target: Weights, psi: dict[Letters, floa
     while texts:
         text = texts.pop()
         longest = trie.longest(text.letters)
-        if text.tokens and (len(text.tokens) == drafting.proposals or not trie.extends(text.letters)):
+        if text.tokens and (len(text.tokens) == drafting.draft_tokens or not trie.extends(text.letters)):
             if longest is not None:
                 psi[longest] = psi.get(longest, 0.0) + text.mass
             continue
@@ -224,15 +230,15 @@ class Agreement:
         return self.at_start(1.0, target, weights_of(self.drafting.row_after(())))
 
     def at_start(self, mass: float, target: Weights, draft: Weights) -> Expected:
-        """The same with a draft law of its own; `mass` is the probability of being there."""
+        """The same with a draft distribution of its own; `mass` is the probability of being there."""
         return self._meet(mass, target, 0, draft, 0, ())
 
-    def after_proposal(self, mass: float, target: Weights, tokens: tuple[int, ...]) -> Expected:
+    def after_draft_token(self, mass: float, target: Weights, tokens: tuple[int, ...]) -> Expected:
         """The draft so far is `tokens`, and the target's token begins with all of it and is longer."""
         return self._next(mass, target, len(self.drafting.pair.drafter.letters_of(tokens)), tokens)
 
     def _next(self, mass: float, target: Weights, at: int, tokens: tuple[int, ...]) -> Expected:
-        if len(tokens) == self.drafting.proposals or mass <= 0:
+        if len(tokens) == self.drafting.draft_tokens or mass <= 0:
             return Expected(0.0)
         if mass < self.drafting.least:
             return Expected(0.0, mass)
@@ -261,7 +267,7 @@ class Agreement:
 
 
 class _Split(NamedTuple):
-    """A law at a prefix that all its tokens have."""
+    """A distribution at a prefix that all its tokens have."""
 
     total: float
     ended: Weights  # tokens that are the prefix
@@ -304,7 +310,7 @@ def weights_of(row: Row) -> Weights:
     return {token: weight for token, weight in zip(row.ids.tolist(), row.probabilities.tolist(), strict=True) if weight}
 
 
-# Two laws drawn with common noise: how probably a target token i and a drafter token j win together.
+# Two distributions drawn with common noise: how probably a target token i and a drafter token j win together.
 #
 # Each string (and rank) k has one exponential clock E_k; the target takes the smallest E_k/p_k, the drafter the
 # smallest E_k/q_k. With L(s) = Σ max(p_k, s q_k) and F(s) = ∫₀ˢ L⁻², integrating over the ratio of the two winners'

@@ -11,8 +11,8 @@ from crossdraft.verification.walk import (
     Refused,
     Unreached,
     Walk,
-    next_proposal,
-    proposal_letters,
+    draft_token_letters,
+    next_draft_token,
     target_sample,
 )
 
@@ -25,11 +25,11 @@ def walk(ground: Ground) -> Walk:
         wrong = text.commit(ground.pair.target.letters[token])
         kind = Kind.ACCEPTED
         while wrong is None and text.ahead:
-            proposal = yield from next_proposal()
-            if proposal is None:
+            draft_token = yield from next_draft_token()
+            if draft_token is None:
                 kind = Kind.BONUS
                 break
-            wrong = text.reveal(proposal_letters(ground.pair, proposal))
+            wrong = text.reveal(draft_token_letters(ground.pair, draft_token))
         yield Emit(token, kind if wrong is None else Kind.CORRECTED)
         if wrong is not None:
             yield Refused(wrong)

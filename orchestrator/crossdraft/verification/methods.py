@@ -30,10 +30,10 @@ class Method:
     same_vocabulary: bool = False  # refused when the vocabularies differ
     shared_only: bool = False  # the drafter may draw tokens of T∩D only
     redistributed: bool = False  # the drafter draws target tokens through its affinity matrix
-    drafter_rows: bool = True  # every proposal carries the row that it was drawn from
+    drafter_rows: bool = True  # every draft token carries the row that it was drawn from
     scores: bool = False  # the drafter is asked how probable beginnings of its text are
-    whole_draft: bool = False  # how many proposals there are is fixed before the first is revealed: lock-step only
-    trusting: bool = True  # exact only if each proposal's row is the law that it was drawn from
+    whole_draft: bool = False  # how many draft tokens there are is fixed before the first is revealed: lock-step only
+    trusting: bool = True  # exact only if each draft token's row is the distribution that it was drawn from
     seedable: bool = False  # the output is a function of the seed: neither timing nor drafter change it
 
 

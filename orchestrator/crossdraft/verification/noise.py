@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from crossdraft.text.letters import Letters
 from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import Drafted, NoiseKey
-from crossdraft.types.rows import Ids, Probabilities, Proposal, Whose
-from crossdraft.verification.walk import proposal_letters
+from crossdraft.types.rows import DraftToken, Ids, Probabilities, Whose
+from crossdraft.verification.walk import draft_token_letters
 
 Words = NDArray[np.int64]  # 64 bits each: the sign is one of them
 MASK = (1 << 64) - 1
@@ -158,33 +158,33 @@ def _signed(word: int) -> int:
 # Audits: a drafter's draw with keyed noise, made again from the row that it says it drew from.
 
 
-def fault_of_draw(proposal: Proposal, noise: KeyedNoise, key: NoiseKey, offset: int) -> str:
-    """Why a proposal cannot have been drawn from its row, as a text; empty if it was.
+def fault_of_draw(draft_token: DraftToken, noise: KeyedNoise, key: NoiseKey, offset: int) -> str:
+    """Why a draft token cannot have been drawn from its row, as a text; empty if it was.
 
     Rows travel as multiples of 2^-24, which float32 holds, so that the draw repeats bit by bit.
 
     Args:
-        proposal: as it arrived; its ids must be in the vocabulary.
+        draft token: as it arrived; its ids must be in the vocabulary.
         noise: of the vocabulary whose ids it uses.
         key: what its draw is keyed by; in an audited session the choice is the epoch's number.
-        offset: letters since the start of the output, up to where the proposal begins.
+        offset: letters since the start of the output, up to where the draft token begins.
     """
-    row = proposal.row
+    row = draft_token.row
     if row is None:
-        return f"id {proposal.token} at letter {offset} came without the row that it was drawn from"
+        return f"id {draft_token.token} at letter {offset} came without the row that it was drawn from"
     if not (row.probabilities > 0).any():
-        return f"the row of id {proposal.token} at letter {offset} gives no id"
+        return f"the row of id {draft_token.token} at letter {offset} gives no id"
     drawn = noise.draw(row.ids, row.probabilities, key, offset)
-    if drawn == proposal.token:
+    if drawn == draft_token.token:
         return ""
-    return f"id {proposal.token} at letter {offset} was not drawn from its row, which gives id {drawn} there"
+    return f"id {draft_token.token} at letter {offset} was not drawn from its row, which gives id {drawn} there"
 
 
 # Audits: every draw of a drafter is recomputed from the row that came with it.
 #
-# A drafter whose row is not the law that it drew from makes the output inexact, and nothing in the text shows it. With
-# keyed noise a draw is a function of its row, so one wrong draw proves the fault. It finds mistakes, not malice: the
-# drafter knows the noise.
+# A drafter whose row is not the distribution that it drew from makes the output inexact, and nothing in the text shows
+# it. With keyed noise a draw is a function of its row, so one wrong draw proves the fault. It finds mistakes, not
+# malice: the drafter knows the noise.
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,15 +194,15 @@ class Audit:
     key: NoiseKey
     each_epoch: bool  # the epoch's number takes the place of the key's choice: a new draft at the same place is new
     drafter: KeyedNoise  # of the drafter's ids
-    target: KeyedNoise  # of the target's ids, for proposals that use them
+    target: KeyedNoise  # of the target's ids, for draft tokens that use them
 
     def fault_of(self, drafted: Drafted, offset: int, pair: Pair) -> str:
         """Which draw of a draft that begins at `offset` letters of output is not its row's; empty if none."""
         key = NoiseKey(self.key.seed, drafted.epoch) if self.each_epoch else self.key
-        for proposal in drafted.proposals:
-            noise = self.target if proposal.whose is Whose.TARGET else self.drafter
-            fault = fault_of_draw(proposal, noise, key, offset)
+        for draft_token in drafted.draft_tokens:
+            noise = self.target if draft_token.whose is Whose.TARGET else self.drafter
+            fault = fault_of_draw(draft_token, noise, key, offset)
             if fault:
                 return fault
-            offset += len(proposal_letters(pair, proposal))
+            offset += len(draft_token_letters(pair, draft_token))
         return ""

@@ -8,10 +8,10 @@ import numpy as np
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import encode_beginning
-from crossdraft.types.rows import NO_IDS, Ids, Proposal, Whose
+from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Whose
 from crossdraft.types.trees import Path, TokenTree, tree_of
 from crossdraft.verification.methods import Guess, Method
-from crossdraft.verification.walk import proposal_letters, target_support
+from crossdraft.verification.walk import draft_token_letters, target_support
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,15 @@ class Planner:
     budget: int  # nodes of a tree
     most_paths: int = 2  # in a tree: 1 is a chain
 
-    def plan(self, proposals: Sequence[Proposal], skip: int, room: int, alternatives: Sequence[Letters] = ()) -> Plan:
-        """Paths for the draft's letters from `skip` letters after its first proposal on (where
+    def plan(
+        self, draft_tokens: Sequence[DraftToken], skip: int, room: int, alternatives: Sequence[Letters] = ()
+    ) -> Plan:
+        """Paths for the draft's letters from `skip` letters after its first draft token on (where
         the frontier is), at most `room` nodes (what the target's context leaves).
 
         `alternatives`: other texts that may follow the frontier, the likeliest first; guessed while there are paths.
         """
-        starts, text = self._layout(proposals, skip)
+        starts, text = self._layout(draft_tokens, skip)
         guessed = {
             Guess.OWN: lambda: self._own_path(starts),
             Guess.CANONICAL: lambda: encode_beginning(self.encode, text),
@@ -49,24 +51,24 @@ class Planner:
         tree = tree_of(paths, max(0, min(self.budget, room)))
         return Plan(tree, self._listed(tree, starts))
 
-    def listed(self, tree: TokenTree, proposals: Sequence[Proposal], skip: int) -> tuple[Ids, ...]:
+    def listed(self, tree: TokenTree, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[Ids, ...]:
         """The ids whose probability the walk may ask for at the root and at each node of a tree that stands at the
-        frontier, `skip` letters after the first of the proposals; empty where answers are samples."""
-        return self._listed(tree, self._layout(proposals, skip)[0])
+        frontier, `skip` letters after the first of the draft tokens; empty where answers are samples."""
+        return self._listed(tree, self._layout(draft_tokens, skip)[0])
 
-    def _listed(self, tree: TokenTree, starts: dict[int, Proposal]) -> tuple[Ids, ...]:
+    def _listed(self, tree: TokenTree, starts: dict[int, DraftToken]) -> tuple[Ids, ...]:
         if self.method.samples:
             return ()
         return self._next_tokens(tree) if self.method.whole_draft else tuple(self._supports(tree, starts))
 
-    def _layout(self, proposals: Sequence[Proposal], skip: int) -> tuple[dict[int, Proposal], Letters]:
-        """Proposals by the letter offset after the frontier where they begin, and the letters after it."""
-        starts: dict[int, Proposal] = {}
+    def _layout(self, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[dict[int, DraftToken], Letters]:
+        """Draft tokens by the letter offset after the frontier where they begin, and the letters after it."""
+        starts: dict[int, DraftToken] = {}
         text = NOTHING
-        for proposal in proposals:
-            starts[len(text) - skip] = proposal
-            text = Letters(text + proposal_letters(self.pair, proposal))
-        return {place: proposal for place, proposal in starts.items() if place >= 0}, Letters(text[skip:])
+        for draft_token in draft_tokens:
+            starts[len(text) - skip] = draft_token
+            text = Letters(text + draft_token_letters(self.pair, draft_token))
+        return {place: draft_token for place, draft_token in starts.items() if place >= 0}, Letters(text[skip:])
 
     def _longest(self, text: Letters) -> Path:
         """The draft cut into longest target tokens, up to the first letters that the target has no token for."""
@@ -76,17 +78,17 @@ class Planner:
             text = Letters(text[len(letters) :])
         return tuple(path)
 
-    def _own_path(self, starts: dict[int, Proposal]) -> Path:
+    def _own_path(self, starts: dict[int, DraftToken]) -> Path:
         """The draft's own tokens, from the frontier, as long as they are target tokens."""
         path: list[int] = []
         place = 0
         while place in starts:
-            proposal = starts[place]
-            token = proposal.token if proposal.whose is Whose.TARGET else self.pair.target_id(proposal.token)
+            draft_token = starts[place]
+            token = draft_token.token if draft_token.whose is Whose.TARGET else self.pair.target_id(draft_token.token)
             if token is None:
                 break
             path.append(token)
-            place += len(proposal_letters(self.pair, proposal))
+            place += len(draft_token_letters(self.pair, draft_token))
         return tuple(path)
 
     def _next_tokens(self, tree: TokenTree) -> tuple[Ids, ...]:
@@ -97,10 +99,10 @@ class Planner:
             found[1 + parent].update(vocabulary.ids_of(vocabulary.letters[token]))
         return tuple(np.array(sorted(ids), dtype=np.int64) for ids in found)
 
-    def _supports(self, tree: TokenTree, starts: dict[int, Proposal]) -> Iterator[Ids]:
-        """At the root and at each node what the proposal can be that begins there."""
+    def _supports(self, tree: TokenTree, starts: dict[int, DraftToken]) -> Iterator[Ids]:
+        """At the root and at each node what the draft token can be that begins there."""
         letters = self.pair.target.letters
-        supports = {place: target_support(self.pair, proposal) for place, proposal in starts.items()}
+        supports = {place: target_support(self.pair, draft_token) for place, draft_token in starts.items()}
         ends = [0]  # letters from the frontier to the root and to each node
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             ends.append(ends[1 + parent] + len(letters[token]))

@@ -1,6 +1,6 @@
 """String-level rejection sampling, `slrs` (arXiv 2502.05202, Algorithm 3 and Theorem 3.2).
 
-Let S be the text of the draft's first N proposals, N fixed before any is revealed, and t1, t2, … its pieces:
+Let S be the text of the draft's first N draft tokens, N fixed before any is revealed, and t1, t2, … its pieces:
 t1 the longest target token that S starts with, t2 the longest that the rest starts with, and so on. With
 G(x) = P(S starts with x), S has the pieces t1…tj if and only if it starts with t1…tj and with none of the
 strings t1…t(i-1) y, i <= j, where y is a longer token that begins with ti. So with E those of these strings
@@ -8,25 +8,26 @@ that begin with t1…tj and with no other such string
 
     F(t1…tj) = G(t1…tj) - sum over e in E of G(e)        ψj(t) = F(t1…t(j-1) t) / F(t1…t(j-1)),
 
-and ψj is the law of tj given the pieces before it. tj is accepted with min(1, p/ψj); after a refusal, or where
+and ψj is the distribution of tj given the pieces before it. tj is accepted with min(1, p/ψj); after a refusal, or where
 the rest has no piece, t is drawn from (p - ψj)+, which is what ψj leaves of p: P(t) = min(p, ψj)(t) +
 (1 - sum min(p, ψj)) (p - ψj)+(t) / sum (p - ψj)+ = p(t).
 
 What differs from the paper, and why:
 
 - The sum that Theorem 3.2 prints for ψ runs over draft tokens d1…di with a free i; then a draft and its
-  continuation both count, and ψ exceeds one. It has to run over complete drafts: here all of N proposals.
-- The paper accepts one token a draft and leaves the others as an open problem. They are exact too, if the law of
+  continuation both count, and ψ exceeds one. It has to run over complete drafts: here all of N draft tokens.
+- The paper accepts one token a draft and leaves the others as an open problem. They are exact too, if the distribution
+of
   a piece is taken given that the pieces before it did not come out longer (the exclusions of F). Without
   these it is G(t1 x) / G(t1), and the output is biased.
 - The paper takes for granted that every text has a piece. If S is used up, or goes on with what no target
-  token begins with, p is *not* the law to draw from: ψj lacks that share, so the residual has it.
+  token begins with, p is *not* the distribution to draw from: ψj lacks that share, so the residual has it.
 - The residual is never summed up. A token t drawn from p is kept with probability (1 - ψj(t)/p(t))+, else drawn
   again; so ψ of a few candidates is enough. They are drawn in blocks, one question to the drafter for each.
 
-The paper's stopping rule S_1, that drafting stops once N proposals are there or the piece can no longer change,
-is `_next_piece`: whether tj can change depends on S up to there alone, so the law of tj is the same. N is
-the K of the request. Pieces that need more than N proposals are never accepted: `look_ahead` in the report of a
+The paper's stopping rule S_1, that drafting stops once N draft tokens are there or the piece can no longer change,
+is `_next_piece`: whether tj can change depends on S up to there alone, so the distribution of tj is the same. N is
+the K of the request. Pieces that need more than N draft tokens are never accepted: `look_ahead` in the report of a
 pair is n_max, above which N makes no first token likelier, though further tokens gain. `combinations` there is
 the number of draft token sequences that the drafter has to add up for a ψ.
 
@@ -53,9 +54,9 @@ from crossdraft.verification.walk import (
     Refused,
     Step,
     Walk,
-    next_proposal,
+    draft_token_letters,
+    next_draft_token,
     prefix_probabilities,
-    proposal_letters,
     target_row,
 )
 
@@ -65,7 +66,7 @@ LARGEST_QUESTION = 1024  # strings; bounds a message and the wait for its answer
 TINY = float(np.finfo(np.float64).tiny)
 
 
-class PieceLaw:
+class PieceDistribution:
     """ψ of the next piece of the draft's text, given the pieces that were accepted."""
 
     def __init__(self, pair: Pair, drafted: int) -> None:
@@ -128,16 +129,16 @@ def _shortest(strings: Iterable[Letters]) -> tuple[Letters, ...]:
 def walk(ground: Ground) -> Walk:
     """Accept piece after piece. The first one refused is replaced and ends the epoch; of a draft that is used up
     the residual is drawn from, and then p."""
-    law = PieceLaw(ground.pair, ground.drafted)
+    distribution = PieceDistribution(ground.pair, ground.drafted)
     trie = ground.pair.target_trie
     rest = NOTHING  # revealed, not accepted
     offset = ground.offset
-    while not law.over:
+    while not distribution.over:
         rest = yield from _next_piece(ground.pair, rest)
         piece = trie.longest(rest)
-        token = None if piece is None else (yield from _accepted(ground, law, piece))
+        token = None if piece is None else (yield from _accepted(ground, distribution, piece))
         if piece is None or token is None:
-            token = yield from _residual(ground, law)
+            token = yield from _residual(ground, distribution)
             if piece is not None or not trie.extends(rest):
                 yield Emit(token, Kind.CORRECTED)
                 yield Refused(offset)
@@ -145,7 +146,7 @@ def walk(ground: Ground) -> Walk:
             yield Emit(token, Kind.BONUS)
             break
         yield Emit(token, Kind.ACCEPTED)
-        law.accept(piece)
+        distribution.accept(piece)
         rest, offset = Letters(rest[len(piece) :]), offset + len(piece)
     yield from undrafted(ground)
 
@@ -153,27 +154,27 @@ def walk(ground: Ground) -> Walk:
 def _next_piece(pair: Pair, rest: Letters) -> Generator[Step, Answer, Letters]:
     """Reveal until no longer token begins with the rest, or nothing is left to reveal."""
     while pair.target_trie.extends(rest):
-        proposal = yield from next_proposal()
-        if proposal is None:
+        draft_token = yield from next_draft_token()
+        if draft_token is None:
             break
-        rest = Letters(rest + proposal_letters(pair, proposal))
+        rest = Letters(rest + draft_token_letters(pair, draft_token))
     return rest
 
 
-def _accepted(ground: Ground, law: PieceLaw, piece: Letters) -> Generator[Step, Answer, int | None]:
+def _accepted(ground: Ground, distribution: PieceDistribution, piece: Letters) -> Generator[Step, Answer, int | None]:
     """The piece as a target token, or None: refused."""
     ids = np.array(ground.pair.target.ids_of(piece), dtype=np.int64)
     row = yield from target_row(listed=ids, judging=True)
     weights = row.probabilities_of(ids)
     if not weights.any():
         return None
-    (psi,) = (yield from law.of([piece])).tolist()
+    (psi,) = (yield from distribution.of([piece])).tolist()
     if not ground.chooser.bernoulli(float(weights.sum()) / max(psi, TINY)):
         return None
     return int(ids[ground.chooser.categorical(weights)])
 
 
-def _residual(ground: Ground, law: PieceLaw) -> Generator[Step, Answer, int]:
+def _residual(ground: Ground, distribution: PieceDistribution) -> Generator[Step, Answer, int]:
     """Draw from (p - ψ)+.
 
     The share of p that candidates are kept with is at least the chance of being here at all, so more than a few
@@ -184,28 +185,32 @@ def _residual(ground: Ground, law: PieceLaw) -> Generator[Step, Answer, int]:
     count = FIRST_BLOCK
     while True:
         places = ground.chooser.candidates(row.probabilities, count)
-        keep = yield from _kept_shares(ground.pair, law, row, places)
+        keep = yield from _kept_shares(ground.pair, distribution, row, places)
         place = ground.chooser.kept(places, row.probabilities, keep)
         if place is not None:
             return int(row.ids[place])
         count *= BLOCK_GROWTH
         if count >= len(possible):
-            return (yield from _whole_residual(ground.chooser, ground.pair, law, row))
+            return (yield from _whole_residual(ground.chooser, ground.pair, distribution, row))
 
 
-def _whole_residual(chooser: Chooser, pair: Pair, law: PieceLaw, row: Row) -> Generator[Step, Answer, int]:
-    keep = yield from _kept_shares(pair, law, row, range(len(row.ids)))
+def _whole_residual(
+    chooser: Chooser, pair: Pair, distribution: PieceDistribution, row: Row
+) -> Generator[Step, Answer, int]:
+    keep = yield from _kept_shares(pair, distribution, row, range(len(row.ids)))
     weights = row.probabilities * keep
     if not np.any(weights > 0):
         weights = row.probabilities  # p and ψ differ by rounding only; a refusal then says nothing
     return int(row.ids[chooser.categorical(weights)])
 
 
-def _kept_shares(pair: Pair, law: PieceLaw, row: Row, places: Sequence[int]) -> Generator[Step, Answer, Probabilities]:
+def _kept_shares(
+    pair: Pair, distribution: PieceDistribution, row: Row, places: Sequence[int]
+) -> Generator[Step, Answer, Probabilities]:
     """(1 - ψ/p)+ of the tokens at these places of a whole row, shape (len(places),)."""
     letters = [pair.target.letters[token] for token in row.ids[list(places)].tolist()]
     pieces = sorted(set(letters))
-    psi = yield from law.of(pieces)
+    psi = yield from distribution.of(pieces)
     ids = [pair.target.ids_of(piece) for piece in pieces]
     first = np.cumsum([0, *map(len, ids[:-1])])
     p = np.add.reduceat(row.probabilities_of(np.concatenate(ids)), first)

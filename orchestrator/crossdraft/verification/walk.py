@@ -2,14 +2,14 @@
 
 A walk is a generator. It yields what it needs or what it decided, and is sent the answer:
 
-    NeedProposal       -> the epoch's next Proposal, or None: settle, no proposal will come in time
+    NeedDraftToken       -> the epoch's next Draft token, or None: settle, no draft token will come in time
     NeedRow            -> the target's Row at the frontier (`whole`: without a tail)
     NeedSample         -> the target's own draw at the frontier, a token id
     NeedPrefix         -> float64 (n,): the drafter's probabilities that its text continues with each string
     Emit               -> nothing; the token is committed and the frontier moves
     Refused            -> nothing; the draft is wrong from this letter on: the epoch and the walk end
 
-What a proposal hides is known to the walk only once it has asked for it, so whatever decides the
+What a draft token hides is known to the walk only once it has asked for it, so whatever decides the
 output (and is not the walk itself) cannot look ahead.
 """
 
@@ -20,14 +20,14 @@ import numpy as np
 
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairs import Pair
-from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Proposal, Row, Whose
+from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Probabilities, Row, Whose
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import Chooser
 
 
 @dataclass(frozen=True)
-class NeedProposal:
-    """Asks for the next proposal of the epoch."""
+class NeedDraftToken:
+    """Asks for the next draft token of the epoch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class NeedRow:
 
     whole: bool = False  # a head is not enough
     listed: Ids = field(default_factory=lambda: NO_IDS)  # shape (n,), ids whose probability must be in it
-    judging: bool = False  # a revealed proposal waits for it: the epoch must not end here
+    judging: bool = False  # a revealed draft token waits for it: the epoch must not end here
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class NeedSample:
 class NeedPrefix:
     """Asks for the probability that the draft's text, from its beginning on, starts with each of these strings.
 
-    Always judges a revealed proposal: the epoch must not end here.
+    Always judges a revealed draft token: the epoch must not end here.
     """
 
     strings: tuple[Letters, ...]  # none empty
-    tokens: int  # of the draft: what counts is the text of its first `tokens` proposals
+    tokens: int  # of the draft: what counts is the text of its first `tokens` draft tokens
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Refused:
     offset: int  # letters since the start of the output
 
 
-Step = NeedProposal | NeedRow | NeedSample | NeedPrefix | Emit | Refused
-Answer = Proposal | Row | int | Probabilities | None
+Step = NeedDraftToken | NeedRow | NeedSample | NeedPrefix | Emit | Refused
+Answer = DraftToken | Row | int | Probabilities | None
 Walk = Generator[Step, Answer, None]
 
 
@@ -86,7 +86,7 @@ class Ground:
     offset: int = 0  # of the frontier, in letters since the start of the output
     ahead: Letters = NOTHING  # the last of them, which the draft has not reached; only where the target draws by itself
     encode: Callable[[Letters], tuple[int, ...]] = lambda letters: ()  # continuation tokenizing, the target's
-    drafted: int = 0  # proposals of this epoch, for methods that need it fixed before the first is revealed
+    drafted: int = 0  # draft tokens of this epoch, for methods that need it fixed before the first is revealed
 
 
 class Unreached:
@@ -110,7 +110,7 @@ class Unreached:
         return disagreement
 
     def reveal(self, letters: Letters) -> int | None:
-        """A proposal's letters are revealed; returns the first offset where they disagree, if any."""
+        """A draft token's letters are revealed; returns the first offset where they disagree, if any."""
         reached = self.frontier - len(self.ahead)
         disagreement = _disagreement(letters, self.ahead, reached)
         self.over = Letters(self.over + letters[len(self.ahead) :])
@@ -123,11 +123,11 @@ def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
     return None if same == min(len(left), len(right)) else offset + same
 
 
-def next_proposal() -> Generator[Step, Answer, Proposal | None]:
-    """Ask for the next proposal; None means settle."""
-    answer = yield NeedProposal()
-    if answer is not None and not isinstance(answer, Proposal):
-        raise TypeError(f"NeedProposal was answered with {answer!r}")
+def next_draft_token() -> Generator[Step, Answer, DraftToken | None]:
+    """Ask for the next draft token; None means settle."""
+    answer = yield NeedDraftToken()
+    if answer is not None and not isinstance(answer, DraftToken):
+        raise TypeError(f"NeedDraftToken was answered with {answer!r}")
     return answer
 
 
@@ -148,27 +148,27 @@ def target_sample() -> Generator[Step, Answer, int]:
 
 
 def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Generator[Step, Answer, Probabilities]:
-    """Ask for the probability that the text of the draft's first `tokens` proposals starts with each string."""
+    """Ask for the probability that the text of the draft's first `tokens` draft tokens starts with each string."""
     answer = yield NeedPrefix(strings, tokens)
     if not isinstance(answer, np.ndarray) or answer.shape != (len(strings),):
         raise TypeError(f"NeedPrefix was answered with {answer!r}")
     return answer
 
 
-def proposal_letters(pair: Pair, proposal: Proposal) -> Letters:
-    """The letters of a proposal."""
-    vocabulary = pair.target if proposal.whose is Whose.TARGET else pair.drafter
-    return vocabulary.letters[proposal.token]
+def draft_token_letters(pair: Pair, draft_token: DraftToken) -> Letters:
+    """The letters of a draft token."""
+    vocabulary = pair.target if draft_token.whose is Whose.TARGET else pair.drafter
+    return vocabulary.letters[draft_token.token]
 
 
-def target_support(pair: Pair, proposal: Proposal) -> Ids:
-    """The target ids that a proposal's row can give: of several with the same letters the first, of others none.
+def target_support(pair: Pair, draft_token: DraftToken) -> Ids:
+    """The target ids that a draft token's row can give: of several with the same letters the first, of others none.
 
     Drafter ids of the same letters give it more than once.
     """
-    if proposal.row is None:
+    if draft_token.row is None:
         return NO_IDS
-    if proposal.whose is Whose.TARGET:
-        return proposal.row.ids
-    ids = pair.to_target_ids(proposal.row.ids)
+    if draft_token.whose is Whose.TARGET:
+        return draft_token.row.ids
+    ids = pair.to_target_ids(draft_token.row.ids)
     return ids[ids >= 0]

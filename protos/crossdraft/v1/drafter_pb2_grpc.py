@@ -31,16 +31,16 @@ class DrafterStub:
     stream, from either side, ends the session.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
-    - `draft` begins an epoch and asks for `count` proposals; they come in replies of `chunk`, after a first one that
+    - `draft` begins an epoch and asks for `count` draft tokens; they come in replies of `chunk`, after a first one that
     may be of another size, each as soon as it is full.
     `advance` raises the count while the epoch runs: `count` is the window's end, and the drafter stops there.
     - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: whatever belongs to
     an older epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are old news,
     known by their number.
-    - With `branch_depth` the drafter also prepares continuations: what it would propose if a proposal were refused and
+    - With `branch_depth` the drafter also prepares continuations: what it would propose if a draft token were refused and
     replaced by its own runner-up there. They are sent unasked, with any reply of the epoch. When a refusal matches one,
     the next `draft` names it in `adopt`, and the epoch begins with what the branch holds.
-    A drafter keeps those branches of the latest epoch that end among its newest 64 proposals or after them.
+    A drafter keeps those branches of the latest epoch that end among its newest 64 draft tokens or after them.
     - A `draft` has at least one `drafted` of its epoch and a `score` one `scored`, unless a newer `draft` is sent before;
     an `advance` has no reply of its own.
     What is sent, and when, depends on the numbers asked for and on rows, never on what was drawn.
@@ -69,16 +69,16 @@ class DrafterServicer:
     stream, from either side, ends the session.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
-    - `draft` begins an epoch and asks for `count` proposals; they come in replies of `chunk`, after a first one that
+    - `draft` begins an epoch and asks for `count` draft tokens; they come in replies of `chunk`, after a first one that
     may be of another size, each as soon as it is full.
     `advance` raises the count while the epoch runs: `count` is the window's end, and the drafter stops there.
     - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: whatever belongs to
     an older epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are old news,
     known by their number.
-    - With `branch_depth` the drafter also prepares continuations: what it would propose if a proposal were refused and
+    - With `branch_depth` the drafter also prepares continuations: what it would propose if a draft token were refused and
     replaced by its own runner-up there. They are sent unasked, with any reply of the epoch. When a refusal matches one,
     the next `draft` names it in `adopt`, and the epoch begins with what the branch holds.
-    A drafter keeps those branches of the latest epoch that end among its newest 64 proposals or after them.
+    A drafter keeps those branches of the latest epoch that end among its newest 64 draft tokens or after them.
     - A `draft` has at least one `drafted` of its epoch and a `score` one `scored`, unless a newer `draft` is sent before;
     an `advance` has no reply of its own.
     What is sent, and when, depends on the numbers asked for and on rows, never on what was drawn.
@@ -122,16 +122,16 @@ class Drafter:
     stream, from either side, ends the session.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
-    - `draft` begins an epoch and asks for `count` proposals; they come in replies of `chunk`, after a first one that
+    - `draft` begins an epoch and asks for `count` draft tokens; they come in replies of `chunk`, after a first one that
     may be of another size, each as soon as it is full.
     `advance` raises the count while the epoch runs: `count` is the window's end, and the drafter stops there.
     - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: whatever belongs to
     an older epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are old news,
     known by their number.
-    - With `branch_depth` the drafter also prepares continuations: what it would propose if a proposal were refused and
+    - With `branch_depth` the drafter also prepares continuations: what it would propose if a draft token were refused and
     replaced by its own runner-up there. They are sent unasked, with any reply of the epoch. When a refusal matches one,
     the next `draft` names it in `adopt`, and the epoch begins with what the branch holds.
-    A drafter keeps those branches of the latest epoch that end among its newest 64 proposals or after them.
+    A drafter keeps those branches of the latest epoch that end among its newest 64 draft tokens or after them.
     - A `draft` has at least one `drafted` of its epoch and a `score` one `scored`, unless a newer `draft` is sent before;
     an `advance` has no reply of its own.
     What is sent, and when, depends on the numbers asked for and on rows, never on what was drawn.

@@ -131,7 +131,9 @@ class Context:
                 self._keep(0)
                 return
             size = size * KEPT_NUMERATOR // KEPT_DENOMINATOR
-        raise NoRoomError(f"a context of {self.capacity} tokens has no room for text and the proposals that are wanted")
+        raise NoRoomError(
+            f"a context of {self.capacity} tokens has no room for text and the draft tokens that are wanted"
+        )
 
     def _beginning(self, start: int, size: int) -> int:
         """The word boundary before a position, if it is near enough, or else the next whole character."""

@@ -17,8 +17,8 @@ from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, is_plain
 from crossdraft.text.tokenization import NotExpressible
 from crossdraft.text.vocabulary import Vocabulary
-from crossdraft.types.messages import MOST_PROPOSALS, Advance, Branch, Draft, Drafted, Score
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Branch, Draft, Drafted, Score
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.trees import ROOT, Path, TokenTree
 
 # An epoch's tokens as a tree that grows: what the engine is asked for, so that it is fed each token once.
@@ -32,23 +32,23 @@ class Tip:
     token: int | None = None  # None: the line ends with the node
 
 
-# Prepared continuations: what an epoch drafts besides, in case that one of its proposals is refused.
+# Prepared continuations: what an epoch drafts besides, in case that one of its draft tokens is refused.
 #
-# A branch begins with a *key*, a token that was likely at a proposal's place but was not drawn. Which ids are
-# likely is known from the drafter's rows and noise alone, and the branch's own proposals are drawn like any others, so
-# that preparing them changes no law. Keys are text: after a control symbol there is little to continue.
+# A branch begins with a *key*, a token that was likely at a draft token's place but was not drawn. Which ids are
+# likely is known from the drafter's rows and noise alone, and the branch's own draft tokens are drawn like any others,
+# so that preparing them changes no distribution. Keys are text: after a control symbol there is little to continue.
 
 
 @dataclass
 class Growing:
     """A branch: where it begins, and how far it has come."""
 
-    offset: int  # letters since the start of the output: where the proposal that it replaces begins
+    offset: int  # letters since the start of the output: where the draft token that it replaces begins
     key: int  # the drafter's id
     letters: Letters  # of the key
     tip: Tip
     end: int = field(init=False)  # letters since the start of the output: where it has come to
-    proposals: list[Proposal] = field(default_factory=list)
+    draft_tokens: list[DraftToken] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.end = self.offset + len(self.letters)
@@ -62,10 +62,10 @@ class Prepared:
         self._branches: dict[int, Growing] = {}
 
     def finish(self, growing: Growing) -> Branch:
-        """A branch that has its proposals, as it is sent."""
+        """A branch that has its draft tokens, as it is sent."""
         self._number += 1
         self._branches[self._number] = growing
-        tokens = tuple(proposal.token for proposal in growing.proposals)
+        tokens = tuple(draft_token.token for draft_token in growing.draft_tokens)
         return Branch(self._number, growing.offset, growing.letters, tokens)
 
     def release(self, frontier: int) -> None:
@@ -101,7 +101,7 @@ class Means:
     context: Context
     proposing: Proposing
     vocabulary: Vocabulary  # the drafter's
-    rows: bool  # whether proposals are sent with their rows
+    rows: bool  # whether draft tokens are sent with their rows
     prepared: Prepared
 
 
@@ -109,8 +109,8 @@ class Means:
 class Shape:
     """How many branches, and how long."""
 
-    depth: int  # proposals of each; 0: there are none
-    width: int  # branches for each proposal
+    depth: int  # draft tokens of each; 0: there are none
+    width: int  # branches for each draft token
 
     @property
     def candidates(self) -> int:
@@ -119,17 +119,17 @@ class Shape:
 
     @property
     def cluster(self) -> int:
-        """Nodes of one proposal and its branches."""
+        """Nodes of one draft token and its branches."""
         return 1 + self.width * self.depth
 
     @property
     def least(self) -> int:
-        """Proposals whose branches may be unfinished, and one."""
+        """Draft tokens whose branches may be unfinished, and one."""
         return self.depth + 2
 
     @property
     def kept(self) -> int:
-        """Newest proposals that stay in the tree, with their branches, when it has grown too large."""
+        """Newest draft tokens that stay in the tree, with their branches, when it has grown too large."""
         return max(self.least, TREE // (2 * self.cluster))
 
     @property
@@ -153,10 +153,10 @@ class Epoch:
 
     def __init__(self, request: Draft) -> None:
         self.request = request
-        self.count = request.count  # proposals wanted so far; written by the event loop
+        self.count = request.count  # draft tokens wanted so far; written by the event loop
         self.asked = request.count  # the same without MOST_UNREAD; likewise
         self.over = False  # a newer epoch has begun: nothing more is to be done; written by the event loop
-        self.sent = 0  # proposals that the other side has, adopted ones included; written by who drafts
+        self.sent = 0  # draft tokens that the other side has, adopted ones included; written by who drafts
         self.aside = False  # the drafter stands aside: no more will come; written by who drafts
 
     @property
@@ -171,11 +171,11 @@ class Epoch:
 
     @property
     def wanted(self) -> bool:
-        """Whether proposals are to be sent that are not yet."""
+        """Whether draft tokens are to be sent that are not yet."""
         return self.sent < self.count and not (self.over or self.aside)
 
     def allow(self, read: int) -> bool:
-        """The client has read so many proposals; whether more are wanted now than before."""
+        """The client has read so many draft tokens; whether more are wanted now than before."""
         before = self.count
         self.count = max(before, min(self.asked, read + MOST_UNREAD))
         return self.count > before
@@ -198,18 +198,18 @@ class Drafting:
         self._packing = Packing(epoch)
         self._growing: list[Growing] = []
         self._drafted: list[int] = []  # tokens of the draft that may be scored
-        # Where the newest proposals begin, in letters of output. As no window is wider, the first has been reached.
-        self._begins: deque[int] = deque(maxlen=1 + MOST_PROPOSALS)
+        # Where the newest draft tokens begin, in letters of output. As no window is wider, the first has been reached.
+        self._begins: deque[int] = deque(maxlen=1 + MOST_DRAFT_TOKENS)
         self._obstacle = ""  # why the text cannot go on
         self._plant()
 
     def adopt(self, branch: Growing) -> None:
         """The draft begins with a branch that follows the context's text."""
-        for proposal in branch.proposals:
-            self._means.context.append(proposal.token)
-            self._drafted.append(proposal.token)
+        for draft_token in branch.draft_tokens:
+            self._means.context.append(draft_token.token)
+            self._drafted.append(draft_token.token)
             if self._means.rows:
-                self._packing.propose(proposal)
+                self._packing.propose(draft_token)
             else:
                 self._epoch.sent += 1
         self._plant()
@@ -259,7 +259,7 @@ class Drafting:
             self._replant(shape.least)
 
     def _replant(self, kept: int) -> None:
-        """The tree begins that many proposals before the newest: those of unfinished branches are among them."""
+        """The tree begins that many draft tokens before the newest: those of unfinished branches are among them."""
         moved = self._growth.replant(self._growth.ancestor(self._tip.node, kept))
         for tip in (self._tip, *(growing.tip for growing in self._growing)):
             tip.node = moved[tip.node]
@@ -277,45 +277,45 @@ class Drafting:
             self._propose(next(guesses))
         for growing, guess in zip(due, guesses, strict=True):
             self._go_on(growing, guess)
-        self._growing = [growing for growing in self._growing if len(growing.proposals) < self._shape.depth]
+        self._growing = [growing for growing in self._growing if len(growing.draft_tokens) < self._shape.depth]
 
     def _propose(self, guess: Guess) -> None:
-        """The next proposal of the draft, and the branches beside it."""
+        """The next draft token of the draft, and the branches beside it."""
         context, shape = self._means.context, self._shape
         drawn = guess.token
-        if len(self._drafted) < MOST_PROPOSALS:
-            if guess.law is not None:
-                self._scoring.drawn(tuple(self._drafted), guess.law)
+        if len(self._drafted) < MOST_DRAFT_TOKENS:
+            if guess.distribution is not None:
+                self._scoring.drawn(tuple(self._drafted), guess.distribution)
             self._drafted.append(drawn)
         if shape.depth:
             self._begins.append(context.offset)
-            if len(self._begins) > MOST_PROPOSALS:
+            if len(self._begins) > MOST_DRAFT_TOKENS:
                 self._means.prepared.release(self._begins[0])
             for key in islice(keys(guess.others, drawn, self._means.vocabulary), shape.width):
                 letters = self._means.vocabulary.letters[key]
                 self._growing.append(Growing(context.offset, key, letters, Tip(self._tip.node, key)))
-        self._packing.propose(self._proposal(guess))
+        self._packing.propose(self._draft_token(guess))
         self._tip.token = drawn
         self._means.proposing.append(context, drawn)
 
     def _go_on(self, growing: Growing, guess: Guess) -> None:
-        """The next proposal of a branch."""
+        """The next draft token of a branch."""
         growing.end += len(self._means.vocabulary.letters[guess.token])
         growing.tip.token = guess.token
-        growing.proposals.append(self._proposal(guess))
-        if len(growing.proposals) == self._shape.depth:
+        growing.draft_tokens.append(self._draft_token(guess))
+        if len(growing.draft_tokens) == self._shape.depth:
             self._packing.prepare(self._means.prepared.finish(growing))
 
-    def _proposal(self, guess: Guess) -> Proposal:
-        row = Row(*guess.law) if self._means.rows and guess.law is not None else None
-        return Proposal(guess.token, row, self._means.proposing.whose)
+    def _draft_token(self, guess: Guess) -> DraftToken:
+        row = Row(*guess.distribution) if self._means.rows and guess.distribution is not None else None
+        return DraftToken(guess.token, row, self._means.proposing.whose)
 
     def _send(self, send: Callable[[Drafted], None]) -> None:
         for reply in self._packing.due():
             send(reply)
 
 
-SPARE = 3  # candidates beyond a proposal's branches, for those that cannot be keys
+SPARE = 3  # candidates beyond a draft token's branches, for those that cannot be keys
 TREE = 128  # nodes of one tree, about: each costs some microseconds a step
 
 
@@ -390,8 +390,8 @@ class Growth:
 
 
 # That are drafted ahead of what the client has read, so that one that never reads does not fill the memory. The window
-# of one that reads, MOST_PROPOSALS from what was revealed, never reaches so far.
-MOST_UNREAD = 2 * MOST_PROPOSALS
+# of one that reads, MOST_DRAFT_TOKENS from what was revealed, never reaches so far.
+MOST_UNREAD = 2 * MOST_DRAFT_TOKENS
 
 
 class Epochs:
@@ -399,7 +399,7 @@ class Epochs:
 
     def __init__(self) -> None:
         self._latest: Epoch | None = None
-        self._read = 0  # proposals of the latest epoch that the client has read
+        self._read = 0  # draft tokens of the latest epoch that the client has read
 
     @property
     def number(self) -> int:
@@ -425,9 +425,9 @@ class Epochs:
         if self._latest is None or request.epoch > self.number:
             raise ProtocolBroken(f"epoch {request.epoch} has not begun; a Draft begins it")
         asked = self._latest.asked
-        if not asked <= request.count <= asked + MOST_PROPOSALS:
+        if not asked <= request.count <= asked + MOST_DRAFT_TOKENS:
             raise ProtocolBroken(
-                f"epoch {request.epoch} may advance from {asked} proposals to at most {asked + MOST_PROPOSALS}, "
+                f"epoch {request.epoch} may advance from {asked} draft tokens to at most {asked + MOST_DRAFT_TOKENS}, "
                 f"not to {request.count}"
             )
         self._latest.asked = request.count
@@ -443,7 +443,7 @@ class Epochs:
         """The client has read a reply. The epoch of which more is wanted now, if there is one."""
         if self._latest is None or reply.epoch != self.number:
             return None
-        self._read = reply.first + len(reply.proposals)
+        self._read = reply.first + len(reply.draft_tokens)
         return self._latest if self._latest.allow(self._read) else None
 
     def scored(self, request: Score) -> Epoch:
@@ -454,7 +454,7 @@ class Epochs:
             raise ProtocolBroken(f"no draft of epoch {request.epoch} began at letter {request.offset}")
         if request.tokens > self._latest.count:
             raise ProtocolBroken(
-                f"a score of {request.tokens} proposals was asked for, and the draft was of {self._latest.count}"
+                f"a score of {request.tokens} draft tokens was asked for, and the draft was of {self._latest.count}"
             )
         return self._latest
 
@@ -464,28 +464,28 @@ class Epochs:
             self._latest.over = True
 
 
-# What an epoch makes, as replies of several proposals each. No I/O.
+# What an epoch makes, as replies of several draft tokens each. No I/O.
 
 
 class Packing:
-    """Proposals and branches that are not sent yet.
+    """Draft tokens and branches that are not sent yet.
 
-    When a reply is due depends on numbers of proposals only, never on what was drawn (the release rule): it is when a
-    reply is full, or all that are wanted are there. Branches that are finished go with the next reply, or alone
-    once all proposals are sent. So a branch never arrives before the proposal that it replaces.
+    When a reply is due depends on numbers of draft tokens only, never on what was drawn (the release rule): it is when
+    a reply is full, or all that are wanted are there. Branches that are finished go with the next reply, or alone
+    once all draft tokens are sent. So a branch never arrives before the draft token that it replaces.
     """
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
-        self._proposals: list[Proposal] = []
+        self._draft_tokens: list[DraftToken] = []
         self._branches: list[Branch] = []
         self._since = self._queued = 0.0
         self.resume()
 
     @property
     def made(self) -> int:
-        """Proposals of the epoch so far, sent or not."""
-        return self._epoch.sent + len(self._proposals)
+        """Draft tokens of the epoch so far, sent or not."""
+        return self._epoch.sent + len(self._draft_tokens)
 
     def resume(self) -> None:
         """Time counts from now on: nothing was drafted before."""
@@ -496,9 +496,9 @@ class Packing:
         """Of the time since, so many seconds were spent waiting for the model: the next reply tells them apart."""
         self._queued += seconds
 
-    def propose(self, proposal: Proposal) -> None:
-        """One more proposal."""
-        self._proposals.append(proposal)
+    def propose(self, draft_token: DraftToken) -> None:
+        """One more draft token."""
+        self._draft_tokens.append(draft_token)
 
     def prepare(self, branch: Branch) -> None:
         """A branch that is finished."""
@@ -510,7 +510,7 @@ class Packing:
         while True:
             size = request.first - epoch.sent if epoch.sent < request.first else request.chunk
             left = max(0, epoch.count - epoch.sent)
-            ready = min(len(self._proposals), left)
+            ready = min(len(self._draft_tokens), left)
             if ready >= size or (ready == left and (ready or self._branches)):
                 yield self._reply(min(ready, size), "")
             else:
@@ -519,12 +519,12 @@ class Packing:
     def last(self, reason: str) -> Drafted:
         """The epoch's last reply: all that is left, and why no more will come."""
         self._epoch.aside = True
-        return self._reply(len(self._proposals), reason)
+        return self._reply(len(self._draft_tokens), reason)
 
     def _reply(self, size: int, reason: str) -> Drafted:
         epoch, now = self._epoch, time.perf_counter()
-        taken, branches, first = tuple(self._proposals[:size]), tuple(self._branches), epoch.sent
-        del self._proposals[:size]
+        taken, branches, first = tuple(self._draft_tokens[:size]), tuple(self._branches), epoch.sent
+        del self._draft_tokens[:size]
         self._branches.clear()
         epoch.sent += size
         queued, self._queued = self._queued, 0.0

@@ -1,6 +1,6 @@
 """A drafter without a model: it copies bytes of the text. Nothing here needs torch.
 
-Its proposals are a function of the text alone, so each row is certain, and noise changes nothing.
+Its draft tokens are a function of the text alone, so each row is certain, and noise changes nothing.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, Side
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
 from crossdraft.types.messages import Description, OpenDrafter, Score, Scored
-from crossdraft.types.rows import Proposal, Row
+from crossdraft.types.rows import DraftToken, Row
 
 UNLIMITED = 2**31 - 1  # bytes of context: nothing but memory limits it
 
@@ -72,7 +72,7 @@ class NgramSession:
         self._packing: Packing
 
     def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
-        """Proposals that go on with the text as it is said to be, and scores of them. There are no branches.
+        """Draft tokens that go on with the text as it is said to be, and scores of them. There are no branches.
 
         Raises:
             ProtocolBroken: an epoch is over or has not begun, the output has fewer letters than it is to be rewound to,
@@ -104,7 +104,7 @@ class NgramSession:
             ids = list(takewhile(self._allowed.__contains__, ids))
         self._text = Letters(self._text + byte_vocabulary().letters_of(ids))
         for token in ids:
-            self._packing.propose(Proposal(token, Row.certain(token) if self._opening.row_width else None))
+            self._packing.propose(DraftToken(token, Row.certain(token) if self._opening.row_width else None))
         for reply in self._packing.due():
             send(reply)
         if len(ids) < missing:

@@ -1,4 +1,4 @@
-"""What a session's proposals are: the drafter's own tokens, or the target's through an affinity matrix (`rdk`)."""
+"""What a session's draft tokens are: the drafter's own tokens, or the target's through an affinity matrix (`rdk`)."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 from crossdraft.drafter.context import Context
 from crossdraft.engine.row_builder import Columns, Logits, narrowed
-from crossdraft.engine.sampler import Asking, Best, Draws, Law, Laws, Ranking
+from crossdraft.engine.sampler import Asking, Best, Distribution, Distributions, Draws, Ranking
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
 from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, common_length
@@ -30,10 +30,11 @@ class Guess:
 
     token: int
     others: list[int]  # what was nearest to being drawn, or is likeliest besides, as far as it was asked for
-    law: Law | None = None  # that it was drawn from, if it is known here
+    distribution: Distribution | None = None  # that it was drawn from, if it is known here
 
 
-# The law of a draft's text, from the laws of its tokens: how probable it is that the text begins with a string.
+# The distribution of a draft's text, from the distributions of its tokens: how probable it is that the text begins with
+# a string.
 #
 # A text of at most n tokens begins with x if its first tokens' letters u are a proper prefix of x and the next token's
 # letters begin with the rest of x. So G(x) = Σ_u P(u) Σ_d q(d | u), over all sequences u of fewer than n tokens whose
@@ -74,7 +75,7 @@ class Equipment:
 
 
 class Proposing(Protocol):
-    """One kind of proposals."""
+    """One kind of draft tokens."""
 
     @property
     def whose(self) -> Whose:
@@ -91,15 +92,15 @@ class Proposing(Protocol):
         """Why there is no token to propose; empty if there are any."""
         ...
 
-    def laws(self, logits: Logits) -> Asking[list[Law]]:
-        """The laws that are drawn from, one of each row of logits (n, V), exactly as they travel."""
+    def distributions(self, logits: Logits) -> Asking[list[Distribution]]:
+        """The distributions that are drawn from, one of each row of logits (n, V), exactly as they travel."""
         ...
 
     def guesses(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> Asking[list[Guess]]:
-        """A draw from the law of each row of logits (n, V).
+        """A draw from the distribution of each row of logits (n, V).
 
         Args:
-            logits: what the laws are of.
+            logits: what the distributions are of.
             draws: where the draws come from.
             offsets: of each row, in letters since the start of the output.
             beside: ids besides the draw that are wanted of the first row, the best first; fewer where there are fewer.
@@ -112,7 +113,7 @@ class Proposing(Protocol):
 
 
 class OwnTokens:
-    """Proposals are tokens of the drafter's."""
+    """Draft tokens are tokens of the drafter's."""
 
     whose = Whose.DRAFTER
 
@@ -123,13 +124,13 @@ class OwnTokens:
         self._opening = opening
         self._columns = _columns(running, opening.allowed)
 
-    def laws(self, logits: Logits) -> Asking[list[Law]]:
+    def distributions(self, logits: Logits) -> Asking[list[Distribution]]:
         """As in `Proposing`."""
-        return _own_laws(logits, self._running, self._columns, self._opening, self._opening.row_width)
+        return _own_distributions(logits, self._running, self._columns, self._opening, self._opening.row_width)
 
     def guesses(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> Asking[list[Guess]]:
         """As in `Proposing`."""
-        if self._opening.row_width == 0:  # no law travels: it stays where the logits are
+        if self._opening.row_width == 0:  # no distribution travels: it stays where the logits are
             return self._ranked(logits, draws, offsets, beside)
         return self._drawn(logits, draws, offsets, beside)
 
@@ -140,9 +141,9 @@ class OwnTokens:
         return [Guess(drawn, others) for drawn, *others in map(self._ids, rows)]
 
     def _drawn(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> Asking[list[Guess]]:
-        laws = yield from self.laws(logits)
-        found = _guesses(laws, draws, offsets, beside)
-        if len(found[0].others) < beside:  # at temperature 0 a law has one id
+        distributions = yield from self.distributions(logits)
+        found = _guesses(distributions, draws, offsets, beside)
+        if len(found[0].others) < beside:  # at temperature 0 a distribution has one id
             (best,) = yield from Best(logits[:1], beside + 1, self._columns).found()
             found[0].others.extend(self._ids(best))
         return found
@@ -157,9 +158,10 @@ class OwnTokens:
 
 
 class TargetTokens:
-    """Proposals are tokens of the target's, drawn from Mᵀq′ (RDK, Algorithm 1).
+    """Draft tokens are tokens of the target's, drawn from Mᵀq′ (RDK, Algorithm 1).
 
-    q′ is the drafter's law over T∩D, with its temperature and truncations; Mᵀq′ is cut to the row's width and rounded.
+    q′ is the drafter's distribution over T∩D, with its temperature and truncations; Mᵀq′ is cut to the row's width and
+    rounded.
     """
 
     whose = Whose.TARGET
@@ -174,15 +176,15 @@ class TargetTokens:
         self._opening = opening
         self._columns = _columns(equipment.running, allowed)
 
-    def laws(self, logits: Logits) -> Asking[list[Law]]:
+    def distributions(self, logits: Logits) -> Asking[list[Distribution]]:
         """As in `Proposing`."""
-        own = yield from _own_laws(logits, self._running, self._columns, self._opening, 0)
-        return [narrowed(*self._affinity.redistribute(*law), self._opening.row_width) for law in own]
+        own = yield from _own_distributions(logits, self._running, self._columns, self._opening, 0)
+        return [narrowed(*self._affinity.redistribute(*distribution), self._opening.row_width) for distribution in own]
 
     def guesses(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> Asking[list[Guess]]:
         """As in `Proposing`."""
-        laws = yield from self.laws(logits)
-        return _guesses(laws, draws, offsets, beside)
+        distributions = yield from self.distributions(logits)
+        return _guesses(distributions, draws, offsets, beside)
 
     def append(self, context: Context, token: int) -> None:
         """As in `Proposing`."""
@@ -201,19 +203,19 @@ def _columns(running: RunningModel, allowed: Ids | None) -> Columns | None:
     return None if columns is None else Columns.of(columns, running.thread.engine.device)
 
 
-def _own_laws(
+def _own_distributions(
     logits: Logits, running: RunningModel, columns: Columns | None, opening: OpenDrafter, row_width: int
-) -> Asking[list[Law]]:
-    laws = yield from Laws(logits, opening.options, row_width, columns).found()
-    return [(running.ids(found), weights) for found, weights in laws]
+) -> Asking[list[Distribution]]:
+    distributions = yield from Distributions(logits, opening.options, row_width, columns).found()
+    return [(running.ids(found), weights) for found, weights in distributions]
 
 
-def _guesses(laws: Sequence[Law], draws: Draws, offsets: Sequence[int], beside: int) -> list[Guess]:
-    """Draws from laws that are known; only of the first more is wanted."""
+def _guesses(distributions: Sequence[Distribution], draws: Draws, offsets: Sequence[int], beside: int) -> list[Guess]:
+    """Draws from distributions that are known; only of the first more is wanted."""
     found: list[Guess] = []
-    for law, offset in zip(laws, offsets, strict=True):
-        token, *others = draws.ranked(*law, offset, 0 if found else beside)
-        found.append(Guess(token, others, law))
+    for distribution, offset in zip(distributions, offsets, strict=True):
+        token, *others = draws.ranked(*distribution, offset, 0 if found else beside)
+        found.append(Guess(token, others, distribution))
     return found
 
 
@@ -227,14 +229,14 @@ def proposing(equipment: Equipment, opening: OpenDrafter) -> Proposing:
 
 @dataclass(frozen=True, eq=False)
 class Masses:
-    """A law over next tokens, in the order of their letters."""
+    """A distribution over next tokens, in the order of their letters."""
 
     places: Ids  # shape (n,), ascending, of the ids that are possible
     weights: Probabilities  # shape (n,)
 
     @staticmethod
     def of(ids: Ids, probabilities: Probabilities, index: Index) -> "Masses":
-        """A law as it is drawn from."""
+        """A distribution as it is drawn from."""
         places = index.places[ids]
         order = np.argsort(places)
         return Masses(places[order], probabilities[order])

@@ -1,4 +1,6 @@
-"""Scores of one draft: its law is evaluated over trees of tokens, as far as strings may begin with their letters."""
+"""Scores of one draft: its distribution is evaluated over trees of tokens, as far as strings may begin with their
+letters.
+"""
 
 import asyncio
 import time
@@ -7,15 +9,15 @@ from collections.abc import Hashable, Iterator, Sequence
 from crossdraft.drafter.sampling import Equipment, Masses, Node, Proposing, Question
 from crossdraft.engine.model_thread import Answer, Job
 from crossdraft.engine.requests import Work
-from crossdraft.engine.sampler import Law
+from crossdraft.engine.sampler import Distribution
 from crossdraft.text.letters import Letters
 from crossdraft.types.rows import Probabilities
 from crossdraft.types.trees import ROOT, Path, TokenTree
 
 STEP = 128  # nodes that are taken together
 TREE = 512  # nodes of one tree: attention and the mask grow with it
-KEPT = 1 << 20  # ids of all laws that are kept for the next score: 16 MiB
-DRAWN = 1 << 12  # ids of a law that is worth keeping while it is drawn from
+KEPT = 1 << 20  # ids of all distributions that are kept for the next score: 16 MiB
+DRAWN = 1 << 12  # ids of a distribution that is worth keeping while it is drawn from
 
 
 class Scoring:
@@ -31,66 +33,72 @@ class Scoring:
         self._proposing = proposing
         self._session = session
         self._ids = ids
-        self._drawn: dict[Path, Law] = {}
-        self._laws: dict[Path, Masses] = {}
+        self._drawn: dict[Path, Distribution] = {}
+        self._distributions: dict[Path, Masses] = {}
         self._held = 0  # ids of those
         self._tree = _Growing(equipment.running.description.context - len(ids))
 
-    def drawn(self, path: Path, law: Law) -> None:
-        """The law that the draft itself used after its tokens `path`: then what it drew has a score above 0."""
-        if len(law[0]) <= DRAWN:
-            self._drawn[path] = law
+    def drawn(self, path: Path, distribution: Distribution) -> None:
+        """The distribution that the draft itself used after its tokens `path`: then what it drew has a score
+        above 0.
+        """
+        if len(distribution[0]) <= DRAWN:
+            self._drawn[path] = distribution
 
     async def probabilities(self, strings: Sequence[Letters], tokens: int) -> tuple[Probabilities, float]:
-        """Of each string that the text of the first `tokens` proposals begins with it; and the seconds in the model."""
+        """Of each string that the text of the first `tokens` draft tokens begins with it; and the seconds in the
+        model.
+        """
         question = await asyncio.to_thread(self._question, strings)
         level, seconds = [Node()], 0.0
         for left in range(tokens - 1, -1, -1):
             deeper: list[Node] = []
             for at in range(0, len(level), STEP):
                 nodes = level[at : at + STEP]
-                laws, spent = await self._evaluated([node.path for node in nodes])
+                distributions, spent = await self._evaluated([node.path for node in nodes])
                 seconds += spent
-                deeper += await asyncio.to_thread(self._added, question, nodes, laws, left == 0)
+                deeper += await asyncio.to_thread(self._added, question, nodes, distributions, left == 0)
             level = deeper
         return question.answer, seconds
 
     def _question(self, strings: Sequence[Letters]) -> Question:
         return Question(strings, self._equipment.index)  # the first one sorts the vocabulary
 
-    async def _evaluated(self, paths: Sequence[Path]) -> tuple[dict[Path, Law], float]:
-        """The laws after paths, where they are not known yet."""
-        known = {path: self._drawn[path] for path in paths if path in self._drawn and path not in self._laws}
-        missing = [path for path in paths if path not in self._laws and path not in known]
+    async def _evaluated(self, paths: Sequence[Path]) -> tuple[dict[Path, Distribution], float]:
+        """The distributions after paths, where they are not known yet."""
+        known = {path: self._drawn[path] for path in paths if path in self._drawn and path not in self._distributions}
+        missing = [path for path in paths if path not in self._distributions and path not in known]
         if not missing:
             return known, 0.0
         found, seconds = await self._equipment.running.thread.run(self._evaluate(missing))
         return known | found, seconds
 
-    def _evaluate(self, paths: Sequence[Path]) -> Job[tuple[dict[Path, Law], float]]:
+    def _evaluate(self, paths: Sequence[Path]) -> Job[tuple[dict[Path, Distribution], float]]:
         """Runs in the model thread."""
         seconds = 0.0
-        found: dict[Path, Law] = {}
+        found: dict[Path, Distribution] = {}
         for group in self._tree.groups(paths):
             ordered = sorted(group, key=self._tree.row)
             wanted = tuple(self._tree.row(path) for path in ordered)
             answer: Answer = yield Work(self._session, self._ids, self._tree.tree, wanted)
             seconds += answer.seconds
             began = time.perf_counter()
-            laws = yield from self._proposing.laws(answer.logits)
-            found.update(zip(ordered, laws, strict=True))
+            distributions = yield from self._proposing.distributions(answer.logits)
+            found.update(zip(ordered, distributions, strict=True))
             seconds += time.perf_counter() - began
         return found, seconds
 
-    def _added(self, question: Question, nodes: Sequence[Node], laws: dict[Path, Law], last: bool) -> list[Node]:
+    def _added(
+        self, question: Question, nodes: Sequence[Node], distributions: dict[Path, Distribution], last: bool
+    ) -> list[Node]:
         deeper: list[Node] = []
         for node in nodes:
-            masses = self._laws.get(node.path)
+            masses = self._distributions.get(node.path)
             if masses is None:
-                masses = Masses.of(*laws[node.path], self._equipment.index)
+                masses = Masses.of(*distributions[node.path], self._equipment.index)
                 if self._held + len(masses.places) <= KEPT:
                     self._held += len(masses.places)
-                    self._laws[node.path] = masses
+                    self._distributions[node.path] = masses
             deeper += question.add(node, masses, last)
         return deeper
 

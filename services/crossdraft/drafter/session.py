@@ -1,4 +1,4 @@
-"""A drafter session: a text that is rewound, and proposals that go on with it, streamed while they are made."""
+"""A drafter session: a text that is rewound, and draft tokens that go on with it, streamed while they are made."""
 
 import asyncio
 from collections import deque
@@ -52,7 +52,7 @@ class DrafterSession:
         self._latest: tuple[Epoch, Drafting, Scoring] | None = None
 
     def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
-        """Proposals that go on with the text as it is said to be, and scores of them.
+        """Draft tokens that go on with the text as it is said to be, and scores of them.
 
         Raises:
             ProtocolBroken: an epoch is over or has not begun, the output has fewer letters than it is to be rewound to,
@@ -72,7 +72,7 @@ class DrafterSession:
     async def draft(self, epoch: Epoch, send: Send) -> None:
         """As in `conversation.Drafter`.
 
-        An end of sequence is a proposal like any other: whether drafting goes on must not depend on what was drawn.
+        An end of sequence is a draft token like any other: whether drafting goes on must not depend on what was drawn.
         """
         await self._thread.run(self._job(epoch, send))
 
@@ -150,7 +150,7 @@ class Drafter(Protocol):
         ...
 
     async def draft(self, epoch: Epoch, send: Send) -> None:
-        """Sends proposals until no more are wanted; called again when more are.
+        """Sends draft tokens until no more are wanted; called again when more are.
 
         Cancelled when a newer epoch begins, perhaps before it has done anything; that one may be drafted at once: what
         is under way ends before the text is touched for it.
@@ -251,7 +251,7 @@ class Conversation:
             if not epoch.over:  # a loop that has ended takes no more calls
                 loop.call_soon_threadsafe(replies.put_nowait, reply)
 
-        # What was asked for while the last proposals were made is still wanted.
+        # What was asked for while the last draft tokens were made is still wanted.
         while epoch.wanted:
             await self._drafter.draft(epoch, send)
 

@@ -1,4 +1,4 @@
-"""From laws to rows: what travels of a law, and what a drafter draws from."""
+"""From distributions to rows: what travels of a distribution, and what a drafter draws from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,8 @@ class Columns:
 
 @torch.inference_mode()
 def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> list[Row]:
-    """Laws (n, V) as rows: the `head` most probable ids and those listed (none, or one array a row), the rest as tail.
+    """Distributions (n, V) as rows: the `head` most probable ids and those listed (none, or one array a row), the rest
+    as tail.
 
     An id of probability zero is left out unless it is listed; a row that lists all others is whole. So is one where
     each of the others is zero as a float32, as rows travel: a tail would promise ids that never arrive.
@@ -65,10 +66,11 @@ def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> lis
 
 
 @torch.inference_mode()
-def drafting_laws(
+def drafting_distributions(
     logits: Tensor, options: SamplingOptions, row_width: int, allowed: Columns | None = None
 ) -> list[tuple[Ids, Probabilities]]:
-    """The laws that a drafter draws from, one of each row of logits: ids and probabilities, the largest first if cut.
+    """The distributions that a drafter draws from, one of each row of logits: ids and probabilities, the largest first
+    if cut.
 
     Mask, temperature, truncation, rounding, in this order; what is returned is what must be drawn from. Where rows
     travel the probabilities are multiples of 2^-24 that add up to exactly one: float32 holds them without loss, so
@@ -105,7 +107,7 @@ def columns_of(logits: Tensor, allowed: Columns | None) -> Tensor:
 
 
 def narrowed(ids: Ids, probabilities: Probabilities, row_width: int) -> tuple[Ids, Probabilities]:
-    """A law over any ids cut and rounded as `drafting_laws` does it.
+    """A distribution over any ids cut and rounded as `drafting_distributions` does it.
 
     Args:
         ids: shape (n,), distinct.
@@ -162,10 +164,10 @@ def _on_grid(weights: Probabilities) -> Probabilities:
     return gridded
 
 
-# From logits to laws: order and meaning are those of transformers.
+# From logits to distributions: order and meaning are those of transformers.
 #
-# Bias, repetition penalty, presence penalty (as vLLM has it), temperature, top_k, top_p, min_p, in float64. A row's law
-# is the same bit by bit whatever rows are beside it.
+# Bias, repetition penalty, presence penalty (as vLLM has it), temperature, top_k, top_p, min_p, in float64. A row's
+# distribution is the same bit by bit whatever rows are beside it.
 
 Logits = Tensor  # floating (n, V), for packages that must not import torch
 NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
@@ -182,14 +184,14 @@ class History:
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """Nodes of a tree with what their laws are made of."""
+    """Nodes of a tree with what their distributions are made of."""
 
     logits: Tensor  # floating (n, V), as the model gives them
     options: SamplingOptions
     history: History | None = None  # may be left out where there are no penalties
 
 
-def law(logits: Tensor, options: SamplingOptions, history: History | None = None) -> Tensor:
+def distribution(logits: Tensor, options: SamplingOptions, history: History | None = None) -> Tensor:
     """The distribution that a token is drawn from, for each row.
 
     Args:
@@ -203,18 +205,20 @@ def law(logits: Tensor, options: SamplingOptions, history: History | None = None
     Raises:
         ValueError: a biased id is outside the vocabulary, or a penalty lacks its history.
     """
-    return laws([Nodes(logits, options, history)])
+    return distributions([Nodes(logits, options, history)])
 
 
 @torch.inference_mode()
-def laws(parts: Sequence[Nodes]) -> Tensor:
-    """As `law`, for nodes of several trees that have the same options."""
+def distributions(parts: Sequence[Nodes]) -> Tensor:
+    """As `distribution`, for nodes of several trees that have the same options."""
     return tempered(scores(parts), parts[0].options)
 
 
 @torch.inference_mode()
 def scores(parts: Sequence[Nodes]) -> Tensor:
-    """Logits with biases and penalties, which nodes of several trees have alike: floating (n, V). Raises as `law`."""
+    """Logits with biases and penalties, which nodes of several trees have alike: floating (n, V). Raises as
+    `distribution`.
+    """
     options = parts[0].options
     if options.repetition_penalty == 1 and options.presence_penalty == 0:
         return _biased(joined([part.logits for part in parts]), options)
@@ -223,7 +227,7 @@ def scores(parts: Sequence[Nodes]) -> Tensor:
 
 @torch.inference_mode()
 def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
-    """Laws without penalties and biases, of floating scores (n, V)."""
+    """Distributions without penalties and biases, of floating scores (n, V)."""
     if options.temperature == 0:
         best = scores.argmax(-1, keepdim=True)
         return torch.zeros_like(scores, dtype=torch.float64).scatter_(-1, best, 1.0)

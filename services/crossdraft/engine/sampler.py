@@ -15,9 +15,9 @@ from crossdraft.engine.row_builder import (
     Columns,
     Nodes,
     columns_of,
-    drafting_laws,
+    distributions,
+    drafting_distributions,
     joined,
-    laws,
     scores,
     tempered,
     to_rows,
@@ -30,7 +30,9 @@ Chance = float | tuple[NoiseKey, int]  # uniform in [0, 1); or what clocks are k
 
 
 class Draws(Protocol):
-    """Where a session's draws come from, as far as their laws are here: few ids each. Others are `Ranking`s."""
+    """Where a session's draws come from, as far as their distributions are here: few ids each. Others are
+    `Ranking`s.
+    """
 
     def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
         """One of `ids` (n,) with its probability (n,); `offset` counts letters since the start of the output."""
@@ -41,7 +43,7 @@ class Draws(Protocol):
         ...
 
     def chance(self, offset: int) -> Chance:
-        """What decides a draw from a whole law."""
+        """What decides a draw from a whole distribution."""
         ...
 
 
@@ -120,25 +122,28 @@ class Clocks:
         hashes = noise.hashes if kept is None else noise.hashes[kept]
         self._hashes = torch.from_numpy(hashes).to(device)
 
-    def arrivals(self, laws: Tensor, moments: Sequence[tuple[NoiseKey, int]], columns: Tensor | None = None) -> Tensor:
+    def arrivals(
+        self, distributions: Tensor, moments: Sequence[tuple[NoiseKey, int]], columns: Tensor | None = None
+    ) -> Tensor:
         """When each id arrives in the race that draws; the first is drawn. Impossible ones never arrive.
 
         Args:
-            laws: float64 (n, m).
+            distributions: float64 (n, m).
             moments: of each row, its key and its offset in letters since the start of the output.
-            columns: int64 (m,), those of the logits that laws are of; None: all, or the first m.
+            columns: int64 (m,), those of the logits that distributions are of; None: all, or the first m.
 
         Returns:
             float64 (n, m).
         """
-        hashes = self._hashes[: laws.shape[-1]] if columns is None else self._hashes[columns]
+        hashes = self._hashes[: distributions.shape[-1]] if columns is None else self._hashes[columns]
         states = [moment(key, offset) for key, offset in moments]
         words = sent(torch.tensor(states, dtype=torch.int64).view(-1, 2), hashes.device)
         uniform = uniform_words(hashes, words[:, :1], words[:, 1:]).double().add_(0.5).mul_(2.0**-53)
-        return uniform.log_().neg_().div_(laws).masked_fill_(laws == 0, torch.inf)
+        return uniform.log_().neg_().div_(distributions).masked_fill_(distributions == 0, torch.inf)
 
 
-# What jobs want to know of logits that they hold: laws, draws, rows. What several want alike is found together.
+# What jobs want to know of logits that they hold: distributions, draws, rows. What several want alike is found
+# together.
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -251,7 +256,9 @@ class Sampling(Reading[tuple[Sample, ...]]):
 
     @torch.inference_mode()
     def together(self, readings: "Sequence[Sampling]") -> list[tuple[Sample, ...]]:
-        """As in `Reading`; a law without any probability (logits that are no numbers) is what has no answer."""
+        """As in `Reading`; a distribution without any probability (logits that are no numbers) is what has no
+        answer.
+        """
         drawn, shares = self._drawn(readings)
         told = joined([reading.nodes.logits for reading in readings]).float().log_softmax(-1)
         likely = told.topk(min(self.likely, told.shape[-1]))
@@ -266,9 +273,9 @@ class Sampling(Reading[tuple[Sample, ...]]):
             best = found.max(-1, keepdim=True)
             return best.indices, torch.ones_like(best.values)
         moments = [(reading.key, offset) for reading in readings for offset in reading.offsets]
-        law = tempered(found, options)
-        drawn = self.clocks.arrivals(law, moments).argmin(-1, keepdim=True)
-        return drawn, law.gather(-1, drawn)
+        distribution = tempered(found, options)
+        drawn = self.clocks.arrivals(distribution, moments).argmin(-1, keepdim=True)
+        return drawn, distribution.gather(-1, drawn)
 
 
 def _samples(found: list[list[float]]) -> Iterator[Sample]:
@@ -302,13 +309,14 @@ class Rows(Reading[tuple[Row, ...]]):
     def together(self, readings: "Sequence[Rows]") -> list[tuple[Row, ...]]:
         """As in `Reading`."""
         listed = [ids for reading in readings for ids in reading.listed or [NO_IDS] * len(reading.nodes.logits)]
-        rows = to_rows(laws([reading.nodes for reading in readings]), self.head, listed)
+        rows = to_rows(distributions([reading.nodes for reading in readings]), self.head, listed)
         return split(rows, [len(reading.nodes.logits) for reading in readings])
 
 
-# What a drafter wants of the logits it holds: laws that are drawn from elsewhere, or draws from whole laws.
+# What a drafter wants of the logits it holds: distributions that are drawn from elsewhere, or draws from whole
+# distributions.
 
-Law = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
+Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,8 +330,8 @@ class _OfLogits(Reading[R]):
 
 
 @dataclass(frozen=True, eq=False)
-class Laws(_OfLogits[tuple[Law, ...]]):
-    """The law of each row, as in `drafting_laws`, whose arguments these are."""
+class Distributions(_OfLogits[tuple[Distribution, ...]]):
+    """The distribution of each row, as in `drafting_distributions`, whose arguments these are."""
 
     options: SamplingOptions
     row_width: int
@@ -334,10 +342,12 @@ class Laws(_OfLogits[tuple[Law, ...]]):
         """As in `Reading`."""
         return self.options, self.row_width, self.allowed
 
-    def together(self, readings: "Sequence[Laws]") -> list[tuple[Law, ...]]:
+    def together(self, readings: "Sequence[Distributions]") -> list[tuple[Distribution, ...]]:
         """As in `Reading`."""
         logits = [reading.logits for reading in readings]
-        return split(drafting_laws(joined(logits), self.options, self.row_width, self.allowed), list(map(len, logits)))
+        return split(
+            drafting_distributions(joined(logits), self.options, self.row_width, self.allowed), list(map(len, logits))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -363,7 +373,7 @@ class Best(_OfLogits[tuple[list[int], ...]]):
 
 @dataclass(frozen=True, eq=False)
 class Ranking(_OfLogits[tuple[list[int], ...]]):
-    """The draw of each row from its whole law; in the first row also what was nearest to being drawn instead.
+    """The draw of each row from its whole distribution; in the first row also what was nearest to being drawn instead.
 
     Only columns leave the device, all at once.
     """
@@ -381,7 +391,9 @@ class Ranking(_OfLogits[tuple[list[int], ...]]):
 
     @torch.inference_mode()
     def together(self, readings: "Sequence[Ranking]") -> list[tuple[list[int], ...]]:
-        """As in `Reading`; a law without any probability (logits that are no numbers) is what has no answer."""
+        """As in `Reading`; a distribution without any probability (logits that are no numbers) is what has no
+        answer.
+        """
         sizes = [len(reading.logits) for reading in readings]
         scores = columns_of(joined([reading.logits for reading in readings]), self.allowed)
         drawn, distances, possible = self._drawn(scores, [chance for each in readings for chance in each.chances])
@@ -402,14 +414,17 @@ class Ranking(_OfLogits[tuple[list[int], ...]]):
         if self.options.temperature == 0:
             best = scores.argmax(-1)
             return best, -scores, torch.ones_like(best)
-        law = tempered(scores, self.options)
+        distribution = tempered(scores, self.options)
         moments = [chance for chance in chances if not isinstance(chance, float)]
         if moments:
-            distances = self.clocks.arrivals(law, moments, None if self.allowed is None else self.allowed.places)
+            distances = self.clocks.arrivals(
+                distribution, moments, None if self.allowed is None else self.allowed.places
+            )
             drawn = distances.argmin(-1)
         else:
-            drawn, distances = _at(law, torch.tensor(chances, dtype=law.dtype)), -law.where(law > 0, -torch.inf)
-        return drawn, distances, law.gather(-1, drawn[:, None])[:, 0] > 0
+            drawn = _at(distribution, torch.tensor(chances, dtype=distribution.dtype))
+            distances = -distribution.where(distribution > 0, -torch.inf)
+        return drawn, distances, distribution.gather(-1, drawn[:, None])[:, 0] > 0
 
     def _others(self, scores: Tensor, distances: Tensor) -> list[list[int]]:
         """The nearest of each row, and if some of them cannot be drawn, those with the best scores after them."""
@@ -419,9 +434,9 @@ class Ranking(_OfLogits[tuple[list[int], ...]]):
         return [_completed(row[:count], row[count : 2 * count], row[2 * count :]) for row in found]
 
 
-def _at(law: Tensor, chances: Tensor) -> Tensor:
+def _at(distribution: Tensor, chances: Tensor) -> Tensor:
     """Where the sums of each row (n, m) reach their part (n,) of the whole."""
-    sums, chances = law.cumsum(-1), sent(chances, law.device)
+    sums, chances = distribution.cumsum(-1), sent(chances, distribution.device)
     last = (sums < sums[:, -1:]).sum(-1)  # the last place that adds anything: not to be passed by rounding
     return torch.minimum(torch.searchsorted(sums, chances[:, None] * sums[:, -1:], right=True)[:, 0], last)
 

@@ -252,8 +252,8 @@ class Noisy:
 
     The noise is a function of how many tokens come before and of the latest of them: the same node has the same
     logits whenever it is evaluated, in whatever session or tree, so this is a model like any other, and rows state its
-    laws truthfully. Each node takes its own window of one long vector that was drawn beforehand, a copy in place of V
-    draws.
+    distributions truthfully. Each node takes its own window of one long vector that was drawn beforehand, a copy in
+    place of V draws.
 
     The bundled target as its own drafter accepts, by `standard` at temperature 1 with rows of 64 ids (of all ids), 0.91
     (1.00) at sigma 0, 0.82 (0.86) at 0.5, 0.70 (0.73) at 1, 0.59 (0.61) at 1.5, 0.49 (0.51) at 2, 0.32 (0.33) at 3.

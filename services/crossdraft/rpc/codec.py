@@ -174,7 +174,7 @@ def _decode_template(message: pb.ChatTemplate) -> ChatTemplate:
 #
 # Rows travel as multiples of 2^-24, several in one message as columns. Those of a drafter are on this grid already,
 # since it draws from what it sends; those of a target are rounded here, before anything is decided by them, which
-# moves the law by at most 3e-8 an id.
+# moves the distribution by at most 3e-8 an id.
 
 GRID = 1 << 24  # steps that a probability of one has
 LEADING = 8  # ids of each row that may be much more probable than the others

@@ -7,8 +7,8 @@ from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.rpc.transport import LONGEST_STRING, MOST_BRANCHES, MOST_STRINGS, WIDEST_ROW, check_most
 from crossdraft.text.letters import NOTHING
-from crossdraft.types.messages import MOST_PROPOSALS, Advance, Branch, Draft, Drafted, OpenDrafter, Score, Scored
-from crossdraft.types.rows import Proposal, Whose
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Branch, Draft, Drafted, OpenDrafter, Score, Scored
+from crossdraft.types.rows import DraftToken, Whose
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import drafter_pb2 as pb
 
@@ -118,14 +118,14 @@ def _encode_draft(request: Draft) -> pb.Draft:
 
 
 def _decode_draft(message: pb.Draft) -> Draft:
-    _check_proposals(message.count, "count", "how many proposals are wanted")
-    chunk = message.chunk if message.HasField("chunk") else MOST_PROPOSALS
-    _check_proposals(chunk, "chunk", "how many proposals one reply has")
+    _check_draft_tokens(message.count, "count", "how many draft tokens are wanted")
+    chunk = message.chunk if message.HasField("chunk") else MOST_DRAFT_TOKENS
+    _check_draft_tokens(chunk, "chunk", "how many draft tokens one reply has")
     width = message.branch_width if message.HasField("branch_width") else 1
-    _check_proposals(width, "branch_width", "how many branches each proposal has; for none, branch_depth is 0")
+    _check_draft_tokens(width, "branch_width", "how many branches each draft token has; for none, branch_depth is 0")
     for name, value in (("branch_depth", message.branch_depth), ("first", message.first)):
-        if value > MOST_PROPOSALS:
-            raise BadMessage(f"{name} must be at most {MOST_PROPOSALS}, got {value}")
+        if value > MOST_DRAFT_TOKENS:
+            raise BadMessage(f"{name} must be at most {MOST_DRAFT_TOKENS}, got {value}")
     offset, letters, depth = message.offset, codec.decode_letters(message.letters, "letters"), message.branch_depth
     return Draft(
         message.epoch, offset, letters, message.count, chunk, depth, width, adopt=message.adopt, first=message.first
@@ -135,7 +135,7 @@ def _decode_draft(message: pb.Draft) -> Draft:
 def _decode_advance(message: pb.Advance) -> Advance:
     # No upper limit: an epoch in which everything holds may be long. It is the window that is short.
     if not message.count:
-        raise BadMessage("count must be at least 1: how many proposals of the epoch are wanted")
+        raise BadMessage("count must be at least 1: how many draft tokens of the epoch are wanted")
     return Advance(message.epoch, message.count)
 
 
@@ -149,7 +149,7 @@ def _encode_score(request: Score) -> pb.Score:
 
 
 def _decode_score(message: pb.Score) -> Score:
-    _check_proposals(message.tokens, "tokens", "how many proposals' text counts")
+    _check_draft_tokens(message.tokens, "tokens", "how many draft tokens' text counts")
     check_most(len(message.strings), MOST_STRINGS, "strings")
     strings = tuple(codec.decode_letters(raw, f"strings[{place}]") for place, raw in enumerate(message.strings))
     check_most(max(map(len, strings), default=0), LONGEST_STRING, "the longest of strings")
@@ -158,10 +158,10 @@ def _decode_score(message: pb.Score) -> Score:
     return Score(message.epoch, message.offset, strings, message.tokens)
 
 
-def _check_proposals(count: int, name: str, meaning: str) -> None:
+def _check_draft_tokens(count: int, name: str, meaning: str) -> None:
     """Raises BadMessage unless a draft may have so many: its time and its answer grow with them."""
-    if not 1 <= count <= MOST_PROPOSALS:
-        raise BadMessage(f"{name} must be between 1 and {MOST_PROPOSALS}, got {count}: {meaning}")
+    if not 1 <= count <= MOST_DRAFT_TOKENS:
+        raise BadMessage(f"{name} must be between 1 and {MOST_DRAFT_TOKENS}, got {count}: {meaning}")
 
 
 def _decode_scored(message: pb.Scored) -> Scored:
@@ -172,14 +172,14 @@ def _decode_scored(message: pb.Scored) -> Scored:
 
 
 def _encode_drafted(reply: Drafted) -> pb.Drafted:
-    """The proposals of a reply use the same ids, and all have rows or none has; raises ValueError if not."""
-    rows = [proposal.row for proposal in reply.proposals if proposal.row is not None]
-    kinds = {proposal.whose for proposal in reply.proposals}
-    if len(rows) not in (0, len(reply.proposals)) or len(kinds) > 1:
-        raise ValueError("the proposals of a reply must all have rows or none, and use the same ids")
+    """The draft tokens of a reply use the same ids, and all have rows or none has; raises ValueError if not."""
+    rows = [draft_token.row for draft_token in reply.draft_tokens if draft_token.row is not None]
+    kinds = {draft_token.whose for draft_token in reply.draft_tokens}
+    if len(rows) not in (0, len(reply.draft_tokens)) or len(kinds) > 1:
+        raise ValueError("the draft tokens of a reply must all have rows or none, and use the same ids")
     return pb.Drafted(
         epoch=reply.epoch,
-        tokens=[proposal.token for proposal in reply.proposals],
+        tokens=[draft_token.token for draft_token in reply.draft_tokens],
         target_ids=Whose.TARGET in kinds,
         rows=codec.encode_rows(rows) if rows else None,
         microseconds=codec.encode_seconds(reply.seconds),
@@ -196,7 +196,7 @@ def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted
     check_most(len(message.branches), MOST_BRANCHES, "branches")
     return Drafted(
         epoch=message.epoch,
-        proposals=_decode_proposals(message, size),
+        draft_tokens=_decode_draft_tokens(message, size),
         seconds=codec.decode_seconds(message.microseconds),
         reason=message.reason,
         first=message.first,
@@ -205,20 +205,20 @@ def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted
     )
 
 
-def _decode_proposals(message: pb.Drafted, size: int | None) -> tuple[Proposal, ...]:
+def _decode_draft_tokens(message: pb.Drafted, size: int | None) -> tuple[DraftToken, ...]:
     tokens = codec.decode_id_tuple(message.tokens, "tokens", size)
-    if len(tokens) > MOST_PROPOSALS:
-        raise BadMessage(f"tokens has {len(tokens)}; one reply has at most {MOST_PROPOSALS}")
+    if len(tokens) > MOST_DRAFT_TOKENS:
+        raise BadMessage(f"tokens has {len(tokens)}; one reply has at most {MOST_DRAFT_TOKENS}")
     whose = Whose.TARGET if message.target_ids else Whose.DRAFTER
     if not message.HasField("rows"):
-        return tuple(Proposal(token, None, whose) for token in tokens)
+        return tuple(DraftToken(token, None, whose) for token in tokens)
     rows = codec.decode_rows(message.rows, "rows", size)
     if len(rows) != len(tokens):
         raise BadMessage(f"rows has {len(rows)} for {len(tokens)} tokens")
     for token, row in zip(tokens, rows, strict=True):
         if (row.whole and not row.probability(token)) or not row.lists((token,)):
             raise BadMessage(f"tokens has {token}, which its own row cannot give")
-    return tuple(Proposal(token, row, whose) for token, row in zip(tokens, rows, strict=True))
+    return tuple(DraftToken(token, row, whose) for token, row in zip(tokens, rows, strict=True))
 
 
 def _encode_branch(branch: Branch) -> pb.Branch:
@@ -236,6 +236,6 @@ def _decode_branch(message: pb.Branch, name: str, vocabulary_size: int | None) -
     letters = codec.decode_letters(message.letters, f"{name}.letters")
     if not letters:
         raise BadMessage(f"{name}.letters is empty; something must replace what is refused")
-    _check_proposals(len(message.tokens), f"{name}.tokens", "how many tokens it has")
+    _check_draft_tokens(len(message.tokens), f"{name}.tokens", "how many tokens it has")
     tokens = codec.decode_id_tuple(message.tokens, f"{name}.tokens", vocabulary_size)
     return Branch(message.number, message.offset, letters, tokens)

@@ -239,7 +239,7 @@ class Tally:
     bytes_sent: int = 0
     passes: int = 0
     nodes: int = 0  # of passes: those that were answered, roots among them
-    proposals: int = 0
+    draft_tokens: int = 0
     branches: int = 0  # prepared continuations
     scores: int = 0  # prefixes
     model_seconds: float = 0.0  # that replies say; of passes in one batch, each says all of it
@@ -259,7 +259,7 @@ class Tally:
                 self.nodes += len(reply.nodes)
                 self.model_seconds += reply.seconds
             case Drafted():
-                self.proposals += len(reply.proposals)
+                self.draft_tokens += len(reply.draft_tokens)
                 self.branches += len(reply.branches)
                 self.model_seconds += reply.seconds
             case Scored():

@@ -19,7 +19,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # bounds of the histogram, sessions
 TOTALS: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
     ("passes", "Passes that were answered.", lambda tally: tally.passes),
     ("pass_nodes", "Nodes of passes that were answered, roots among them.", lambda tally: tally.nodes),
-    ("draft_tokens", "Proposals that were sent, without those of branches.", lambda tally: tally.proposals),
+    ("draft_tokens", "Draft tokens that were sent, without those of branches.", lambda tally: tally.draft_tokens),
     ("branches", "Prepared continuations that were sent.", lambda tally: tally.branches),
     ("scores", "Prefixes whose probability was asked for.", lambda tally: tally.scores),
     ("requests", "Messages of sessions that came.", lambda tally: tally.requests),

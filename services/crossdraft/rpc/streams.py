@@ -335,8 +335,8 @@ class TargetDues:
 class DrafterDues:
     """A drafter owes the newest Draft a first reply, and each Score since then one. Older requests are owed nothing.
 
-    It owes nothing for an Advance, nor the later replies of an epoch: how long proposals are worth waiting for is for
-    the session to say.
+    It owes nothing for an Advance, nor the later replies of an epoch: how long draft tokens are worth waiting for is
+    for the session to say.
     """
 
     def __init__(self) -> None:

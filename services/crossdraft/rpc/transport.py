@@ -8,7 +8,7 @@ import grpc
 
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.rpc.security import ClientCredentials, Shown
-from crossdraft.types.messages import MOST_PROPOSALS
+from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 MIB = 1 << 20
 ChannelOptions = tuple[tuple[str, int], ...]
@@ -160,13 +160,13 @@ class ServiceChannel:
 
 MOST_IDS = 1 << 22  # of one list: no context is longer
 MOST_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
-MOST_NODES = 17 * MOST_PROPOSALS  # of a pass's tree: sixteen paths, and some
+MOST_NODES = 17 * MOST_DRAFT_TOKENS  # of a pass's tree: sixteen paths, and some
 WIDEST_HEAD = 4096  # ids of a target's row that travel unasked
 WIDEST_ROW = 1 << 16  # ids of a drafter's row
 MOST_BIASES = 1 << 16  # of a request's logit_bias
 MOST_STRINGS = 4096  # of one question for scores
 LONGEST_STRING = 1 << 16  # letters of each of them
-MOST_BRANCHES = MOST_PROPOSALS * MOST_PROPOSALS  # in one reply
+MOST_BRANCHES = MOST_DRAFT_TOKENS * MOST_DRAFT_TOKENS  # in one reply
 
 
 def check_most(count: int, most: int, name: str) -> None:

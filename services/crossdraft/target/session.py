@@ -8,7 +8,7 @@ from typing import Any
 
 from crossdraft.engine.model_thread import Answer, Job, ModelThreadClosedError
 from crossdraft.engine.requests import Work
-from crossdraft.engine.row_builder import History, Nodes, law, to_rows
+from crossdraft.engine.row_builder import History, Nodes, distribution, to_rows
 from crossdraft.engine.sampler import Rows, Sampling
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
@@ -254,7 +254,7 @@ def _rows(nodes: Nodes, place: int, head: int, listed: Sequence[Ids]) -> list[Ro
     """The row of one of them."""
     assert nodes.history is not None
     history = replace(nodes.history, paths=nodes.history.paths[place : place + 1])
-    return to_rows(law(nodes.logits[place : place + 1], nodes.options, history), head, listed)
+    return to_rows(distribution(nodes.logits[place : place + 1], nodes.options, history), head, listed)
 
 
 TOGETHER = 0.008  # seconds after a reply within which tokens wait for each other: a message costs more than a token

@@ -136,7 +136,7 @@ async def test_greedy_outputs_need_no_seed_and_go_on() -> None:
     assert (one.orders[0].request.method, one.orders[0].request.seed) == ("tli", None)
 
 
-async def test_what_would_lose_the_law_by_going_on_ends() -> None:
+async def test_what_would_lose_the_distribution_by_going_on_ends() -> None:
     one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
     with pytest.raises(Unreachable, match="method 'coupled' cannot go on elsewhere"):
         await taken(one, Order("one", "small", GenerationRequest("go", method="coupled")))

@@ -34,8 +34,8 @@ def spans_before(place: int) -> tuple[Span, ...]:
     """A round of the pipeline for each token."""
     begin = place / 100
     return (
-        Span("drafter", begin, begin + 0.002, What.DRAFT, "draft, 3 proposals", place, 3),
-        Span("drafter", begin + 0.002, begin + 0.003, What.RECEIVED, f"3 proposals of epoch {place}", place),
+        Span("drafter", begin, begin + 0.002, What.DRAFT, "draft, 3 draft tokens", place, 3),
+        Span("drafter", begin + 0.002, begin + 0.003, What.RECEIVED, f"3 draft tokens of epoch {place}", place),
         Span("target", begin + 0.004, begin + 0.008, What.PASS, "pass, 3 nodes", place, 3),
         Span("verification", begin + 0.009, begin + 0.009, What.REFUSED, "refused", place),
         Span("output", begin + 0.009, begin + 0.009, What.ACCEPTED, "x", place),

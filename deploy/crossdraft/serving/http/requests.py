@@ -19,7 +19,7 @@ from pydantic import (
 from crossdraft.client import GenerationRequest, Overlap, RequestError, SamplingOptions
 from crossdraft.serving.http.errors import INVALID, RefusedError
 from crossdraft.serving.outputs import Order
-from crossdraft.types.messages import MOST_LIKELY, MOST_PROPOSALS
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY
 from crossdraft.types.request import Chat, Message
 
 MOST_TOKENS = 2**20  # of an output; its target's context ends it before
@@ -52,8 +52,8 @@ Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False), NO_BOOLEAN]
 Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), NO_BOOLEAN]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), NO_BOOLEAN]
 Likely = Annotated[int, Field(ge=0, le=MOST_LIKELY), NO_BOOLEAN]
-Proposals = Annotated[StrictInt, Field(ge=1, le=MOST_PROPOSALS)]
-MaybeProposals = Annotated[StrictInt, Field(ge=0, le=MOST_PROPOSALS)]
+DraftTokens = Annotated[StrictInt, Field(ge=1, le=MOST_DRAFT_TOKENS)]
+MaybeDraftTokens = Annotated[StrictInt, Field(ge=0, le=MOST_DRAFT_TOKENS)]
 Ids = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 Some = Annotated[str, Field(min_length=1), AfterValidator(_unicode)]  # in this order a short one is called a string
 
@@ -73,14 +73,14 @@ class Speculative(Body):
     """How an output is made; whatever it says, exact methods have the model's distribution."""
 
     method: str | None = Field(None, max_length=40, description="By default the best for the request.")
-    k: Proposals = Field(5, description="Proposals in a lock-step round.")
+    k: DraftTokens = Field(5, description="Draft tokens in a lock-step round.")
     drafter: str | None = Field(None, max_length=200, description='One of the model\'s drafters, or "none".')
     drafter_temperature: Temperature | None = Field(None, description="By default the target's.")
     overlap: Overlap = Field(Overlap.AUTO, description="Whether the drafter drafts on while the target verifies.")
-    window: Proposals | None = Field(None, description="Most proposals ahead of what is verified.")
-    wait: MaybeProposals | None = Field(None, description="Proposals that a pass waits for.")
-    branches: MaybeProposals | None = Field(None, description="Proposals of each prepared continuation.")
-    branch_width: Proposals | None = Field(None, description="Prepared continuations for each proposal.")
+    window: DraftTokens | None = Field(None, description="Most draft tokens ahead of what is verified.")
+    wait: MaybeDraftTokens | None = Field(None, description="Draft tokens that a pass waits for.")
+    branches: MaybeDraftTokens | None = Field(None, description="Draft tokens of each prepared continuation.")
+    branch_width: DraftTokens | None = Field(None, description="Prepared continuations for each draft token.")
     paths: Whole = Field(2, ge=1, le=16, description="Most guessed paths in a pass.")
     allow_inexact: StrictBool = Field(False, description="Let a method change the distribution.")
     trace: StrictBool = Field(False, description="Say of every token how it was made, and what the output cost.")

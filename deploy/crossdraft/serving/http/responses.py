@@ -64,7 +64,7 @@ class Figures(BaseModel):
     tokens: int
     passes: int
     epochs: int
-    proposals: int
+    draft_tokens: int
     accepted: int
     corrected: int
     bonus: int
@@ -80,7 +80,7 @@ class Figures(BaseModel):
     verification_seconds: float
     idle_share: float  # of the target's time
     wire_bytes: int
-    proposed_at: list[int]  # by place in a round, from the first on: rounds with a proposal there
+    proposed_at: list[int]  # by place in a round, from the first on: rounds with a draft token there
     judged_at: list[int]  # ... in which it was accepted or refused
     accepted_at: list[int]  # ... in which it was accepted
     lanes: list[Lane]  # sessions with services, in the order of their opening

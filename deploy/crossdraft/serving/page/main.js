@@ -109,7 +109,7 @@ async function compare() {
   if (!plain) return;
   const times = tally.tokensPerSecond / plain.tokensPerSecond;
   const same = output.generated === plainOutput.generated;
-  const texts = same ? "The texts are the same." : repeatable ? "The texts differ." : "Both are draws of the same law.";
+  const texts = same ? "The texts are the same." : repeatable ? "The texts differ." : "Both are draws of the same distribution.";
   figures.compared(times);
   byId("verdict").textContent =
     `${tally.tokensPerSecond.toFixed(0)} tokens a second with a drafter, ` +

@@ -149,7 +149,7 @@ class _Stage:
         lane = self._of_row.get(Row(Role.TARGET))
         for wait in self._timeline.waits if lane else ():
             assert lane is not None
-            title = f"the target waits for proposals: {_ms(wait.end - wait.begin)}"
+            title = f"the target waits for draft tokens: {_ms(wait.end - wait.begin)}"
             yield Box(wait.begin, wait.end, lane.top, lane.height, "wait", title, "waits")
 
     def _work(self, work: Work) -> Shape:
@@ -190,7 +190,9 @@ def epoch_style(epoch: int) -> str:
 
 
 def _title(work: Work, lane: str) -> str:
-    counted = "nodes" if work.task in (Task.PASS, Task.MISS) else "strings" if work.task is Task.SCORE else "proposals"
+    counted = (
+        "nodes" if work.task in (Task.PASS, Task.MISS) else "strings" if work.task is Task.SCORE else "draft_tokens"
+    )
     parts = [f"{lane}: {work.task.value}, epoch {work.epoch}", f"{work.size} {counted}"]
     if work.branches:
         parts.append(f"{work.branches} prepared continuations")
@@ -211,17 +213,17 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if abs(seconds) < 1 else f"{seconds * 1000:,.0f} ms"
 
 
-NUMBERS = ("n: proposals in a draft", "+n: tokens that came of a pass")  # on boxes
+NUMBERS = ("n: draft tokens in a draft", "+n: tokens that came of a pass")  # on boxes
 LEGEND = (
     ("epoch0", "work for an epoch (colours in turn)"),
     ("late", "drafted for an epoch that was over: dropped"),
     ("epoch1 miss", "pass for a row miss"),
-    ("wait", "the target waits for proposals"),
+    ("wait", "the target waits for draft tokens"),
     ("session", "the session at work"),
     (Kind.ACCEPTED.value, "token accepted: agrees with the draft"),
-    (Kind.CORRECTED.value, "token corrected: replaces a refused proposal"),
-    (Kind.BONUS.value, "token of the target's own, no proposal left"),
-    ("refused", "✕ a proposal was refused"),
+    (Kind.CORRECTED.value, "token corrected: replaces a refused draft token"),
+    (Kind.BONUS.value, "token of the target's own, no draft token left"),
+    ("refused", "✕ a draft token was refused"),
     ("hit", "◆ a prepared continuation was adopted"),
     ("stalled", "■ patience with the drafter ended"),
     ("lost", "! a service was lost"),

@@ -1,17 +1,20 @@
-"""Sampled output through gRPC has the target's own law, whatever drafts."""
+"""Sampled output through gRPC has the target's own distribution, whatever drafts."""
 
 import os
 from typing import Any
 
 import pytest
 
-from crossdraft.bench.law import LEAST_P, TOKENS, Drawn, Trial
+from crossdraft.bench.exactness import LEAST_P, TOKENS, Drawn, Trial
 from crossdraft.client import GenerationRequest
 from tests.endtoend.stack import TARGET, Stack, statistics
 
 PROMPT = "for i in range("
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
-PAIRS = [("coupled", "drafter-b"), *([("slrs", "drafter-c")] if FULL else [])]  # `crossdraft bench law` has all
+PAIRS = [
+    ("coupled", "drafter-b"),
+    *([("slrs", "drafter-c")] if FULL else []),
+]  # `crossdraft.bench.exactness` has all
 ROUNDS = {"overlap": "off"}
 AHEAD = {"overlap": "on", "window": 4, "wait": 1, "branches": 2, "branch_width": 2, "paths": 4}
 CASES = [(*pair, ROUNDS) for pair in PAIRS] + [("coupled", "drafter-b", AHEAD)]

@@ -1,4 +1,4 @@
-"""The governor by simulation: never slower than plain decoding, near the best fixed way, and quick to learn."""
+"""The controller by simulation: never slower than plain decoding, near the best fixed way, and quick to learn."""
 
 from dataclasses import asdict, replace
 from itertools import product
@@ -48,9 +48,9 @@ def test_a_drafter_that_is_no_good_any_more_costs_little(later: Workload) -> Non
 
 @pytest.mark.parametrize("first", [DEAD, SLOW, USELESS], ids=["dead", "slow", "useless"])
 def test_a_drafter_that_recovers_is_used_again(first: Workload) -> None:
-    governor = Adaptive()
-    governed = run(first, governor, 1500, changes=[(3.0, GOOD)])
-    assert governor.choose(governed.seconds).drafts
+    controller = Adaptive()
+    governed = run(first, controller, 1500, changes=[(3.0, GOOD)])
+    assert controller.choose(governed.seconds).drafts
     assert governed.speed * PASS > 1.6
 
 
@@ -65,8 +65,8 @@ def test_a_drafter_put_aside_is_tried_later_and_later() -> None:
 
 
 def test_it_never_waits_before_the_drafter_has_shown_that_it_answers() -> None:
-    governor = Adaptive()
-    choice = governor.choose(0.0)
+    controller = Adaptive()
+    choice = controller.choose(0.0)
     assert choice.drafts
     assert choice.overlap
     assert choice.patience == 0
@@ -74,18 +74,18 @@ def test_it_never_waits_before_the_drafter_has_shown_that_it_answers() -> None:
 
 
 def test_without_a_drafter_it_decodes_plainly() -> None:
-    governor = Adaptive()
-    governor.observe(DrafterSeen(False), 0.0)
-    assert not governor.choose(0.0).drafts
-    governor.observe(DrafterSeen(True), 1.0)
-    assert governor.choose(1.0).drafts
+    controller = Adaptive()
+    controller.observe(DrafterSeen(False), 0.0)
+    assert not controller.choose(0.0).drafts
+    controller.observe(DrafterSeen(True), 1.0)
+    assert controller.choose(1.0).drafts
 
 
 def estimates(given: Workload = GOOD) -> Estimates:
     """What a generation with these services teaches."""
-    governor = Adaptive()
-    run(given, governor, 600)
-    return governor.estimates
+    controller = Adaptive()
+    run(given, controller, 600)
+    return controller.estimates
 
 
 def test_estimates_seed_the_next_generation() -> None:
@@ -112,12 +112,12 @@ def test_noise_does_not_make_it_waver() -> None:
 
 
 def test_a_stall_makes_the_target_wait_for_nothing_for_a_while() -> None:
-    governor = Adaptive(estimates(replace(GOOD, drafter_trip=0.0)), Limits(wait=2, branch_depth=0))
-    assert governor.choose(0.0).patience > 0
-    governor.observe(StallSeen(0.1), 1.0)
-    assert governor.choose(1.0).patience == 0
-    assert "too late" in governor.choose(1.0).reason
-    assert governor.choose(1.0 + 0.1 * 60).patience > 0
+    controller = Adaptive(estimates(replace(GOOD, drafter_trip=0.0)), Limits(wait=2, branch_depth=0))
+    assert controller.choose(0.0).patience > 0
+    controller.observe(StallSeen(0.1), 1.0)
+    assert controller.choose(1.0).patience == 0
+    assert "too late" in controller.choose(1.0).reason
+    assert controller.choose(1.0 + 0.1 * 60).patience > 0
 
 
 def test_limits_are_kept() -> None:
@@ -146,10 +146,10 @@ def test_a_second_target_is_used_where_it_pays() -> None:
 
 
 def test_it_explains_itself() -> None:
-    governor = Adaptive()
-    assert any("nothing decided yet" in line for line in governor.explain())
-    run(GOOD, governor, 300)
-    text = "\n".join(governor.explain())
+    controller = Adaptive()
+    assert any("nothing decided yet" in line for line in controller.explain())
+    run(GOOD, controller, 300)
+    text = "\n".join(controller.explain())
     for word in (
         "acceptance",
         "round trip",
@@ -161,7 +161,7 @@ def test_it_explains_itself() -> None:
         "decided: overlapped",
     ):
         assert word in text
-    assert asdict(governor.estimates)["judged"] > 0
+    assert asdict(controller.estimates)["judged"] > 0
 
 
 def test_nothing_is_computed_again_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,20 +172,20 @@ def test_nothing_is_computed_again_while_nothing_changes(monkeypatch: pytest.Mon
         return choose(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr("crossdraft.speculation.controller.choose", counted)
-    governor = Adaptive(estimates())
+    controller = Adaptive(estimates())
     searches.clear()
-    run(GOOD, governor, 2000)
+    run(GOOD, controller, 2000)
     assert 1 <= len(searches) < 80
     searches.clear()
     for i in range(1000):
-        governor.choose(1000.0 + i)
+        controller.choose(1000.0 + i)
     assert len(searches) <= 1
 
 
 def test_a_drafter_that_an_earlier_generation_put_aside_is_tried_when_that_one_would_have() -> None:
     earlier = Adaptive()
     run(USELESS, earlier, 300)
-    governor, due = Adaptive(earlier.estimates), earlier.estimates.trial_at
-    assert "trying" not in governor.choose(due - 0.1).reason
-    assert "trying" in governor.choose(due).reason
-    assert not governor.choose(0.02).drafts
+    controller, due = Adaptive(earlier.estimates), earlier.estimates.trial_at
+    assert "trying" not in controller.choose(due - 0.1).reason
+    assert "trying" in controller.choose(due).reason
+    assert not controller.choose(0.02).drafts

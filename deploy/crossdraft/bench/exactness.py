@@ -1,4 +1,6 @@
-"""`crossdraft bench law`: many continuations of one prompt through the services, against the target's own softmax."""
+"""`crossdraft.bench.exactness`: many continuations of one prompt through the services, against the target's own
+softmax.
+"""
 
 import asyncio
 import sys
@@ -86,7 +88,7 @@ class Drawn:
     drafter: str
     continuations: Sequence[Continuation]
     acceptance: float | None = None  # share of the judged tokens that agreed with the draft, if known
-    exact: bool = False  # whether they are promised to have the target's law
+    exact: bool = False  # whether they are promised to have the target's distribution
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def measure(workload: Workload, plan: Plan, json_path: Path | None) -> None:
 
     Raises:
         Misused: a value is out of its range, or the pair cannot do what is asked.
-        CommandFailed: a service does not start or fails, or an exact method's continuations have not the target's law.
+        CommandFailed: a service does not start or fails, or an exact method's continuations have not the target's
+            distribution.
     """
     plan.check(workload.settings)
     run_to_end(_measure(workload, plan, json_path))
@@ -155,12 +158,14 @@ def peers(workload: Workload) -> Iterable[str]:
 
 
 class Trial:
-    """Compares continuations with the target's laws after the prompt and after the most frequent first tokens."""
+    """Compares continuations with the target's distributions after the prompt and after the most frequent first
+    tokens.
+    """
 
     def __init__(self, target: str, prompt: str) -> None:
         """Loads the target once more, apart from the service; raises ModelLoadError."""
-        self._laws = NextTokenLaws(target)
-        tokenization = tokenization_of(self._laws.description, Side.TARGET)
+        self._distributions = NextTokenDistributions(target)
+        tokenization = tokenization_of(self._distributions.description, Side.TARGET)
         self._prompt = tokenization.encode_prompt(prompt)
         self._letters = tokenization.vocabulary.letters
 
@@ -171,7 +176,7 @@ class Trial:
             CommandFailed: there are too few continuations.
         """
         first = Counter(ids[0] for ids in drawn.continuations)
-        fit = fit_of(first, self._laws.after(self._prompt))
+        fit = fit_of(first, self._distributions.after(self._prompt))
         if fit is None:
             raise CommandFailed(f"{len(drawn.continuations)} continuations are too few for a test: raise --count")
         found: list[tuple[str, Fit | None]] = [("first", fit)]
@@ -179,7 +184,7 @@ class Trial:
             second = Counter(ids[1] for ids in drawn.continuations if ids[0] == token and len(ids) > 1)
             if second:
                 word = to_bytes(self._letters[token]).decode("utf-8", "replace")
-                found.append((f"after {word!r}", fit_of(second, self._laws.after((*self._prompt, token)))))
+                found.append((f"after {word!r}", fit_of(second, self._distributions.after((*self._prompt, token)))))
         return [
             Tested(drawn.method, drawn.drafter, drawn.acceptance, drawn.exact, token, fit)
             for token, fit in found
@@ -244,11 +249,11 @@ def shown(one: Tested) -> tuple[str, ...]:
     )
 
 
-# A model's own law of the next token, by a plain forward: what outputs are compared with.
+# A model's own distribution of the next token, by a plain forward: what outputs are compared with.
 
 
-class NextTokenLaws:
-    """A model without cache, engine and service: nothing of what is to be checked has a part in its laws."""
+class NextTokenDistributions:
+    """A model without cache, engine and service: nothing of what is to be checked has a part in its distributions."""
 
     def __init__(self, name: str) -> None:
         """Loads the model in float32; raises ModelLoadError."""
@@ -258,7 +263,7 @@ class NextTokenLaws:
 
     @torch.inference_mode()
     def after(self, ids: Sequence[int]) -> Probabilities:
-        """The law of the token after these, at temperature 1: float64, shape (V,)."""
+        """The distribution of the token after these, at temperature 1: float64, shape (V,)."""
         logits = self._model(torch.tensor([list(ids)], device=self._model.device)).logits[0, -1]
-        law: Probabilities = logits.double().softmax(-1).cpu().numpy().astype(np.float64)
-        return law
+        distribution: Probabilities = logits.double().softmax(-1).cpu().numpy().astype(np.float64)
+        return distribution

@@ -1,4 +1,4 @@
-"""`crossdraft bench governor` on a corner of its grid."""
+"""`crossdraft bench controller` on a corner of its grid."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""The output law of overlapped sessions, by enumeration, under schedules that delay and batch messages at will.
+"""The output distribution of overlapped sessions, by enumeration, under schedules that delay and batch messages at
+will.
 
-A schedule sees only how many steps were made, and the law is the target's own. That the comparison fails when a
-schedule peeks, or when a session is broken on purpose, is tested beside (test_peeking).
+A schedule sees only how many steps were made, and the distribution is the target's own. That the comparison fails when
+a schedule peeks, or when a session is broken on purpose, is tested beside (test_peeking).
 """
 
 import itertools
@@ -25,10 +26,10 @@ from crossdraft.verification.methods import (
     UNION,
     Method,
 )
-from tests.fakes import autoregressive_law
-from tests.verification.enumerating import EnumeratingChooser, distance, law_of, total_variation
+from tests.fakes import autoregressive_distribution
+from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
 from tests.verification.scheduling import Overlapped, Schedule
-from tests.verification.test_seeded_law import LENGTH, Runs, SeededDrafter, SeededTarget
+from tests.verification.test_seeded_distribution import LENGTH, Runs, SeededDrafter, SeededTarget
 from tests.verification.toys import TOYS, Toy
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # every pattern and more toys: many minutes
@@ -52,7 +53,7 @@ PATTERNS = tuple(map("".join, itertools.product("DTS", repeat=3))) if FULL else 
 
 
 def toys_of(method: Method, window: int) -> tuple[Toy, ...]:
-    """Two letters a side where many proposals are under way at once; else three."""
+    """Two letters a side where many draft tokens are under way at once; else three."""
     toys = (TWO,) if window > 2 else (NESTED, LETTER_BY_LETTER) if method is COUPLED else (NESTED,)
     toys = (NESTED, TWO, LETTER_BY_LETTER) if FULL and window <= 2 else toys
     return tuple(map(with_itself, toys)) if method.same_vocabulary else toys
@@ -64,15 +65,15 @@ def with_itself(toy: Toy) -> Toy:
 
 
 def error(given: Overlapped) -> float:
-    return distance(law_of(given.run), wanted(given))
+    return distance(distribution_of(given.run), wanted(given))
 
 
 def bias(given: Overlapped) -> float:
-    return total_variation(law_of(given.run), wanted(given))
+    return total_variation(distribution_of(given.run), wanted(given))
 
 
 def wanted(given: Overlapped) -> dict[tuple[int, ...], float]:
-    return autoregressive_law(given.target(None), given.toy.stops, given.length)
+    return autoregressive_distribution(given.target(None), given.toy.stops, given.length)
 
 
 def check(method: Method, choices: tuple[Choice, ...], schedule: Schedule, **changes: int) -> None:
@@ -89,7 +90,7 @@ named = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.nam
 
 @named
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_proposals_that_come_when_they_like(method: Method, pattern: str) -> None:
+def test_draft_tokens_that_come_when_they_like(method: Method, pattern: str) -> None:
     for choice in OVERLAPPED if pattern != "DDT" else OVERLAPPED[:3]:
         check(method, (choice,), Schedule(pattern))
 
@@ -160,7 +161,7 @@ def test_prepared_continuations_are_adopted(method: Method) -> None:
         given.schedule.play(stage)
         return stage.session.counts.branches_hit
 
-    assert sum(chance for adopted, chance in law_of(hits).items() if adopted) > 0.05
+    assert sum(chance for adopted, chance in distribution_of(hits).items() if adopted) > 0.05
 
 
 @named

@@ -1,4 +1,4 @@
-"""The output law of whole sessions, by enumeration of every random choice, against the target's own."""
+"""The output distribution of whole sessions, by enumeration of every random choice, against the target's own."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,9 +8,9 @@ import pytest
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Guess, Method
-from crossdraft.verification.walk import Emit, Ground, Refused, Walk, next_proposal, target_row
-from tests.fakes import autoregressive_law
-from tests.verification.enumerating import distance, law_of, total_variation
+from crossdraft.verification.walk import Emit, Ground, Refused, Walk, next_draft_token, target_row
+from tests.fakes import autoregressive_distribution
+from tests.verification.enumerating import distance, distribution_of, total_variation
 from tests.verification.toys import TEXTS, TOYS, Setup, Toy
 
 EXACT = 1e-12
@@ -30,13 +30,15 @@ def suitable(method: Method) -> list[Toy]:
 
 
 def shapes(method: Method, toy: Toy) -> list[tuple[int, int]]:
-    """K = 1 to 3 and tokens; with two letters on a side also a round whose third proposal is judged, and one more."""
+    """K = 1 to 3 and tokens; with two letters on a side also a round whose third draft token is judged, and one
+    more.
+    """
     longer = len(toy.target) == len(toy.drafter) == 2 and method in (STANDARD, TLI, SLEM, COUPLED)
     return [(1, 3), (2, 3), (3, 2)] + ([(3, 4)] if longer else [])
 
 
 def cells() -> list[Setup]:
-    """Every method, pair and K; below temperature 1 the laws are others, and the output shorter."""
+    """Every method, pair and K; below temperature 1 the distributions are others, and the output shorter."""
     pairs = [(method, toy) for method in METHODS for toy in suitable(method)]
     plain = [Setup(toy, method, *shape) for method, toy in pairs for shape in shapes(method, toy)]
     cooler = [Setup(toy, method, k, 2, temperature=0.6) for method, toy in pairs for k in (1, 2, 3)]
@@ -44,45 +46,45 @@ def cells() -> list[Setup]:
 
 
 def named(setup: Setup) -> str:
-    return f"{setup.method.name}-{setup.toy.name}-K{setup.proposals}-{setup.length}-T{setup.temperature:g}"
+    return f"{setup.method.name}-{setup.toy.name}-K{setup.draft_tokens}-{setup.length}-T{setup.temperature:g}"
 
 
 def wanted(setup: Setup) -> dict[tuple[int, ...], float]:
-    return autoregressive_law(setup.target(None), setup.stops, setup.length)
+    return autoregressive_distribution(setup.target(None), setup.stops, setup.length)
 
 
 def error(setup: Setup) -> float:
-    return distance(law_of(setup.run), wanted(setup))
+    return distance(distribution_of(setup.run), wanted(setup))
 
 
 @pytest.mark.parametrize("setup", cells(), ids=named)
-def test_output_law_is_the_targets(setup: Setup) -> None:
+def test_output_distribution_is_the_targets(setup: Setup) -> None:
     assert error(setup) < EXACT
 
 
 @pytest.mark.parametrize("head", [1, 2])
-@pytest.mark.parametrize("proposals", [1, 2, 3])
+@pytest.mark.parametrize("draft_tokens", [1, 2, 3])
 @pytest.mark.parametrize("method", TRUNCATING, ids=lambda method: method.name)
-def test_truncated_rows_have_the_same_law(method: Method, proposals: int, head: int) -> None:
+def test_truncated_rows_have_the_same_distribution(method: Method, draft_tokens: int, head: int) -> None:
     for toy in suitable(method):
-        assert error(Setup(toy, method, proposals, 2, head=head)) < EXACT, toy.name
+        assert error(Setup(toy, method, draft_tokens, 2, head=head)) < EXACT, toy.name
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-@pytest.mark.parametrize(("proposals", "length"), [(1, 3), (2, 3), (3, 2)])
-def test_ignoring_the_end_symbol(method: Method, proposals: int, length: int) -> None:
+@pytest.mark.parametrize(("draft_tokens", "length"), [(1, 3), (2, 3), (3, 2)])
+def test_ignoring_the_end_symbol(method: Method, draft_tokens: int, length: int) -> None:
     toy = next(toy for toy in suitable(method) if toy.name == "end symbol")
-    assert error(Setup(toy, method, proposals, length, ignore_end=True)) < EXACT
+    assert error(Setup(toy, method, draft_tokens, length, ignore_end=True)) < EXACT
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-@pytest.mark.parametrize("proposals", [1, 3])
-def test_temperature_zero_is_the_greedy_text(method: Method, proposals: int) -> None:
+@pytest.mark.parametrize("draft_tokens", [1, 3])
+def test_temperature_zero_is_the_greedy_text(method: Method, draft_tokens: int) -> None:
     for toy in suitable(method):
-        setup = Setup(toy, method, proposals, 4, temperature=0)
-        law = law_of(setup.run)
-        assert law.keys() == wanted(setup).keys(), toy.name
-        assert len(law) == 1
+        setup = Setup(toy, method, draft_tokens, 4, temperature=0)
+        distribution = distribution_of(setup.run)
+        assert distribution.keys() == wanted(setup).keys(), toy.name
+        assert len(distribution) == 1
 
 
 def test_a_broken_acceptance_rule_is_seen() -> None:
@@ -91,7 +93,7 @@ def test_a_broken_acceptance_rule_is_seen() -> None:
     for broken in (accept_with_p, correct_from_p):
         method = Method("broken", broken, "", (Guess.OWN,), shared_only=True)
         setup = Setup(toy, method, 2, 2)
-        assert total_variation(law_of(setup.run), wanted(setup)) > 0.01
+        assert total_variation(distribution_of(setup.run), wanted(setup)) > 0.01
 
 
 def accept_with_p(ground: Ground) -> Walk:
@@ -105,8 +107,8 @@ def correct_from_p(ground: Ground) -> Walk:
 def _broken(ground: Ground, acceptance: Callable[[float, float], float], *, residual: bool) -> Walk:
     """Rejection sampling with the wrong acceptance or the wrong correction."""
     offset = ground.offset
-    while (proposal := (yield from next_proposal())) is not None:
-        token, q = rejection.in_target_ids(ground.pair, proposal)
+    while (draft_token := (yield from next_draft_token())) is not None:
+        token, q = rejection.in_target_ids(ground.pair, draft_token)
         row = yield from target_row(listed=q.ids, judging=True)
         if not ground.chooser.bernoulli(acceptance(row.probability(token), q.probability(token))):
             token = yield from rejection.draw_residual(ground.chooser, row, q if residual else None)

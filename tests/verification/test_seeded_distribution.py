@@ -1,6 +1,6 @@
-"""`seeded`: the output is a function of the seed alone, and over seeds it has the target's law.
+"""`seeded`: the output is a function of the seed alone, and over seeds it has the target's distribution.
 
-The noise cannot be enumerated, so the law is judged by chi-square over 3,000 seeds: p > 1e-4 for every pair of
+The noise cannot be enumerated, so the distribution is judged by chi-square over 3,000 seeds: p > 1e-4 for every pair of
 vocabularies, cells expected below 5 pooled.
 """
 
@@ -14,11 +14,11 @@ from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import NOTHING
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.messages import NoiseKey, OpenTarget, Sample, SamplingOptions
-from crossdraft.types.rows import Proposal
+from crossdraft.types.rows import DraftToken
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SEEDED
 from crossdraft.verification.noise import KeyedNoise
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_law, open_drafter
+from tests.fakes import ToyDrafter, ToyTarget, autoregressive_distribution, open_drafter
 from tests.running import run_session
 from tests.verification.toys import TOYS, Toy, as_ids
 from tests.vocabularies import greedy_tokens, pair_of
@@ -41,7 +41,7 @@ class SeededTarget(ToyTarget):
 
     def _sample(self, path: tuple[int, ...]) -> Sample:
         offset = len(self._vocabulary.letters_of(path))
-        return Sample(self._noise.draw(as_ids(*range(self.size)), self.law(path), self._key, offset), 0.0)
+        return Sample(self._noise.draw(as_ids(*range(self.size)), self.distribution(path), self._key, offset), 0.0)
 
 
 class SeededDrafter(ToyDrafter):
@@ -51,11 +51,11 @@ class SeededDrafter(ToyDrafter):
         super().__init__(vocabulary.letters, RandomChooser.__new__(RandomChooser))
         self._key, self._noise = key, noise
 
-    def propose(self) -> Proposal:
-        row = self.law(self.text)
+    def propose(self) -> DraftToken:
+        row = self.distribution(self.text)
         token = self._noise.draw(row.ids, row.probabilities, self._key, len(self.text))
         self.text = type(self.text)(self.text + self.letters[token])
-        return Proposal(token)
+        return DraftToken(token)
 
 
 class Runs:
@@ -65,11 +65,11 @@ class Runs:
         self.pair = pair_of(toy.target, toy.drafter, toy.stops)
         self.noises = noise_of(self.pair.target), noise_of(self.pair.drafter)
 
-    def output(self, seed: int, proposals: int) -> tuple[int, ...]:
-        """The output for a seed; without proposals there is no drafter."""
-        return tuple(command.token for command in self.emitted(seed, proposals))
+    def output(self, seed: int, draft_tokens: int) -> tuple[int, ...]:
+        """The output for a seed; without draft tokens there is no drafter."""
+        return tuple(command.token for command in self.emitted(seed, draft_tokens))
 
-    def emitted(self, seed: int, proposals: int) -> tuple[Emitted, ...]:
+    def emitted(self, seed: int, draft_tokens: int) -> tuple[Emitted, ...]:
         """The same with what is known of each token."""
         pair, key = self.pair, NoiseKey(seed)
         assignment = Assignment(
@@ -78,8 +78,8 @@ class Runs:
             chooser=RandomChooser.__new__(RandomChooser),  # `seeded` makes no choice of its own
             encode=greedy_tokens(pair.target),
             open_target=OpenTarget((0,), SamplingOptions(), key),
-            open_drafter=open_drafter(NOTHING, None) if proposals else None,
-            governor=lock_step(proposals or 1),
+            open_drafter=open_drafter(NOTHING, None) if draft_tokens else None,
+            controller=lock_step(draft_tokens or 1),
             max_tokens=LENGTH,
             context=100,
         )
@@ -92,24 +92,24 @@ class Runs:
 def test_the_output_is_a_function_of_the_seed(toy: Toy) -> None:
     runs = Runs(toy)
     for seed in range(100):
-        assert len({runs.output(seed, proposals) for proposals in (0, 1, 2, 3)}) == 1
+        assert len({runs.output(seed, draft_tokens) for draft_tokens in (0, 1, 2, 3)}) == 1
 
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
-def test_over_seeds_the_law_is_the_targets(toy: Toy) -> None:
+def test_over_seeds_the_distribution_is_the_targets(toy: Toy) -> None:
     runs = Runs(toy)
-    wanted = autoregressive_law(ToyTarget(len(toy.target), 99), toy.stops, LENGTH)
+    wanted = autoregressive_distribution(ToyTarget(len(toy.target), 99), toy.stops, LENGTH)
     seen = dict.fromkeys(wanted, 0)
     for seed in range(SEEDS):
         seen[runs.output(seed, 2)] += 1
     assert p_value(seen, wanted) > SMALLEST_P
 
 
-def test_noise_of_another_law_is_seen() -> None:
-    """The test has teeth: the same outputs judged against the law of another target."""
+def test_noise_of_another_distribution_is_seen() -> None:
+    """The test has teeth: the same outputs judged against the distribution of another target."""
     toy = TOYS[0]
     runs = Runs(toy)
-    other = autoregressive_law(ToyTarget(len(toy.target), 99, salt="another"), toy.stops, LENGTH)
+    other = autoregressive_distribution(ToyTarget(len(toy.target), 99, salt="another"), toy.stops, LENGTH)
     seen = dict.fromkeys(other, 0)
     for seed in range(SEEDS):
         seen[runs.output(seed, 2)] += 1
@@ -117,7 +117,7 @@ def test_noise_of_another_law_is_seen() -> None:
 
 
 def p_value(seen: dict[tuple[int, ...], int], wanted: dict[tuple[int, ...], float]) -> float:
-    """Chi-square against a law, cells expected below 5 pooled."""
+    """Chi-square against a distribution, cells expected below 5 pooled."""
     cells = [(seen[key], SEEDS * wanted[key]) for key in wanted]
     large = [cell for cell in cells if cell[1] >= 5]
     small = [cell for cell in cells if cell[1] < 5]
