@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEV_INSTALLED := $(VENV)/.installed-dev
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
-BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Nothing here asks a model hub or reports usage; `make demo HF_HUB_OFFLINE=0` allows the hub.
 export HF_HUB_OFFLINE ?= 1
@@ -44,7 +44,6 @@ format: $(DEV_INSTALLED)  ## sort imports and format
 
 docs: $(DEV_INSTALLED)  ## build the documentation as a site in site/
 	$(BUILD_DOCS)
-	@echo site/index.html
 
 protos: $(DEV_INSTALLED)  ## generate the gRPC code again after a change of a .proto file
 	$(BIN)/python protos/generate.py
