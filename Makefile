@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEV_INSTALLED := $(VENV)/.installed-dev
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Nothing here asks a model hub or reports usage; `make demo HF_HUB_OFFLINE=0` allows the hub.
 export HF_HUB_OFFLINE ?= 1
@@ -16,7 +17,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format protos models wheel clean
+.PHONY: help install demo test check format docs protos models wheel clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,16 +30,20 @@ demo: $(INSTALLED)  ## run a drafter and a target here and generate text with th
 test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (2)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
-check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, drift of the generated code
+check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, drift of the generated code, documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
+	$(BUILD_DOCS)
 
 format: $(DEV_INSTALLED)  ## sort imports and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: $(DEV_INSTALLED)  ## build the documentation as a site in site/
+	$(BUILD_DOCS)
 
 protos: $(DEV_INSTALLED)  ## generate the gRPC code again after a change of a .proto file
 	$(BIN)/python protos/generate.py
@@ -52,7 +57,7 @@ wheel: $(DEV_INSTALLED)  ## build dist/*.whl and check what is in it
 	$(BIN)/python .ci/check_wheel.py dist/*.whl
 
 clean:  ## remove .venv and the caches, but not the checkpoints in build/
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossdraft needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -63,5 +68,5 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(DEV_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) --editable '.[dev,serve]'
+	$(PIP_INSTALL) --editable '.[dev,docs,serve]'
 	touch $(INSTALLED) $@

@@ -152,7 +152,7 @@ class Disturbed:
 
 
 async def deploy(somebody: Person) -> None:
-    """As README.md says."""
+    """As docs/cluster.md says."""
     await somebody.exec(f"crossdraft deploy {CONFIGURATION}", seconds=500.0)
 
 

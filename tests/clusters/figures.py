@@ -1,6 +1,6 @@
 """The figures of BENCHMARKS.md about clusters: `python -m tests.clusters.figures`, in a checkout, as root.
 
-Five machines: a head, two for targets and orchestrators, two for drafters. Commands are those of README.md. What
+Five machines: a head, two for targets and orchestrators, two for drafters. Commands are those of docs/cluster.md. What
 happens to seeded streams when something is lost or changed is measured by their clients.
 """
 

@@ -1,4 +1,4 @@
-"""Somebody who brings up a cluster on three or more machines, with the commands of README.md."""
+"""Somebody who brings up a cluster on three or more machines, with the commands of docs/cluster.md."""
 
 import asyncio
 import os

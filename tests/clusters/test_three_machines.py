@@ -1,4 +1,4 @@
-"""A cluster that `ray up` makes of three machines, as README.md has it: streams, and the loss of a machine."""
+"""A cluster that `ray up` makes of three machines, as docs/cluster.md has it: streams, and the loss of a machine."""
 
 import asyncio
 import json
