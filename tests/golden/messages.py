@@ -1,0 +1,207 @@
+"""One plain value of every kind of message, with the functions that write it to bytes and read it back."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import Message
+
+from crossdraft.rpc.codec import Opened, decode_description, encode_description
+from crossdraft.rpc.drafter_codec import decode_reply as decode_drafter_reply
+from crossdraft.rpc.drafter_codec import decode_request as decode_drafter_request
+from crossdraft.rpc.drafter_codec import encode_reply as encode_drafter_reply
+from crossdraft.rpc.drafter_codec import encode_request as encode_drafter_request
+from crossdraft.rpc.generation import (
+    Generate,
+    Generated,
+    GenerationEnded,
+    LaneCost,
+    Served,
+    Turn,
+    decode_models,
+    encode_models,
+)
+from crossdraft.rpc.generation import decode_reply as decode_generation_reply
+from crossdraft.rpc.generation import decode_request as decode_generation_request
+from crossdraft.rpc.generation import encode_reply as encode_generation_reply
+from crossdraft.rpc.generation import encode_request as encode_generation_request
+from crossdraft.rpc.target_codec import decode_reply as decode_target_reply
+from crossdraft.rpc.target_codec import decode_request as decode_target_request
+from crossdraft.rpc.target_codec import encode_reply as encode_target_reply
+from crossdraft.rpc.target_codec import encode_request as encode_target_request
+from crossdraft.text.chat_template import ChatTemplate
+from crossdraft.text.letters import Letters, Role, Side
+from crossdraft.types.messages import (
+    Advance,
+    Branch,
+    Description,
+    Draft,
+    Drafted,
+    FetchRow,
+    NoiseKey,
+    OpenDrafter,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+    RunTo,
+    Sample,
+    SamplingOptions,
+    Score,
+    Scored,
+)
+from crossdraft.types.rows import DraftToken, Row, Whose
+from crossdraft.types.statistics import Kind
+from crossdraft.types.trees import TokenTree
+from crossdraft.v1.common_pb2 import Description as DescriptionMessage
+from crossdraft.v1.drafter_pb2 import DraftReply, DraftRequest
+from crossdraft.v1.generation_pb2 import GenerateReply, GenerateRequest, ModelsReply
+from crossdraft.v1.target_pb2 import VerifyReply, VerifyRequest
+
+SIZE = 300  # of the vocabularies
+
+
+class Codec(NamedTuple):
+    """Both ways of one kind of message."""
+
+    message: type[Message]
+    encode: Callable[[Any], Message]
+    decode: Callable[[Any], Any]
+
+    def to_bytes(self, value: object) -> bytes:
+        """As it travels; the same bytes for the same value."""
+        return self.encode(value).SerializeToString(deterministic=True)
+
+    def from_bytes(self, raw: bytes) -> Any:
+        """What travelled."""
+        return self.decode(self.message.FromString(raw))
+
+
+TO_TARGET = Codec(VerifyRequest, encode_target_request, lambda message: decode_target_request(message, None))
+FROM_TARGET = Codec(VerifyReply, encode_target_reply, lambda message: decode_target_reply(message, None))
+TO_DRAFTER = Codec(DraftRequest, encode_drafter_request, lambda message: decode_drafter_request(message, None))
+FROM_DRAFTER = Codec(DraftReply, encode_drafter_reply, lambda message: decode_drafter_reply(message, None))
+DESCRIPTION = Codec(DescriptionMessage, encode_description, decode_description)
+TO_FRONT = Codec(GenerateRequest, encode_generation_request, decode_generation_request)
+FROM_FRONT = Codec(GenerateReply, encode_generation_reply, decode_generation_reply)
+MODELS = Codec(ModelsReply, encode_models, decode_models)
+OPTIONS = SamplingOptions(0.7, 40, 0.9, 0.05, 1.1, -0.5, ((3, 2.5), (299, -100.0)))
+NOISE = NoiseKey(2**64 - 3, 7)
+LETTERS = Letters("a\xe2\x82 " + Role.END_OF_TURN.letter + Side.TARGET.control(5) + Side.DRAFTER.control(0))
+
+
+def ids(*tokens: int) -> np.ndarray:
+    """Token ids as an array."""
+    return np.array(tokens, dtype=np.int64)
+
+
+HEAD = Row(ids(7, 3, 9, 1, 250, 17, 2, 4, 30, 31), np.array([2.0**-n for n in range(2, 12)]), 0.5 + 2.0**-11)
+WHOLE = Row(ids(5, 299), np.array([0.75, 0.25]))
+LANE = LaneCost("target", 11, 2**40, (1, 0, 2), 0.25, 0.125, 0.5, 0.0625, 2.0, 1.0, "lost it")
+FIGURES = {
+    "method": "coupled",
+    "tokens": 3,
+    "accepted_at": (2, 1),
+    "seconds": 0.5,
+    "bytes_sent": 2**40,
+    "lanes": (LANE,),
+}
+VALUES: dict[str, tuple[Codec, object]] = {
+    "target open": (TO_TARGET, OpenTarget((1, 299, 7), OPTIONS, NOISE, 32, 5, True)),
+    "target open, defaults": (TO_TARGET, OpenTarget((1,), SamplingOptions(), None)),
+    "pass over a tree": (
+        TO_TARGET,
+        Pass(3, (5, 6), TokenTree((8, 9, 10, 11), (-1, 0, 0, -1)), (ids(1, 2), ids(), ids(299)), (0, 2, 4)),
+    ),
+    "pass over a chain": (TO_TARGET, Pass(2**32 - 1, (), TokenTree((8, 9, 10), (-1, 0, 1)), draws=True)),
+    "pass that runs": (TO_TARGET, Pass(4, (5,), TokenTree((), ()), draws=True, run=16)),
+    "fetch ids": (TO_TARGET, FetchRow(3, 2, ids(4, 256))),
+    "fetch all": (TO_TARGET, FetchRow(3, 0)),
+    "run to": (TO_TARGET, RunTo(4, 40)),
+    "target opened": (FROM_TARGET, Opened("abc123")),
+    "pass done, rows": (FROM_TARGET, PassDone(3, (HEAD, WHOLE, Row.certain(4)), 0.0125, 0.001)),
+    "pass done, samples": (
+        FROM_TARGET,
+        PassDone(4, (Sample(5, -0.5, ((5, -0.5), (6, -1.25))), Sample(7, -3.0, ((8, -0.25), (7, -3.0)))), 0.5),
+    ),
+    "pass done, of a run": (FROM_TARGET, PassDone(4, (Sample(5, -0.5),), 0.5, 0.25, True, 2, 3, 90, 6)),
+    "row fetched, head": (FROM_TARGET, RowFetched(3, 2, HEAD)),
+    "row fetched, whole": (FROM_TARGET, RowFetched(3, 2, WHOLE)),
+    "drafter open": (TO_DRAFTER, OpenDrafter(LETTERS, OPTIONS, NOISE, 64, ids(3, 9, 200), "digest", True, True)),
+    "drafter open, defaults": (TO_DRAFTER, OpenDrafter(Letters("a"), SamplingOptions(), None, 0)),
+    "draft": (TO_DRAFTER, Draft(5, 2**40, LETTERS, 12, 4, 3, 2, 9, 6)),
+    "draft, defaults": (TO_DRAFTER, Draft(1, 0, Letters(""), 5)),
+    "advance": (TO_DRAFTER, Advance(5, 16)),
+    "score": (TO_DRAFTER, Score(5, 77, (Letters("ab"), LETTERS), 3)),
+    "drafter opened": (FROM_DRAFTER, Opened("abc123")),
+    "drafted, rows": (
+        FROM_DRAFTER,
+        Drafted(
+            5, (DraftToken(5, WHOLE, Whose.DRAFTER), DraftToken(299, WHOLE, Whose.DRAFTER)), 0.003, "", 4, (), 0.001
+        ),
+    ),
+    "drafted, target's ids": (FROM_DRAFTER, Drafted(5, (DraftToken(5, None, Whose.TARGET),), 0.003)),
+    "drafted, branches": (
+        FROM_DRAFTER,
+        Drafted(5, (DraftToken(5, None, Whose.DRAFTER),), 0.0, branches=(Branch(2, 70, Letters("xy"), (1, 2, 299)),)),
+    ),
+    "drafted, stands aside": (FROM_DRAFTER, Drafted(5, (), 0.0, "its context is full")),
+    "scored": (FROM_DRAFTER, Scored(5, np.array([1.0, 0.0, 0.3]), 0.004)),
+    "description": (
+        DESCRIPTION,
+        Description(
+            "m",
+            "{}",
+            ((1, "BEGIN_OF_SEQUENCE"), (2, "END_OF_SEQUENCE")),
+            (2, 3),
+            SIZE,
+            512,
+            "f0",
+            "d1",
+            True,
+            ChatTemplate("{{ messages }}", (("bos_token", "<s>"),)),
+        ),
+    ),
+    "generate, text": (
+        TO_FRONT,
+        Generate(
+            "héllo",
+            id="r-1",
+            model="m",
+            drafter="d",
+            options=OPTIONS,
+            method="coupled",
+            k=4,
+            max_tokens=9,
+            drafter_temperature=0.0,
+            seed=2**64 - 1,
+            choice=2,
+            ignore_eos=True,
+            stop=("\n", "é"),
+            logprobs=0,
+            committed=(1, 2),
+            allow_inexact=True,
+            audit=True,
+            overlap="on",
+            window=8,
+            wait=0,
+            branches=0,
+            branch_width=2,
+            paths=3,
+            speculation=True,
+            row_width=32,
+            head=16,
+        ),
+    ),
+    "generate, ids": (TO_FRONT, Generate((1, 299, 2**32 - 1), overlap="off", stop=(), committed=())),
+    "generate, chat": (TO_FRONT, Generate((Turn("system", "s"), Turn("user", "u")), overlap="auto", stop=())),
+    "token": (
+        FROM_FRONT,
+        Generated(5, b"\xe2\x82", "", Kind.ACCEPTED, -0.5, ((5, b"\xe2\x82", -0.5), (6, b"", -1.0)), 12.5),
+    ),
+    "token, corrected": (FROM_FRONT, Generated(6, b"a", "a", Kind.CORRECTED, None, (), 0.0)),
+    "token, bonus": (FROM_FRONT, Generated(7, b"b", "b", Kind.BONUS, 0.0, (), 1.0)),
+    **{f"ended, {reason}": (FROM_FRONT, GenerationEnded("r-1", reason, FIGURES)) for reason in ("stop", "length")},
+    **{f"ended, {reason}": (FROM_FRONT, GenerationEnded("r-1", reason, {})) for reason in ("cancelled", "failed")},
+    "models": (MODELS, (Served("a", 7, 64, ("x", "y"), ("slem",), True), Served("b", 0, 1, (), (), False))),
+}

@@ -1,0 +1,148 @@
+"""Recorded sessions in what stays when code moves: messages as their bytes on the wire, the rest as plain values.
+
+A file is msgpack, compressed by zlib: the request, the secrets in hexadecimal, and steps of [now, event, commands].
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from crossdraft.serving.grpc import asked_of, request_of
+from crossdraft.session.events import (
+    Close,
+    Command,
+    Emitted,
+    Event,
+    Expired,
+    Finished,
+    IllegalEventError,
+    Open,
+    Ready,
+    Replied,
+    Send,
+    SetTimer,
+    Timer,
+)
+from crossdraft.session.resolution import Secrets
+from crossdraft.trace.codec import Header, Recording, Step
+from crossdraft.trace.replay import session_of
+from crossdraft.types.messages import Advance, Draft, Drafted, OpenDrafter, Score, Scored
+from tests.golden.messages import DESCRIPTION, FROM_DRAFTER, FROM_TARGET, TO_DRAFTER, TO_FRONT, TO_TARGET
+
+FOLDER = Path(__file__).parent / "sessions"
+TO_DRAFTERS = (OpenDrafter, Draft, Advance, Score)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A session as a file has it."""
+
+    header: Header
+    steps: tuple[tuple[float, Event | None, list[Any]], ...]  # seconds, what came in, packed commands
+
+
+def write(recording: Recording, name: str) -> None:
+    """A recorded session as files: itself, and what its services said of themselves, which others share."""
+    header = recording.header
+    assert header.before is None
+    assert header.drafter is not None
+    secrets = header.secrets
+    kept = {
+        "request": TO_FRONT.to_bytes(asked_of(replace(header.request, record=None))),
+        "secrets": [f"{one:x}" for one in (secrets.noise, secrets.audit, secrets.chooser)],
+        "steps": [
+            [step.now, packed_event(step.event), list(map(packed_command, step.commands))] for step in recording.steps
+        ],
+    }
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.session").write_bytes(zlib.compress(msgpack.packb(kept), 9))
+    for role, description in (("target", header.target), ("drafter", header.drafter)):
+        (FOLDER / f"{role}.description").write_bytes(zlib.compress(DESCRIPTION.to_bytes(description), 9))
+
+
+def read(name: str) -> Golden:
+    """A session from its files."""
+    kept = msgpack.unpackb(zlib.decompress((FOLDER / f"{name}.session").read_bytes()))
+    target, drafter = (
+        DESCRIPTION.from_bytes(zlib.decompress((FOLDER / f"{role}.description").read_bytes()))
+        for role in ("target", "drafter")
+    )
+    request = request_of(TO_FRONT.from_bytes(kept["request"]))
+    secrets = Secrets(*(int(one, 16) for one in kept["secrets"]))
+    steps = tuple((now, _event(packed), commands) for now, packed, commands in kept["steps"])
+    return Golden(Header("golden", 0.0, request, target, drafter, secrets), steps)
+
+
+def decided(golden: Golden) -> Iterator[Step]:
+    """The steps of a new session that is given the same events at the same times."""
+    session = session_of(golden.header)
+    for now, event, _ in golden.steps:
+        try:
+            commands = session.start(now) if event is None else session.handle(event, now)
+        except IllegalEventError:
+            commands = []
+        yield Step(now, event, tuple(commands))
+
+
+def packed_event(event: Event | None) -> list[Any] | None:
+    """An event in plain values; raises ValueError for one that these sessions have not."""
+    match event:
+        case None:
+            return None
+        case Ready(lane):
+            return ["ready", lane]
+        case Replied(lane, reply):
+            drafts = isinstance(reply, Drafted | Scored)
+            return ["drafter" if drafts else "target", lane, (FROM_DRAFTER if drafts else FROM_TARGET).to_bytes(reply)]
+        case Expired(timer, number):
+            return ["expired", timer.name, number]
+    raise ValueError(f"no golden session has a {type(event).__name__}")
+
+
+def _event(packed: list[Any] | None) -> Event | None:
+    match packed:
+        case None:
+            return None
+        case "ready", lane:
+            return Ready(lane)
+        case "drafter" | "target" as role, lane, raw:
+            return Replied(lane, (FROM_DRAFTER if role == "drafter" else FROM_TARGET).from_bytes(raw))
+        case _, timer, number:
+            return Expired(Timer[timer], number)
+    raise ValueError(f"{packed} is no event")
+
+
+def packed_command(command: Command) -> list[Any]:
+    """A command in plain values."""
+    match command:
+        case Open(lane, request, after):
+            return ["open", lane, _request(request), after]
+        case Send(lane, request):
+            return ["send", lane, _request(request)]
+        case Close(lane, blame):
+            return ["close", lane, blame]
+        case SetTimer(timer, number, seconds):
+            return ["timer", timer.name, number, seconds]
+        case Emitted():
+            return ["emitted", command.token, command.letters.encode(), command.kind.value, command.offset,
+                    command.epoch, command.log_probability, command.kept]  # fmt: skip
+        case Finished(reason, counts):
+            return ["finished", reason.value, counts.tokens, counts.passes, counts.epochs, counts.draft_tokens]
+
+
+def _request(request: Any) -> bytes:
+    return (TO_DRAFTER if isinstance(request, TO_DRAFTERS) else TO_TARGET).to_bytes(request)
+
+
+def verdicts(golden: Golden) -> dict[str, Any]:
+    """What a person can read of a session: its output."""
+    emitted = [one for _, _, commands in golden.steps for one in commands if one[0] == "emitted"]
+    return {
+        "ids": [one[1] for one in emitted],
+        "kinds": [one[3] for one in emitted],
+        "finished": [one for _, _, commands in golden.steps for one in commands if one[0] == "finished"],
+    }
