@@ -87,7 +87,7 @@ def test_what_the_orchestrator_costs(cli: Cli, tmp_path: Path) -> None:
     file, profile = tmp_path / "costs.json", tmp_path / "profile.txt"
     outcome = cli(
         *("bench", "overhead", "--method", "slem", "--size", 2000, "--tokens", 24, "--outputs", 1),
-        *("--pass-ms", 2, "--draft token-ms", 0, "--json", file, "--profile", profile),
+        *("--pass-ms", 2, "--draft-token-ms", 0, "--json", file, "--profile", profile),
     )
     assert outcome.code == 0, outcome.err
     costs = json.loads(file.read_text())["costs"]

@@ -70,7 +70,7 @@ def test_equal_sequences_are_aligned_one_to_one(ones: list[str]) -> None:
 
 def test_the_papers_example() -> None:
     """Figure 2."""
-    path = align(("S", "cal", "ing", "Distribution"), ("Scale", "ing", "L", "aw"))
+    path = align(("S", "cal", "ing", "Law"), ("Scale", "ing", "L", "aw"))
     assert path == [(0, 0), (1, 0), (2, 1), (3, 2), (3, 3)]
 
 

@@ -27,7 +27,7 @@ from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.types import messages, request, rows, trees
 from crossdraft.types.messages import Description
 from crossdraft.types.request import GenerationRequest
-from crossdraft.types.statistics import Kind
+from crossdraft.types.statistics import Counts, Kind
 
 ARRAY, ERROR, INTEGER, LIST = range(4)  # extension codes of what is no dataclass
 FIRST_TYPE = 8  # of the codes of known types
@@ -291,8 +291,9 @@ def _values_of(module: ModuleType) -> list[type]:
 
 
 KNOWN = (
-    *(known for module in (messages, events, choice, rows, trees, request, request) for known in _values_of(module)),
+    *(known for module in (messages, events, choice, rows, trees, request) for known in _values_of(module)),
     ChatTemplate,
+    Counts,
     Kind,
     Secrets,
     Estimates,
