@@ -17,10 +17,10 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format docs protos models wheel clean
+.PHONY: help install demo test test-full check format docs protos models wheel clean
 
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(INSTALLED)  ## make .venv with what running needs
 
@@ -29,6 +29,9 @@ demo: $(INSTALLED)  ## run a drafter and a target here and generate text with th
 
 test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (2)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+
+test-full: $(DEV_INSTALLED)  ## run all tests, those that take long too (about half an hour)
+	CROSSDRAFT_FULL_TESTS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, drift of the generated code, documentation
 	$(BIN)/ruff check

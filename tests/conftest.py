@@ -16,13 +16,19 @@ os.environ.update(
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
+FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 # A busy machine is not a failed test. In CI the examples are the same in every run.
 settings.register_profile("crossdraft", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("crossdraft")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes a file's tests stay together, as do all that bring a Ray cluster up."""
+    """Where tests run in several processes a file's tests stay together, as do all that bring a Ray cluster up.
+
+    Tests marked `full` run with CROSSDRAFT_FULL_TESTS set only, as `make test-full` does.
+    """
+    if not FULL:
+        items[:] = [item for item in items if item.get_closest_marker("full") is None]
     for item in items:
         group = "clusters" if "cluster" in item.path.parent.name else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
