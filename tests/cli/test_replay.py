@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.cli.recordings import save
-from tests.pipeline.recordings import SECRETS, header_of, toy_recording
+from tests.trace.recordings import SECRETS, header_of, save, toy_recording
 
 
 def test_the_same_verdicts(cli: Cli, tmp_path: Path) -> None:

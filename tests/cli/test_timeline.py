@@ -20,9 +20,8 @@ from crossdraft.trace.page.svg import ticks_of
 from crossdraft.trace.timeline import Timeline, spans_of
 from crossdraft.types.request import Overlap
 from tests.cli.conftest import Cli
-from tests.cli.recordings import save
-from tests.pipeline.recordings import header_of, virtual_recording
 from tests.pipeline.virtual_services import World
+from tests.trace.recordings import header_of, save, virtual_recording
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
 LONE = {"meta", "rect", "line", "circle"}  # may be without an end

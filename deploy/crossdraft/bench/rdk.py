@@ -18,7 +18,8 @@ from rich.table import Table
 
 from crossdraft.bench.harness import write_json
 from crossdraft.console.running import CommandFailed, PlainConsole
-from crossdraft.text.affinity import Ids, Probabilities, first_order
+from crossdraft.text.affinity import Probabilities, first_order
+from crossdraft.text.letters import Ids
 
 DEGREES = 5  # of freedom of the logits (Fig. 3)
 TOP_QUARTER = 0.958  # mass of the most probable quarter of the tokens (Fig. 5)

@@ -109,7 +109,7 @@ def title_of(recording: Recording) -> str:
     """What was recorded. Raises CommandFailed if its request cannot be resolved."""
     header = recording.header
     request, temperature = header.request, header.request.options.temperature
-    way = {Overlap.OFF: f"lock-step, k = {request.k}", Overlap.ON: "overlapped", Overlap.AUTO: "governed"}
+    way = {Overlap.OFF: f"lock-step, k = {request.k}", Overlap.ON: "overlapped", Overlap.AUTO: "controlled"}
     try:
         method = request.method or assignment_of(header).method.name
     except RecordingError as error:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
+from crossdraft.text.letters import FIRST_CONTROL, Ids, Letters, Role, Side
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
 
@@ -34,7 +34,6 @@ class AffinityMismatch(ValueError):  # noqa: N818
 
 # Kernels (RDK, Algorithm 1): how the mass of a shared draft token is spread over the target's tokens.
 
-Ids = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
 

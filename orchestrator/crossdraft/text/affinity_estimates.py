@@ -1,11 +1,9 @@
 """The co-occurrence matrix of RDK (Eq. 2): softmax(Ω/τ), Ω the covariance of the target's tokens in windows of text."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from crossdraft.text.affinity import Ids as Ids_of_affinity
 from crossdraft.text.affinity import Matrix, Probabilities, runs
-from crossdraft.text.letters import Letters, from_bytes
+from crossdraft.text.letters import Ids, Letters, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 
@@ -27,9 +25,7 @@ class Windows:
         self._target = target
         self._length = length
         self._pairs = PairCounts(target.vocabulary.size, most)  # of i < j
-        self._present: Ids_of_affinity = np.zeros(
-            target.vocabulary.size, dtype=np.int64
-        )  # windows that each token is in
+        self._present: Ids = np.zeros(target.vocabulary.size, dtype=np.int64)  # windows that each token is in
         self._count = 0  # windows
 
     def add(self, text: str) -> None:
@@ -50,7 +46,7 @@ class Windows:
         """Sightings of rare pairs that no longer count, because there were too many different ones."""
         return self._pairs.forgotten
 
-    def covariances(self) -> tuple[Ids_of_affinity, Ids_of_affinity, Probabilities]:
+    def covariances(self) -> tuple[Ids, Ids, Probabilities]:
         """Ω's diagonal and, in both orders, the pairs that were seen: ids i, ids j and Ω_ij.
 
         A pair that was never in one window has −E[x_i] E[x_j], which is not listed. ValueError without any window.
@@ -139,7 +135,7 @@ class Alignment:
         return True
 
 
-def first_pieces(pair: Pair, drafter: Tokenization, counts: Ids_of_affinity, neighbours: int) -> Matrix:
+def first_pieces(pair: Pair, drafter: Tokenization, counts: Ids, neighbours: int) -> Matrix:
     """A shared draft token stands for the target tokens that the drafter would begin to write with it.
 
     The row of d has d itself and the target tokens outside T∩D whose encoding by the drafter's own tokenizer begins
@@ -164,16 +160,15 @@ def _first_piece(drafter: Tokenization, letters: Letters) -> int:
         return -1
 
 
-def _letter_counts(side: Tokenization) -> Ids_of_affinity:
+def _letter_counts(side: Tokenization) -> Ids:
     return np.array([len(letters) for letters in side.vocabulary.letters], dtype=np.int64)
 
 
-def _starts(lengths: Ids_of_affinity) -> Ids_of_affinity:
+def _starts(lengths: Ids) -> Ids:
     """Offsets at which tokens of these lengths begin."""
     return np.cumsum(lengths) - lengths
 
 
-Ids = NDArray[np.int64]
 BUFFERED = 1 << 22  # pairs that wait to be merged
 
 

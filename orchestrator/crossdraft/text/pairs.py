@@ -4,13 +4,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from crossdraft.text.letters import Letters
+from crossdraft.text.letters import Ids, Letters
 from crossdraft.text.tries import Trie
 from crossdraft.text.vocabulary import Vocabulary
 
-Ids = NDArray[np.int64]
 _NOT_SHARED = -1
 
 

@@ -1,4 +1,4 @@
-"""A request as a user writes it, checked as far as it can be before the models are known."""
+"""A generation request as a user writes it, validated as far as possible before the models are known."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,26 +8,24 @@ from types import UnionType
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, SamplingOptions
 
-# A chat as a prompt, and how it is written for a model.
-
 
 @dataclass(frozen=True)
 class Message:
-    """What one side has said."""
+    """One message of a chat."""
 
-    role: str  # system, user, assistant, or what else the model's template knows
+    role: str  # system, user, assistant, or another that the model's template knows
     content: str
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation that the model is to go on with."""
+    """A conversation to continue, as a prompt."""
 
     messages: tuple[Message, ...]
 
     @property
     def fault(self) -> str:
-        """What is wrong with it, whatever the model; empty if nothing is."""
+        """What is wrong with it for any model; empty if nothing is."""
         if not isinstance(self.messages, tuple) or not all(isinstance(one, Message) for one in self.messages):
             return f"the messages of a chat must be a tuple of Message, got {self.messages!r}"
         if not self.messages:
@@ -36,7 +34,7 @@ class Chat:
             if not (isinstance(message.role, str) and message.role and isinstance(message.content, str)):
                 return f"message {place} of the chat needs a role and a content, both texts"
             if not writable(message.role + message.content):
-                return f"message {place} of the chat has half of a surrogate pair, which is no character"
+                return f"message {place} of the chat has half of a surrogate pair, which is not a character"
         return ""
 
 
@@ -44,25 +42,12 @@ Prompt = str | tuple[int, ...] | Chat  # ids are the target's
 MOST_PATHS = 16
 WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a grid of 2^-24 without bias
 
+# Fields by what they must be instances of, and how an error says so; the tuple that follows may also be None.
 NUMBERS = (
-    "k",
-    "max_tokens",
-    "row_width",
-    "head",
-    "seed",
-    "choice",
-    "window",
-    "wait",
-    "branches",
-    "branch_width",
-    "paths",
+    "k", "max_tokens", "row_width", "head", "seed", "choice", "window", "wait", "branches", "branch_width", "paths",
     "logprobs",
-)
+)  # fmt: skip
 SWITCHES = ("ignore_eos", "allow_inexact", "audit", "speculation", "explain")
-MAY_BE_LEFT_OUT = frozenset(
-    {"method", "drafter_temperature", "seed", "window", "wait", "branches", "branch_width", "record", "logprobs"}
-)
-# Fields, what they must be instances of, and how that is said.
 KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
     *((name, int, "a whole number") for name in NUMBERS),
     *((name, bool, "True or False") for name in SWITCHES),
@@ -74,14 +59,28 @@ KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
     ("stop", tuple | list, "a tuple of texts"),
     ("record", Path, "a Path"),
 )
+MAY_BE_LEFT_OUT = frozenset(
+    {"method", "drafter_temperature", "seed", "window", "wait", "branches", "branch_width", "record", "logprobs"}
+)
+# Fields with a range: least and most, and how an error writes the most.
+RANGES = (
+    ("k", 1, MOST_DRAFT_TOKENS, f"{MOST_DRAFT_TOKENS}"),
+    ("row_width", 1, WIDEST, f"{WIDEST}"),
+    ("head", 1, WIDEST, f"{WIDEST}"),
+    ("choice", 0, 2**32 - 1, "2**32 - 1"),
+    ("seed", 0, 2**64 - 1, "2**64 - 1"),
+    ("logprobs", 0, MOST_LIKELY, f"{MOST_LIKELY}"),
+    ("paths", 1, MOST_PATHS, f"{MOST_PATHS}"),
+)
+OVERLAP_RANGES = (("window", 1), ("wait", 0), ("branches", 0), ("branch_width", 1))  # to MOST_DRAFT_TOKENS
 
 
 class RequestError(ValueError):
-    """The request cannot be served; the text says what to change."""
+    """The request cannot be served; the message says what to change."""
 
     def __init__(self, text: str, field: str = "") -> None:
         super().__init__(text)
-        self.field = field  # of GenerationRequest, where it is that one's fault
+        self.field = field  # of GenerationRequest, if one of its fields is at fault
 
 
 class PromptTooLongError(RequestError):
@@ -98,87 +97,77 @@ class Overlap(StrEnum):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One output for one prompt."""
+    """One output for one prompt.
+
+    Raises:
+        RequestError: a field has a wrong type or is out of its range.
+    """
 
     prompt: Prompt
     method: str | None = None  # None: the default for temperature, seed and pair
-    k: int = 5  # draft tokens in a lock-step round
+    k: int = 5  # draft tokens of a lock-step round
     max_tokens: int = 128
     options: SamplingOptions = field(default_factory=SamplingOptions)
     drafter_temperature: float | None = None  # None: the target's
     row_width: int = 64  # ids of a draft token's row; the drafter draws among them
-    head: int = 64  # ids of a target row that travel unasked
+    head: int = 64  # ids of a target row that are sent without being asked for
     seed: int | None = None
     choice: int = 0  # index among the n outputs of one prompt
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
-    allow_inexact: bool = False  # a method whose output has not the target's distribution may be used
-    audit: bool = False  # every draw of the drafter is recomputed from its row; a wrong one costs it the session
+    allow_inexact: bool = False  # permits methods whose output does not have the target's distribution
+    audit: bool = False  # every draw of the drafter is recomputed from its row; a wrong one ends its session
     overlap: Overlap = Overlap.AUTO
-    window: int | None = (
-        None  # most draft tokens ahead of the walk; None: 2 k with overlap on, the controller's with auto
-    )
-    wait: int | None = (
-        None  # unrevealed draft tokens that a pass waits for; None: k with overlap on, the controller's with auto
-    )
-    branches: int | None = (
-        None  # draft tokens of each prepared continuation, 0: none; None: the controller's, else none
-    )
-    branch_width: int | None = None  # prepared continuations for each draft token; None: the controller's, else 1
-    paths: int = 2  # most guessed paths in the tree of a pass; 1: a chain
-    speculation: bool = False  # with two targets, a pass may begin on one before that of the other has returned
-    explain: bool = False  # the controller's choices are kept, to be shown
+    # None in the next four: the controller decides; with overlap on: 2 k, k, none and 1.
+    window: int | None = None  # max draft tokens ahead of the walk
+    wait: int | None = None  # unrevealed draft tokens that a pass waits for
+    branches: int | None = None  # draft tokens of each prepared continuation; 0: none are prepared
+    branch_width: int | None = None  # prepared continuations for each draft token
+    paths: int = 2  # max guessed paths in the tree of a pass; 1: a chain
+    speculation: bool = False  # with two targets a pass may begin on one before that of the other has returned
+    explain: bool = False  # keep the controller's choices, to show them
     record: Path | None = None  # file for the flight recorder
-    # The output's first ids, where an earlier session was lost: it goes on after them. They count for max_tokens and
-    # for stop strings, and are not given out again. A seeded or greedy output goes on as it would have. Of others the
-    # rest has the target's distribution after them; but with methods that draw from rows, how long a token takes to
-    # decide depends on the token, so that a session that is lost at some moment has lost some tokens rather than
-    # others.
+    # Ids that an earlier, lost session had already emitted; the output continues after them. They count for max_tokens
+    # and stop strings and are not emitted again. A seeded or greedy output continues as it would have. Any other has
+    # the target's distribution after them; but a session lost at a given moment has lost some tokens rather than
+    # others, because with methods that draw from rows the time to decide a token depends on the token.
     committed: tuple[int, ...] = ()
-    # Set: every token comes with its log-probability, and with so many of the most probable ones in its place.
-    logprobs: int | None = None
+    logprobs: int | None = None  # set: each token comes with its log-probability and this many most probable ids
 
     def __post_init__(self) -> None:
         self._check_types()
+        temperature = self.drafter_temperature
         checks = (
             (bool(self.prompt), "prompt", "the prompt is empty; give at least one character, or one token id"),
-            (1 <= self.k <= MOST_DRAFT_TOKENS, "k", f"k must be between 1 and {MOST_DRAFT_TOKENS}, got {self.k}"),
             (self.max_tokens >= 1, "max_tokens", f"max_tokens must be at least 1, got {self.max_tokens}"),
             (
-                1 <= self.row_width <= WIDEST,
-                "row_width",
-                f"row_width must be between 1 and {WIDEST}, got {self.row_width}",
-            ),
-            (1 <= self.head <= WIDEST, "head", f"head must be between 1 and {WIDEST}, got {self.head}"),
-            (0 <= self.choice < 2**32, "choice", f"choice must be between 0 and 2**32 - 1, got {self.choice}"),
-            (
-                self.drafter_temperature is None or 0 <= self.drafter_temperature < float("inf"),
+                temperature is None or 0 <= temperature < float("inf"),
                 "drafter_temperature",
-                f"drafter_temperature must be 0 or more, got {self.drafter_temperature}",
-            ),
-            (
-                self.seed is None or 0 <= self.seed < 2**64,
-                "seed",
-                f"seed must be between 0 and 2**64 - 1, got {self.seed}",
+                f"drafter_temperature must be 0 or more, got {temperature}",
             ),
             (all(self.stop), "stop", "a stop string must not be empty"),
-            (
-                self.logprobs is None or 0 <= self.logprobs <= MOST_LIKELY,
-                "logprobs",
-                f"logprobs must be between 0 and {MOST_LIKELY}, got {self.logprobs}",
-            ),
-            (1 <= self.paths <= MOST_PATHS, "paths", f"paths must be between 1 and {MOST_PATHS}, got {self.paths}"),
         )
         for holds, name, complaint in checks:
             if not holds:
                 raise RequestError(complaint, name)
+        for name, least, most, written in RANGES:
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise RequestError(f"{name} must be between {least} and {written}, got {value}", name)
         self._check_prompt()
         self._check_overlap()
 
     @property
     def greedy(self) -> bool:
-        """Whether the target's most probable token is wanted, always."""
+        """Whether every token is the target's most probable one."""
         return self.options.temperature == 0
+
+    def _check_types(self) -> None:
+        for name, kind, what in KINDS:
+            value = getattr(self, name)
+            wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)  # bool is an int
+            if wrong and not (value is None and name in MAY_BE_LEFT_OUT):
+                raise RequestError(f"{name} must be {what}, got {value!r}", name)
 
     def _check_prompt(self) -> None:
         if isinstance(self.prompt, Chat) and self.prompt.fault:
@@ -191,24 +180,12 @@ class GenerationRequest:
         for text in self.stop:
             check_text("a stop string", text)
 
-    def _check_types(self) -> None:
-        for name, kind, what in KINDS:
-            value = getattr(self, name)
-            # A bool is an int for Python, and none here.
-            wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
-            if wrong and not (value is None and name in MAY_BE_LEFT_OUT):
-                raise RequestError(f"{name} must be {what}, got {value!r}", name)
-
     def _check_overlap(self) -> None:
         if self.overlap not in [*Overlap]:
             raise RequestError(f"overlap must be auto, on or off, got {self.overlap!r}", "overlap")
-        object.__setattr__(self, "overlap", Overlap(self.overlap))  # its plain text is taken, too
-        for name, value, least in (
-            ("window", self.window, 1),
-            ("wait", self.wait, 0),
-            ("branches", self.branches, 0),
-            ("branch_width", self.branch_width, 1),
-        ):
+        object.__setattr__(self, "overlap", Overlap(self.overlap))  # accepts the plain text, too
+        for name, least in OVERLAP_RANGES:
+            value = getattr(self, name)
             if value is None:
                 continue
             if not least <= value <= MOST_DRAFT_TOKENS:
@@ -221,22 +198,24 @@ class GenerationRequest:
 
 
 def check_text(name: str, text: object) -> None:
-    """Raises RequestError unless it is text that UTF-8 can write."""
+    """Raises RequestError unless it is text that UTF-8 can encode."""
     if not isinstance(text, str):
         raise RequestError(f"{name} must be a text, got {text!r}")
     if not writable(text):
-        raise RequestError(f"{name} has half of a surrogate pair, which is no character: escape both halves, or none")
+        raise RequestError(
+            f"{name} has half of a surrogate pair, which is not a character: escape both halves, or none"
+        )
 
 
 def check_ids(name: str, ids: tuple[int, ...]) -> None:
-    """Raises RequestError unless all of them could be token ids."""
+    """Raises RequestError unless all are whole numbers from 0 on."""
     for token in ids:
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
             raise RequestError(f"{name} must be token ids, whole numbers from 0 on, and has {token!r}")
 
 
 def writable(text: str) -> bool:
-    """Whether UTF-8 can write it: JSON can bring halves of surrogate pairs, which are no characters."""
+    """Whether UTF-8 can encode it; JSON can contain halves of surrogate pairs, which it cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -254,11 +233,6 @@ def rendered(chat: Chat, template: ChatTemplate) -> str:
 
 
 def plain(chat: Chat) -> str:
-    """The chat for a model without a template: paragraphs that begin with who speaks, the last one left open.
-
-    User: How are you?
-
-    Assistant:
-    """
+    """The chat for a model without a template: paragraphs "User: …" and "Assistant: …", and an open "Assistant:"."""
     paragraphs = [f"{one.role.capitalize()}: {one.content}" for one in chat.messages]
     return "\n\n".join([*paragraphs, "Assistant:"])

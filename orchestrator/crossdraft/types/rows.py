@@ -1,4 +1,4 @@
-"""Rows and draft tokens: distributions over next tokens, as they were sampled from."""
+"""Rows (truncated next-token distributions) and the draft tokens that were drawn from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,32 +8,33 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+from crossdraft.text.letters import Ids as Ids
+
 Probabilities = NDArray[np.float64]
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A distribution over next tokens: its head, and how much lies in the tail.
+    """A truncated next-token distribution: some ids with their probabilities, and the mass of all others, the tail.
 
-    `ids` are distinct; an id that is not listed has an unknown share of `tail`.
+    `ids` are distinct; an unlisted id has an unknown share of `tail`.
     """
 
     ids: Ids  # shape (n,)
     probabilities: Probabilities  # shape (n,); with `tail` they sum to one
-    tail: float = 0.0  # probability of all ids that are not listed
+    tail: float = 0.0  # probability of all unlisted ids together
 
     @cached_property
     def _table(self) -> NDArray[np.int32]:
-        """At each listed id its place; anything elsewhere (a sparse set, Briggs and Torczon 1993)."""
+        """Index by id; unlisted ids have garbage (a sparse set, Briggs and Torczon 1993)."""
         table = np.empty(int(self.ids.max()) + 1, dtype=np.int32)
         table[self.ids] = np.arange(len(self.ids), dtype=np.int32)
         return table
 
     @staticmethod
     def of(ids: "Ids | list[int]", weights: "Probabilities | list[float]", total: float | None = None) -> "Row":
-        """A row from weights. Without `total` it is whole; with it, what is missing to `total` is the tail."""
+        """A normalized row from weights. Without `total` it is whole; else the rest to `total` is the tail."""
         values = np.asarray(weights, dtype=np.float64)
         listed = float(values.sum())
         scale = listed if total is None else max(total, listed)
@@ -50,15 +51,15 @@ class Row:
         return self.tail == 0.0
 
     def places(self, ids: Ids) -> Ids:
-        """Where each of `ids` is listed, in their shape; -1 where it is not."""
+        """Index of each of `ids` in `self.ids`, same shape; -1 where it is not listed."""
         if not len(self.ids):
             return np.full(ids.shape, -1, dtype=np.int64)
-        # Where nothing was written stands anything: in range, and then looked up, it is a place or no place.
+        # Unset entries of the table are garbage: clamp them to the range, then compare ids.
         guessed = np.minimum(self._table.take(ids, mode="clip").view(np.uint32), len(self.ids) - 1).astype(np.int64)
         return np.where(self.ids[guessed] == ids, guessed, -1)
 
     def lists(self, ids: Sequence[int] | Ids) -> bool:
-        """Whether the probability of each of `ids` is known."""
+        """Whether the probabilities of all of `ids` are known."""
         if self.whole or not len(ids):
             return True
         if len(ids) == 1:  # needs no table
@@ -66,10 +67,10 @@ class Row:
         return bool(self.places(np.asarray(ids, dtype=np.int64)).min() >= 0)
 
     def probability(self, token: int) -> float:
-        """Probability of a listed id.
+        """Probability of an id.
 
         Raises:
-            KeyError: the id is in the tail, so its probability is not known.
+            KeyError: the id may be in the tail, so its probability is not known.
         """
         place = int((self.ids == token).argmax()) if len(self.ids) else 0
         if place < len(self.ids) and self.ids[place] == token:
@@ -79,10 +80,10 @@ class Row:
         raise KeyError(token)
 
     def aligned(self, other: "Row") -> Probabilities:
-        """The other row's probabilities at the ids of this one, shape (n,); 0 where it does not list them.
+        """The other row's probabilities at this row's ids, shape (n,); 0 where it does not list them.
 
         Raises:
-            KeyError: the other row lists an id that is in this one's tail.
+            KeyError: the other row lists an id that may be in this one's tail.
         """
         places = self.places(other.ids)
         found = np.zeros(len(self.ids) + 1)
@@ -92,7 +93,7 @@ class Row:
         return found[:-1]
 
     def probabilities_of(self, ids: Ids) -> Probabilities:
-        """Probabilities of listed ids, shape of `ids`; raises KeyError as `probability` does."""
+        """Probabilities of ids, in their shape; raises KeyError as `probability` does."""
         places = self.places(ids)
         if not self.whole and bool((places < 0).any()):
             raise KeyError(int(ids[places < 0][0]))
@@ -100,7 +101,7 @@ class Row:
 
 
 class Whose(Enum):
-    """Whose ids a draft token uses."""
+    """Whose token ids a draft token and its row use."""
 
     DRAFTER = "drafter"
     TARGET = "target"
@@ -108,7 +109,7 @@ class Whose(Enum):
 
 @dataclass(frozen=True, eq=False)
 class DraftToken:
-    """One draft token with the row that it was drawn from (none for methods that need none)."""
+    """One draft token, with the row that it was drawn from if the method needs it."""
 
     token: int
     row: Row | None = None
@@ -116,5 +117,5 @@ class DraftToken:
 
 
 def masses_of(kinds: NDArray[np.integer], weights: Probabilities, count: int) -> Probabilities:
-    """The weight of each of `count` kinds, shape (count,); `kinds` and `weights` have shape (n,)."""
+    """Sum of the weights of each kind, float64 (count,); `kinds` (0 to count - 1) and `weights` have shape (n,)."""
     return np.bincount(kinds, weights, count).astype(np.float64, copy=False)

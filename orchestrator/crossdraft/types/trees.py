@@ -1,4 +1,4 @@
-"""The small tree of paths that one pass of the target evaluates."""
+"""Token trees: the tokens that one forward of the target evaluates after the committed ones."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,10 +9,14 @@ Path = tuple[int, ...]  # target token ids after the committed ones
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Nodes in an order where parents come first. The root (no node) is the frontier itself."""
+    """Nodes, parents before children. The root is no node: it is the end of the committed tokens.
 
-    tokens: tuple[int, ...] = ()  # target (or, in the drafter, drafter) token ids, one a node
-    parents: tuple[int, ...] = ()  # index of the parent node, ROOT for the root
+    Raises:
+        ValueError: lengths differ, or a parent does not come before its child.
+    """
+
+    tokens: tuple[int, ...] = ()  # token id of each node, in the vocabulary of the model that evaluates it
+    parents: tuple[int, ...] = ()  # index of each node's parent, or ROOT
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
@@ -25,7 +29,7 @@ class TokenTree:
         return len(self.tokens)
 
     def paths(self) -> Iterator[Path]:
-        """The path of the root, then of each node; their order is the order of a pass's rows."""
+        """The path to the root (empty), then to each node: the order of the rows of a pass."""
         known: list[Path] = []
         yield ()
         for token, parent in zip(self.tokens, self.parents, strict=True):
@@ -34,7 +38,7 @@ class TokenTree:
 
 
 def tree_of(paths: Iterable[Path], budget: int) -> TokenTree:
-    """Paths as a tree that shares prefixes, at most `budget` nodes; earlier paths come first."""
+    """A tree of the paths with shared prefixes, at most `budget` nodes; earlier paths have precedence."""
     nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     tokens: list[int] = []
     parents: list[int] = []

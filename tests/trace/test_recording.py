@@ -10,7 +10,7 @@ from crossdraft.session.events import Cancelled, Lost, Ready
 from crossdraft.trace.codec import FRAME, MAGIC, VERSION, Recording, RecordingError, Step, read
 from crossdraft.trace.recorder import FileRecorder
 from crossdraft.trace.replay import PACKER
-from tests.pipeline.recordings import header_of, toy_recording
+from tests.trace.recordings import header_of, toy_recording
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -25,6 +26,7 @@ from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import Letters, Side
 from crossdraft.trace.codec import Header, Recording, Step
+from crossdraft.trace.recorder import FileRecorder
 from crossdraft.trace.replay import session_of
 from crossdraft.types.messages import (
     Advance,
@@ -205,3 +207,13 @@ def opened(recording: Recording) -> OpenTarget:
             if isinstance(command, Open) and isinstance(command.request, OpenTarget):
                 return command.request
     raise AssertionError("no target was opened")
+
+
+def save(recording: Recording, path: Path) -> Path:
+    """Writes it as a session would."""
+    recorder = FileRecorder(path, recording.header)
+    for step in recording.steps:
+        recorder.record(step)
+    recorder.close()
+    assert recorder.wait() == ""
+    return path

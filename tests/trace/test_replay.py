@@ -13,7 +13,7 @@ from crossdraft.trace.replay import Difference, Replayed, replay
 from crossdraft.types.messages import Pass, PassDone
 from crossdraft.types.request import Overlap
 from crossdraft.types.rows import Row
-from tests.pipeline.recordings import SECRETS, header_of, toy_recording
+from tests.trace.recordings import SECRETS, header_of, toy_recording
 
 METHODS = ("coupled", "tli", "slem", "seeded", "union")
 
