@@ -1,13 +1,13 @@
 """Dynamic token warping, `tokentiming` (Xiao et al., TokenTiming, Algorithms 1 and 2, section 4, appendices A and H).
 
 The draft's text is written in target tokens t1…tm, the proxies. Its own tokens d1…dk are aligned with these by
-dynamic time warping: the path from (1, 1) to (k, m), one step in either sequence or both, whose pairs have the
+dynamic time warping: the path from (1, 1) to (k, m), each step in one sequence or both, whose pairs have the
 smallest sum of edit distances. tj is given the probability that the drafter drew *the last* draft token aligned
 with it with: of several that make up one proxy the last counts, not their product; one that makes up several
 proxies gives each of them its own. tj is accepted with min(1, p(tj)/q(tj)); after a refusal, and after the last
 proxy, the next token is drawn from p.
 
-This is not exact above temperature 0, against what the paper claims: the refused token is replaced by a draw from p,
+This is not exact above temperature 0, contrary to the paper: the refused token is replaced by a draw from p,
 not from (p - q)+, and q(tj) is not the distribution that tj was drawn from. With one vocabulary on both sides the
 second is no fault, and the first is one. Two tokens of the toy pairs of the tests have a total variation of 0.07 to
 0.36 from the target's distribution. At temperature 0 p is 0 or 1, so whatever q is the text is the target's.
@@ -42,6 +42,7 @@ from crossdraft.verification.walk import (
     Walk,
     draft_token_letters,
     next_draft_token,
+    row_of,
     target_row,
 )
 
@@ -51,21 +52,21 @@ Places = list[tuple[int, int]]
 
 
 def align(ones: Sequence[str], others: Sequence[str], band: int = BAND) -> Places:
-    """The pairs of places (from 0) of a cheapest path, in order (Algorithm 1); none if a sequence is empty."""
+    """The index pairs of a cheapest path, in order (Algorithm 1); none if a sequence is empty."""
     if not ones or not others:
         return []
     band = max(band, abs(len(ones) - len(others)))
     costs = [[0] + [UNREACHED] * len(others)]
     for i, one in enumerate(ones, 1):
-        masks, above, row = _masks(one), costs[-1], [UNREACHED] * (1 + len(others))
+        above, row = costs[-1], [UNREACHED] * (1 + len(others))
         for j in range(max(1, i - band), min(len(others), i + band) + 1):
-            row[j] = min(above[j - 1], above[j], row[j - 1]) + _distance(masks, len(one), others[j - 1])
+            row[j] = min(above[j - 1], above[j], row[j - 1]) + edit_distance(one, others[j - 1])
         costs.append(row)
     return _path(costs)
 
 
 def _path(costs: list[list[int]]) -> Places:
-    """Backtracking from the last pair; of equal costs the first in this order."""
+    """Backtracks from the last pair; of equal costs the first in the order below is taken."""
     i, j = len(costs) - 1, len(costs[0]) - 1
     path: Places = []
     while i:
@@ -76,24 +77,17 @@ def _path(costs: list[list[int]]) -> Places:
 
 
 def edit_distance(one: str, other: str) -> int:
-    """Levenshtein's distance: the fewest insertions, deletions and substitutions of letters."""
-    return _distance(_masks(one), len(one), other)
+    """Levenshtein's distance: the fewest insertions, deletions and substitutions of letters.
 
-
-def _masks(string: str) -> dict[str, int]:
-    """For each letter the places where the string has it, as bits."""
-    masks: dict[str, int] = {}
-    for place, letter in enumerate(string):
-        masks[letter] = masks.get(letter, 0) | 1 << place
-    return masks
-
-
-def _distance(masks: dict[str, int], length: int, other: str) -> int:
-    """Column by column of the table of distances, each as two words of bits: where it rises by one from row to
-    row, and where it falls (Myers 1999 and Hyyrö 2003)."""
-    if not length:
+    Goes through the columns of the table of distances, each as two words of bits: in which rows the distance is one
+    more than in the row above, and in which one less (Myers 1999, Hyyrö 2003).
+    """
+    if not one:
         return len(other)
-    full, last, distance = (1 << length) - 1, 1 << (length - 1), length
+    masks: dict[str, int] = {}  # for each letter the positions in `one` that have it, as bits
+    for place, letter in enumerate(one):
+        masks[letter] = masks.get(letter, 0) | 1 << place
+    full, last, distance = (1 << len(one)) - 1, 1 << (len(one) - 1), len(one)
     rises, falls = full, 0
     for letter in other:
         equal = masks.get(letter, 0)
@@ -112,7 +106,7 @@ def walk(ground: Ground) -> Walk:
     offset = ground.offset
     for token, chance in _proxies(ground, draft_tokens):
         row = yield from target_row(listed=np.array([token]), judging=True)
-        if not ground.chooser.bernoulli(row.probability(token) / chance):
+        if not ground.chooser.bernoulli(row.probability(token) / chance):  # min(1, p(tj)/q(tj))
             yield Emit((yield from draw_residual(ground.chooser, row, None)), Kind.CORRECTED)
             yield Refused(offset)
             return
@@ -129,18 +123,18 @@ def _whole_draft() -> Generator[Step, Answer, list[DraftToken]]:
 
 
 def _proxies(ground: Ground, draft_tokens: Sequence[DraftToken]) -> list[tuple[int, float]]:
-    """The draft in target tokens, each with its q."""
+    """The draft's text in target tokens, each with its q."""
     tokens = [draft_token_letters(ground.pair, draft_token) for draft_token in draft_tokens]
     proxies = encode_beginning(ground.encode, Letters("".join(tokens)))
     letters = [ground.pair.target.letters[token] for token in proxies]
-    chances = [_chance(draft_token) for draft_token in draft_tokens]
+    chances = [row_of(draft_token).probability(draft_token.token) for draft_token in draft_tokens]
     aligned = align(_beginning(tokens, sum(map(len, letters))), letters)
-    q = {there: chances[here] for here, there in aligned}  # of several pairs with one proxy the last stays
+    q = {there: chances[here] for here, there in aligned}  # of several draft tokens the last counts
     return [(token, q[place]) for place, token in enumerate(proxies)]
 
 
 def _beginning(tokens: Sequence[Letters], letters: int) -> list[Letters]:
-    """The tokens that begin within so many letters."""
+    """The tokens that begin within the first `letters` letters."""
     found: list[Letters] = []
     for token in tokens:
         if letters <= 0:
@@ -148,14 +142,3 @@ def _beginning(tokens: Sequence[Letters], letters: int) -> list[Letters]:
         found.append(token)
         letters -= len(token)
     return found
-
-
-def _chance(draft_token: DraftToken) -> float:
-    """The probability that the draft token was drawn with.
-
-    Raises:
-        ValueError: it has no row: its drafter was opened wrongly.
-    """
-    if draft_token.row is None:
-        raise ValueError("this method needs the row that each draft token was drawn from")
-    return draft_token.row.probability(draft_token.token)

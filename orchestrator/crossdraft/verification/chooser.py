@@ -1,4 +1,4 @@
-"""All randomness of verification goes through one object."""
+"""The one object through which all randomness of verification goes, so that tests can enumerate every outcome."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,15 +8,14 @@ from numpy.typing import ArrayLike
 
 
 class Chooser(Protocol):
-    """The random choices that a walk can make. Weights need not sum to one; they must not all be zero.
+    """The random choices that a walk can make. Weights may have any sum but zero.
 
-    `candidates` and `kept` belong together: draw indexes by `weights` until one is kept, in blocks, because
-    with what probability an index is kept is costly to learn. Repeated until there is one, the result is
-    index i with probability in proportion to weights[i] keep[i].
+    `candidates` and `kept` together draw an index with probability in proportion to weights[i] keep[i]: draw blocks of
+    candidates by `weights` until one is kept. `keep` is needed for the candidates only, because it is costly to learn.
     """
 
     def bernoulli(self, probability: float) -> bool:
-        """True with this probability (values outside [0, 1] count as the nearer end)."""
+        """True with this probability, clipped to [0, 1]."""
         ...
 
     def categorical(self, weights: ArrayLike) -> int:
@@ -24,16 +23,16 @@ class Chooser(Protocol):
         ...
 
     def candidates(self, weights: ArrayLike, count: int) -> tuple[int, ...]:
-        """`count` independent draws of an index by `weights` (shape (n,)), in the order in which they are tried."""
+        """`count` independent draws of an index by `weights`, shape (n,), in the order in which they are tried."""
         ...
 
     def kept(self, candidates: Sequence[int], weights: ArrayLike, keep: ArrayLike) -> int | None:
-        """The first of the candidates that is kept, or None: draw another block.
+        """The first candidate that is kept, or None: draw another block.
 
         Args:
             candidates: what `candidates(weights, count)` gave.
             weights: shape (n,).
-            keep: with what probability each candidate is kept, shape (len(candidates),), float64.
+            keep: the probability that each candidate is kept, float64 (len(candidates),).
         """
         ...
 

@@ -23,17 +23,10 @@ from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.rows import Ids, Probabilities, Row, Whose
 
-# How probably a draft's text reaches a token of the target, letter by letter.
-#
-# At a common prefix the target's token ends there or goes on with a letter, and so does the draft's. A token of the
-# target that ends has been reached: it is accepted whatever the draft shows. Two equal letters go on together. Where
-# only the draft's token ends, the next draft token goes on. Different letters are a refusal. Methods differ in how the
-# two events are drawn together.
-
 
 @dataclass(frozen=True)
 class Expected:
-    """A probability, of which paths that are too improbable may have been left out."""
+    """A probability that may lack the paths below `Drafting.least`."""
 
     acceptance: float  # at least this
     pruned: float = 0.0  # and at most this much more
@@ -44,14 +37,12 @@ class Expected:
 
 @dataclass(frozen=True)
 class Drafting:
-    """What is known of a drafter."""
+    """A drafter's distributions, and how far they are followed."""
 
     pair: Pair
-    row_after: Callable[
-        [tuple[int, ...]], Row
-    ]  # its whole distribution after these tokens of its own, that it draws from
-    draft_tokens: int = 1  # n: a target token that the text of n draft tokens has not reached is not accepted
-    least: float = 0.0  # rows are not asked for where both sides still agree with a smaller probability; 0: exact
+    row_after: Callable[[tuple[int, ...]], Row]  # the whole row that it draws from, after these draft tokens
+    draft_tokens: int = 1  # n: a target token longer than the text of n draft tokens is not accepted
+    least: float = 0.0  # prefixes on which both sides agree less probably are not followed; 0: exact
     whose: Whose = Whose.DRAFTER  # whose ids the first row has
 
 
@@ -71,10 +62,9 @@ def matching(target: Row, drafting: Drafting) -> Expected:
 
 
 def common_noise(target: Row, drafting: Drafting) -> Expected:
-    """The same where the first tokens of both are drawn with common noise: `seeded`.
+    """As `matching`, but the first tokens of both sides are drawn with common noise: `seeded`.
 
-    Two Gumbel races over the same clocks, keyed by letters and rank, meet with a probability in closed form; noise at
-    later offsets is independent of the first token's.
+    Their joint distribution has a closed form (`Race`); noise at later offsets is independent of the first token's.
     """
     race = Race(drafting.pair, target, drafting.row_after(()))
     going_on = Agreement(drafting, independent)
@@ -93,11 +83,7 @@ def string_rejection(target: Row, drafting: Drafting) -> Expected:
 
 
 def coupled(target: Row, drafting: Drafting) -> Expected:
-    """The coupling of both distributions on text: shared strings first, then letter by letter on the residuals
-    (`coupled`).
-
-    With q the distribution of the draft's own tokens, or of those in T∩D.
-    """
+    """Σ min(p, q) over shared strings, then the maximal coupling of the residuals letter by letter: `coupled`."""
     pair, proposed = drafting.pair, drafting.row_after(())
     ours, theirs = pair.names(target.ids), pair.to_target_ids(proposed.ids)
     p = in_target_ids(pair, Row(ours, target.probabilities), Whose.TARGET)
@@ -110,8 +96,7 @@ def coupled(target: Row, drafting: Drafting) -> Expected:
     return Expected(accepted) + surplus
 
 
-# By the names of `verification.methods`; whether draft tokens come from T∩D or are target tokens is the drafter's
-# distribution.
+# By method name; that draft tokens are of T∩D only, or target tokens, is a matter of `Drafting.row_after`.
 EXPECTATIONS: dict[str, Callable[[Row, Drafting], Expected]] = {
     "standard": overlap,
     "union": overlap,
@@ -126,9 +111,7 @@ EXPECTATIONS: dict[str, Callable[[Row, Drafting], Expected]] = {
 
 
 def in_target_ids(pair: Pair, row: Row, whose: Whose = Whose.DRAFTER) -> Probabilities:
-    """A draft token's distribution over target ids, float64 (|T|,); what lies outside T is missing, so its sum
-    may be below 1.
-    """
+    """A row as a vector over target ids, float64 (|T|,); the mass outside T is left out."""
     distribution = np.zeros(pair.target.size)
     ids = row.ids if whose is Whose.TARGET else pair.to_target_ids(row.ids)
     np.add.at(distribution, ids[ids >= 0], row.probabilities[ids >= 0])
@@ -139,7 +122,7 @@ Weights = dict[int, float]  # token id -> weight above 0; any sum
 
 
 def _by_letters(letters: tuple[Letters, ...], weights: Weights) -> dict[Letters, float]:
-    """Weights of strings: ids with the same letters are added up."""
+    """The weight of each string: ids with the same letters are summed up."""
     found: dict[Letters, float] = {}
     for token, weight in weights.items():
         found[letters[token]] = found.get(letters[token], 0.0) + weight
@@ -147,7 +130,7 @@ def _by_letters(letters: tuple[Letters, ...], weights: Weights) -> dict[Letters,
 
 
 def _surplus(row: Row, names: Ids, left: Probabilities, whole: Probabilities) -> Weights:
-    """What is left of a row when the common mass of each token is taken away; -1 names what is not shared."""
+    """A row without the mass that both sides have in common; `names` is -1 for ids that are not shared."""
     share = np.divide(left, whole, out=np.ones_like(whole), where=whole > 0)
     weights = row.probabilities * np.where(names < 0, 1.0, share[names])
     return {token: weight for token, weight in zip(row.ids.tolist(), weights.tolist(), strict=True) if weight > 0}
@@ -155,7 +138,7 @@ def _surplus(row: Row, names: Ids, left: Probabilities, whole: Probabilities) ->
 
 @dataclass(frozen=True)
 class _Text:
-    """The beginning of a draft."""
+    """A prefix of a draft."""
 
     tokens: tuple[int, ...]  # of the drafter
     letters: Letters
@@ -163,7 +146,7 @@ class _Text:
 
 
 def _longest_tokens(drafting: Drafting, target: Weights, psi: dict[Letters, float]) -> float:
-    """Fills ψ by going through the drafts of at most n tokens; returns what pruned drafts could add to Σ min(p, ψ).
+    """Fills ψ from the drafts of at most n tokens; returns what pruned drafts could add to Σ min(p, ψ).
 
     A draft is followed while a longer target token could begin with all of its text (the paper's stopping rule).
     """
@@ -189,21 +172,26 @@ def _longest_tokens(drafting: Drafting, target: Weights, psi: dict[Letters, floa
     return pruned
 
 
+# How probably a draft's text reaches the end of a target token. At a common prefix each side ends its token or goes on
+# with a letter. If the target's token ends, it is accepted whatever the draft shows. Equal letters are followed. If
+# only the draft's token ends, the next draft token is. Different letters are a refusal. Methods differ in how the two
+# events are drawn together, the `Coupling`.
+
 Masses = dict[str, float]  # next letter -> probability
 
 
 class Meeting(NamedTuple):
-    """Joint probabilities at a prefix, besides those with the target's end."""
+    """Joint probabilities at a prefix at which the target's token goes on."""
 
     together: Masses  # both show this letter
-    behind: Masses  # the draft's token ends, the target's goes on with this letter
+    behind: Masses  # the draft's token ends, and the target's goes on with this letter
 
 
 Coupling = Callable[[float, Masses, Masses], Meeting]  # of the draft's end, the target's letters, the draft's letters
 
 
 def independent(ends: float, target: Masses, draft: Masses) -> Meeting:
-    """Both draw by themselves."""
+    """Both sides draw independently."""
     together = {letter: mass * draft[letter] for letter, mass in target.items() if letter in draft}
     return Meeting(together, {letter: mass * ends for letter, mass in target.items()})
 
@@ -212,7 +200,7 @@ def maximal(ends: float, target: Masses, draft: Masses) -> Meeting:
     """The coupling under which both show the same event as often as possible; surpluses are independent."""
     together = {letter: min(mass, draft[letter]) for letter, mass in target.items() if letter in draft}
     surplus = {letter: mass - together.get(letter, 0.0) for letter, mass in target.items()}
-    # What the draft's end has more than the target's; then all of the target's surplus lies on letters.
+    # The surplus of the draft's END over the target's; if there is any, the target's surplus is on letters only.
     ended = max(0.0, ends - max(0.0, 1.0 - sum(target.values())))
     share = ended / total if (total := sum(surplus.values())) > 0 else 0.0
     return Meeting(together, {letter: mass * share for letter, mass in surplus.items()})
@@ -220,7 +208,7 @@ def maximal(ends: float, target: Masses, draft: Masses) -> Meeting:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Sums over the texts that both sides can write."""
+    """Sums over the common prefixes of both sides."""
 
     drafting: Drafting
     couple: Coupling
@@ -234,7 +222,7 @@ class Agreement:
         return self._meet(mass, target, 0, draft, 0, ())
 
     def after_draft_token(self, mass: float, target: Weights, tokens: tuple[int, ...]) -> Expected:
-        """The draft so far is `tokens`, and the target's token begins with all of it and is longer."""
+        """The draft so far is `tokens`, and the target's token begins with their text and is longer."""
         return self._next(mass, target, len(self.drafting.pair.drafter.letters_of(tokens)), tokens)
 
     def _next(self, mass: float, target: Weights, at: int, tokens: tuple[int, ...]) -> Expected:
@@ -267,7 +255,7 @@ class Agreement:
 
 
 class _Split(NamedTuple):
-    """A distribution at a prefix that all its tokens have."""
+    """Weighted tokens that share a prefix, by what follows it."""
 
     total: float
     ended: Weights  # tokens that are the prefix
@@ -300,17 +288,17 @@ def _split(weights: Weights, letters: tuple[Letters, ...], at: int) -> _Split:
 
 
 def weights_of(row: Row) -> Weights:
-    """A whole row's ids and probabilities, those above zero.
+    """The ids of a whole row with probabilities above zero.
 
     Raises:
-        ValueError: the row has a tail, so the expectation would not be one.
+        ValueError: the row has a tail.
     """
     if not row.whole:
         raise ValueError(f"expected acceptance needs whole rows, and this one has a tail of {row.tail}")
     return {token: weight for token, weight in zip(row.ids.tolist(), row.probabilities.tolist(), strict=True) if weight}
 
 
-# Two distributions drawn with common noise: how probably a target token i and a drafter token j win together.
+# Common noise: the joint probability that the target draws token i and the drafter token j.
 #
 # Each string (and rank) k has one exponential clock E_k; the target takes the smallest E_k/p_k, the drafter the
 # smallest E_k/q_k. With L(s) = Σ max(p_k, s q_k) and F(s) = ∫₀ˢ L⁻², integrating over the ratio of the two winners'
@@ -326,10 +314,10 @@ Clock = tuple[Letters, int]  # letters and rank: what noise is keyed by
 
 
 class Race:
-    """First tokens of a target and a drafter that draw with common noise."""
+    """The joint distribution of the first tokens of a target and a drafter that draw with common noise."""
 
     def __init__(self, pair: Pair, target: Row, drafted: Row) -> None:
-        """Both rows whole."""
+        """Both rows are whole."""
         self._p = _by_clock(pair.target, weights_of(target))
         self._q = _by_clock(pair.drafter, weights_of(drafted))
         clocks = list(self._p | self._q)

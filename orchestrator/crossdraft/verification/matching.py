@@ -1,7 +1,8 @@
-"""Verification by equal letters: the target draws by itself, the draft is compared (arXiv 2502.05202, Algorithm 2).
+"""Matching of text: `slem` (arXiv 2502.05202, Algorithm 2) and `seeded` (the same with common noise).
 
-The output is a function of the target's draws alone, so it is exact whatever the drafter does, and
-the draft decides only how many draws one pass yields.
+The target draws each token t from p by itself. t is accepted if the letters of the draft go on with those of t, or with
+a beginning of t that the draft has reached so far; the first that differs ends the epoch. The output is a function of
+the target's draws alone: exact for any drafter, and the draft decides only how many draws a pass yields.
 """
 
 from crossdraft.types.statistics import Kind
@@ -18,7 +19,7 @@ from crossdraft.verification.walk import (
 
 
 def walk(ground: Ground) -> Walk:
-    """Draw, compare with what the draft shows over the same letters, emit; until they differ."""
+    """Draw, compare with the draft's letters, emit; until they differ."""
     text = Unreached(ground.offset, ground.ahead)
     while True:
         token = yield from target_sample()

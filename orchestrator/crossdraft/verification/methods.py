@@ -1,4 +1,4 @@
-"""The methods by name: what each asks of drafter and target, and what it promises."""
+"""The verification methods by name: what each requires of drafter and target, and what it guarantees."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from crossdraft.verification.walk import Ground, Walk
 
 
 class Guess(Enum):
-    """One guess at what the walk will emit: a path of a pass's tree."""
+    """A guess at the tokens that the walk will emit; it makes one path of a pass's tree."""
 
-    OWN = "own"  # the draft's own tokens, as far as they are target tokens
-    CANONICAL = "canonical"  # what the target's tokenizer makes of the draft's text
-    LONGEST = "longest"  # the longest target token that the text starts with, again and again
+    OWN = "own"  # the draft's own tokens, up to the first that is no target token
+    CANONICAL = "canonical"  # the draft's text as the target's tokenizer writes it
+    LONGEST = "longest"  # the draft's text cut greedily into longest target tokens
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,18 @@ class Method:
     name: str
     walk: Callable[[Ground], Walk]
     source: str
-    guesses: tuple[Guess, ...]  # the paths of a pass, the likeliest first
+    guesses: tuple[Guess, ...]  # paths of a pass, the likeliest first
     exact: bool = True  # the output has the target's distribution
-    samples: bool = False  # the target answers with draws of its own, not with rows
+    samples: bool = False  # the target replies with its own draws, not with rows
     keyed: bool = False  # the drafter draws with the target's noise
-    same_vocabulary: bool = False  # refused when the vocabularies differ
-    shared_only: bool = False  # the drafter may draw tokens of T∩D only
+    same_vocabulary: bool = False  # refused if the vocabularies differ
+    shared_only: bool = False  # the drafter draws tokens of T∩D only
     redistributed: bool = False  # the drafter draws target tokens through its affinity matrix
     drafter_rows: bool = True  # every draft token carries the row that it was drawn from
-    scores: bool = False  # the drafter is asked how probable beginnings of its text are
-    whole_draft: bool = False  # how many draft tokens there are is fixed before the first is revealed: lock-step only
+    scores: bool = False  # the drafter is asked for probabilities of strings
+    whole_draft: bool = False  # the number of draft tokens is fixed before the first is revealed: lock-step only
     trusting: bool = True  # exact only if each draft token's row is the distribution that it was drawn from
-    seedable: bool = False  # the output is a function of the seed: neither timing nor drafter change it
+    seedable: bool = False  # the output is a function of the seed, whatever the timing and the drafter
 
 
 STANDARD = Method(
@@ -101,7 +101,7 @@ def method_named(name: str) -> Method:
     """The method of this name.
 
     Raises:
-        ValueError: there is none; the text lists the names.
+        ValueError: there is none; the message lists the names.
     """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
@@ -109,7 +109,7 @@ def method_named(name: str) -> Method:
 
 
 def default_method(temperature: float, seeded: bool, same_vocabulary: bool) -> Method:
-    """Temperature 0: `slem`; a seed: `seeded`; else the method that accepted most (BENCHMARKS.md)."""
+    """`slem` at temperature 0, `seeded` with a seed, else the exact method that accepted most (BENCHMARKS.md)."""
     if temperature == 0:
         return SLEM
     if seeded:

@@ -1,7 +1,7 @@
-"""Keyed noise: what `seeded` draws with instead of a random generator.
+"""Keyed noise, which `seeded` draws with instead of a random generator, and audits of draws that were made with it.
 
 The noise of a token is a pure function of (seed, choice, letter offset, letters, rank among the ids with the same
-letters). Two vocabularies that share a string of letters therefore share its noise, and a repeated draw repeats.
+letters). Two vocabularies that share a string of letters therefore share its noise, and a repeated draw is the same.
 """
 
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: steps of splitmix64 (Steele, Lea and Flood 2014)
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # its multipliers
 
-W = TypeVar("W")  # an array of int64 whose arithmetic wraps: numpy's, or a tensor of torch's
+W = TypeVar("W")  # an int64 array of numpy, or a tensor of torch: integer arithmetic wraps
 
 
 class Tokens(Protocol):
-    """What noise depends on: a `Vocabulary`, or as much of it as an `Affinity` has."""
+    """The letters and ranks that noise depends on: a `Vocabulary` or an `Affinity`."""
 
     @property
     def letters(self) -> Sequence[Letters]:
-        """Of each id."""
+        """The letters of each id."""
 
     def rank(self, token: int, /) -> int:
-        """The place of an id among those with the same letters."""
+        """The index of an id among those with the same letters."""
 
 
 class KeyedNoise:
-    """The noise of one vocabulary: one hash of each id's letters and rank, mixed with the key when it is asked for."""
+    """The noise of one vocabulary: a hash of each id's letters and rank, mixed with key and offset at each draw."""
 
     def __init__(self, letters: Sequence[Letters], ranks: Sequence[int]) -> None:
         """`letters[i]` and `ranks[i]` are those of id i; the rank tells ids with the same letters apart.
@@ -53,7 +53,7 @@ class KeyedNoise:
 
     @classmethod
     def of(cls, tokens: Tokens) -> Self:
-        """That of all ids of a vocabulary; a tenth of a second for 128,000."""
+        """Of all ids of a vocabulary; takes a tenth of a second for 128,000."""
         return cls(tokens.letters, [tokens.rank(token) for token in range(len(tokens.letters))])
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class KeyedNoise:
         Args:
             key: seed and choice.
             offset: letters since the start of the output.
-            ids: the ids that are wanted, shape (n,); None: all.
+            ids: shape (n,); None: all.
 
         Returns:
             float64, shape (n,) or (V,); above 0 and at most 54 ln 2.
@@ -76,11 +76,11 @@ class KeyedNoise:
         return exponentials
 
     def draw(self, ids: Ids, probabilities: Probabilities, key: NoiseKey, offset: int) -> int:
-        """One of `ids`, each with its probability: the first to arrive in a race of exponential clocks (Gumbel-max).
+        """Draws one of `ids` by probability: the smallest of exponential variates with these rates (Gumbel-max).
 
         Args:
             ids: shape (n,), distinct.
-            probabilities: shape (n,), not negative, any sum; an id of probability 0 is never drawn.
+            probabilities: shape (n,), not negative, of any sum; an id of probability 0 is never drawn.
             key: seed and choice.
             offset: letters since the start of the output.
 
@@ -95,7 +95,7 @@ class KeyedNoise:
 
 
 def moment(key: NoiseKey, offset: int) -> tuple[int, int]:
-    """Seed, choice and offset as the two words that hashes are mixed with; signed, 64 bits."""
+    """Key and offset hashed into the two signed 64-bit words that `uniform_words` mixes with the tokens' hashes."""
     state = 0
     for part in (key.seed, key.choice, offset):  # each is mixed in before the next is added
         state = _mix((state + GOLDEN + part) & MASK)
@@ -103,15 +103,15 @@ def moment(key: NoiseKey, offset: int) -> tuple[int, int]:
 
 
 def uniform_words(hashes: W, first: Any, second: Any) -> W:
-    """Words of 53 bits, independent for each hash and each moment.
+    """Uniform words of 53 bits, independent for each hash and each moment; the same from numpy and torch.
 
     Args:
         hashes: int64, any shape.
-        first: with `second` the two words of a moment, or int64 of a shape that goes with that of `hashes`.
-        second: alike.
+        first: with `second` the words of `moment`, as numbers or int64 arrays that broadcast with `hashes`.
+        second: see `first`.
 
     Returns:
-        int64, 0 to 2^53 - 1; of the kind that `hashes` is: whoever draws on another device draws with the same words.
+        int64 from 0 to 2^53 - 1, an array of the library of `hashes`.
     """
     words: Any = hashes
     words = words + first
@@ -123,7 +123,7 @@ def uniform_words(hashes: W, first: Any, second: Any) -> W:
 
 
 def _digest(letters: Letters, rank: int) -> bytes:
-    """Eight bytes for a token. The rank comes first, at a fixed length, so that no two tokens hash the same text."""
+    """The hash of a token, 8 bytes. The rank comes first, with a fixed length: no two tokens hash the same bytes."""
     return blake2b(rank.to_bytes(4, "little") + letters.encode(), digest_size=8).digest()
 
 
@@ -135,7 +135,7 @@ def _mix(word: int) -> int:
 
 
 def _mix_all(words: Any) -> None:
-    """The same for an array, in its place: memory that is asked for anew costs more than the arithmetic."""
+    """The same for an array, in place: allocating costs more than the arithmetic."""
     words ^= _shifted(words, 30)
     words *= _signed(FIRST)
     words ^= _shifted(words, 27)
@@ -144,7 +144,7 @@ def _mix_all(words: Any) -> None:
 
 
 def _shifted(words: Any, places: int) -> Any:
-    """To the right, with zeros for the sign."""
+    """Logical right shift."""
     shifted = words >> places
     shifted &= MASK >> places
     return shifted
@@ -155,19 +155,23 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-# Audits: a drafter's draw with keyed noise, made again from the row that it says it drew from.
+# Audits: every draw of a drafter is recomputed from the row that came with it.
+#
+# A drafter whose row is not the distribution that it drew from makes the output inexact, and nothing in the text shows
+# it. With keyed noise a draw is a function of its row, so one wrong draw proves the fault. This finds mistakes, not
+# malice: the drafter knows the noise.
 
 
 def fault_of_draw(draft_token: DraftToken, noise: KeyedNoise, key: NoiseKey, offset: int) -> str:
-    """Why a draft token cannot have been drawn from its row, as a text; empty if it was.
+    """Why a draft token was not drawn from its row, as a text; empty if it was.
 
-    Rows travel as multiples of 2^-24, which float32 holds, so that the draw repeats bit by bit.
+    Probabilities on the wire are multiples of 2^-24, exact in float32, so that the draw repeats bit by bit.
 
     Args:
-        draft token: as it arrived; its ids must be in the vocabulary.
+        draft_token: as received; its ids are in the vocabulary.
         noise: of the vocabulary whose ids it uses.
-        key: what its draw is keyed by; in an audited session the choice is the epoch's number.
-        offset: letters since the start of the output, up to where the draft token begins.
+        key: of its draw; in an audited session `choice` is the epoch's number.
+        offset: letters from the start of the output to the draft token.
     """
     row = draft_token.row
     if row is None:
@@ -180,24 +184,17 @@ def fault_of_draw(draft_token: DraftToken, noise: KeyedNoise, key: NoiseKey, off
     return f"id {draft_token.token} at letter {offset} was not drawn from its row, which gives id {drawn} there"
 
 
-# Audits: every draw of a drafter is recomputed from the row that came with it.
-#
-# A drafter whose row is not the distribution that it drew from makes the output inexact, and nothing in the text shows
-# it. With keyed noise a draw is a function of its row, so one wrong draw proves the fault. It finds mistakes, not
-# malice: the drafter knows the noise.
-
-
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What the drafter's draws are recomputed with."""
+    """Recomputes a drafter's draws."""
 
     key: NoiseKey
-    each_epoch: bool  # the epoch's number takes the place of the key's choice: a new draft at the same place is new
+    each_epoch: bool  # the epoch's number replaces the key's choice: drafts of different epochs are independent
     drafter: KeyedNoise  # of the drafter's ids
     target: KeyedNoise  # of the target's ids, for draft tokens that use them
 
     def fault_of(self, drafted: Drafted, offset: int, pair: Pair) -> str:
-        """Which draw of a draft that begins at `offset` letters of output is not its row's; empty if none."""
+        """Why a draw of a draft that begins at `offset` was not drawn from its row, as a text; empty if all were."""
         key = NoiseKey(self.key.seed, drafted.epoch) if self.each_epoch else self.key
         for draft_token in drafted.draft_tokens:
             noise = self.target if draft_token.whose is Whose.TARGET else self.drafter

@@ -1,4 +1,4 @@
-"""Which rows a pass fetches: guesses at what the walk will emit. They decide cost, never the output."""
+"""Which rows a pass fetches: guesses at the tokens that the walk will emit. They affect cost, never the output."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from crossdraft.verification.walk import draft_token_letters, target_support
 
 @dataclass(frozen=True)
 class Plan:
-    """A tree of paths, and the ids whose probability is wanted at its root and at each node."""
+    """A token tree, and the ids that the rows at its root and at each node must list besides the head."""
 
     tree: TokenTree
-    listed: tuple[Ids, ...]  # 1 + len(tree), int64 each
+    listed: tuple[Ids, ...]  # 1 + len(tree) arrays; empty if the target replies with samples
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,20 @@ class Planner:
 
     pair: Pair
     method: Method
-    encode: Callable[[Letters], Path]  # continuation tokenizing with the target's tokenizer
-    budget: int  # nodes of a tree
-    most_paths: int = 2  # in a tree: 1 is a chain
+    encode: Callable[[Letters], Path]  # the target's tokenizer, for text in mid-output
+    budget: int  # max nodes of a tree
+    most_paths: int = 2  # of a tree; 1: a chain
 
     def plan(
         self, draft_tokens: Sequence[DraftToken], skip: int, room: int, alternatives: Sequence[Letters] = ()
     ) -> Plan:
-        """Paths for the draft's letters from `skip` letters after its first draft token on (where
-        the frontier is), at most `room` nodes (what the target's context leaves).
+        """The tree of a pass at the frontier.
 
-        `alternatives`: other texts that may follow the frontier, the likeliest first; guessed while there are paths.
+        Args:
+            draft_tokens: the revealed draft.
+            skip: letters from the start of the first draft token to the frontier.
+            room: max nodes that the target's context leaves.
+            alternatives: other texts that may follow the frontier, the likeliest first; used while paths are left.
         """
         starts, text = self._layout(draft_tokens, skip)
         guessed = {
@@ -52,8 +55,7 @@ class Planner:
         return Plan(tree, self._listed(tree, starts))
 
     def listed(self, tree: TokenTree, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[Ids, ...]:
-        """The ids whose probability the walk may ask for at the root and at each node of a tree that stands at the
-        frontier, `skip` letters after the first of the draft tokens; empty where answers are samples."""
+        """The ids that the walk may need at the root and at each node of a tree at the frontier; see `plan`."""
         return self._listed(tree, self._layout(draft_tokens, skip)[0])
 
     def _listed(self, tree: TokenTree, starts: dict[int, DraftToken]) -> tuple[Ids, ...]:
@@ -62,7 +64,7 @@ class Planner:
         return self._next_tokens(tree) if self.method.whole_draft else tuple(self._supports(tree, starts))
 
     def _layout(self, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[dict[int, DraftToken], Letters]:
-        """Draft tokens by the letter offset after the frontier where they begin, and the letters after it."""
+        """The draft tokens from the frontier on, by where they begin after it, and the draft's text from it on."""
         starts: dict[int, DraftToken] = {}
         text = NOTHING
         for draft_token in draft_tokens:
@@ -71,7 +73,7 @@ class Planner:
         return {place: draft_token for place, draft_token in starts.items() if place >= 0}, Letters(text[skip:])
 
     def _longest(self, text: Letters) -> Path:
-        """The draft cut into longest target tokens, up to the first letters that the target has no token for."""
+        """The text cut greedily into longest target tokens, up to the first place where no token fits."""
         path: list[int] = []
         while letters := self.pair.target_trie.longest(text):
             path.append(self.pair.target.ids_of(letters)[0])
@@ -79,7 +81,7 @@ class Planner:
         return tuple(path)
 
     def _own_path(self, starts: dict[int, DraftToken]) -> Path:
-        """The draft's own tokens, from the frontier, as long as they are target tokens."""
+        """The draft's own tokens from the frontier on, up to the first that is no target token."""
         path: list[int] = []
         place = 0
         while place in starts:
@@ -92,7 +94,7 @@ class Planner:
         return tuple(path)
 
     def _next_tokens(self, tree: TokenTree) -> tuple[Ids, ...]:
-        """At the root and at each node the ids of what comes next there, with all others of the same letters."""
+        """At the root and at each node the ids of its children, with all others of the same letters."""
         vocabulary = self.pair.target
         found: list[set[int]] = [set() for _ in range(1 + len(tree))]
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
@@ -100,7 +102,7 @@ class Planner:
         return tuple(np.array(sorted(ids), dtype=np.int64) for ids in found)
 
     def _supports(self, tree: TokenTree, starts: dict[int, DraftToken]) -> Iterator[Ids]:
-        """At the root and at each node what the draft token can be that begins there."""
+        """At the root and at each node the target ids that the row of the draft token beginning there can stand for."""
         letters = self.pair.target.letters
         supports = {place: target_support(self.pair, draft_token) for place, draft_token in starts.items()}
         ends = [0]  # letters from the frontier to the root and to each node

@@ -1,40 +1,37 @@
 """String-level rejection sampling, `slrs` (arXiv 2502.05202, Algorithm 3 and Theorem 3.2).
 
-Let S be the text of the draft's first N draft tokens, N fixed before any is revealed, and t1, t2, … its pieces:
-t1 the longest target token that S starts with, t2 the longest that the rest starts with, and so on. With
-G(x) = P(S starts with x), S has the pieces t1…tj if and only if it starts with t1…tj and with none of the
-strings t1…t(i-1) y, i <= j, where y is a longer token that begins with ti. So with E those of these strings
-that begin with t1…tj and with no other such string
+Let S be the text of the draft's first N tokens, N fixed before any is revealed, and t1, t2, … its pieces: t1 the
+longest target token that S starts with, t2 the longest that the rest starts with, and so on. With
+G(x) = P(S starts with x), S has the pieces t1…tj if and only if it starts with t1…tj and with none of the strings
+t1…t(i-1) y, i <= j, where y is a longer token that begins with ti. So with E those of these strings that begin with
+t1…tj and with no other such string
 
     F(t1…tj) = G(t1…tj) - sum over e in E of G(e)        ψj(t) = F(t1…t(j-1) t) / F(t1…t(j-1)),
 
-and ψj is the distribution of tj given the pieces before it. tj is accepted with min(1, p/ψj); after a refusal, or where
-the rest has no piece, t is drawn from (p - ψj)+, which is what ψj leaves of p: P(t) = min(p, ψj)(t) +
-(1 - sum min(p, ψj)) (p - ψj)+(t) / sum (p - ψj)+ = p(t).
+and ψj is the distribution of tj given the pieces before it. tj is accepted with probability min(1, p/ψj). After a
+refusal, or where the rest of S has no piece, t is drawn from (p - ψj)+, so that
 
-What differs from the paper, and why:
+    P(t) = min(p, ψj)(t) + (1 - sum min(p, ψj)) (p - ψj)+(t) / sum (p - ψj)+ = p(t).
 
-- The sum that Theorem 3.2 prints for ψ runs over draft tokens d1…di with a free i; then a draft and its
-  continuation both count, and ψ exceeds one. It has to run over complete drafts: here all of N draft tokens.
-- The paper accepts one token a draft and leaves the others as an open problem. They are exact too, if the distribution
-of
-  a piece is taken given that the pieces before it did not come out longer (the exclusions of F). Without
-  these it is G(t1 x) / G(t1), and the output is biased.
-- The paper takes for granted that every text has a piece. If S is used up, or goes on with what no target
-  token begins with, p is *not* the distribution to draw from: ψj lacks that share, so the residual has it.
-- The residual is never summed up. A token t drawn from p is kept with probability (1 - ψj(t)/p(t))+, else drawn
-  again; so ψ of a few candidates is enough. They are drawn in blocks, one question to the drafter for each.
+Differences from the paper, and why:
 
-The paper's stopping rule S_1, that drafting stops once N draft tokens are there or the piece can no longer change,
-is `_next_piece`: whether tj can change depends on S up to there alone, so the distribution of tj is the same. N is
-the K of the request. Pieces that need more than N draft tokens are never accepted: `look_ahead` in the report of a
-pair is n_max, above which N makes no first token likelier, though further tokens gain. `combinations` there is
-the number of draft token sequences that the drafter has to add up for a ψ.
+- In Theorem 3.2 the sum for ψ runs over draft tokens d1…di with a free i. Then a draft and its continuation both count,
+  and ψ exceeds one. It has to run over complete drafts, here all of N tokens.
+- The paper accepts one token per draft and leaves later ones open. They are exact too if the distribution of a piece is
+  conditioned on the pieces before it not having come out longer (the exclusions of F). G(t1 x) / G(t1) is biased.
+- The paper assumes that every text has a piece. If S is used up, or no target token begins its rest, the token must
+  still be drawn from the residual, not from p: ψj lacks that share.
+- The residual is never summed up: a token t drawn from p is kept with probability (1 - ψj(t)/p(t))+, else drawn again.
+  So ψ of a few candidates is enough. They are drawn in blocks, with one request to the drafter for each.
 
-p and ψ are taken of letters: ids with the same letters are one piece, of which one is drawn by its weight.
+The paper's stopping rule S_1, to draft until N tokens are there or the piece can no longer change, is `_next_piece`:
+whether tj can change depends on S up to there alone, so the distribution of tj is the same. N is the k of the request.
+Pieces of more than N draft tokens are never accepted; `look_ahead` in the report of a pair is n_max, above which a
+larger N makes no first piece likelier, and `combinations` counts the token sequences that the drafter sums for one ψ.
 
-If the drafter is lost between a refusal and the answer to what the residual needs, the session draws that one
-token from p. All other tokens are exact whenever the loss does not depend on what was drafted.
+p and ψ are taken of letters: ids with the same letters are one piece, of which one is drawn by its weight. If the
+drafter is lost between a refusal and the answer that the residual needs, the session draws this one token from p. All
+others are exact if the loss does not depend on what was drafted.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -60,9 +57,9 @@ from crossdraft.verification.walk import (
     target_row,
 )
 
-FIRST_BLOCK = 8  # candidates for a residual whose ψ is asked for at once
+FIRST_BLOCK = 8  # candidates for a residual whose ψ is requested at once
 BLOCK_GROWTH = 4
-LARGEST_QUESTION = 1024  # strings; bounds a message and the wait for its answer, which must not fail by what was drawn
+LARGEST_QUESTION = 1024  # strings of a request, whose size and duration must not decide whether it succeeds
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -72,32 +69,32 @@ class PieceDistribution:
     def __init__(self, pair: Pair, drafted: int) -> None:
         self._trie = pair.target_trie
         self._drafted = drafted
-        self._reach = drafted * pair.drafter.longest  # letters that a draft can have at most
+        self._reach = drafted * pair.drafter.longest  # max letters of a draft
         self._accepted = NOTHING  # t1…t(j-1)
-        self._excluded: tuple[Letters, ...] = ()  # strings that S would start with if these were not its pieces
+        self._excluded: tuple[Letters, ...] = ()  # S starts with none of these, else its pieces were others
         self._mass = 1.0  # F(t1…t(j-1))
-        self._known: dict[Letters, float] = {NOTHING: 1.0}  # G
+        self._known: dict[Letters, float] = {NOTHING: 1.0}  # G of the strings asked for so far
 
     @property
     def over(self) -> bool:
-        """Whether no draft goes on behind the accepted pieces: ψ is zero."""
+        """Whether no draft can be longer than the accepted pieces: ψ is zero."""
         return len(self._accepted) >= self._reach
 
     def of(self, pieces: Sequence[Letters]) -> Generator[Step, Answer, Probabilities]:
-        """ψ of each of the pieces (tokens' letters), shape (len(pieces),); asks the drafter for what it lacks."""
+        """ψ of each piece, float64 (len(pieces),); requests the values of G that are not known."""
         terms = [self._terms(piece) for piece in pieces]
         yield from self._learn({string for string, without in terms for string in (string, *without)})
         masses = np.array([self._sum(string, without) for string, without in terms], dtype=np.float64)
         return np.clip(masses / max(self._mass, TINY), 0.0, 1.0)
 
     def accept(self, piece: Letters) -> None:
-        """The piece, whose ψ is known, is one of S."""
+        """S has this piece next; its ψ is known."""
         string, without = self._terms(piece)
         self._mass = self._sum(string, without)
         self._accepted, self._excluded = string, without
 
     def _terms(self, piece: Letters) -> tuple[Letters, tuple[Letters, ...]]:
-        """t1…t(j-1) and the piece, and E for it; E is the string itself where it is excluded: F is zero then."""
+        """t1…t(j-1) piece, and its E; if an excluded string begins it, F is zero, and E is the string itself."""
         string = Letters(self._accepted + piece)
         if any(string.startswith(excluded) for excluded in self._excluded):
             return string, (string,)
@@ -118,7 +115,7 @@ class PieceDistribution:
 
 
 def _shortest(strings: Iterable[Letters]) -> tuple[Letters, ...]:
-    """The strings that start with no other one, so that the events are disjoint."""
+    """The strings that start with no other of them: disjoint events with the same union."""
     kept: list[Letters] = []
     for string in sorted(strings):
         if not kept or not string.startswith(kept[-1]):
@@ -127,8 +124,10 @@ def _shortest(strings: Iterable[Letters]) -> tuple[Letters, ...]:
 
 
 def walk(ground: Ground) -> Walk:
-    """Accept piece after piece. The first one refused is replaced and ends the epoch; of a draft that is used up
-    the residual is drawn from, and then p."""
+    """Accept piece after piece; the first refused one is replaced and ends the epoch.
+
+    Once the draft has no further piece, one token is drawn from the residual and all later ones from p.
+    """
     distribution = PieceDistribution(ground.pair, ground.drafted)
     trie = ground.pair.target_trie
     rest = NOTHING  # revealed, not accepted
@@ -152,7 +151,7 @@ def walk(ground: Ground) -> Walk:
 
 
 def _next_piece(pair: Pair, rest: Letters) -> Generator[Step, Answer, Letters]:
-    """Reveal until no longer token begins with the rest, or nothing is left to reveal."""
+    """Reveal draft tokens until the next piece can no longer change, or none is left."""
     while pair.target_trie.extends(rest):
         draft_token = yield from next_draft_token()
         if draft_token is None:
@@ -162,23 +161,23 @@ def _next_piece(pair: Pair, rest: Letters) -> Generator[Step, Answer, Letters]:
 
 
 def _accepted(ground: Ground, distribution: PieceDistribution, piece: Letters) -> Generator[Step, Answer, int | None]:
-    """The piece as a target token, or None: refused."""
+    """The piece as a target id, or None if it is refused."""
     ids = np.array(ground.pair.target.ids_of(piece), dtype=np.int64)
     row = yield from target_row(listed=ids, judging=True)
     weights = row.probabilities_of(ids)
     if not weights.any():
         return None
     (psi,) = (yield from distribution.of([piece])).tolist()
-    if not ground.chooser.bernoulli(float(weights.sum()) / max(psi, TINY)):
+    if not ground.chooser.bernoulli(float(weights.sum()) / max(psi, TINY)):  # min(1, p/ψ)
         return None
     return int(ids[ground.chooser.categorical(weights)])
 
 
 def _residual(ground: Ground, distribution: PieceDistribution) -> Generator[Step, Answer, int]:
-    """Draw from (p - ψ)+.
+    """Draw from (p - ψ)+: candidates from p, each kept with probability (1 - ψ/p)+, until one is.
 
-    The share of p that candidates are kept with is at least the chance of being here at all, so more than a few
-    blocks are rare. Once a block would be as large as the support of p, ψ is asked for everywhere instead.
+    A candidate is kept at least as probably as the residual is needed at all, so more than a few blocks are rare. Once
+    a block would be as large as the support of p, ψ is requested for all of it instead.
     """
     row = yield from target_row(whole=True, judging=True)
     possible = np.flatnonzero(row.probabilities)
@@ -197,17 +196,18 @@ def _residual(ground: Ground, distribution: PieceDistribution) -> Generator[Step
 def _whole_residual(
     chooser: Chooser, pair: Pair, distribution: PieceDistribution, row: Row
 ) -> Generator[Step, Answer, int]:
+    """Draw from (p - ψ)+ with ψ of every token."""
     keep = yield from _kept_shares(pair, distribution, row, range(len(row.ids)))
     weights = row.probabilities * keep
     if not np.any(weights > 0):
-        weights = row.probabilities  # p and ψ differ by rounding only; a refusal then says nothing
+        weights = row.probabilities  # p and ψ differ by rounding only; any draw from p is as good
     return int(row.ids[chooser.categorical(weights)])
 
 
 def _kept_shares(
     pair: Pair, distribution: PieceDistribution, row: Row, places: Sequence[int]
 ) -> Generator[Step, Answer, Probabilities]:
-    """(1 - ψ/p)+ of the tokens at these places of a whole row, shape (len(places),)."""
+    """(1 - ψ/p)+ of the tokens at these indices of a whole row, float64 (len(places),)."""
     letters = [pair.target.letters[token] for token in row.ids[list(places)].tolist()]
     pieces = sorted(set(letters))
     psi = yield from distribution.of(pieces)

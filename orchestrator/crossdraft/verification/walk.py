@@ -1,16 +1,16 @@
-"""The one protocol of all methods: a walk without I/O that stands at the frontier.
+"""The protocol of all verification methods: a walk, a generator without I/O that stands at the frontier.
 
-A walk is a generator. It yields what it needs or what it decided, and is sent the answer:
+The frontier is the end of the committed tokens. A walk yields what it needs or decided, and is sent the answer:
 
-    NeedDraftToken       -> the epoch's next Draft token, or None: settle, no draft token will come in time
-    NeedRow            -> the target's Row at the frontier (`whole`: without a tail)
-    NeedSample         -> the target's own draw at the frontier, a token id
-    NeedPrefix         -> float64 (n,): the drafter's probabilities that its text continues with each string
-    Emit               -> nothing; the token is committed and the frontier moves
-    Refused            -> nothing; the draft is wrong from this letter on: the epoch and the walk end
+    NeedDraftToken -> the epoch's next DraftToken, or None to settle: none will come in time
+    NeedRow        -> the target's Row at the frontier
+    NeedSample     -> the target's own draw at the frontier, a token id
+    NeedPrefix     -> float64 (n,): the drafter's probabilities that its text starts with each string
+    Emit           -> None; the token is committed, and the frontier is after it
+    Refused        -> None; the draft is wrong from this letter on: epoch and walk end
 
-What a draft token hides is known to the walk only once it has asked for it, so whatever decides the
-output (and is not the walk itself) cannot look ahead.
+The release rule: a draft token is revealed when the walk asks for it, and nothing else that decides the output may
+depend on a token that is drawn but not yet revealed. Otherwise the output does not have the target's distribution.
 """
 
 from collections.abc import Callable, Generator
@@ -27,34 +27,34 @@ from crossdraft.verification.chooser import Chooser
 
 @dataclass(frozen=True)
 class NeedDraftToken:
-    """Asks for the next draft token of the epoch."""
+    """Requests the next draft token of the epoch."""
 
 
 @dataclass(frozen=True, eq=False)
 class NeedRow:
-    """Asks for the target's row at the frontier."""
+    """Requests the target's row at the frontier."""
 
-    whole: bool = False  # a head is not enough
-    listed: Ids = field(default_factory=lambda: NO_IDS)  # shape (n,), ids whose probability must be in it
-    judging: bool = False  # a revealed draft token waits for it: the epoch must not end here
+    whole: bool = False  # the row must not have a tail
+    listed: Ids = field(default_factory=lambda: NO_IDS)  # shape (n,), ids that it must list
+    judging: bool = False  # it judges a revealed draft token: the epoch must not end before the answer
 
 
 @dataclass(frozen=True)
 class NeedSample:
-    """Asks for one keyed draw of the target's at the frontier."""
+    """Requests the target's own keyed draw at the frontier."""
 
     judging: bool = False
 
 
 @dataclass(frozen=True)
 class NeedPrefix:
-    """Asks for the probability that the draft's text, from its beginning on, starts with each of these strings.
+    """Requests the probability that the text of the epoch's draft starts with each of these strings.
 
-    Always judges a revealed draft token: the epoch must not end here.
+    It always judges a revealed draft token: the epoch must not end before the answer.
     """
 
     strings: tuple[Letters, ...]  # none empty
-    tokens: int  # of the draft: what counts is the text of its first `tokens` draft tokens
+    tokens: int  # the text is that of the draft's first so many tokens
 
 
 @dataclass(frozen=True)
@@ -79,29 +79,30 @@ Walk = Generator[Step, Answer, None]
 
 @dataclass(frozen=True)
 class Ground:
-    """What a walk stands on: the two vocabularies, the random choices, where its epoch begins."""
+    """What a walk begins with: the two vocabularies, the random choices, and where its epoch begins."""
 
     pair: Pair
     chooser: Chooser
     offset: int = 0  # of the frontier, in letters since the start of the output
-    ahead: Letters = NOTHING  # the last of them, which the draft has not reached; only where the target draws by itself
-    encode: Callable[[Letters], tuple[int, ...]] = lambda letters: ()  # continuation tokenizing, the target's
-    drafted: int = 0  # draft tokens of this epoch, for methods that need it fixed before the first is revealed
+    ahead: Letters = NOTHING  # the last of these, which the draft has not reached; only if the target draws by itself
+    encode: Callable[[Letters], tuple[int, ...]] = lambda letters: ()  # the target's tokenizer, for text in mid-output
+    drafted: int = 0  # draft tokens of this epoch, for methods that need the number fixed before the first is revealed
 
 
 class Unreached:
-    """Committed letters that the draft has not reached yet ("ahead"), and drafted ones not committed.
+    """Compares committed and revealed letters where one side is longer. Offsets count letters of the output.
 
-    At most one of the two is not empty. Offsets count letters since the start of the output.
+    `ahead` are committed letters that the draft has not reached, `over` revealed letters that are not committed; at
+    most one of the two is not empty.
     """
 
     def __init__(self, offset: int, ahead: Letters = NOTHING) -> None:
         self.frontier = offset
-        self.ahead = ahead  # committed, not yet drafted
-        self.over = NOTHING  # drafted and revealed, not yet committed
+        self.ahead = ahead
+        self.over = NOTHING
 
     def commit(self, letters: Letters) -> int | None:
-        """The target's token is committed; returns the first offset where the draft disagrees, if any."""
+        """Commits a target token's letters; returns the first offset where the draft differs, or None."""
         disagreement = _disagreement(letters, self.over, self.frontier)
         self.frontier += len(letters)
         left = max(0, len(letters) - len(self.over))
@@ -110,7 +111,7 @@ class Unreached:
         return disagreement
 
     def reveal(self, letters: Letters) -> int | None:
-        """A draft token's letters are revealed; returns the first offset where they disagree, if any."""
+        """Reveals a draft token's letters; returns the first offset where they differ from the output, or None."""
         reached = self.frontier - len(self.ahead)
         disagreement = _disagreement(letters, self.ahead, reached)
         self.over = Letters(self.over + letters[len(self.ahead) :])
@@ -124,7 +125,7 @@ def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
 
 
 def next_draft_token() -> Generator[Step, Answer, DraftToken | None]:
-    """Ask for the next draft token; None means settle."""
+    """The next draft token; None: settle."""
     answer = yield NeedDraftToken()
     if answer is not None and not isinstance(answer, DraftToken):
         raise TypeError(f"NeedDraftToken was answered with {answer!r}")
@@ -132,7 +133,7 @@ def next_draft_token() -> Generator[Step, Answer, DraftToken | None]:
 
 
 def target_row(listed: Ids = NO_IDS, whole: bool = False, judging: bool = False) -> Generator[Step, Answer, Row]:
-    """Ask for the target's row at the frontier. Whoever answers sees to it that it lists what it must."""
+    """The target's row at the frontier, which lists at least `listed`, or everything if `whole`."""
     row = yield NeedRow(whole, listed, judging)
     if not isinstance(row, Row) or (whole and not row.whole):
         raise TypeError(f"NeedRow was answered with {row!r}")
@@ -140,7 +141,7 @@ def target_row(listed: Ids = NO_IDS, whole: bool = False, judging: bool = False)
 
 
 def target_sample() -> Generator[Step, Answer, int]:
-    """Ask for the target's own draw at the frontier."""
+    """The target's own draw at the frontier."""
     token = yield NeedSample()
     if not isinstance(token, int):
         raise TypeError(f"NeedSample was answered with {token!r}")
@@ -148,7 +149,7 @@ def target_sample() -> Generator[Step, Answer, int]:
 
 
 def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Generator[Step, Answer, Probabilities]:
-    """Ask for the probability that the text of the draft's first `tokens` draft tokens starts with each string."""
+    """The probabilities that the text of the draft's first `tokens` tokens starts with each string."""
     answer = yield NeedPrefix(strings, tokens)
     if not isinstance(answer, np.ndarray) or answer.shape != (len(strings),):
         raise TypeError(f"NeedPrefix was answered with {answer!r}")
@@ -161,10 +162,21 @@ def draft_token_letters(pair: Pair, draft_token: DraftToken) -> Letters:
     return vocabulary.letters[draft_token.token]
 
 
-def target_support(pair: Pair, draft_token: DraftToken) -> Ids:
-    """The target ids that a draft token's row can give: of several with the same letters the first, of others none.
+def row_of(draft_token: DraftToken) -> Row:
+    """The row that a draft token was drawn from.
 
-    Drafter ids of the same letters give it more than once.
+    Raises:
+        ValueError: it came without one, though the method needs it.
+    """
+    if draft_token.row is None:
+        raise ValueError("this method needs the row that each draft token was drawn from")
+    return draft_token.row
+
+
+def target_support(pair: Pair, draft_token: DraftToken) -> Ids:
+    """The target ids that a draft token's row can stand for, shape (n,): those with the letters of one of its ids.
+
+    Of several target ids with the same letters the first; it repeats if several drafter ids have its letters.
     """
     if draft_token.row is None:
         return NO_IDS
