@@ -99,6 +99,6 @@ def spelled(value: object, depth: int) -> object:
         return [spelled(one, depth + 1) for one in value]
     if isinstance(value, dict):
         return [(repr(key), spelled(one, depth + 1)) for key, one in value.items()]
-    if type(value).__module__.startswith("crossdraft.client"):
+    if type(value).__module__.startswith(("crossdraft.session", "crossdraft.types.statistics")):
         return {name: spelled(one, depth + 1) for name, one in vars(value).items() if name != "_given"}
     return repr(value) if isinstance(value, str | int | float | bool | np.ndarray | None) else type(value).__name__

@@ -2,7 +2,8 @@
 
 import pytest
 
-from crossdraft.session.draft_side import Branches, Epoch
+from crossdraft.session.drafter_side import Branches
+from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, Lost, Open, Ready, Replied
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import BranchSeen, Choice
@@ -115,7 +116,7 @@ def test_another_drafter_numbers_its_branches_from_one() -> None:
     session, _, _ = refused()
     (again,) = (one for one in session.handle(Lost(DRAFTER, GONE), 3.0) if isinstance(one, Open))
     session.handle(Ready(again.lane), 4.0)
-    assert session._drafting.branches.fault_of((Branch(1, 0, Letters("b"), (1,)),), 1, 9) == ""
+    assert session.drafter.branches.fault_of((Branch(1, 0, Letters("b"), (1,)),), 1, 9) == ""
 
 
 def test_the_branches_of_an_epoch_end_with_it() -> None:

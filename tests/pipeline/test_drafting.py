@@ -1,6 +1,6 @@
 """The drafter's window, its deadlines, and what a controller is told of it all."""
 
-from crossdraft.session.draft_side import Epoch
+from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Expired, Lost, Replied, SetTimer, Timer
 from crossdraft.speculation.choice import Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
 from crossdraft.text.letters import Letters

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.session.draft_side import Epoch, Verdict
+from crossdraft.session.epoch import Epoch, Verdict
 from crossdraft.speculation.choice import PLAIN
 from crossdraft.text.letters import Letters
 from crossdraft.types.rows import DraftToken

@@ -6,7 +6,7 @@ import pytest
 from crossdraft.session.events import Command, Lost, Open, Ready, Replied, SetTimer, Timer
 from crossdraft.session.rules import State
 from crossdraft.session.session import Session
-from crossdraft.session.target_side import Fetched, Flight
+from crossdraft.session.target_side import Answers, Flight
 from crossdraft.speculation.choice import Choice
 from crossdraft.types.messages import Drafted, FetchRow, Pass, PassDone, RowFetched
 from crossdraft.types.rows import DraftToken, Row
@@ -125,8 +125,8 @@ def test_who_is_lost_again_and_again_waits_longer() -> None:
     assert waits[-1] == 1.0
 
 
-def held(row: Row, listed: list[int] | None, head: int) -> Fetched:
-    fetched = Fetched([], head)
+def held(row: Row, listed: list[int] | None, head: int) -> Answers:
+    fetched = Answers([], head)
     asked = () if listed is None else (np.array(listed, dtype=np.int64),)
     fetched.add(Flight(1, Pass(1, (), TokenTree(), asked), 0, ((),), 0, 0.0, 0.0), (row,))
     return fetched
@@ -172,7 +172,7 @@ def after(number: int, root: int, *paths: tuple[int, ...]) -> Flight:
 def test_rows_of_a_way_that_the_output_has_not_taken_are_not_kept() -> None:
     """Neither when a pass of before returns late, nor when the paths begin at another root."""
     ids = [0]
-    fetched = Fetched(ids, 8)
+    fetched = Answers(ids, 8)
     fetched.add(after(1, 0, (), (0,), (0, 1), (1, 1)), (ONES, ONES, ONES, Row.certain(0)))
     fetched.add(after(2, 1, ()), (ONES,))
     ids.append(1)

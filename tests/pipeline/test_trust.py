@@ -2,7 +2,7 @@
 
 import pytest
 
-from crossdraft.session.draft_side import SAFE, without_trust
+from crossdraft.session.resolution import SAFE, without_trust
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.verification.methods import METHODS

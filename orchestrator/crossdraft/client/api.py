@@ -24,10 +24,9 @@ from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import TimedOut
 from crossdraft.rpc.security import Shown, TlsFiles
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.draft_side import without_trust
 from crossdraft.session.events import Emitted, Finished, Reason
-from crossdraft.session.output import Shown as Shown_of_output
-from crossdraft.session.resolution import Models, Secrets, resolve
+from crossdraft.session.output import ShownText
+from crossdraft.session.resolution import Models, Secrets, resolve, without_trust
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision, Explained, Told
 from crossdraft.speculation.shared import Experience, Member
@@ -95,7 +94,7 @@ class Generation:
         self._member = member
         self._told: Told | None = None  # the latest
         self._driver: Driver | None = None
-        self._shown = Shown_of_output(assignment)
+        self._shown = ShownText(assignment)
         self._queue: asyncio.Queue[Emitted | None] = asyncio.Queue()
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
