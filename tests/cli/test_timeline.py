@@ -21,8 +21,8 @@ from crossdraft.trace.timeline import Timeline, spans_of
 from crossdraft.types.request import Overlap
 from tests.cli.conftest import Cli
 from tests.cli.recordings import save
+from tests.clock import World
 from tests.pipeline.recordings import header_of, virtual_recording
-from tests.pipeline.virtual_services import World
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
 LONE = {"meta", "rect", "line", "circle"}  # may be without an end

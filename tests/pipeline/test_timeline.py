@@ -25,8 +25,8 @@ from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter, OpenT
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import TokenTree
+from tests.clock import World
 from tests.pipeline.recordings import header_of, virtual_recording
-from tests.pipeline.virtual_services import World
 
 TARGET = Open(1, OpenTarget((0,), SamplingOptions(), None))
 DRAFTER = Open(2, OpenDrafter(Letters(""), SamplingOptions(), None, 0))

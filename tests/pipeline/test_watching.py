@@ -14,9 +14,9 @@ from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import to_bytes
 from crossdraft.trace.codec import Recording
 from crossdraft.trace.timeline import OUTPUT, VERIFICATION, Role, Span, Timeline, Watch, What, named, spans_of
-from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
+from tests.clock import World
 from tests.pipeline.recordings import virtual_recording
-from tests.pipeline.virtual_services import World
+from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
 CONTROLLERS = (lock_step(4), Fixed(Choice(12, wait=1, patience=0.3, branch_depth=2)), Fixed(Choice(0)))

@@ -15,7 +15,7 @@ from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, Method
 from crossdraft.verification.walk import NeedRow
-from tests.stage import Stage
+from tests.clock import Stage
 from tests.verification.scheduling import Act, Overlapped, Schedule
 from tests.verification.test_overlapped_distributions import EXACT, LETTERS, NESTED, SAME, bias, error
 
