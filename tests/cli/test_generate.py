@@ -100,7 +100,7 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
         (("--method", "guess"), "unknown method 'guess'; choose one of standard"),
         (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
         (("--method", "tli", "--seed", "1"), "the output of method 'tli' depends on timing"),
-        (("--method", "tokentiming"), "has not the target's distribution; choose an exact method"),
+        (("--method", "tokentiming"), "does not have the target's distribution; choose an exact method"),
         (("--method", "rdk"), "needs a drafter with an affinity matrix for this target, and the drafter has none"),
         (("-k", "0"), "k must be between 1 and"),
         (("--max-tokens", "0"), "max_tokens must be at least 1"),

@@ -20,7 +20,7 @@ from crossdraft.trace.page.svg import ticks_of
 from crossdraft.trace.timeline import Timeline, spans_of
 from crossdraft.types.request import Overlap
 from tests.cli.conftest import Cli
-from tests.pipeline.virtual_services import World
+from tests.clock import World
 from tests.trace.recordings import header_of, save, virtual_recording
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from crossdraft.drafter.sampling import Index, Masses, Node, Question
 from crossdraft.text.letters import Letters
-from tests.fakes import pseudo_distribution
+from tests.tables import pseudo_distribution
 from tests.vocabularies import toy_vocabulary
 
 VOCABULARIES = {

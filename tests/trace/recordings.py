@@ -8,7 +8,6 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from crossdraft.client.driver import Machine
 from crossdraft.session.events import (
     Command,
     Event,
@@ -43,9 +42,8 @@ from crossdraft.types.messages import (
 from crossdraft.types.request import GenerationRequest, Overlap
 from crossdraft.types.rows import Row
 from crossdraft.verification.chooser import RandomChooser
-from tests.fakes import ToyDrafter, ToyTarget
-from tests.pipeline.virtual import Run
-from tests.pipeline.virtual_services import World
+from tests.clock import Run, World
+from tests.tables import ToyDrafter, ToyTarget
 from tests.text.kinds import kind
 
 SECRETS = Secrets(noise=2**63 + 1, audit=2, chooser=2**127 + 3)
@@ -190,7 +188,7 @@ class RecordedRun(Run):
     def __init__(self, world: World, controller: Controller) -> None:
         super().__init__(world, controller)
         self.recorded = Recorded(self._session)
-        self._session: Machine = self.recorded  # type: ignore[assignment]
+        self._session: Session = self.recorded  # type: ignore[assignment]
 
 
 def virtual_recording(world: World, controller: Controller) -> Recording:

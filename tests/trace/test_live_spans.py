@@ -14,8 +14,8 @@ from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import to_bytes
 from crossdraft.trace.codec import Recording
 from crossdraft.trace.timeline import OUTPUT, VERIFICATION, Role, Span, Timeline, Watch, What, named, spans_of
-from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
-from tests.pipeline.virtual_services import World
+from tests.clock import World
+from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
 from tests.trace.recordings import virtual_recording
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)

@@ -25,7 +25,7 @@ from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter, OpenT
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import TokenTree
-from tests.pipeline.virtual_services import World
+from tests.clock import World
 from tests.trace.recordings import header_of, virtual_recording
 
 TARGET = Open(1, OpenTarget((0,), SamplingOptions(), None))

@@ -16,8 +16,8 @@ from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
-from tests.fakes import ToyDrafter, ToyTarget, open_drafter
-from tests.stage import Stage
+from tests.clock import Stage
+from tests.tables import ToyDrafter, ToyTarget, open_drafter
 from tests.verification.toys import Toy, drafter_of
 from tests.vocabularies import greedy_tokens, pair_of
 

@@ -12,7 +12,7 @@ from crossdraft.verification import coupling, planning
 from crossdraft.verification.coupling import Identity
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, SLEM, STANDARD, TLI, Method
 from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, NeedSample, Refused, Step
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_distribution
+from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
 from tests.verification.enumerating import EnumeratingChooser, distribution_of, total_variation
 from tests.verification.toys import TEXTS, TOYS, Setup, Toy, as_ids
 from tests.vocabularies import pair_of

@@ -9,7 +9,7 @@ from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Guess, Method
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk, next_draft_token, target_row
-from tests.fakes import autoregressive_distribution
+from tests.tables import autoregressive_distribution
 from tests.verification.enumerating import distance, distribution_of, total_variation
 from tests.verification.toys import TEXTS, TOYS, Setup, Toy
 

@@ -21,7 +21,7 @@ from crossdraft.verification.expectation import (
     weights_of,
 )
 from crossdraft.verification.methods import METHODS, Method
-from tests.fakes import ToyDrafter, ToyTarget
+from tests.tables import ToyDrafter, ToyTarget
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.test_seeded_distribution import Runs
 from tests.verification.toys import TEXTS, TOYS, Setup, Toy, drafter_of

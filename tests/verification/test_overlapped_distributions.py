@@ -26,7 +26,7 @@ from crossdraft.verification.methods import (
     UNION,
     Method,
 )
-from tests.fakes import autoregressive_distribution
+from tests.tables import autoregressive_distribution
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
 from tests.verification.scheduling import Overlapped, Schedule
 from tests.verification.test_seeded_distribution import LENGTH, Runs, SeededDrafter, SeededTarget

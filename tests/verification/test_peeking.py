@@ -6,15 +6,16 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from crossdraft.session.draft_side import Branches, Epoch
+from crossdraft.session.drafter_side import Branches
+from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Replied, Reply, Timer
-from crossdraft.session.session import Decoding
+from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, Method
 from crossdraft.verification.walk import NeedRow
-from tests.stage import Stage
+from tests.clock import Stage
 from tests.verification.scheduling import Act, Overlapped, Schedule
 from tests.verification.test_overlapped_distributions import EXACT, LETTERS, NESTED, SAME, bias, error
 
@@ -56,22 +57,22 @@ def test_peeking_does_not_matter_where_the_target_draws() -> None:
     assert error(Overlapped(SAME, SLEM, (Choice(1, 0, patience=1.0),), Peeking("TD"), 2)) < EXACT
 
 
-def over_at_a_judged_need(self: Decoding, need: NeedRow) -> bool:
+def over_at_a_judged_need(self: Session, need: NeedRow) -> bool:
     moved = len(self.output.text) > self.epoch.began
-    return self.epoch.exhausted and not self._drafting.due and moved and self.fetched.held is None
+    return self.epoch.exhausted and not self.drafter.due and moved and self.target.answers.held is None
 
 
 def test_an_epoch_that_ends_where_a_judged_row_is_missing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     given = Overlapped(NESTED, COUPLED, (Choice(2, 2),), Schedule("DDT"), 3, paths=1)
     assert error(given) < EXACT
-    monkeypatch.setattr(Decoding, "_over", over_at_a_judged_need)
+    monkeypatch.setattr(Session, "_over", over_at_a_judged_need)
     assert bias(given) > BIASED
 
 
 def test_a_drafter_that_opens_and_ends_a_judged_need_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [Overlapped(NESTED, TLI, (Choice(2, 1),), Schedule("T", opens=opens), 2, 1) for opens in range(1, 6)]
     assert max(map(error, given)) < EXACT
-    monkeypatch.setattr(Decoding, "interruptible", property(lambda self: not self.epoch.choice.drafts))
+    monkeypatch.setattr(Session, "interruptible", property(lambda self: not self.epoch.choice.drafts))
     assert max(map(bias, given)) > BIASED
 
 

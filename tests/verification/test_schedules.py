@@ -14,7 +14,7 @@ from crossdraft.text.letters import Letters
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Method
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, NeedSample, Refused
-from tests.fakes import ToyTarget, autoregressive_distribution
+from tests.tables import ToyTarget, autoregressive_distribution
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
 from tests.verification.toys import TEXTS, TOYS, Toy, as_ids, drafter_of
 from tests.vocabularies import pair_of

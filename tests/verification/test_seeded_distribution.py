@@ -18,8 +18,8 @@ from crossdraft.types.rows import DraftToken
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SEEDED
 from crossdraft.verification.noise import KeyedNoise
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_distribution, open_drafter
-from tests.running import run_session
+from tests.clock import run_session
+from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution, open_drafter
 from tests.verification.toys import TOYS, Toy, as_ids
 from tests.vocabularies import greedy_tokens, pair_of
 

@@ -14,7 +14,7 @@ from crossdraft.verification.methods import SLRS
 from crossdraft.verification.prefixes import PieceDistribution
 from crossdraft.verification.rejection import undrafted
 from crossdraft.verification.walk import Ground, NeedDraftToken, NeedRow, Walk
-from tests.fakes import ToyDrafter, ToyTarget, autoregressive_distribution
+from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
 from tests.verification.toys import TOYS, Setup, Toy
 from tests.vocabularies import greedy_tokens, pair_of

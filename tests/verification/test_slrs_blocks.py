@@ -13,7 +13,7 @@ from crossdraft.types.statistics import Kind
 from crossdraft.verification import prefixes
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, Step
-from tests.fakes import ToyDrafter
+from tests.tables import ToyDrafter
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.toys import Toy, as_ids
 from tests.vocabularies import pair_of

@@ -15,7 +15,7 @@ from crossdraft.types.statistics import Kind
 from crossdraft.verification.alignment import align, edit_distance, walk
 from crossdraft.verification.methods import TOKENTIMING
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, Step
-from tests.fakes import autoregressive_distribution
+from tests.tables import autoregressive_distribution
 from tests.verification.enumerating import EnumeratingChooser, distribution_of, total_variation
 from tests.verification.toys import TOYS, Setup, Toy
 from tests.vocabularies import greedy_tokens, pair_of

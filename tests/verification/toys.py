@@ -13,8 +13,8 @@ from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
-from tests.fakes import RedistributingDrafter, ToyDrafter, ToyTarget, open_drafter
-from tests.running import run_session
+from tests.clock import run_session
+from tests.tables import RedistributingDrafter, ToyDrafter, ToyTarget, open_drafter
 from tests.verification.enumerating import EnumeratingChooser
 from tests.vocabularies import greedy_tokens, pair_of
 

@@ -33,7 +33,7 @@ from crossdraft.session.resolution import Models, resolve
 from crossdraft.speculation.choice import PLAIN as PLAIN_CHOICE
 from crossdraft.speculation.choice import Choice, Controller, Estimates, Observation, lock_step
 from crossdraft.speculation.estimator import Learner
-from crossdraft.speculation.shared import Experience
+from crossdraft.speculation.shared import SharedEstimates
 from crossdraft.speculation.simulator import simulate
 from crossdraft.types.request import Overlap
 from crossdraft.verification.methods import method_named
@@ -388,7 +388,7 @@ class Bench:
     drafted: Side
     assisted: AssistedGeneration | None = None
     advance: Callable[[], None] = field(default=lambda: None)  # called after each generation
-    experience: Experience = field(default_factory=Experience)  # of controllers, as a pipeline keeps it
+    experience: SharedEstimates = field(default_factory=SharedEstimates)  # of controllers, as a pipeline keeps it
 
     def __post_init__(self) -> None:
         self._method = self._assignment(Way("governed", None), 0, None).method

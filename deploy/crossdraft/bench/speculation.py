@@ -27,7 +27,7 @@ from crossdraft.console.processes import Wanted, running
 from crossdraft.console.running import CommandFailed, Misused, check_output, checked_options, counted, run_to_end
 from crossdraft.session.resolution import Models, resolve
 from crossdraft.speculation.choice import Estimates
-from crossdraft.speculation.shared import Experience
+from crossdraft.speculation.shared import SharedEstimates
 
 HEADINGS = (
     *("noise", "delay, ms", "accepted", "epochs run", "targets", "tokens/s", "× one target", "targets idle"),
@@ -168,7 +168,7 @@ class Bench:
     advance: Callable[[], None]
 
     def __post_init__(self) -> None:
-        self._experience = {way: Experience() for way in WAYS}
+        self._experience = {way: SharedEstimates() for way in WAYS}
 
     async def compare(self) -> dict[Way, list[Run]]:
         """Each way on each prompt, in turns. The first prompt comes once before: it warms up, and does not count."""

@@ -1,4 +1,4 @@
-"""The Python API: connect to targets and drafters, generate.
+"""The Python API: connect to targets and drafters, and generate.
 
 async with connect(target="127.0.0.1:7001", drafter="127.0.0.1:7002") as pipeline:
     async for token in pipeline.generate("def main(", method="seeded", seed=7):
@@ -18,29 +18,27 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
-from crossdraft.client.discovery import Team
+from crossdraft.client.discovery import Discovery
 from crossdraft.client.driver import Driver, Services
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import TimedOut
 from crossdraft.rpc.security import Shown, TlsFiles
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.draft_side import without_trust
 from crossdraft.session.events import Emitted, Finished, Reason
-from crossdraft.session.output import Shown as Shown_of_output
-from crossdraft.session.resolution import Models, Secrets, resolve
+from crossdraft.session.output import ShownText
+from crossdraft.session.resolution import Models, Secrets, resolve, without_trust
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision, Explained, Told
-from crossdraft.speculation.shared import Experience, Member
+from crossdraft.speculation.shared import Member, SharedEstimates
 from crossdraft.text.letters import to_bytes
 from crossdraft.trace.codec import Header
 from crossdraft.trace.recorder import FileRecorder, Recorder, Together
 from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError
 from crossdraft.types.statistics import Kind, Statistics, statistics_of
 
-Addresses = str | Sequence[str]  # HOST:PORT, several of them with commas between, or a sequence
+log = logging.getLogger(__name__)
 
-
-# One running generation: an asynchronous iterator over its tokens, then its text and figures.
+Addresses = str | Sequence[str]  # HOST:PORT, several separated by commas, or a sequence of them
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Token:
     """A committed token."""
 
     id: int  # target id
-    text: str  # what can be shown since the token before: whole characters, nothing that a stop string may take back
+    text: str  # newly final text: whole characters, none that may belong to a stop string
     raw: bytes  # the token's own bytes; empty for a control symbol
     kind: Kind
     log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
@@ -57,20 +55,20 @@ class Token:
 
 
 class Generation:
-    """Iterate over it for tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
+    """One output: an asynchronous iterator over its tokens. `text`, `ids`, `reason` and `statistics` describe the end.
 
-    Where a request goes on after `committed` ids, all of these are of what came after.
+    If the request continues an output after `committed` ids, all of these cover only what came after them.
 
-    Use it as a context manager, or exhaust it: leaving it early cancels the sessions. When there is no target left,
-    the iteration raises the last one's ServiceError; a drafter that fails does not end it.
+    Use it as a context manager, or exhaust it: leaving it early cancels the sessions. When no target is left, the
+    iteration raises the last one's ServiceError; a drafter that fails does not end it.
 
     Args:
-        assignment: what it works from.
-        services: where it works.
+        assignment: of its session.
+        services: where lanes may be opened.
         k: draft tokens in each lock-step round, for the statistics; 0: epochs are run in other ways.
-        recorder: makes what takes down the session; called when it begins.
-        watch: is told the same, while it runs.
-        member: its place among outputs that learn for each other.
+        recorder: makes the recorder of the session; called when the session begins.
+        watch: is told the same steps while it runs.
+        member: its part in sharing estimates with other outputs.
     """
 
     def __init__(
@@ -95,11 +93,11 @@ class Generation:
         self._member = member
         self._told: Told | None = None  # the latest
         self._driver: Driver | None = None
-        self._shown = Shown_of_output(assignment)
+        self._shown = ShownText(assignment)
         self._queue: asyncio.Queue[Emitted | None] = asyncio.Queue()
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
-        self._context = contextvars.copy_context()  # of who made it: what it is about (`rpc.subject`)
+        self._context = contextvars.copy_context()  # of the creator: log lines name its request (`rpc.log_context`)
 
     async def __aenter__(self) -> Self:
         return self
@@ -110,7 +108,7 @@ class Generation:
         await self.aclose()
 
     def tell(self, told: Told) -> None:
-        """Another output has learnt something of the same services."""
+        """Take over estimates of another output with the same services."""
         self._told = told
         if self._driver is not None:
             self._driver.tell(told)
@@ -125,13 +123,13 @@ class Generation:
 
     @property
     def decisions(self) -> list[Decision]:
-        """How the epochs were run, if the request asked to explain it."""
+        """How the epochs were run, if the request has `explain`."""
         controller = self._assignment.controller
         return controller.decisions if isinstance(controller, Explained) else []
 
     @property
     def estimates(self) -> Sequence[str]:
-        """What the controller believes of its services, in lines for people, if the request asked to explain it."""
+        """The controller's estimates as lines of text, if the request has `explain`."""
         controller = self._assignment.controller
         return controller.estimates if isinstance(controller, Explained) else ()
 
@@ -161,12 +159,12 @@ class Generation:
         return task
 
     async def _written(self) -> None:
-        """The record is on the disk, or why it is not is said."""
+        """Wait until the record is on disk; log a warning if it is incomplete."""
         if self._recorder is not None:
-            self._recorder.close()  # a session that was cancelled before its first step has not
+            self._recorder.close()  # a session cancelled before its first step has not closed it
             fault = await asyncio.to_thread(self._recorder.wait)
             if fault:
-                log.warning("the flight record is not whole: %s", fault)
+                log.warning("the flight record is incomplete: %s", fault)
 
     def _token(self, emitted: Emitted) -> Token:
         self.ids.append(emitted.token)
@@ -177,7 +175,7 @@ class Generation:
         return Token(emitted.token, shown, to_bytes(emitted.letters), emitted.kind, emitted.log_probability, top)
 
     def _end(self, finished: Finished) -> None:
-        """The session is over: figures, and its error if it has one."""
+        """Set reason and statistics; raises the session's error, if there is one."""
         self.reason = finished.reason
         given = self._assignment
         assert self._driver is not None
@@ -215,9 +213,9 @@ class Pipeline:
         self._needs_drafter = needs_drafter
         self._shown = None if tls is None else Shown(tls)
         self._trusted = trusted
-        self._team: Team | None = None
+        self._discovery: Discovery | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
-        self._experience = Experience()
+        self._shared = SharedEstimates()
 
     async def __aenter__(self) -> Self:
         """Connect and learn the two vocabularies.
@@ -227,13 +225,13 @@ class Pipeline:
                 what to do. The same of drafters where one is needed.
             RequestError: the targets serve models that differ.
         """
-        team = Team(self._targets, self._drafters, self._patience, self._shown, self._trusted)
+        discovery = Discovery(self._targets, self._drafters, self._patience, self._shown, self._trusted)
         try:
-            await team.gather(self._needs_drafter)
+            await discovery.gather(self._needs_drafter)
         except BaseException:
-            await team.close()
+            await discovery.close()
             raise
-        self._team = team
+        self._discovery = discovery
         return self
 
     async def __aexit__(
@@ -252,14 +250,18 @@ class Pipeline:
         return self.run(GenerationRequest(prompt, **settings))
 
     def run(self, request: GenerationRequest, watch: Recorder | None = None) -> Generation:
-        """The same for a request that is made already; `watch`, such as a `watching.Watch`, is told its steps."""
+        """One output for a request; `watch`, such as `trace.timeline.Watch`, is told the session's steps.
+
+        Raises:
+            RequestError: the request cannot be served by this pair.
+        """
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
         if not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later
             request = without_trust(request)
-        targets, before = len(services.targets), self._experience.of(request)
-        follows = self._experience.led(request)
+        targets, before = len(services.targets), self._shared.of(request)
+        follows = self._shared.led(request)
         assignment = resolve(request, models, drawn, targets, before, follows)
-        member = self._experience.keep(request, assignment.controller)
+        member = self._shared.keep(request, assignment.controller)
         recorder = None
         if request.record is not None:
             asked = replace(request, record=None)
@@ -270,35 +272,35 @@ class Pipeline:
         k = request.k if request.overlap is Overlap.OFF else 0
         generation = Generation(assignment, services, k, recorder, watch, member)
         if member is not None:
-            member.attach(generation)
+            member.attach(generation.tell)
         self._generations.add(generation)
         return generation
 
     async def follow(self, target: Addresses, drafter: Addresses | None = None) -> None:
-        """From now on these are the services; sessions that run elsewhere go on there, and no new one is opened."""
+        """Use these services from now on. Sessions that run elsewhere go on, but no new one is opened there."""
         await self._connected.follow(addresses_of(target), addresses_of(drafter or ()))
 
     async def drafter_known(self) -> None:
-        """Returns once a drafter has said what it is; generations that begin from then on can use it."""
+        """Return once a drafter has described itself; generations that begin from then on can use it."""
         await self._connected.drafter_known.wait()
 
     @property
     def target_there(self) -> bool:
-        """Whether a target can be reached, as far as that is known: connections are watched all the time."""
+        """Whether a target could be reached when its connection was last checked."""
         return self._connected.target_there
 
     @property
     def models(self) -> Models:
-        """The vocabularies of the pair, once connected; with a drafter once one has answered."""
+        """The models of the pair; the drafter's only once a drafter has answered."""
         models = self._connected.models
         assert models is not None  # it is, before `gather` returns
         return models
 
     @property
-    def _connected(self) -> Team:
-        if self._team is None:
+    def _connected(self) -> Discovery:
+        if self._discovery is None:
             raise RuntimeError("use the pipeline inside `async with connect(...)`")
-        return self._team
+        return self._discovery
 
 
 def connect(
@@ -316,10 +318,10 @@ def connect(
         target: one address or several, all of the same model; one must be there, others may come later.
         drafter: likewise of one vocabulary. None: plain decoding, as it is until a drafter has answered.
         patience: how long services may take to answer.
-        needs_drafter: to connect fails, as for a target, if no drafter answers.
-        tls: what this side shows to services, and whose certificates it takes; None: plaintext.
-        trusted: whether the drafters are; with one that is not, only methods whose output does not depend on what a
-            drafter says of its distributions are used (`slem`, `seeded`), and others are refused.
+        needs_drafter: fail to connect, as for a target, if no drafter answers.
+        tls: the client's certificate, and the authority of the services' certificates; None: plaintext.
+        trusted: whether the drafters are. With untrusted ones only methods whose output does not depend on the
+            distributions that a drafter reports are used (`slem`, `seeded`), and others are refused.
 
     Raises:
         ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).
@@ -346,6 +348,3 @@ def _recorder(header: Header, path: Path) -> FileRecorder:
         return FileRecorder(path, header)
     except OSError as error:
         raise RequestError(f"cannot record: {error}; name a file that can be written (--record)") from error
-
-
-log = logging.getLogger(__name__)

@@ -1,4 +1,8 @@
-"""The services behind a pipeline: which there are, what they serve, and whether they go together."""
+"""Discovery: which services there are behind a pipeline, what they serve, and whether they can be used together.
+
+Every service is asked to describe itself until it has; those that are down are asked in the background. The connections
+of those that have answered are watched, so that it is known at any time whether they can be reached.
+"""
 
 import asyncio
 import logging
@@ -17,12 +21,16 @@ from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import Description
 from crossdraft.types.request import RequestError
 
-OTHERS_SECONDS = 3.0  # from the beginning, for services that need not be there
+log = logging.getLogger(__name__)
+
+OTHERS_SECONDS = 3.0  # from the beginning, for services that are not needed to begin
+FIRST_PAUSE = 0.25  # seconds between two attempts to reach a service; it doubles
+LONGEST_PAUSE = 4.0
+WATCHED_EVERY = 0.25  # seconds between two looks at the connection to a known service
 
 
-# Gets to know services: each is asked to describe itself until it has, those that are down in the background.
-#
-# Those that are known are watched, so that it is known at any time whether they can be reached.
+class MismatchError(Exception):
+    """A service that describes itself, but cannot be used beside the others of its role; the text says why."""
 
 
 class Described(Protocol):
@@ -32,11 +40,11 @@ class Described(Protocol):
 
     @property
     def service(self) -> str:
-        """What error texts call it."""
+        """The service's name in error texts."""
         ...
 
     async def describe(self) -> Description:
-        """What the service says of its model; raises ServiceError."""
+        """The service's description of its model; raises ServiceError."""
         ...
 
     def reachable(self) -> bool | None:
@@ -48,32 +56,32 @@ Client = TypeVar("Client", bound=Described)
 Welcome = Callable[[Client, Description], Awaitable[None]]
 
 
-class Acquaintance:
-    """One service that is asked what it is. Make it in a running event loop, and `close` it.
+class Probe:
+    """Asks one service to describe itself, then watches its connection. Create it in a running event loop.
 
     Args:
         client: of the service.
-        welcome: called once with the client and its description; raises ServiceError if it cannot be used now, and
-            Strange if it never can.
+        welcome: called once with the client and its description; raises ServiceError if the service cannot be used
+            now, and MismatchError if it never can.
     """
 
     def __init__(self, client: Client, welcome: Welcome[Client]) -> None:
         self.error: ServiceError | None = None  # the latest, while it is not known
-        self.there = False  # it is known, and could be reached when that was last found out
-        self._warned = False
+        self.mismatch: MismatchError | None = None
+        self.reachable = False  # it is known, and could be reached when that was last checked
+        self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # after the first attempt
         self._client = client
-        self.strange: Strange | None = None
-        self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # once it was, in vain or not
+        self._warned = False
         self._task = asyncio.create_task(self._meet(client, welcome))
 
     def warn(self) -> None:
-        """Says so if it is not known yet."""
+        """Log a warning if the service is not known yet."""
         self._warned = self.error is not None or not self.tried.done()
         if self._warned:
             log.warning("%s; it is tried again", self.error or f"{self._client.service} has not answered yet")
 
     async def close(self) -> None:
-        """Asks and watches no more."""
+        """Stop asking and watching."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -85,25 +93,25 @@ class Acquaintance:
                 pause = min(2 * pause, LONGEST_PAUSE)
         finally:
             self._tried()
-        if self.strange is None:
+        if self.mismatch is None:
             await self._watch(client)
 
     async def _watch(self, client: Client) -> NoReturn:
-        self.there = True
+        self.reachable = True
         while True:
             await asyncio.sleep(WATCHED_EVERY)
             reachable = client.reachable()
-            self.there = self.there if reachable is None else reachable
+            self.reachable = self.reachable if reachable is None else reachable
 
     async def _asked(self, client: Client, welcome: Welcome[Client]) -> bool:
-        """Whether there is nothing more to ask."""
+        """Ask once; whether there is nothing more to ask."""
         try:
             await welcome(client, await client.describe())
             self.error = None
             if self._warned:
                 log.warning("%s is there now", client.service)
-        except Strange as error:
-            self.strange = error
+        except MismatchError as error:
+            self.mismatch = error
             log.warning("%s is not used: %s", client.service, error)
         except ServiceError as error:
             self.error = error
@@ -117,27 +125,27 @@ class Acquaintance:
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
+class ProbedClient:
     """One service, known or not yet."""
 
     client: TargetClient | DrafterClient
-    acquaintance: Acquaintance
+    probe: Probe
 
     async def close(self) -> None:
-        """Closes the client, and with it its sessions."""
-        await self.acquaintance.close()
+        """Close the client, and with it its sessions."""
+        await self.probe.close()
         await self.client.close()
 
 
-class Team:
-    """Clients of all addresses. A service that is down is asked again in the background until it is there.
+class Discovery:
+    """Clients of all addresses, and the models of those that have answered.
 
     Args:
         targets: addresses, at least one.
         drafters: addresses.
         patience: of the clients.
-        shown: what the clients show and trust; None: plaintext.
-        trusted: whether the drafters are; the chat template of one that is not is never run.
+        shown: certificates of the clients; None: plaintext.
+        trusted: whether drafters are trusted; the chat template of an untrusted one is never run.
     """
 
     def __init__(
@@ -154,16 +162,16 @@ class Team:
         self._patience = patience
         self._shown = shown
         self._trusted = trusted
-        self._targets: dict[str, Member] = {}  # by address
-        self._drafters: dict[str, Member] = {}
-        self._parted: list[tuple[Roster[Any], str, Member]] = []  # whose last sessions still go on
-        self.drafter_known = asyncio.Event()  # one has described itself
-        self._known = asyncio.Event()  # the target is
-        self._learning = (asyncio.Lock(), asyncio.Lock())  # one target, one drafter at a time
-        self._following = asyncio.Lock()  # what was said last counts
+        self._targets: dict[str, ProbedClient] = {}  # by address
+        self._drafters: dict[str, ProbedClient] = {}
+        self._parted: list[tuple[Roster[Any], str, ProbedClient]] = []  # removed, with sessions that still go on
+        self.drafter_known = asyncio.Event()  # a drafter has described itself
+        self._known = asyncio.Event()  # a target has
+        self._learning = (asyncio.Lock(), asyncio.Lock())  # one target and one drafter at a time
+        self._following = asyncio.Lock()  # calls of `follow` are carried out in order: the last one counts
 
     async def gather(self, needs_drafter: bool = False) -> Models:
-        """Returns when a target is known, and every other service was asked once or has had its time.
+        """Return when a target is known, and every other service was asked once or has had its time.
 
         Raises:
             ServiceError: no target is there, or no drafter and one is needed.
@@ -174,11 +182,11 @@ class Team:
         until = loop.time() + (seconds if needs_drafter else min(seconds, OTHERS_SECONDS))
         await self.follow(*self._addresses)
         models = await self._first_target()
-        targets, drafters = ([one.acquaintance for one in role.values()] for role in (self._targets, self._drafters))
-        await all_tried([*targets, *drafters], until - loop.time())
+        targets, drafters = ([one.probe for one in role.values()] for role in (self._targets, self._drafters))
+        await asyncio.wait([one.tried for one in (*targets, *drafters)], timeout=max(0.0, until - loop.time()))
         for one in targets:
-            if one.strange is not None:
-                raise RequestError(str(one.strange))
+            if one.mismatch is not None:
+                raise RequestError(str(one.mismatch))
         if needs_drafter and not len(self.services.drafters):
             raise next((one.error for one in drafters if one.error), TimedOut("no drafter describes itself"))
         for one in (*targets, *drafters):
@@ -187,11 +195,11 @@ class Team:
 
     @property
     def target_there(self) -> bool:
-        """Whether one of the targets that are known can be reached."""
-        return any(one.acquaintance.there for one in self._targets.values())
+        """Whether one of the known targets can be reached."""
+        return any(one.probe.reachable for one in self._targets.values())
 
     async def follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
-        """From now on these are the addresses: new ones are got to know, and no session is opened at others."""
+        """Use these addresses from now on: probe new ones, and open no session at others."""
         async with self._following:
             await self._follow(targets, drafters)
 
@@ -202,17 +210,17 @@ class Team:
         for address in targets:
             if address not in self._targets:
                 target = TargetClient(address, self._patience, tls=self._shown)
-                self._targets[address] = Member(target, Acquaintance(target, self._welcome_target))
+                self._targets[address] = ProbedClient(target, Probe(target, self._welcome_target))
         for address in drafters:
             if address not in self._drafters:
                 drafter = DrafterClient(address, self._patience, tls=self._shown)
-                self._drafters[address] = Member(drafter, Acquaintance(drafter, self._welcome_drafter))
+                self._drafters[address] = ProbedClient(drafter, Probe(drafter, self._welcome_drafter))
 
-    async def _part(self, roster: Roster[Any], members: dict[str, Member], staying: Collection[str]) -> None:
-        """Takes leave of the others; their clients are closed when their sessions have ended."""
+    async def _part(self, roster: Roster[Any], members: dict[str, ProbedClient], staying: Collection[str]) -> None:
+        """Remove all but `staying`; their clients are closed when their sessions have ended."""
         for address in [address for address in members if address not in staying]:
             member = members.pop(address)
-            await member.acquaintance.close()
+            await member.probe.close()
             roster.remove(address)
             self._parted.append((roster, address, member))
         over = [one for one in self._parted if one[0] is roster and one[1] not in roster]
@@ -221,16 +229,16 @@ class Team:
             await member.client.close()
 
     async def close(self) -> None:
-        """Closes all clients, and with them their sessions."""
+        """Close all clients, and with them their sessions."""
         parted = [member for _, _, member in self._parted]
         for member in (*self._targets.values(), *self._drafters.values(), *parted):
             await member.close()
 
     async def _first_target(self) -> Models:
-        waiting = {one.acquaintance.tried for one in self._targets.values()}
+        waiting = {one.probe.tried for one in self._targets.values()}
         while self.models is None:
             if not waiting:
-                errors = [one.acquaintance.error for one in self._targets.values()]
+                errors = [one.probe.error for one in self._targets.values()]
                 raise _none_of([error for error in errors if error is not None])
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         return self.models
@@ -239,11 +247,11 @@ class Team:
         async with self._learning[0]:
             if self.models is None:
                 # In a thread: with vocabularies of 128,000 tokens this takes a second.
-                self.models = Models(about, await asyncio.to_thread(_learned, about, Side.TARGET))
+                self.models = Models(about, await asyncio.to_thread(_tokenization, about, Side.TARGET))
                 self._known.set()
             known = self.models.target
             if about.fingerprint != known.fingerprint or about.context < known.context:
-                raise Strange(
+                raise MismatchError(
                     f"{client.service} serves {about.model!r} with {about.context} tokens of context, and another "
                     f"target {known.model!r} with {known.context}; all targets must serve the same model"
                 )
@@ -258,7 +266,7 @@ class Team:
                 about = about if self._trusted else replace(about, chat_template=None)
                 self.models = await asyncio.to_thread(_paired, self.models, about)
             elif _served(about) != _served(known):
-                raise Strange(
+                raise MismatchError(
                     f"it serves {about.model!r}, and another drafter {known.model!r} with other tokens or another "
                     "affinity matrix; all drafters must serve the same vocabulary"
                 )
@@ -274,38 +282,22 @@ def _none_of(errors: Sequence[ServiceError]) -> ServiceError:
 
 
 def _served(about: Description) -> tuple[str, str, bool]:
-    """What all drafters must have in common."""
+    """What all drafters must have in common: the vocabulary, the affinity matrix, whether they copy."""
     return about.fingerprint, about.affinity, about.copies
 
 
 def _paired(models: Models, drafter: Description) -> Models:
-    vocabulary = _learned(drafter, Side.DRAFTER).vocabulary
+    vocabulary = _tokenization(drafter, Side.DRAFTER).vocabulary
     return Models(
         models.target, models.tokenization, drafter, Pair(models.tokenization.vocabulary, vocabulary)
     ).prepare()
 
 
-def _learned(description: Description, side: Side) -> Tokenization:
-    """The same for a service that was asked: what it says may be anything. Raises BadMessage."""
+def _tokenization(description: Description, side: Side) -> Tokenization:
+    """The tokenizer of a description that a service sent. Raises BadMessage if it cannot be used."""
     try:
         return tokenization_of(description, side)
     except ValueError as error:
         raise BadMessage(
             f"the tokenizer of the {side.name.lower()} {description.model!r} cannot be used: {error}"
         ) from error
-
-
-FIRST_PAUSE = 0.25  # seconds between two questions to a service that does not answer; it doubles
-LONGEST_PAUSE = 4.0
-WATCHED_EVERY = 0.25  # seconds between two looks at the connection to a service that is known
-log = logging.getLogger(__name__)
-
-
-class Strange(Exception):  # noqa: N818 - it says what is wrong
-    """A service that describes itself, and cannot be used beside the others of its role; the text says why."""
-
-
-async def all_tried(acquaintances: Sequence[Acquaintance], seconds: float) -> None:
-    """Returns once each was asked at least once, or after this time."""
-    if acquaintances:
-        await asyncio.wait([one.tried for one in acquaintances], timeout=max(0.0, seconds))

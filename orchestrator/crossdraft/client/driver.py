@@ -1,4 +1,8 @@
-"""Connects a session's state machine to its services: the main loop, and no decision of its own."""
+"""Connects a session's state machine to its services. Decides nothing itself.
+
+The driver carries out the session's commands and feeds back what happens as events. Each lane (an opened session with
+one service) has a task that reads and one that writes, so that a slow service delays its own lane only.
+"""
 
 import asyncio
 import time
@@ -28,7 +32,7 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.session.events import Reply as Reply_of_events
+from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Told
 from crossdraft.speculation.shared import Member
 from crossdraft.trace.codec import Step
@@ -47,20 +51,14 @@ from crossdraft.types.messages import (
     Score,
     Scored,
 )
-from crossdraft.types.statistics import Counts, Times
+from crossdraft.types.statistics import Times
 
-# One lane as the driver runs it: a session with a service that a roster chose, read and written side by side.
+FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less than any other
 
-OpeningT = TypeVar("OpeningT")
-RequestT = TypeVar("RequestT")
-Answer = TypeVar("Answer", bound=Opened | Reply_of_events)
-Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-
-
-# What the driver needs of a service and of a session; `crossdraft.rpc` has the real services, tests have fakes.
-
+Opening = TypeVar("Opening", contravariant=True)
 Request = TypeVar("Request", contravariant=True)
 Reply = TypeVar("Reply", covariant=True)
+Service = TypeVar("Service")
 
 
 class StreamPort(Protocol[Request, Reply]):
@@ -68,7 +66,7 @@ class StreamPort(Protocol[Request, Reply]):
 
     @property
     def traffic(self) -> TrafficCount:
-        """What was sent and received so far."""
+        """Bytes sent and received so far."""
         ...
 
     async def send(self, request: Request, /) -> None:
@@ -82,24 +80,35 @@ class StreamPort(Protocol[Request, Reply]):
         """End the session."""
 
 
-Opening = TypeVar("Opening", contravariant=True)
-
-
 class ServicePort(Protocol[Opening, Request, Reply]):
-    """A service."""
+    """A service; `crossdraft.rpc.clients` has the real ones."""
 
     async def open(self, request: Opening, /) -> StreamPort[Request, Reply]:
         """Begin a session; raises ServiceError."""
         ...
 
 
-# The services of one role, and which of them the next session is opened with. Pure: it is told the time.
+# A service may break the protocol with a second Opened; the driver then gives it up.
+TargetPort = ServicePort[OpenTarget, OpenTarget | Pass | FetchRow | RunTo, Opened | PassDone | RowFetched]
+DrafterPort = ServicePort[OpenDrafter, OpenDrafter | Draft | Advance | Score, Opened | Drafted | Scored]
 
-Service = TypeVar("Service")
+
+@dataclass
+class _Place(Generic[Service]):
+    """One service of a roster."""
+
+    service: Service
+    failed_at: float | None = None  # seconds; None: it never failed
+    sessions: int = 0  # that it has now
+    leaving: bool = False  # no session is opened there any more
 
 
 class Roster(Generic[Service]):
-    """Services by address. All generations of a pipeline share one, so that what failed for one is known to all."""
+    """The services of one role by address, and which of them the next session is opened with.
+
+    All generations of a pipeline share it, so that each knows what failed for another. It is told the time, in seconds
+    of a monotonic clock.
+    """
 
     def __init__(self, role: str) -> None:
         self.role = role  # "target" or "drafter", for error texts
@@ -111,21 +120,21 @@ class Roster(Generic[Service]):
     def __getitem__(self, address: str) -> Service:
         return self._places[address].service
 
+    def __contains__(self, address: str) -> bool:
+        """Whether sessions are opened there, or still go on."""
+        return address in self._places
+
     def add(self, address: str, service: Service) -> None:
-        """One more; an address that is there already keeps its place."""
+        """Add a service; an address that is there already keeps its service."""
         place = self._places.setdefault(address, _Place(service))
         if place.leaving:
             place.service, place.leaving, place.failed_at = service, False, None
 
     def remove(self, address: str) -> None:
-        """No session is opened there any more; those that are go on."""
+        """Open no session there any more; those that are open go on."""
         if address in self._places:
             self._places[address].leaving = True
             self._forget(address)
-
-    def __contains__(self, address: str) -> bool:
-        """Whether sessions are opened there, or still go on."""
-        return address in self._places
 
     def take(self, used: Collection[str], blamed: Collection[str], now: float) -> str | None:
         """The address where the next session is opened; `give_back` when it has ended.
@@ -133,22 +142,20 @@ class Roster(Generic[Service]):
         Args:
             used: where this generation has sessions already: only taken if no other is left.
             blamed: where this generation opens none again.
-            now: seconds of a monotonic clock.
+            now: seconds.
 
         Returns:
-            Of the others the one that failed least recently, and of those the one with the fewest sessions; None if
-            no address is left.
+            The address that failed least recently, and of several such the one with the fewest sessions; None if no
+            address is left.
         """
 
         def cost(address: str) -> tuple[bool, float, int]:
             place = self._places[address]
-            failed_at = (
-                -inf if place.failed_at is None or now - place.failed_at >= FORGIVEN_SECONDS else place.failed_at
-            )
-            return (address in used, failed_at, place.sessions)
+            forgiven = place.failed_at is None or now - place.failed_at >= FORGIVEN_SECONDS
+            return address in used, -inf if forgiven or place.failed_at is None else place.failed_at, place.sessions
 
-        staying = (address for address, place in self._places.items() if not place.leaving)
-        chosen = min((address for address in staying if address not in blamed), key=cost, default=None)
+        free = (address for address, place in self._places.items() if not place.leaving and address not in blamed)
+        chosen = min(free, key=cost, default=None)
         if chosen is not None:
             self._places[chosen].sessions += 1
         return chosen
@@ -169,25 +176,48 @@ class Roster(Generic[Service]):
             del self._places[address]
 
 
-class OpenedLane(Generic[OpeningT, RequestT, Answer]):
-    """A session that is being opened, is open, or was."""
+@dataclass(frozen=True, eq=False)
+class Services:
+    """Where a generation can open sessions."""
+
+    targets: Roster[TargetPort]
+    drafters: Roster[DrafterPort]
+
+    @staticmethod
+    def of(target: TargetPort, drafter: DrafterPort | None = None) -> "Services":
+        """One of each role, or no drafter."""
+        services = Services(Roster("target"), Roster("drafter"))
+        services.targets.add("target", target)
+        if drafter is not None:
+            services.drafters.add("drafter", drafter)
+        return services
+
+
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class ServiceLane:
+    """A session with a service: being opened, open, or over. Requests and replies travel side by side.
+
+    Args:
+        number: of the lane.
+        roster: of its role, a Roster[TargetPort] or Roster[DrafterPort].
+        opening: the first message.
+        report: is told what happens there.
+    """
 
     def __init__(
-        self,
-        number: Lane,
-        roster: Roster[ServicePort[OpeningT, RequestT, Answer]],
-        opening: OpeningT,
-        report: Callable[[Event], None],
+        self, number: Lane, roster: Roster[Any], opening: OpenTarget | OpenDrafter, report: Callable[[Event], None]
     ) -> None:
         self.roster = roster
-        self.address: str | None = None  # where it is, once that is decided
-        self.blamed = False  # its service is not to be used again
+        self.address: str | None = None  # once that is decided
+        self.blamed = False  # this generation does not use its service again
         self.watch = LaneWatch(roster.role)
         self._closed = False
         self._number = number
         self._opening = opening
         self._listener = report
-        self._requests: asyncio.Queue[RequestT] = asyncio.Queue()
+        self._requests: asyncio.Queue[object] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -196,21 +226,21 @@ class OpenedLane(Generic[OpeningT, RequestT, Answer]):
         return self._task is not None and not self._task.done()
 
     def begin(self, spawn: Spawn, take: Callable[[], str], after: float) -> None:
-        """Opens it at the address that `take` gives after some seconds; reports Ready and replies, or Lost.
+        """Open the session after some seconds, at the address that `take` gives; reports Ready and replies, or Lost.
 
-        `take` raises ServiceError if there is no address left; that is final where there are any, and others may come
-        where there are none.
+        `take` raises ServiceError if no address is left. With an empty roster the loss is not final: a service may
+        still be added.
         """
         self._task = spawn(self._run(take, after))
 
-    def send(self, request: RequestT) -> None:
-        """Never waits: a service that is slow to read delays its own lane only."""
+    def send(self, request: object) -> None:
+        """Queue a request; never waits."""
         if not self._closed:
             self.watch.asked(request, time.monotonic())
             self._requests.put_nowait(request)
 
     def close(self) -> None:
-        """Ends it; nothing is sent or reported any more."""
+        """End it; nothing is sent or reported any more."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -237,7 +267,7 @@ class OpenedLane(Generic[OpeningT, RequestT, Answer]):
             self.watch.closed(time.monotonic())
             self.roster.give_back(self.address)
 
-    async def _session(self, service: ServicePort[OpeningT, RequestT, Answer]) -> None:
+    async def _session(self, service: ServicePort[Any, Any, Any]) -> None:
         stream = await service.open(self._opening)
         try:
             self.watch.opened(stream.traffic, time.monotonic())
@@ -246,8 +276,8 @@ class OpenedLane(Generic[OpeningT, RequestT, Answer]):
         finally:
             await stream.close()
 
-    async def _exchange(self, stream: StreamPort[RequestT, Answer]) -> None:
-        """Writes and reads until one of them fails."""
+    async def _exchange(self, stream: StreamPort[Any, Any]) -> None:
+        """Write and read until one of them fails."""
         failure: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as both:
@@ -258,11 +288,11 @@ class OpenedLane(Generic[OpeningT, RequestT, Answer]):
         if failure is not None:
             raise failure
 
-    async def _write(self, stream: StreamPort[RequestT, Answer]) -> None:
+    async def _write(self, stream: StreamPort[Any, Any]) -> None:
         while True:
             await stream.send(await self._requests.get())
 
-    async def _read(self, stream: StreamPort[RequestT, Answer]) -> None:
+    async def _read(self, stream: StreamPort[Any, Any]) -> None:
         while True:
             reply = await stream.receive()
             if isinstance(reply, Opened):
@@ -271,72 +301,40 @@ class OpenedLane(Generic[OpeningT, RequestT, Answer]):
             self._report(Replied(self._number, reply))
 
 
-AnyLane = OpenedLane[Any, Any, Any]  # of a target or of a drafter
 Emit = Callable[[Emitted], None]
-
-# A service may break the protocol with a second Opened; the driver then gives it up.
-TargetPort = ServicePort[OpenTarget, OpenTarget | Pass | FetchRow | RunTo, Opened | PassDone | RowFetched]
-DrafterPort = ServicePort[OpenDrafter, OpenDrafter | Draft | Advance | Score, Opened | Drafted | Scored]
-
-
-@dataclass(frozen=True, eq=False)
-class Services:
-    """Where a generation can open sessions."""
-
-    targets: Roster[TargetPort]
-    drafters: Roster[DrafterPort]
-
-    @staticmethod
-    def of(target: TargetPort, drafter: DrafterPort | None = None) -> "Services":
-        """One of each role, or no drafter."""
-        services = Services(Roster("target"), Roster("drafter"))
-        services.targets.add("target", target)
-        if drafter is not None:
-            services.drafters.add("drafter", drafter)
-        return services
-
-
-class Machine(Protocol):
-    """A session's state machine."""
-
-    @property
-    def counts(self) -> Counts:
-        """What was done so far."""
-        ...
-
-    def start(self, now: float) -> list[Command]:
-        """The first commands."""
-        ...
-
-    def handle(self, event: Event, now: float) -> list[Command]:
-        """What is to be done after an event; raises IllegalEventError, and has not changed then."""
-        ...
 
 
 class Driver:
-    """Runs one session from its first command to its last."""
+    """Runs one session from its first command to its last.
+
+    Args:
+        session: not begun.
+        services: where it may open lanes.
+        recorder: is told every step.
+        member: its part in sharing estimates with other outputs (`speculation.shared`).
+    """
 
     def __init__(
-        self, session: Machine, services: Services, recorder: Recorder | None = None, member: Member | None = None
+        self, session: Session, services: Services, recorder: Recorder | None = None, member: Member | None = None
     ) -> None:
         self._session = session
         self._services = services
         self._recorder = recorder
         self._member = member
         self._events: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()  # with the time of each one's arrival
-        self._lanes: dict[Lane, AnyLane] = {}
+        self._lanes: dict[Lane, ServiceLane] = {}
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._failures: dict[str, ServiceError] = {}  # by role, the latest
         self._clock = Clock()
 
     def times(self) -> Times:
-        """What was measured so far."""
+        """The measurements so far."""
         return self._clock.times([lane.watch for lane in self._lanes.values()])
 
     async def run(self, emit: Emit) -> Finished:
-        """Carry out commands and feed back events until the session is finished.
+        """Carry out commands and feed back events until the session is finished; `emit` gets its tokens.
 
-        Cancelling this coroutine cancels the session. In any case all lanes are closed at the end.
+        Cancelling this coroutine cancels the session. All lanes are closed at the end in any case.
         """
         async with asyncio.TaskGroup() as group:
             try:
@@ -352,7 +350,7 @@ class Driver:
                 self._release()
 
     def tell(self, told: Told) -> None:
-        """Another output has learnt something."""
+        """Pass on estimates of another output."""
         self._report(told)
 
     async def _loop(self, group: asyncio.TaskGroup, emit: Emit) -> Finished:
@@ -362,7 +360,7 @@ class Driver:
         return finished
 
     def _handle(self, event: Event, now: float) -> list[Command]:
-        """An answer that nobody asked for is a failure of the service that sent it, which is not used again."""
+        """A reply that the session does not allow is a failure of its service, which is not used again."""
         try:
             return self._advance(event, now)
         except IllegalEventError as error:
@@ -375,7 +373,7 @@ class Driver:
             return self._advance(Lost(event.lane, failure), now)
 
     def _advance(self, event: Event | None, now: float) -> list[Command]:
-        """One call of the state machine, measured and recorded; `event` None starts it."""
+        """One call of the state machine, measured and recorded; without an event it is started."""
         commands: list[Command] = []
         try:
             with self._clock.verification():
@@ -387,7 +385,7 @@ class Driver:
         return commands
 
     def _record(self, event: Event | None, now: float, commands: list[Command]) -> None:
-        """What the session refuses, or fails at, is recorded as well: without commands."""
+        """Record a step; one that the session refuses or fails at has no commands."""
         if self._recorder is not None:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
             spent, misses = self._clock.latest, self._session.counts.row_misses
@@ -395,7 +393,7 @@ class Driver:
             self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in))
 
     def _carry_out(self, commands: list[Command], group: asyncio.TaskGroup, emit: Emit) -> Finished | None:
-        """Never waits: whatever takes time has a task of its own. Returns the end if it is among them."""
+        """Never waits: what takes time has its own task. Returns Finished if it is among the commands."""
         for command in commands:
             match command:
                 case Emitted():
@@ -414,17 +412,14 @@ class Driver:
         return None
 
     def _open(self, command: Open, group: asyncio.TaskGroup) -> None:
-        lane: AnyLane
-        match command.request:
-            case OpenTarget() as opening:
-                lane = OpenedLane(command.lane, self._services.targets, opening, self._report)
-            case OpenDrafter() as opening:
-                lane = OpenedLane(command.lane, self._services.drafters, opening, self._report)
+        target = isinstance(command.request, OpenTarget)
+        roster: Roster[Any] = self._services.targets if target else self._services.drafters
+        lane = ServiceLane(command.lane, roster, command.request, self._report)
         self._lanes[command.lane] = lane
         lane.begin(group.create_task, lambda: self._take(lane), command.after)
 
-    def _take(self, lane: AnyLane) -> str:
-        """The address where a lane is opened; raises ServiceError if none is left."""
+    def _take(self, lane: ServiceLane) -> str:
+        """The address where a lane is opened; raises the role's latest ServiceError if none is left."""
         others = [other for other in self._lanes.values() if other is not lane and other.roster is lane.roster]
         used = {other.address for other in others if other.live and other.address is not None}
         blamed = {other.address for other in others if other.blamed and other.address is not None}
@@ -434,7 +429,7 @@ class Driver:
             raise self._failures.get(role, Unreachable(f"there is no {role}"))
         return address
 
-    def _close(self, lane: AnyLane, blame: str) -> None:
+    def _close(self, lane: ServiceLane, blame: str) -> None:
         lane.close()
         if blame and lane.address is not None:
             lane.blamed, lane.watch.lost = True, lane.watch.lost or BLAMED
@@ -448,13 +443,13 @@ class Driver:
         self._timers[command.timer] = loop.call_later(command.seconds, self._report, expired)
 
     def _report(self, event: Event) -> None:
-        """Something happened now."""
+        """Queue an event that happened now."""
         if isinstance(event, Lost) and isinstance(event.error, ServiceError):
             self._failures[self._lanes[event.lane].roster.role] = event.error
         self._events.put_nowait((event, time.monotonic()))
 
     def _release(self) -> None:
-        """Nothing may be left behind; the tasks of the lanes end with their group."""
+        """Stop timers, lanes and recorder; the tasks of the lanes end with their group."""
         for timer in self._timers.values():
             timer.cancel()
         for lane in self._lanes.values():
@@ -463,16 +458,3 @@ class Driver:
             self._recorder.close()
         if self._member is not None:
             self._member.close()
-
-
-FORGIVEN_SECONDS = 30.0  # after its last failure a service is taken like any other
-
-
-@dataclass
-class _Place(Generic[Service]):
-    """One of them."""
-
-    service: Service
-    failed_at: float | None = None  # seconds; None: it never failed
-    sessions: int = 0  # that it has now
-    leaving: bool = False  # no session is opened there any more

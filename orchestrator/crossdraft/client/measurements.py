@@ -1,4 +1,7 @@
-"""What the driver measures of a session: seconds and bytes, by lane."""
+"""What the driver measures of a session by lane: seconds, round trips and bytes.
+
+Times are seconds of the monotonic clock.
+"""
 
 import time
 from bisect import bisect_left
@@ -22,34 +25,127 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
 
+BLAMED = "blamed"  # why a lane was lost: its service sent a wrong reply
+
 
 class TrafficCount(Protocol):
-    """What a stream counts."""
+    """The counters of a stream."""
 
     bytes_sent: int
     bytes_received: int
     codec_seconds: float
 
 
+class TripWatch:
+    """Measures the round trips of one lane: how long messages are on their way between two services."""
+
+    def __init__(self) -> None:
+        self._due: deque[tuple[object, float]] = deque()  # requests without a reply, and when they left
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._seconds = 0.0
+        self._queued = 0.0
+
+    def asked(self, request: object, now: float) -> None:
+        """A request leaves; `Advance` and `RunTo` get no reply of their own."""
+        if not isinstance(request, Advance | RunTo):
+            self._due.append((request, now))
+
+    def answered(self, reply: Reply, now: float) -> None:
+        """A reply came. Only the first reply to a draft or a run counts; an epoch that ended before has none."""
+        place = next((place for place, (request, _) in enumerate(self._due) if _answers(reply, request)), None)
+        if place is None:
+            return
+        for _ in range(place):
+            self._due.popleft()
+        _, left = self._due.popleft()
+        took = max(0.0, now - left - model_seconds(reply))
+        self._counts[bisect_left(BOUNDS, took)] += 1
+        self._seconds += took
+        self._queued += reply.queued if isinstance(reply, PassDone | Drafted) else 0.0
+
+    @property
+    def trips(self) -> Trips:
+        """The measurements so far."""
+        return Trips(tuple(self._counts), self._seconds, self._queued)
+
+
+def model_seconds(reply: Reply) -> float:
+    """Seconds in the model for a reply, as its service reports them."""
+    return 0.0 if isinstance(reply, RowFetched) else reply.seconds
+
+
+def _answers(reply: Reply, request: object) -> bool:
+    match reply:
+        case PassDone():
+            return isinstance(request, Pass) and request.number == reply.number
+        case RowFetched():
+            return isinstance(request, FetchRow) and request.number == reply.number and request.node == reply.node
+        case Drafted():
+            return isinstance(request, Draft) and request.epoch == reply.epoch
+        case Scored():
+            return isinstance(request, Score) and request.epoch == reply.epoch
+
+
+class Owing:
+    """Whether a service owes a session anything: a reply, or draft tokens up to the number wanted last."""
+
+    def __init__(self) -> None:
+        self._answers = 0  # passes, rows and scores
+        self._epoch, self._wanted, self._drafted = 0, 0, 0
+
+    @property
+    def owes(self) -> bool:
+        """Whether it owes anything."""
+        return self._answers > 0 or self._drafted < self._wanted
+
+    def asked(self, request: object) -> None:
+        """A request leaves. A new epoch ends all that was owed for the one before."""
+        match request:
+            case Draft():
+                self._epoch, self._wanted, self._drafted, self._answers = request.epoch, request.count, 0, 0
+            case Advance():
+                self._wanted = max(self._wanted, request.count) if self._wanted else 0
+            case RunTo():
+                pass
+            case _:
+                self._answers += 1
+
+    def answered(self, reply: Reply) -> None:
+        """A reply came; one of an older epoch is ignored."""
+        match reply:
+            case Drafted(epoch=self._epoch):
+                self._drafted = max(self._drafted, reply.first + len(reply.draft_tokens))
+                if reply.reason:  # no more will come
+                    self._wanted = 0
+            case Drafted():
+                pass
+            case Scored() if reply.epoch != self._epoch:
+                pass
+            case PassDone(more=True):
+                pass
+            case _:
+                self._answers = max(0, self._answers - 1)
+
+
 class LaneWatch:
-    """The stop-watch of one lane; it is told the time, in seconds of the monotonic clock."""
+    """The stop-watch of one lane."""
 
     def __init__(self, role: str) -> None:
         self.role = role
         self.address = ""  # where its session is, once that is decided
-        self.lost = ""  # how its service failed, in a word: as in `LaneFigures`
+        self.lost = ""  # why it was lost, as in `LaneFigures`
         self.traffic: TrafficCount | None = None  # of its stream, once it is open
         self.wire_seconds = 0.0
-        self._asked: float | None = None  # when what has no answer yet was asked last
+        self._asked: float | None = None  # when the latest request without a reply left
         self._opened = 0.0
         self._closed: float | None = None
-        self._flown = 0.0  # seconds with a pass in flight, of passes that are back
-        self._flying = 0  # passes in flight
-        self._took_off = 0.0
+        self._busy = 0.0  # seconds with a pass under way, of passes that are back
+        self._passes = 0  # under way
+        self._busy_since = 0.0
         self._trips = TripWatch()
         self._model_seconds = 0.0
         self._owing = Owing()
-        self._owed = 0.0  # seconds in which anything was, until it was not
+        self._owed = 0.0  # seconds in which the service owed anything, up to when it last owed nothing
         self._owed_since: float | None = None
 
     def opened(self, traffic: TrafficCount, now: float) -> None:
@@ -58,22 +154,22 @@ class LaneWatch:
 
     def closed(self, now: float) -> None:
         """Its session has ended."""
-        self._land(now, self._flying)
+        self._passes_over(now, self._passes)
         self._closed = now
 
     def asked(self, request: object, now: float) -> None:
-        """A request leaves. `Advance` and `RunTo` ask for no answer of their own."""
+        """A request leaves; `Advance` and `RunTo` get no reply of their own."""
         self._trips.asked(request, now)
         self._owing.asked(request)
         self._note_owing(now)
         if not isinstance(request, Advance | RunTo):
             self._asked = now
         if isinstance(request, Pass):
-            self._took_off = self._took_off if self._flying else now
-            self._flying += 1
+            self._busy_since = self._busy_since if self._passes else now
+            self._passes += 1
 
     def answered(self, reply: Reply, now: float) -> None:
-        """The first answer since the last question: what the model did not take was wire, codecs and queues."""
+        """A reply came. Of the first one after a request, time outside the model is wire, codecs and queues."""
         self._trips.answered(reply, now)
         self._owing.answered(reply)
         self._note_owing(now)
@@ -82,12 +178,12 @@ class LaneWatch:
             self.wire_seconds += max(0.0, now - self._asked - model_seconds(reply))
             self._asked = None
         if isinstance(reply, PassDone) and not reply.more:
-            self._land(now, 1)
+            self._passes_over(now, 1)
 
-    def _land(self, now: float, passes: int) -> None:
-        if self._flying and self._flying <= passes:
-            self._flown += now - self._took_off
-        self._flying = max(0, self._flying - passes)
+    def _passes_over(self, now: float, passes: int) -> None:
+        if self._passes and self._passes <= passes:
+            self._busy += now - self._busy_since
+        self._passes = max(0, self._passes - passes)
 
     def _note_owing(self, now: float) -> None:
         if self._owing.owes:
@@ -96,7 +192,7 @@ class LaneWatch:
             self._owed, self._owed_since = self._owed + now - self._owed_since, None
 
     def figures(self, now: float) -> LaneFigures:
-        """What it cost so far."""
+        """The lane's figures so far."""
         if self.traffic is None:
             return LaneFigures(self.role, self.address, 0, 0, self._trips.trips, self.lost)
         end = now if self._closed is None else self._closed
@@ -115,12 +211,12 @@ class LaneWatch:
         )
 
     def idle(self, now: float) -> tuple[float, float]:
-        """Seconds without a pass in flight, and seconds that it has been open."""
+        """Seconds without a pass under way, and seconds that it has been open."""
         if self.traffic is None:
             return 0.0, 0.0
         open_seconds = (now if self._closed is None else self._closed) - self._opened
-        flying = now - self._took_off if self._flying else 0.0
-        return max(0.0, open_seconds - self._flown - flying), open_seconds
+        running = now - self._busy_since if self._passes else 0.0
+        return max(0.0, open_seconds - self._busy - running), open_seconds
 
 
 class Clock:
@@ -145,7 +241,7 @@ class Clock:
 
     @contextmanager
     def verification(self) -> Iterator[None]:
-        """Counts the block as an event's handling: CPU time of this thread, whoever else wants the core."""
+        """Count the block as the handling of one event: CPU time of this thread, not of others."""
         began = time.thread_time()
         try:
             yield
@@ -155,7 +251,7 @@ class Clock:
             self._events += 1
 
     def times(self, lanes: Sequence[LaneWatch]) -> Times:
-        """What was measured, on all lanes that there were."""
+        """The measurements, over all lanes that there were."""
         now = self._ended or time.monotonic()
         idle = [lane.idle(now) for lane in lanes if lane.role == "target"]
         sent, received = traffic(lanes)
@@ -183,99 +279,3 @@ def traffic(lanes: Sequence[LaneWatch]) -> tuple[dict[str, int], dict[str, int]]
             sent[lane.role] += lane.traffic.bytes_sent
             received[lane.role] += lane.traffic.bytes_received
     return sent, received
-
-
-# How long messages are on their way, by lane: for figures that say where the time between two services goes.
-
-BLAMED = "blamed"  # a service whose answers were at fault
-
-
-class TripWatch:
-    """Measures them. It is told the time, in seconds of the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._due: deque[tuple[object, float]] = deque()  # questions without an answer, and when they left
-        self._counts = [0] * (len(BOUNDS) + 1)
-        self._seconds = 0.0
-        self._queued = 0.0
-
-    def asked(self, request: object, now: float) -> None:
-        """A question leaves; `Advance` and `RunTo` are none of their own."""
-        if not isinstance(request, Advance | RunTo):
-            self._due.append((request, now))
-
-    def answered(self, reply: Reply, now: float) -> None:
-        """An answer came. A draft and a run come in several; an epoch that was over before its first one has none."""
-        place = next((place for place, (request, _) in enumerate(self._due) if _answers(reply, request)), None)
-        if place is None:
-            return
-        for _ in range(place):
-            self._due.popleft()
-        _, left = self._due.popleft()
-        took = max(0.0, now - left - model_seconds(reply))
-        self._counts[bisect_left(BOUNDS, took)] += 1
-        self._seconds += took
-        self._queued += reply.queued if isinstance(reply, PassDone | Drafted) else 0.0
-
-    @property
-    def trips(self) -> Trips:
-        """What was measured so far."""
-        return Trips(tuple(self._counts), self._seconds, self._queued)
-
-
-def model_seconds(reply: Reply) -> float:
-    """What the model took for an answer, as its service says."""
-    return 0.0 if isinstance(reply, RowFetched) else reply.seconds
-
-
-def _answers(reply: Reply, request: object) -> bool:
-    match reply:
-        case PassDone():
-            return isinstance(request, Pass) and request.number == reply.number
-        case RowFetched():
-            return isinstance(request, FetchRow) and request.number == reply.number and request.node == reply.node
-        case Drafted():
-            return isinstance(request, Draft) and request.epoch == reply.epoch
-        case Scored():
-            return isinstance(request, Score) and request.epoch == reply.epoch
-
-
-class Owing:
-    """Whether a service has anything to do for a session: an answer, or draft tokens up to those wanted last."""
-
-    def __init__(self) -> None:
-        self._answers = 0  # passes, rows and scores
-        self._epoch, self._wanted, self._drafted = 0, 0, 0
-
-    @property
-    def owes(self) -> bool:
-        """Whether it has."""
-        return self._answers > 0 or self._drafted < self._wanted
-
-    def asked(self, request: object) -> None:
-        """A question leaves. A new epoch ends all that was due for the one before."""
-        match request:
-            case Draft():
-                self._epoch, self._wanted, self._drafted, self._answers = request.epoch, request.count, 0, 0
-            case Advance():
-                self._wanted = max(self._wanted, request.count) if self._wanted else 0
-            case RunTo():
-                pass
-            case _:
-                self._answers += 1
-
-    def answered(self, reply: Reply) -> None:
-        """An answer came; one of an older epoch counts for nothing."""
-        match reply:
-            case Drafted(epoch=self._epoch):
-                self._drafted = max(self._drafted, reply.first + len(reply.draft_tokens))
-                if reply.reason:  # no more will come
-                    self._wanted = 0
-            case Drafted():
-                pass
-            case Scored() if reply.epoch != self._epoch:
-                pass
-            case PassDone(more=True):
-                pass
-            case _:
-                self._answers = max(0, self._answers - 1)

@@ -1,7 +1,7 @@
-"""What goes into the session's state machine and what comes out of it.
+"""Inputs (events) and outputs (commands) of the session's state machine.
 
-A *lane* is one opened session with one service; each opening has a number of its own, so that what a lost one
-still says is known to be old. Requests and replies are the values of `verification.exchange`.
+A *lane* is one opened session with one service. Every opening has its own number, so that replies of a lost lane are
+recognized as outdated. Requests and replies are the messages of `crossdraft.types.messages`.
 """
 
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ class IllegalEventError(Exception):
     """An event that the session's state does not allow. The session is unchanged."""
 
 
-Lane = int  # counts the openings of one generation from 1, of targets and drafters together
+Lane = int  # counts the openings of one generation from 1, targets and drafters together
 Reply = Drafted | Scored | PassDone | RowFetched
 Request = Draft | Advance | Score | Pass | FetchRow | RunTo
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The session on this lane is open."""
+    """The lane is open."""
 
     lane: Lane
 
@@ -56,7 +56,7 @@ class Lost:
 
     lane: Lane
     error: BaseException
-    elsewhere: bool = True  # another service may do it, or the same one later; else what was asked is at fault
+    elsewhere: bool = True  # worth another attempt, there or at another service; False: the request itself is at fault
 
 
 class Timer(Enum):
@@ -77,12 +77,15 @@ class Expired:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Nobody wants the rest."""
+    """The client does not want the rest of the output."""
 
 
 @dataclass(frozen=True)
 class Open:
-    """Asks for a session with a service that no other lane uses, and that failed longest ago: Ready or Lost."""
+    """Open a session with a service that no other lane uses, preferring those that failed longest ago.
+
+    Answered by Ready or Lost.
+    """
 
     lane: Lane
     request: OpenTarget | OpenDrafter
@@ -91,7 +94,7 @@ class Open:
 
 @dataclass(frozen=True)
 class Send:
-    """Asks for a request to be sent; Lost if it cannot."""
+    """Send a request. Answered by Lost if that is impossible."""
 
     lane: Lane
     request: Request
@@ -99,15 +102,15 @@ class Send:
 
 @dataclass(frozen=True)
 class Close:
-    """Asks for a lane's end; nothing that it says counts any more. `blame`: why its service is not to be used again."""
+    """End a lane; its later replies are ignored."""
 
     lane: Lane
-    blame: str = ""
+    blame: str = ""  # why this generation must not use the service again; empty: it may
 
 
 @dataclass(frozen=True)
 class SetTimer:
-    """Asks for Expired(timer, number) after this time; a newer number replaces it."""
+    """Deliver Expired(timer, number) after this time. A newer number of the same timer replaces it."""
 
     timer: Timer
     number: int

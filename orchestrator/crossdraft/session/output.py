@@ -1,4 +1,4 @@
-"""What a session has committed, and when that is enough."""
+"""A session's output: committed tokens, when it ends, and the text that can be shown while it grows."""
 
 from dataclasses import dataclass
 
@@ -17,14 +17,14 @@ class Ending:
 
 
 class Output:
-    """The committed tokens of one session, and those that were committed before it began."""
+    """The committed tokens, those that were committed before the session began included."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._given = assignment
         self._longest_stop = max(map(len, assignment.stop), default=0)
         self.ids = list(assignment.committed[:-1])  # target ids
         self.text = assignment.pair.target.letters_of(self.ids)
-        # Set where it had ended before this session began.
+        # Set if it had ended before this session began.
         self.ended = self.commit(assignment.committed[-1]) if assignment.committed else None
 
     @property
@@ -38,7 +38,7 @@ class Output:
         return min(self._given.max_tokens - len(self.ids), self.room)
 
     def commit(self, token: int) -> Ending | None:
-        """Append a target token; says whether the output ends with it."""
+        """Append a target token; the Ending if the output ends with it."""
         begin = max(0, len(self.text) - self._longest_stop)
         self.text = Letters(self.text + self._given.pair.target.letters[token])
         self.ids.append(token)
@@ -51,7 +51,7 @@ class Output:
 
 
 def fault_of_committed(given: Assignment) -> str:
-    """Why an output cannot go on after what was committed before; empty if it can, or has just ended with it."""
+    """Why an output cannot go on after the tokens committed before; empty if it can, or has just ended with them."""
     ids, vocabulary = given.committed, given.pair.target
     if len(ids) > given.max_tokens:
         return f"committed has {len(ids)} tokens, and max_tokens, which counts them, is {given.max_tokens}"
@@ -67,13 +67,10 @@ def fault_of_committed(given: Assignment) -> str:
     return ""
 
 
-# What people may see of an output while it grows.
+class ShownText:
+    """The text that is final: whole characters, and none that may belong to a stop string.
 
-
-class Shown:
-    """The text that is final: whole characters, and none that a stop string may still begin with.
-
-    It goes on after what an earlier session has shown of the same output.
+    It continues what an earlier session has shown of the same output.
     """
 
     def __init__(self, assignment: Assignment) -> None:
@@ -85,7 +82,7 @@ class Shown:
         self.add(assignment.pair.target.letters_of(assignment.committed))
 
     def add(self, letters: Letters, kept: int | None = None) -> str:
-        """Text that is new.
+        """The newly final text.
 
         Args:
             letters: of the tokens after those before.

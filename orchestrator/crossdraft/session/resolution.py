@@ -1,4 +1,4 @@
-"""A request resolved against a target and a drafter: what a session works from."""
+"""Resolves a request against a target and a drafter into the assignment of a session."""
 
 import secrets
 from dataclasses import dataclass, replace
@@ -27,15 +27,15 @@ from crossdraft.types.request import (
     rendered,
 )
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.methods import Method, default_method, method_named
+from crossdraft.verification.methods import METHODS, Method, default_method, method_named
 from crossdraft.verification.noise import Audit, KeyedNoise
 
 
 def tokenization_of(description: Description, side: Side) -> Tokenization:
-    """The tokenizer of a model that described itself.
+    """The tokenizer in a service's description of its model.
 
     Raises:
-        ValueError: there is none that could be used; the text says why.
+        ValueError: it cannot be used; the text says why.
     """
     vocabulary = Vocabulary.build(
         description.tokenizer_json, description.vocabulary_size, description.controls, description.stops, side
@@ -43,27 +43,28 @@ def tokenization_of(description: Description, side: Side) -> Tokenization:
     return Tokenization(description.tokenizer_json, vocabulary)
 
 
-NODES_BESIDE_THE_DRAFT = 8
-PLAINLY = Fixed(PLAIN)
+NODES_BESIDE_THE_DRAFT = 8  # of a pass's tree, beyond those for each path's draft tokens
+# Methods whose output has the target's distribution even if a drafter lies about the rows that it drew from.
+SAFE = tuple(method.name for method in METHODS.values() if not method.trusting)
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """All that chance decides in one generation: with the same, the same events lead to the same output."""
+    """The random seeds of one generation: with the same secrets, the same events lead to the same output."""
 
     noise: int  # 64 bits: the target's nonce, unless the request has a seed
-    audit: int  # 64 bits: the key of audits that have one of their own
+    audit: int  # 64 bits: the key of audits that do not use the target's
     chooser: int  # 128 bits: the seed of the walk's random choices
 
     @staticmethod
     def drawn() -> "Secrets":
-        """New ones, from the system's entropy."""
+        """New secrets, from the system's entropy."""
         return Secrets(secrets.randbits(64), secrets.randbits(64), secrets.randbits(128))
 
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """A target and, unless decoding is plain, a drafter, as they described themselves."""
+    """The models of a target and, unless decoding is plain, of a drafter, as their services describe them."""
 
     target: Description
     tokenization: Tokenization  # the target's
@@ -77,17 +78,17 @@ class Models:
 
     @cached_property
     def digest(self) -> str:
-        """Of the target's tokenizer: what an affinity matrix must be for."""
+        """Digest of the target's tokenizer, which an affinity matrix must be made for."""
         return tokenizer_digest(self.target.tokenizer_json)
 
     @cached_property
     def noises(self) -> tuple[KeyedNoise, KeyedNoise]:
-        """The drafter's and the target's, for audits."""
+        """The keyed noise of the drafter's and of the target's vocabulary, for audits."""
         vocabulary = self.tokenization.vocabulary
         return KeyedNoise.of(vocabulary if self.pair is None else self.pair.drafter), KeyedNoise.of(vocabulary)
 
     def prepare(self) -> "Models":
-        """Makes at once what requests would have to wait for; it can take a second, so call it in a thread."""
+        """Compute now what the first request would have to wait for. Takes up to a second: call it in a thread."""
         if self.pair is not None:
             self.pair.sort()
             _ = self.noises
@@ -102,15 +103,15 @@ def resolve(
     before: Estimates | None = None,
     follows: bool = False,
 ) -> Assignment:
-    """What the session works from.
+    """The assignment of a session.
 
     Args:
         request: as the user wrote it.
-        models: what target and drafter said of themselves.
-        drawn: what chance decides; None: drawn now.
-        targets: addresses of the target.
-        before: what a controller learnt of the same services with the same method.
-        follows: another output is getting to know them now.
+        models: of target and drafter.
+        drawn: the random seeds; None: drawn now.
+        targets: number of the target's addresses.
+        before: estimates of an earlier controller for the same services and method.
+        follows: another output is exploring the services now (`speculation.shared`).
 
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
@@ -123,7 +124,7 @@ def resolve(
     audit = _audit(models, method, noise, drawn) if request.audit else None
     opening = _open_drafter(request, models, prompts, method, audit, noise)
     targets = min(2, max(1, targets)) if request.speculation else 1  # where there is none now, one may come
-    controller = PLAINLY if opening is None else controller_of(request, method, targets, before, follows)
+    controller = Fixed(PLAIN) if opening is None else controller_of(request, method, targets, before, follows)
     assignment = Assignment(
         pair=pair,
         method=method,
@@ -142,11 +143,6 @@ def resolve(
         committed=request.committed,
         audit=audit,
     )
-    return _checked(assignment)
-
-
-def _checked(assignment: Assignment) -> Assignment:
-    """The same; raises RequestError if the output cannot go on after what is committed already."""
     fault = fault_of_committed(assignment)
     if fault:
         raise RequestError(fault)
@@ -154,10 +150,10 @@ def _checked(assignment: Assignment) -> Assignment:
 
 
 def choose_method(request: GenerationRequest, models: Models) -> Method:
-    """The method asked for, or the default.
+    """The method that the request names, or the default.
 
     Raises:
-        RequestError: there is none of this name, or the pair or the overlap asked for cannot do it.
+        RequestError: there is none of this name, or it does not go with the pair or with the request's overlap.
     """
     method = requested_method(request)
     if method is not None:
@@ -189,7 +185,7 @@ def requested_method(request: GenerationRequest) -> Method | None:
         )
     elif not (method.exact or request.allow_inexact):
         complaint = (
-            f"the output of method {method.name!r} has not the target's distribution; choose an exact method, "
+            f"the output of method {method.name!r} does not have the target's distribution; choose an exact method, "
             "or allow it with allow_inexact (--allow-inexact)"
         )
     elif request.logprobs is not None and not method.samples:
@@ -230,16 +226,32 @@ def fault_of_pair(method: Method, models: Models) -> str:
     return ""
 
 
-# What target and drafter are told of a request's prompt.
+def without_trust(request: GenerationRequest) -> GenerationRequest:
+    """The request with a method that is exact with an untrusted drafter: the one asked for, or the default.
+
+    Raises:
+        RequestError: the method asked for needs a trusted drafter.
+    """
+    if request.method is None:
+        default = default_method(request.options.temperature, seeded=True, same_vocabulary=False)
+        return replace(request, method=default.name)
+    if method_named(request.method).trusting:
+        raise RequestError(
+            f"with method {request.method!r} a drafter that lies about the distributions that it drew from "
+            f"changes the output, "
+            f"and this drafter is not trusted; use {' or '.join(map(repr, SAFE))}, or leave the method out",
+            "method",
+        )
+    return request
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """One prompt for both models."""
+    """One prompt as each model reads it."""
 
     target: tuple[int, ...]  # its ids
     drafter: Letters
-    templated: bool = False  # the drafter's is written with its own chat template
+    templated: bool = False  # the drafter's is rendered with its own chat template
 
 
 def _prompts(request: GenerationRequest, models: Models) -> Prompts:
@@ -263,7 +275,8 @@ def _prompts(request: GenerationRequest, models: Models) -> Prompts:
 
 
 def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> Audit:
-    """Where the method keys the drafter's draws, that key; else one of its own, so that drafts stay independent."""
+    """Audits use the key of the drafter's draws if the method has one, else one of their own, so that drafts stay
+    independent of the target's noise."""
     if models.pair is None:
         raise RequestError("there is no drafter whose draws could be audited: leave out audit (--audit)")
     if method.keyed:
@@ -309,20 +322,20 @@ def _open_drafter(
 
 
 def prompts_of(prompt: Prompt, target: Description, tokenization: Tokenization, drafter: Description | None) -> Prompts:
-    """The prompt as each model reads it.
+    """Encode the prompt for both models.
 
     Args:
         prompt: text, ids of the target, or a chat.
-        target: what the target said of itself.
+        target: the target's description.
         tokenization: the target's.
-        drafter: what the drafter said of itself; None: there is none.
+        drafter: the drafter's description; None: there is none.
 
     Raises:
-        RequestError: an id that the target has not, or a chat that its template refuses.
+        RequestError: an id that the target does not have, or a chat that its template refuses.
     """
     match prompt:
         case str():
-            return Prompts(tokenization.encode_prompt(prompt), _letters(prompt))
+            return Prompts(tokenization.encode_prompt(prompt), from_bytes(prompt.encode()))
         case Chat():
             ids = _chat_ids(prompt, target, tokenization)
             return Prompts(ids, *_chat_letters(prompt, drafter))
@@ -332,10 +345,6 @@ def prompts_of(prompt: Prompt, target: Description, tokenization: Tokenization, 
                 last = tokenization.vocabulary.size - 1
                 raise RequestError(f"the prompt has the id {wrong[0]}; the target's ids are 0 to {last}", "prompt")
             return Prompts(prompt, tokenization.prompt_letters(prompt))
-
-
-def _letters(text: str) -> Letters:
-    return from_bytes(text.encode())
 
 
 def _chat_ids(chat: Chat, target: Description, tokenization: Tokenization) -> tuple[int, ...]:
@@ -348,10 +357,11 @@ def _chat_ids(chat: Chat, target: Description, tokenization: Tokenization) -> tu
 
 
 def _chat_letters(chat: Chat, drafter: Description | None) -> tuple[Letters, bool]:
-    """A drafter whose template cannot write it gets it plainly, as one without a template: it only guesses."""
+    """The chat for the drafter, and whether its template wrote it. Without a usable template it gets plain text: a
+    drafter only guesses."""
     if drafter is not None and drafter.chat_template is not None:
         try:
-            return _letters(rendered(chat, drafter.chat_template)), True
+            return from_bytes(rendered(chat, drafter.chat_template).encode()), True
         except ChatTemplateError:
             pass
-    return _letters(plain(chat)), False
+    return from_bytes(plain(chat).encode()), False

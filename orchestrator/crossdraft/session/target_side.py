@@ -1,4 +1,4 @@
-"""A session's dealings with its targets: lanes, passes in flight, what each was told."""
+"""The target side of a session: its lanes, the passes under way, and the rows and samples that they brought."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,17 +6,21 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.events import Command, IllegalEventError, Lane, Open, Send, SetTimer, Timer
+from crossdraft.session.drafter_side import Branches
+from crossdraft.session.epoch import Epoch
+from crossdraft.session.events import Command, Lane, Open, Send, SetTimer, Timer
+from crossdraft.session.output import Output
+from crossdraft.speculation.choice import PassSeen
 from crossdraft.types.messages import FetchRow, Pass, PassDone, RowFetched, RunTo, Sample
 from crossdraft.types.rows import Ids, Row
-from crossdraft.types.trees import Path
-from crossdraft.verification.planning import Plan
+from crossdraft.types.statistics import Counts
+from crossdraft.types.trees import Path, TokenTree
+from crossdraft.verification.planning import Plan, Planner
 from crossdraft.verification.walk import NeedRow, NeedSample
 
 LONGEST_BACKOFF = 1.0  # seconds
-
-
-# The rows and samples that passes have brought, by the ids that lead to them.
+NOTHING_GUESSED = Plan(TokenTree(), ())
+SAME_DISTRIBUTION = 1e-3  # total difference allowed between a head and its whole row; rows sum to one within 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +31,43 @@ class Flight:
     sent: Pass
     root: int  # tokens of output that were committed when it left
     paths: tuple[Path, ...]  # of what it answers, or answers next, from the root on
-    tokens: int  # that it feeds: those committed since the lane's pass before, and the tree's
+    tokens: int  # that it feeds: those committed since the lane's previous pass, and the tree's
     left_at: float  # seconds
     idle: float  # seconds that the lane had stood idle
     draft_tokens: int = 0  # known beyond the root
     drawn: int = 0  # tokens that its run has brought before
     ending: bool = False  # its run was told to end
-    half: int = 0  # tokens of its run, of which half of what was asked for last has been drawn
+    half: int = 0  # tokens of its run at which half of the latest request is drawn
+
+    def seen(self, done: PassDone, now: float) -> PassSeen:
+        """What the controller is told of an answer."""
+        own = 1 + len(self.sent.tree)
+        others = (max(0, done.fed - own) if done.fed else done.shared - 1) if done.shared > 1 else 0
+        return PassSeen(
+            self.tokens,
+            now - self.left_at,
+            done.seconds,
+            self.idle,
+            self.draft_tokens,
+            done.queued,
+            done.forwards,
+            not self.drawn,
+            done.shared,
+            others,
+        )
+
+    def after(self, done: PassDone, now: float) -> "Flight":
+        """The same run after an answer that does not end it."""
+        at = self.drawn_paths(done)[-1:]
+        return replace(self, paths=at, drawn=self.drawn + len(done.nodes), tokens=1, left_at=now, idle=0.0)
+
+    def drawn_paths(self, done: PassDone) -> tuple[Path, ...]:
+        """The path that a run was at, and that path extended by each of its new tokens."""
+        paths = [self.paths[0]]
+        for node in done.nodes:
+            assert isinstance(node, Sample)
+            paths.append((*paths[-1], node.token))
+        return tuple(paths)
 
 
 @dataclass
@@ -51,217 +85,6 @@ class TargetLane:
     free_since: float = 0.0  # seconds
 
 
-class Targets:
-    """One lane, or several that work on one output."""
-
-    def __init__(self, assignment: Assignment, lanes: Iterator[Lane]) -> None:
-        self.lanes: dict[Lane, TargetLane] = {}
-        self._given = assignment
-        self._lanes = lanes
-        self._wanted = assignment.targets  # lanes
-        self._failures = 0  # lanes lost since one brought its first pass
-        self._failing_since = 0.0  # seconds: when the first of them was lost
-        self._timer = 0  # number of the latest
-
-    def open(self) -> list[Command]:
-        """As many lanes as are wanted."""
-        commands: list[Command] = []
-        while len(self.lanes) < self._wanted:
-            lane = TargetLane(next(self._lanes))
-            self.lanes[lane.number] = lane
-            commands.append(Open(lane.number, self._given.open_target, self._backoff()))
-        return commands
-
-    def _backoff(self) -> float:
-        """Seconds before a lane is opened: the first one is replaced at once."""
-        doublings = min(self._failures, 10)
-        return 0.0 if doublings <= 1 else min(LONGEST_BACKOFF, 0.025 * 2.0**doublings)
-
-    def opened(self, lane: Lane, now: float) -> None:
-        """It has the prompt."""
-        self.lanes[lane].ready = True
-        self.lanes[lane].free_since = now
-
-    @property
-    def ready(self) -> bool:
-        """Whether any lane can take a pass or has one."""
-        return any(lane.ready for lane in self.lanes.values())
-
-    def lost(self, lane: Lane, now: float) -> list[Command] | None:
-        """What was in flight there will not come; another lane is opened.
-
-        None: for too long no lane has brought anything, though some may have opened.
-        """
-        was_ready = self.lanes.pop(lane).ready
-        if not self._failures:
-            self._failing_since = now
-        self._failures += 1
-        if now - self._failing_since >= self._given.target_seconds and not any(
-            other.answered for other in self.lanes.values()
-        ):
-            return None
-        without = was_ready and not self.ready
-        commands = self.open()
-        return [*commands, *self.set_timer()] if without else commands
-
-    def drop(self, lane: Lane) -> list[Command] | None:
-        """The lane is not opened again. None: no other is open or being opened."""
-        del self.lanes[lane]
-        self._wanted -= 1
-        if not self.lanes:
-            return None
-        return [] if self.ready else self.set_timer()
-
-    def set_timer(self) -> list[Command]:
-        """From now on there is no target."""
-        self._timer += 1
-        return [SetTimer(Timer.TARGET, self._timer, self._given.target_seconds)]
-
-    def expired(self, number: int) -> bool:
-        """Whether there is still none."""
-        return number == self._timer and not self.ready
-
-    @property
-    def free(self) -> TargetLane | None:
-        """A lane without a pass in flight, if possible one that owes no row either."""
-        free = (lane for lane in self.lanes.values() if lane.ready and lane.flight is None)
-        return min(free, key=lambda lane: bool(lane.owed), default=None)
-
-    @property
-    def flights(self) -> list[Flight]:
-        """The passes under way."""
-        return [lane.flight for lane in self.lanes.values() if lane.flight is not None]
-
-    @property
-    def running(self) -> bool:
-        """Whether a run is under way."""
-        return any(flight.sent.run > 1 for flight in self.flights)
-
-    def end_runs(self) -> list[Command]:
-        """Runs that are under way are to end with the token that is being drawn."""
-        commands: list[Command] = []
-        for lane in self.lanes.values():
-            flight = lane.flight
-            if flight is not None and flight.sent.run > 1 and not flight.ending:
-                lane.flight = replace(flight, ending=True)
-                commands.append(Send(lane.number, RunTo(flight.sent.number, 0)))
-        return commands
-
-    @property
-    def halfway(self) -> Flight | None:
-        """A run of which half of what was asked for last has been drawn, and that nobody has ended."""
-        found = (one for one in self.flights if one.sent.run > 1 and one.drawn >= one.half and not one.ending)
-        return next(found, None)
-
-    def extend(self, flight: Flight, tokens: int) -> Send:
-        """Its run goes on for so many tokens beyond those that were asked for."""
-        more = flight.sent.run + tokens
-        sent = replace(flight.sent, run=more)
-        self.lanes[flight.lane].flight = replace(flight, sent=sent, half=more - tokens // 2)
-        return Send(flight.lane, RunTo(sent.number, more))
-
-    def due(self, path: Path, ids: list[int]) -> bool:
-        """Whether a pass under way brings what follows this path from the frontier on; `ids` are the output's."""
-        return any((*ids[flight.root :], *path) in flight.paths for flight in self.flights)
-
-    def send(
-        self,
-        lane: TargetLane,
-        plan: Plan,
-        wanted: tuple[int, ...] | None,
-        ids: list[int],
-        draft_tokens: int,
-        draws: bool,
-        now: float,
-        run: int = 1,
-    ) -> Send:
-        """A pass over a tree at the frontier, for so many draft tokens beyond it, answered by draws or by rows; or a
-        run of so many tokens."""
-        lane.passes += 1
-        listed = () if draws else plan.listed
-        if wanted is not None and listed:
-            listed = tuple(listed[node] for node in wanted)
-        sent = Pass(lane.passes, tuple(ids[lane.told :]), plan.tree, listed, wanted, draws, run)
-        paths = tuple(plan.tree.paths())
-        answered = paths if wanted is None else tuple(paths[node] for node in wanted)
-        tokens = len(sent.committed) + len(plan.tree)
-        idle = now - lane.free_since
-        lane.flight = Flight(
-            lane.number, sent, len(ids), answered, tokens, now, idle, draft_tokens, half=run - run // 2
-        )
-        lane.latest = lane.flight
-        lane.told = len(ids)
-        lane.owed.clear()
-        return Send(lane.number, sent)
-
-    def expects(self, lane: Lane, reply: PassDone | RowFetched) -> bool:
-        """Whether it is the answer to what was asked there."""
-        known = self.lanes[lane]
-        if isinstance(reply, RowFetched):
-            same = known.flight is None and known.latest is not None and reply.number == known.latest.sent.number
-            if not same or reply.node not in known.owed:
-                return False
-            listed = known.owed[reply.node]
-            return reply.row.whole if listed is None else reply.row.lists(listed)
-        flight = known.flight
-        if flight is None or reply.number != flight.sent.number or reply.first != flight.drawn:
-            return False
-        due = len(flight.paths)
-        if flight.sent.run > 1:  # it may end early, and says when it ends
-            due = max(1, min(len(reply.nodes), flight.sent.run - flight.drawn - reply.more))
-        kind = Sample if flight.sent.draws else Row
-        more = reply.more and flight.sent.run == 1
-        return len(reply.nodes) == due and not more and all(isinstance(node, kind) for node in reply.nodes)
-
-    def returned(self, lane: Lane, done: PassDone, now: float) -> Flight:
-        """The lane's pass is back, or some tokens of its run; the flight, with the paths of these answers."""
-        known = self.lanes[lane]
-        flight, known.flight = known.flight, None
-        assert flight is not None
-        if not known.answered:
-            known.answered, self._failures = True, 0
-        if done.more:
-            known.flight = _further(flight, done, now)
-        else:
-            known.free_since = now
-        return flight if flight.sent.run == 1 else replace(flight, paths=_drawn(flight, done)[:-1])
-
-    def fetch(self, lane: Lane, number: int, node: int, listed: Ids | None) -> list[Command] | None:
-        """Asks for more of a row, once; None: its pass is not the lane's latest any more."""
-        known = self.lanes.get(lane)
-        if known is None or known.latest is None or known.latest.sent.number != number:
-            return None
-        if node in known.owed:
-            return []
-        known.owed[node] = listed
-        return [Send(lane, FetchRow(number, node, listed))]
-
-    def fetched(self, lane: Lane, node: int) -> Flight:
-        """A row that was asked for is there; returns its pass."""
-        known = self.lanes[lane]
-        del known.owed[node]
-        assert known.latest is not None
-        return known.latest
-
-
-def _drawn(flight: Flight, done: PassDone) -> tuple[Path, ...]:
-    """The path that a run was at, and those that its tokens made of it."""
-    paths = [flight.paths[0]]
-    for node in done.nodes:
-        assert isinstance(node, Sample)
-        paths.append((*paths[-1], node.token))
-    return tuple(paths)
-
-
-def _further(flight: Flight, done: PassDone, now: float) -> Flight:
-    """The same run after an answer."""
-    at = _drawn(flight, done)[-1:]
-    return replace(flight, paths=at, drawn=flight.drawn + len(done.nodes), tokens=1, left_at=now, idle=0.0)
-
-
-SAME_DISTRIBUTION = 1e-3  # by which a head and its whole row may differ in sum; rows sum to one within a tenth of that
-
-
 @dataclass(frozen=True, eq=False)
 class Held:
     """What is known after one path."""
@@ -273,12 +96,17 @@ class Held:
     extra: Ids | None = None  # ids that were asked for besides the head, if it is known that these were all
 
 
-class Fetched:
-    """Rows and samples at and after the frontier."""
+class Answers:
+    """Rows and samples that passes have brought, by the ids from the frontier on that lead to them.
+
+    Args:
+        ids: of the output; the caller appends to it.
+        head: ids of a row that the target sends unasked.
+    """
 
     def __init__(self, ids: list[int], head: int) -> None:
-        self._ids = ids  # of the output; grows elsewhere
-        self._head = head  # ids of a row that come unasked
+        self._ids = ids
+        self._head = head
         self._base = 0  # tokens of output before the paths below
         self._held: dict[Path, Held] = {}
 
@@ -292,10 +120,10 @@ class Fetched:
         return (*self._ids[self._base :], *path) in self._held
 
     def answer(self, need: NeedRow | NeedSample) -> Row | Sample | None:
-        """What the walk needs at the frontier, if it is at hand: a row is no draw, and a draw no row.
+        """What the walk needs at the frontier, if it is known. A row is no draw, and a draw no row.
 
-        Of a row only the ids that may be used: its head, and those that the need lists. What else was listed depends
-        on draft tokens that are not revealed.
+        Of a row only the head and the ids that the need lists: which other ids were listed depends on draft tokens
+        that the walk has not revealed.
         """
         held = self.held
         if held is None:
@@ -307,8 +135,8 @@ class Fetched:
             return row if row.whole else None
         if not row.lists(need.listed):
             return None
-        whole = held.extra is not None and np.array_equal(held.extra, need.listed)
-        return row if whole else self._cut(row, need.listed)
+        complete = held.extra is not None and np.array_equal(held.extra, need.listed)
+        return row if complete else self._cut(row, need.listed)
 
     @property
     def row(self) -> Row | None:
@@ -323,36 +151,35 @@ class Fetched:
         return (found.log_probability, found.likely) if isinstance(found, Sample) else (None, ())
 
     def add(self, flight: Flight, nodes: Sequence[Row | Sample]) -> None:
-        """A pass has returned: what lies before its root is forgotten, if it is the farthest so far."""
+        """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
         if flight.root > self._base:
             self._rebase(flight.root)
-        passed = tuple(self._ids[flight.root : self._base])
         listed = flight.sent.listed or (None,) * len(nodes)
         answered = flight.sent.answered if flight.sent.run == 1 else (0,) * len(nodes)
         for path, node, answer, extra in zip(flight.paths, answered, nodes, listed, strict=True):
-            if path[: len(passed)] == passed:
-                held = Held(answer, flight.lane, flight.sent.number, node, extra)
-                self._held[path[len(passed) :]] = held
+            place = self._place(flight, path)
+            if place is not None:
+                self._held[place] = Held(answer, flight.lane, flight.sent.number, node, extra)
+
+    def replaced_by(self, flight: Flight, node: int) -> tuple[Path, Row | Sample] | None:
+        """Where a row fetched for this node belongs, and what is held there; None: the output went another way."""
+        place = self._place(flight, flight.paths[flight.sent.answered.index(node)])
+        return None if place is None or place not in self._held else (place, self._held[place].answer)
 
     def complete(self, flight: Flight, node: int, row: Row) -> None:
-        """A row that was asked for takes the place of what was known.
-
-        Raises:
-            IllegalEventError: they are not the same distribution; nothing has changed.
-        """
-        path = flight.paths[flight.sent.answered.index(node)]
-        passed = tuple(self._ids[flight.root : self._base])
-        place = path[len(passed) :]
-        if path[: len(passed)] != passed or place not in self._held:
-            return  # the output has taken another way
-        before = self._held[place].answer
-        if isinstance(before, Row) and _difference(before, row) > SAME_DISTRIBUTION:
-            raise IllegalEventError(f"the row of node {node} is not that of the head sent before")
-        self._held[place] = Held(row, flight.lane, flight.sent.number, node)
+        """A row that was fetched replaces the head that was held."""
+        replaced = self.replaced_by(flight, node)
+        if replaced is not None:
+            self._held[replaced[0]] = Held(row, flight.lane, flight.sent.number, node)
 
     def forget(self) -> None:
         """What is known at the frontier is not enough, and its pass is over: another pass must bring it."""
         self._held.pop(tuple(self._ids[self._base :]), None)
+
+    def _place(self, flight: Flight, path: Path) -> Path | None:
+        """The path from `_base` on; None if it is not a continuation of the output up to there."""
+        passed = tuple(self._ids[flight.root : self._base])
+        return path[len(passed) :] if path[: len(passed)] == passed else None
 
     def _rebase(self, base: int) -> None:
         passed = tuple(self._ids[self._base : base])
@@ -373,8 +200,303 @@ class Fetched:
         return Row(row.ids[kept], row.probabilities[kept], row.tail + float(row.probabilities[~kept].sum()))
 
 
+class TargetSide:
+    """One lane, or several that work on one output: plans passes, sends them, and keeps what they bring."""
+
+    def __init__(
+        self, assignment: Assignment, lanes: Iterator[Lane], output: Output, branches: Branches, counts: Counts
+    ) -> None:
+        given = assignment
+        self.lanes: dict[Lane, TargetLane] = {}
+        self.answers = Answers(output.ids, given.open_target.head)
+        self._given = given
+        self._numbers = lanes
+        self._output = output
+        self._branches = branches
+        self._counts = counts
+        self._planner = Planner(given.pair, given.method, given.encode, given.tree_budget, given.paths)
+        self._wanted = given.targets  # lanes
+        self._failures = 0  # lanes lost since one brought its first pass
+        self._failing_since = 0.0  # seconds: when the first of them was lost
+        self._timer = 0  # number of the latest
+
+    # Lanes: opening, losing, replacing.
+
+    def open(self) -> list[Command]:
+        """Open as many lanes as are missing."""
+        commands: list[Command] = []
+        while len(self.lanes) < self._wanted:
+            lane = TargetLane(next(self._numbers))
+            self.lanes[lane.number] = lane
+            commands.append(Open(lane.number, self._given.open_target, self._backoff()))
+        return commands
+
+    def _backoff(self) -> float:
+        """Seconds before a lane is opened; the first lost one is replaced at once."""
+        doublings = min(self._failures, 10)
+        return 0.0 if doublings <= 1 else min(LONGEST_BACKOFF, 0.025 * 2.0**doublings)
+
+    def opened(self, lane: Lane, now: float) -> None:
+        """The lane is open: the target has the prompt."""
+        self.lanes[lane].ready = True
+        self.lanes[lane].free_since = now
+
+    @property
+    def ready(self) -> bool:
+        """Whether any lane can take a pass or has one."""
+        return any(lane.ready for lane in self.lanes.values())
+
+    def lost(self, lane: Lane, now: float) -> list[Command] | None:
+        """Give up what was under way there and open another lane.
+
+        None: no lane has brought anything for `target_seconds`, though some may have opened.
+        """
+        was_ready = self.lanes.pop(lane).ready
+        if not self._failures:
+            self._failing_since = now
+        self._failures += 1
+        overdue = now - self._failing_since >= self._given.target_seconds
+        if overdue and not any(other.answered for other in self.lanes.values()):
+            return None
+        without = was_ready and not self.ready
+        commands = self.open()
+        return [*commands, *self.set_timer()] if without else commands
+
+    def drop(self, lane: Lane) -> list[Command] | None:
+        """Give up a lane for good. None: no other is open or being opened."""
+        del self.lanes[lane]
+        self._wanted -= 1
+        if not self.lanes:
+            return None
+        return [] if self.ready else self.set_timer()
+
+    def set_timer(self) -> list[Command]:
+        """There is no target from now on: start its deadline."""
+        self._timer += 1
+        return [SetTimer(Timer.TARGET, self._timer, self._given.target_seconds)]
+
+    def expired(self, number: int) -> bool:
+        """Whether there is still no target at its deadline."""
+        return number == self._timer and not self.ready
+
+    @property
+    def free(self) -> TargetLane | None:
+        """A lane without a pass under way, preferably one that owes no row either."""
+        free = (lane for lane in self.lanes.values() if lane.ready and lane.flight is None)
+        return min(free, key=lambda lane: bool(lane.owed), default=None)
+
+    @property
+    def flights(self) -> list[Flight]:
+        """The passes under way."""
+        return [lane.flight for lane in self.lanes.values() if lane.flight is not None]
+
+    def due(self, path: Path) -> bool:
+        """Whether a pass under way brings what follows this path from the frontier on."""
+        return any((*self._output.ids[flight.root :], *path) in flight.paths for flight in self.flights)
+
+    # Replies.
+
+    def expects(self, lane: Lane, reply: PassDone | RowFetched) -> bool:
+        """Whether it answers what was asked there."""
+        known = self.lanes[lane]
+        if isinstance(reply, RowFetched):
+            same = known.flight is None and known.latest is not None and reply.number == known.latest.sent.number
+            if not same or reply.node not in known.owed:
+                return False
+            listed = known.owed[reply.node]
+            return reply.row.whole if listed is None else reply.row.lists(listed)
+        flight = known.flight
+        if flight is None or reply.number != flight.sent.number or reply.first != flight.drawn:
+            return False
+        due = len(flight.paths)
+        if flight.sent.run > 1:  # a run may end early, and says when it ends
+            due = max(1, min(len(reply.nodes), flight.sent.run - flight.drawn - reply.more))
+        kind = Sample if flight.sent.draws else Row
+        more = reply.more and flight.sent.run == 1
+        return len(reply.nodes) == due and not more and all(isinstance(node, kind) for node in reply.nodes)
+
+    def same_distribution(self, lane: Lane, reply: RowFetched) -> bool:
+        """Whether a row that was asked for is that of the head sent before, up to SAME_DISTRIBUTION."""
+        latest = self.lanes[lane].latest
+        assert latest is not None
+        replaced = self.answers.replaced_by(latest, reply.node)
+        head = None if replaced is None else replaced[1]
+        return not isinstance(head, Row) or _difference(head, reply.row) <= SAME_DISTRIBUTION
+
+    def returned(self, lane: Lane, done: PassDone, now: float) -> Flight:
+        """A pass, or some tokens of a run, came back and are kept; returns its flight as it was before."""
+        known = self.lanes[lane]
+        flight, known.flight = known.flight, None
+        assert flight is not None
+        if not known.answered:
+            known.answered, self._failures = True, 0
+        if done.more:
+            known.flight = flight.after(done, now)
+        else:
+            known.free_since = now
+        paths = flight.paths if flight.sent.run == 1 else flight.drawn_paths(done)[:-1]
+        self.answers.add(replace(flight, paths=paths), done.nodes)
+        return flight
+
+    def fetched(self, lane: Lane, reply: RowFetched) -> None:
+        """A row that was asked for came."""
+        known = self.lanes[lane]
+        assert known.latest is not None
+        self.answers.complete(known.latest, reply.node, reply.row)
+        del known.owed[reply.node]
+
+    # Runs: tokens that the target draws by itself in one pass.
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is under way."""
+        return any(flight.sent.run > 1 for flight in self.flights)
+
+    @property
+    def halfway(self) -> Flight | None:
+        """A run of which half of the latest request has been drawn, and that nobody has ended."""
+        found = (one for one in self.flights if one.sent.run > 1 and one.drawn >= one.half and not one.ending)
+        return next(found, None)
+
+    def end_runs(self) -> list[Command]:
+        """Tell runs under way to end with the token that is being drawn."""
+        commands: list[Command] = []
+        for lane in self.lanes.values():
+            flight = lane.flight
+            if flight is not None and flight.sent.run > 1 and not flight.ending:
+                lane.flight = replace(flight, ending=True)
+                commands.append(Send(lane.number, RunTo(flight.sent.number, 0)))
+        return commands
+
+    def extend_run(self, flight: Flight, tokens: int) -> Send:
+        """Let a run go on for so many tokens beyond those asked for, at most to the end of the output."""
+        tokens = min(tokens, self._output.left - (flight.sent.run - flight.drawn))
+        more = flight.sent.run + tokens
+        sent = replace(flight.sent, run=more)
+        self.lanes[flight.lane].flight = replace(flight, sent=sent, half=more - tokens // 2)
+        return Send(flight.lane, RunTo(sent.number, more))
+
+    # Passes: what each covers, and rows that are asked for afterwards.
+
+    def send_pass(self, lane: TargetLane, epoch: Epoch, now: float) -> Send:
+        """A pass at the frontier; in an epoch without a draft a run."""
+        frontier, counts = len(self._output.text), self._counts
+        counts.passes += 1
+        if epoch.alone:
+            epoch.reach = max(epoch.reach, frontier)
+            run = min(epoch.choice.run, self._output.left)
+            counts.runs += run > 1
+            return self._send(lane, NOTHING_GUESSED, None, 0, True, now, run)
+        plan = self._plan(epoch)
+        counts.row_misses += frontier < epoch.reach
+        epoch.reach = max(epoch.reach, frontier + self._length(plan.tree))
+        return self._send(lane, plan, None, epoch.beyond(frontier), epoch.draws, now)
+
+    def send_ahead(self, lane: TargetLane, epoch: Epoch, now: float) -> list[Command]:
+        """A pass over later draft tokens, on a target that is free while others work on earlier ones, if it pays."""
+        if not epoch.choice.speculate or not self.flights:
+            return []
+        if lane.owed:
+            return []  # another pass would take away the row that the walk waits for
+        if epoch.beyond(epoch.reach) < max(1, epoch.choice.wait):
+            return []  # a pass sent with fewer draft tokens would not include the next ones
+        plan = self._plan(epoch)
+        paths = enumerate(plan.tree.paths())
+        wanted = tuple(node for node, path in paths if not self.answers.knows(path) and not self.due(path))
+        if not wanted:
+            return []
+        frontier = len(self._output.text)
+        self._counts.passes += 1
+        self._counts.speculated += 1
+        epoch.reach = max(epoch.reach, frontier + self._length(plan.tree))
+        return [self._send(lane, plan, wanted, epoch.beyond(frontier), epoch.draws, now)]
+
+    def _send(
+        self,
+        lane: TargetLane,
+        plan: Plan,
+        wanted: tuple[int, ...] | None,
+        draft_tokens: int,
+        draws: bool,
+        now: float,
+        run: int = 1,
+    ) -> Send:
+        """Send a pass with so many draft tokens known, answered by draws or by rows; or a run of so many tokens."""
+        ids = self._output.ids
+        lane.passes += 1
+        listed = () if draws else plan.listed
+        if wanted is not None and listed:
+            listed = tuple(listed[node] for node in wanted)
+        sent = Pass(lane.passes, tuple(ids[lane.told :]), plan.tree, listed, wanted, draws, run)
+        paths = tuple(plan.tree.paths())
+        answered = paths if wanted is None else tuple(paths[node] for node in wanted)
+        tokens = len(sent.committed) + len(plan.tree)
+        idle, half = now - lane.free_since, run - run // 2
+        lane.flight = Flight(lane.number, sent, len(ids), answered, tokens, now, idle, draft_tokens, half=half)
+        lane.latest = lane.flight
+        lane.told = len(ids)
+        lane.owed.clear()
+        return Send(lane.number, sent)
+
+    def fetch_late(self, epoch: Epoch, first: int) -> list[Command]:
+        """Draft tokens from place `first` on arrived after passes had left that do not list their ids: fetch them."""
+        method, options = self._given.method, self._given.open_target.options
+        if method.samples or method.whole_draft or options.temperature == 0:
+            return []
+        commands: list[Command] = []
+        skip = len(self._output.text) - epoch.start - epoch.letters_before(first)
+        for flight in self.flights:
+            if flight.root != len(self._output.ids):
+                continue
+            listed = self._planner.listed(flight.sent.tree, epoch.guessed(first), skip)
+            for node in flight.sent.answered:
+                if len(listed[node]):
+                    fetch = self._fetch(flight.lane, flight.sent.number, node, listed[node]) or []
+                    self._counts.rows_completed += len(fetch)
+                    commands += fetch
+        return commands
+
+    def fetch_needed(self, need: NeedRow | NeedSample) -> list[Command]:
+        """The row held at the frontier lacks what the walk needs: fetch it, or let another pass bring it."""
+        held = self.answers.held
+        if held is None or isinstance(need, NeedSample):
+            return []  # a pass will bring it
+        fetch = self._fetch(held.lane, held.number, held.node, None if need.whole else need.listed)
+        if fetch is None:
+            self.answers.forget()
+            return []
+        self._counts.rows_fetched += need.whole and bool(fetch)
+        self._counts.rows_completed += not need.whole and bool(fetch)
+        return fetch
+
+    def _fetch(self, lane: Lane, number: int, node: int, listed: Ids | None) -> list[Command] | None:
+        """Ask once for more of a row; None: its pass is not the lane's latest any more."""
+        known = self.lanes.get(lane)
+        if known is None or known.latest is None or known.latest.sent.number != number:
+            return None
+        if node in known.owed:
+            return []
+        known.owed[node] = listed
+        return [Send(lane, FetchRow(number, node, listed))]
+
+    def _plan(self, epoch: Epoch) -> Plan:
+        given, frontier = self._given, len(self._output.text)
+        others = self._branches.texts(epoch, frontier) if given.paths > len(given.method.guesses) else ()
+        first = epoch.passed(frontier)
+        skip = frontier - epoch.start - epoch.letters_before(first)
+        return self._planner.plan(epoch.guessed(first), skip, self._output.room, others)
+
+    def _length(self, tree: TokenTree) -> int:
+        """Letters of the longest path."""
+        letters = self._given.pair.target.letters
+        ends = [0]
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            ends.append(ends[1 + parent] + len(letters[token]))
+        return max(ends)
+
+
 def _difference(head: Row, other: Row) -> float:
-    """The sum of the differences in probability, of each id that the first lists, and of the rest."""
+    """The sum of the differences in probability of each id that the first lists, and of all others together."""
     places = other.places(head.ids)
     known = places >= 0
     listed = np.abs(other.probabilities[places[known]] - head.probabilities[known]).sum()

@@ -1,4 +1,4 @@
-"""How an epoch is run, who decides it, and what the decision may be based on."""
+"""The vocabulary of controllers: how an epoch is run, what a controller is told, and what it estimates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,22 +11,22 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_RUN
 class Choice:
     """How an epoch is run.
 
-    Lock-step with K draft tokens is window = wait = K without overlap; plain decoding is window 0.
+    Lock-step with K draft tokens is window = wait = K without overlap; plain decoding is window = 0.
 
     Raises:
         ValueError: a value is out of its range.
     """
 
-    window: int  # draft tokens asked for beyond those revealed; 0: none, the target decodes by itself
-    wait: int = 0  # unrevealed draft tokens that a pass waits for while more are due
-    overlap: bool = True  # the drafter drafts on while a pass is in flight; else an epoch is one round
+    window: int  # most draft tokens asked for beyond those revealed; 0: none, the target decodes by itself
+    wait: int = 0  # least unrevealed draft tokens that a pass waits for while more are due
+    overlap: bool = True  # the drafter drafts on while a pass is under way; else an epoch is one round
     patience: float = 30.0  # seconds that the target stands idle for draft tokens at most, then it goes on without
     branch_depth: int = 0  # draft tokens of each prepared continuation; 0: none
     branch_width: int = 1  # prepared continuations for each draft token
     chunk: int = 1  # draft tokens in one reply of the drafter, from its second one on, while epochs overlap
-    speculate: bool = False  # a target that is free begins a pass over later draft tokens before the first returns
-    run: int = 1  # without a drafter: tokens that the target draws in one pass; it goes on if the next choice is alike
-    reason: str = ""  # for people
+    speculate: bool = False  # a free target begins a pass over later draft tokens before the first returns
+    run: int = 1  # without a drafter: tokens that the target draws in one pass; extended if the next choice is plain
+    reason: str = ""  # shown to users
 
     def __post_init__(self) -> None:
         if not (0 <= self.window <= MOST_DRAFT_TOKENS and 0 <= self.wait <= self.window and self.patience >= 0):
@@ -57,7 +57,7 @@ class Choice:
         return self.first - sent if sent < self.first else self.chunk
 
 
-LONG_RUN = 32  # tokens: half of them cover a round trip, and a draft that is to follow waits for as many at most
+LONG_RUN = 32  # tokens: half of them cover a round trip, and a draft that follows waits for at most half
 PLAIN = Choice(window=0, run=LONG_RUN, reason="plain decoding")
 
 
@@ -91,19 +91,19 @@ class PassSeen:
 
 @dataclass(frozen=True)
 class Judged:
-    """The walk went on: what became of draft tokens since the last time."""
+    """The walk went on: what became of draft tokens since the last observation."""
 
     first: int  # place in the epoch of the first draft token judged now
     accepted: int  # of them, wholly in the output
     refused: bool  # the next one was refused
     tokens: int  # emitted meanwhile
-    settled: int  # ... of them without a draft token: the target's own
-    caught_up: bool = False  # they were compared with tokens that had been settled already
+    settled: int  # ... of them drawn by the target without a draft token
+    caught_up: bool = False  # the draft tokens were compared with tokens that had been settled before
 
 
 @dataclass(frozen=True)
 class BranchSeen:
-    """A refusal met the prepared continuations."""
+    """A draft token was refused while prepared continuations were at hand."""
 
     hit: bool
 
@@ -124,20 +124,20 @@ class DrafterSeen:
 
 @dataclass(frozen=True)
 class Told:
-    """What another output has learnt, the one of all with the same services that tries what is not known."""
+    """Estimates shared by another output: the one that explores the services for all (`shared`)."""
 
     estimates: "Estimates"
-    leads: bool = False  # it is over: this one is to try from now on
+    leads: bool = False  # the other one is over: this one explores from now on
 
 
 Observation = DraftSeen | PassSeen | Judged | BranchSeen | StallSeen | DrafterSeen | Told
 
 
 class Controller(Protocol):
-    """Decides how each epoch is run. What it learns is revealed already, or times: never a hidden draft token."""
+    """Decides how each epoch is run. It sees only times and revealed draft tokens, never hidden ones."""
 
     def observe(self, seen: Observation, now: float) -> None:
-        """Takes in what happened; `now` in seconds of the session's clock."""
+        """Learn from an observation; `now` in seconds of the session's clock."""
         ...
 
     def choose(self, now: float) -> Choice:
@@ -146,7 +146,7 @@ class Controller(Protocol):
 
     @property
     def waits_for_drafter(self) -> bool:
-        """Whether the session stands still until a drafter has opened (lock-step for comparison)."""
+        """Whether the session waits until a drafter has opened (lock-step for comparison)."""
         ...
 
 
@@ -161,7 +161,7 @@ class Fixed:
         return not self.choice.overlap and self.choice.drafts
 
     def observe(self, seen: Observation, now: float) -> None:
-        """Learns nothing."""
+        """A fixed choice learns nothing."""
 
     def choose(self, now: float) -> Choice:
         return self.choice
@@ -172,19 +172,17 @@ def lock_step(k: int) -> Fixed:
     return Fixed(Choice(window=k, wait=k, overlap=False, reason=f"lock-step, K = {k}"))
 
 
-# What a controller knows of its services and of how well they agree.
+# What a controller estimates, and what the cost model needs of it.
 
-FIRST_TRY = 4.0  # plain passes that getting to know a drafter may lose
-PLACES = (0, 1, 2, 3, 4, 6, 9, 14)  # where ranges of places in an epoch begin that have an acceptance in common
+FIRST_TRY = 4.0  # plain passes that exploring a new drafter may lose
+PLACES = (0, 1, 2, 3, 4, 6, 9, 14)  # begins of the ranges of places in an epoch that share one acceptance rate
 BRANCH_COST = 0.17  # of a further token in a drafter's forward, as a share: a batch of 8 measured 2.1 to 2.6 times one
-
-
-# What a generation's speed depends on: the numbers that the simulator and the forecast work with.
+FURTHER = 0.75  # of the refusals that a branch missed, the share that one more branch misses too
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Costs and agreement of one pair of services for one kind of text.
+    """Costs and acceptance of one pair of services for one kind of text: the input of forecast and simulator.
 
     Raises:
         ValueError: a probability is not between 0 and 1, or a cost is below 0.
@@ -255,39 +253,39 @@ class Workload:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Plain numbers: what is believed, and how much it rests on."""
+    """What a controller estimates, and on how many observations that rests."""
 
     acceptance: tuple[float, ...] = (0.6,) * len(PLACES)  # for the ranges of `PLACES`
-    match: float = 0.45  # of a token that the target drew by itself with the draft
+    match: float = 0.45  # probability that a token which the target drew by itself agrees with the draft
     token: float = 0.0  # seconds of a drafter's forward
     slope: float = BRANCH_COST
     drafter_trip: float = 0.0  # seconds
     pass_base: float = 0.0  # seconds in the target, its queue included
-    pass_node: float = 0.0  # ... more for each draft token that it and the passes beside it cover, whatever their trees
+    pass_node: float = 0.0  # ... more for each draft token that it and the passes batched with it cover
     target_trip: float = 0.0  # seconds
     branch_hit: float = 0.5
     tokens_per_draft_token: float = 1.0
-    judged: float = 0.0  # draft tokens, with forgetting
-    compared: float = 0.0  # ... with tokens that the target had drawn by itself
+    judged: float = 0.0  # draft tokens, exponentially discounted
+    compared: float = 0.0  # ... compared with tokens that the target had drawn by itself
     replies: int = 0  # of the drafter
     passes: int = 0
-    tried: float = 0.0  # refusals that met branches, with forgetting
+    tried: float = 0.0  # refusals with branches at hand, exponentially discounted
     plain: float = 0.0  # seconds of a token in plain decoding, whose runs go on without a round trip
-    plain_passes: int = 0  # ... that were seen; 0: `plain` is guessed from other passes
-    slowed: float = 0.0  # seconds that a pass loses for each one in which the drafter works meanwhile
-    allowance: float = FIRST_TRY  # plain passes that trying a drafter may still lose
+    plain_passes: int = 0  # ... observed; 0: `plain` is inferred from other passes
+    slowed: float = 0.0  # seconds that a pass loses per second of the drafter's work beside it
+    allowance: float = FIRST_TRY  # exploration budget: plain passes that trying a drafter may still lose
     sessions: float = 1.0  # that share the target, this one included
     queue: float = 0.0  # seconds of a pass's queue
-    trial_at: float = 0.0  # seconds of the session's clock: when a drafter that was put aside is tried next
+    trial_at: float = 0.0  # seconds of the session's clock: when a drafter that was given up is tried next
     interval: float = 0.0  # seconds between its trials now
 
     @property
     def known(self) -> bool:
-        """Whether both services have been seen at work."""
+        """Whether both services have been observed."""
         return self.replies > 0 and self.passes > 0
 
     def workload(self, samples: bool = False, targets: int = 1) -> Workload:
-        """The numbers that forecasts start from. Raises ValueError before both services have been seen at work."""
+        """The input of forecasts. Raises ValueError before both services have been observed."""
         ends = (*PLACES[1:], PLACES[-1] + 1)
         by_place = tuple(
             share for begin, end, share in zip(PLACES, ends, self.acceptance, strict=True) for _ in range(end - begin)
@@ -310,34 +308,29 @@ class Estimates:
         )
 
 
-FURTHER = 0.75  # of the refusals that a branch missed, what one more branch misses too
-
-
-# What a controller decided, and when, for people.
-
-MOST_KEPT = 10_000  # choices; a generation with more is explained up to there
+MOST_KEPT = 10_000  # decisions that are kept for an explanation
 
 
 @dataclass(frozen=True)
 class Decision:
-    """From a time on, epochs were run like this."""
+    """A choice and when it was made, to explain a generation."""
 
     seconds: float  # since the first one
-    epochs: int  # that the controller had run like this, one after another; those without a choice do not count
+    epochs: int  # consecutive ones with this choice; epochs that needed no choice do not count
     choice: Choice
 
 
 @runtime_checkable
 class Learning(Protocol):
-    """A controller that can say what it has learnt."""
+    """A controller that can explain its estimates."""
 
     def explain(self) -> Sequence[str]:
-        """What it believes and why it decides so, in lines for people."""
+        """Estimates and decision, as lines of text."""
         ...
 
 
 class Explained:
-    """A controller whose choices are kept."""
+    """Wraps a controller and keeps its decisions."""
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
@@ -346,20 +339,17 @@ class Explained:
 
     @property
     def waits_for_drafter(self) -> bool:
-        """As the controller has it."""
         return self.controller.waits_for_drafter
 
     @property
     def estimates(self) -> Sequence[str]:
-        """What the controller has learnt, in lines for people; none if it learns nothing."""
+        """The controller's estimates as lines of text; none if it learns nothing."""
         return self.controller.explain() if isinstance(self.controller, Learning) else ()
 
     def observe(self, seen: Observation, now: float) -> None:
-        """As the controller does."""
         self.controller.observe(seen, now)
 
     def choose(self, now: float) -> Choice:
-        """As the controller does, and kept."""
         choice = self.controller.choose(now)
         self._began = now if self._began is None else self._began
         if self.decisions and self.decisions[-1].choice == choice:

@@ -1,10 +1,10 @@
-"""The controller: decides how each epoch is run from what has been measured.
+"""The adaptive controller: decides from measurements how each epoch is run.
 
-A generation begins with an overlapped draft for which the target never waits: that costs next to nothing whatever the
-drafter is like. Once both services have been seen at work, forecasts decide. Where little is known of the drafter and
-it might be worth much, the controller tries what would be best if it were good; what that may lose against plain
-decoding is bounded. A drafter with which nothing is faster than plain decoding is put aside and tried again later and
-later. What decides is times, and what has been revealed.
+A generation begins with an overlapped draft that the target never waits for, which costs next to nothing with any
+drafter. Once both services have been observed, forecasts decide. Where little is known of a drafter that might be worth
+much, the controller tries what would be best if the drafter were good; an exploration budget bounds what that may lose
+against plain decoding. A drafter with which nothing is faster than plain decoding is given up and tried again at
+growing intervals. All decisions depend on times and on revealed draft tokens only.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,25 +33,22 @@ from crossdraft.speculation.simulator import simulate
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 PERIOD = 40  # observations between two looks at the estimates, at most
-FIRST_INTERVAL = 0.25  # seconds between two trials of a drafter that was put aside; they double
+FIRST_INTERVAL = 0.25  # seconds between two trials of a drafter that was given up; they double
 LAST_INTERVAL = 8.0
 TRIAL_PASSES = 32  # ... and never fewer than so many passes
-RECOVERED = 1.05  # a drafter put aside is tried soon again if the best way with it has become so much faster
-TRIAL_PATIENCE = 2.0  # passes that a round waits for a drafter that is not known to answer
-GLANCE = 6  # draft tokens of a first epoch: while they hold, it goes on
+RECOVERED = 1.05  # a drafter that was given up is tried soon again if the best choice with it is so much faster
+TRIAL_PATIENCE = 2.0  # passes that a round waits for a drafter that may not answer
+GLANCE = 6  # draft tokens of a first epoch, which goes on while they are accepted
 FIRST_PATIENCE = 0.05  # seconds; the same before the first pass
 STALL_SHARE = 0.5  # of the time, that the target may stand idle in vain
-HOPED = 1.1  # a way is tried that would be so much faster if the drafter were good
-SURE = 40.0  # judged draft tokens that leave nothing to hope for
-MEASURED = 3  # plain passes that must have been seen where plain decoding may be the better way
-NEAR = 1.6  # times plain decoding that a way must be faster to do without
+HOPED = 1.1  # a choice is tried that would be so much faster if the drafter were good
+SURE = 40.0  # judged draft tokens after which the optimistic estimate is not used any more
+MEASURED = 3  # plain passes to observe where plain decoding may be faster
+NEAR = 1.6  # speed relative to plain decoding above which plain passes need not be measured
 REMEASURED = 160  # passes after which plain ones are measured again
 FIRST_RUN = 4  # tokens that the target draws by itself before the choice is looked at again; it doubles
-FOLLOWED = 64  # plain tokens after which nobody's news are waited for any more
-CROWDED = 1.6  # times as many sessions on the target, or as few, after which choices are made again
-
-
-# The best way to run the pipeline for a workload, by forecasts.
+FOLLOWED = 64  # plain tokens after which a follower stops waiting for shared estimates
+CROWDED = 1.6  # factor by which the sessions on the target must change for choices to be made again
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,9 @@ class Ranking:
     best: Rated  # of all
 
 
-# What a controller decides for the estimates at hand: the way that is expected to be fastest, unless too little speaks
-# for leaving the one that runs.
-
-
 @dataclass(frozen=True)
-class Decision:
-    """What a choice rests on."""
+class Selection:
+    """The choice for given estimates, and the forecasts behind it."""
 
     choice: Choice
     estimates: Estimates
@@ -92,7 +85,7 @@ class Decision:
 
     @property
     def rival(self) -> float:
-        """The expected speed of the best way with a drafter, relative to plain decoding."""
+        """The expected speed of the best choice with a drafter, relative to plain decoding."""
         return max(self.ranking.rounds.speed, self.ranking.hurried.speed) / self.ranking.plain.speed
 
 
@@ -104,13 +97,13 @@ class Limits:
         ValueError: a number is out of its range.
     """
 
-    rounds_only: bool = False  # lock-step, for methods that must know how many draft tokens there are
+    rounds_only: bool = False  # lock-step, for methods that must know the number of draft tokens beforehand
     samples: bool = False  # the method's target draws by itself
     window: int = 32  # most draft tokens beyond those revealed
-    wait: int | None = None  # always this; None: the controller's
-    branch_depth: int | None = None  # always this, 0: no branches; None: the controller's
-    branch_width: int | None = None  # always this; None: the controller's
-    targets: int = 1  # more: passes may be speculated on
+    wait: int | None = None  # fixed; None: the controller decides
+    branch_depth: int | None = None  # fixed, 0: no branches; None: the controller decides
+    branch_width: int | None = None  # fixed; None: the controller decides
+    targets: int = 1  # with several, passes may overlap
 
     def __post_init__(self) -> None:
         if not (1 <= self.window <= MOST_DRAFT_TOKENS and 0 <= (self.wait or 0) <= self.window and self.targets >= 1):
@@ -118,12 +111,12 @@ class Limits:
 
 
 class Adaptive:
-    """Learns from a session, and decides how its epochs are run.
+    """Learns from one session, and decides how its epochs are run.
 
     Args:
         before: estimates of an earlier generation with the same services, or none.
         limits: what may be chosen.
-        follows: another output with the same services is the one to try what is not known; this one is told of it.
+        follows: another output explores the services; this one waits for its estimates (`shared`).
     """
 
     waits_for_drafter = False
@@ -132,32 +125,32 @@ class Adaptive:
         self.limits = limits or Limits()
         before = before or Estimates()
         self._learner = Learner(before, self.limits.samples)
-        self._allowance = Allowance(before.allowance)
-        self._decision: Decision | None = None
-        self._hope: Decision | None = None  # if the drafter were good; None: enough is known of it
+        self._budget = ExplorationBudget(before.allowance)
+        self._decision: Selection | None = None
+        self._hope: Selection | None = None  # if the drafter were good; None: enough is known of it
         self._running = replace(PLAIN, run=FIRST_RUN // 2)
         self._there = True
         self.follows = follows
         self._asked = False  # an epoch of this generation has had a drafter
-        self._look = 0  # number of observations at which the estimates are looked at next
+        self._look = 0  # number of observations at which the estimates are compared next
         self._period = 8
-        self._calm_until = 0.0  # the target waits for nothing before
-        self._trial_at = before.trial_at or None  # seconds: of a drafter that was put aside
+        self._calm_until = 0.0  # seconds: until then the target does not wait for draft tokens
+        self._trial_at = before.trial_at or None  # seconds: next trial of a drafter that was given up
         self._interval = before.interval or FIRST_INTERVAL
         self._trials = self._tries = 0
-        self._measured = 0  # plain passes that are to be seen
-        self._measured_at = 0  # observations: when they were last due
+        self._measured = 0  # plain passes to be observed
+        self._measured_at = 0  # observations: when measuring was last due
 
     @property
     def estimates(self) -> Estimates:
-        """What is believed now; seeds the controller of the next generation."""
-        known, level = self._learner.estimates, self._allowance.level
+        """The estimates now, with which the controller of the next generation begins."""
+        known, level = self._learner.estimates, self._budget.level
         return replace(known, allowance=level, trial_at=self._trial_at or 0.0, interval=self._interval)
 
     def observe(self, seen: Observation, now: float) -> None:
-        """Takes in what happened."""
+        """Learn from an observation."""
         self._learner.observe(seen, now)
-        self._allowance.observe(seen, now)
+        self._budget.observe(seen, now)
         match seen:
             case StallSeen(seconds):
                 self._calm_until = max(self._calm_until, now) + seconds / STALL_SHARE
@@ -169,7 +162,7 @@ class Adaptive:
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
         if self._decision is not None:
-            self._allowance.over(self._running.drafts, self._decision.estimates.plain, now)
+            self._budget.over(self._running.drafts, self._decision.estimates.plain, now)
         choice = self._choice(now)
         self._running = choice if choice.drafts else replace(choice, run=self._run(now))
         self._asked = self._asked or choice.drafts
@@ -191,7 +184,7 @@ class Adaptive:
         attempt = self._attempt(decision, now)
         if attempt is not None:
             return attempt
-        if not decision.choice.drafts or self._allowance.overdrawn:
+        if not decision.choice.drafts or self._budget.overdrawn:
             return self._aside(decision, now)
         self._trial_at = None
         if self._plain_due(decision):
@@ -203,9 +196,9 @@ class Adaptive:
         return decision.choice
 
     def _run(self, now: float) -> int:
-        """Tokens of a plain epoch: the longer the longer plain decoding goes on, up to the next trial of a drafter.
+        """Tokens of a plain epoch: doubles while plain decoding goes on, but ends at the next trial of a drafter.
 
-        A trial that is due, but has to wait for what it may lose to be earned, shortens nothing.
+        A trial that is due but not yet affordable does not shorten it.
         """
         run = FIRST_RUN if self._running.drafts else min(LONG_RUN, 2 * self._running.run)
         decision = self._decision
@@ -217,7 +210,7 @@ class Adaptive:
 
     @property
     def _crowded(self) -> bool:
-        """Whether many more sessions share the target than when the decision was made, or many fewer."""
+        """Whether many more or many fewer sessions share the target than when the decision was made."""
         if self._decision is None:
             return False
         before, after = self._decision.estimates.sessions, self._learner.load.sessions
@@ -225,22 +218,22 @@ class Adaptive:
 
     @property
     def knows(self) -> bool:
-        """Whether there is something that others may begin with: a decision, and nothing that is to be tried first."""
+        """Whether others can use its estimates: it has decided, and nothing is to be tried first."""
         return self._decision is not None and (self._hope is None or not self._promises(self._hope, self._decision))
 
     @property
     def drafts(self) -> bool:
-        """Whether a way with the drafter is expected to be the fastest."""
+        """Whether a choice with the drafter is expected to be the fastest."""
         return self._decision is not None and self._decision.choice.drafts
 
     def _take_over(self, told: Told, now: float) -> None:
-        """What another output has learnt counts, unless this one sees for itself what the drafter is worth."""
+        """Take over shared estimates, unless this output drafts and so measures the drafter itself."""
         self.follows = self.follows and not told.leads
         known = told.estimates
         if not known.known:
             return
         self._trial_at, self._interval = known.trial_at or None, known.interval or FIRST_INTERVAL
-        self._allowance.level = min(self._allowance.level, known.allowance)
+        self._budget.level = min(self._budget.level, known.allowance)
         if not self.drafts:
             self._learner = Learner(known, self.limits.samples)
             self._learner.begin(self._running, now)
@@ -248,7 +241,7 @@ class Adaptive:
             self._measured = self._measured_at = 0
 
     def _think(self) -> None:
-        """Looks at the estimates, and decides anew if they have changed."""
+        """Decide again if the estimates have changed noticeably."""
         self._look = self._learner.seen + self._period
         estimates = self._learner.estimates
         if not estimates.known:
@@ -264,14 +257,14 @@ class Adaptive:
         if before is not None and self._decision.rival > RECOVERED * before.rival:
             self._interval = FIRST_INTERVAL
 
-    def _attempt(self, decision: Decision, now: float) -> Choice | None:
-        """What would be best if the drafter were good, where it would be much better and a failure is affordable."""
+    def _attempt(self, decision: Selection, now: float) -> Choice | None:
+        """The best choice if the drafter were good, if that is much faster and a failure is affordable."""
         hope = self._hope
         if self.follows or hope is None or now < self._calm_until or not self._promises(hope, decision):
             return None
         workload = hope.estimates.workload(self.limits.samples)
         choice = tried(workload, hope.choice)
-        if not self._allowance.covers(loss(workload, choice)):
+        if not self._budget.covers(loss(workload, choice)):
             return None
         self._tries += 1
         self._look = 0
@@ -279,12 +272,12 @@ class Adaptive:
         return replace(choice, reason=reason)
 
     @staticmethod
-    def _promises(hope: Decision, decision: Decision) -> bool:
-        """Whether a way is worth a try that would be the best if the drafter were good."""
+    def _promises(hope: Selection, decision: Selection) -> bool:
+        """Whether the best choice for a good drafter is worth a try."""
         return hope.best.speed >= HOPED * decision.best.speed
 
-    def _plain_due(self, decision: Decision) -> bool:
-        """Whether plain decoding is to be measured, as it might be the better way."""
+    def _plain_due(self, decision: Selection) -> bool:
+        """Whether plain decoding is to be measured because it might be faster."""
         seen, passes = self._learner.plain_seen, self._learner.seen
         if decision.gain < NEAR and seen >= self._measured:
             missing = MEASURED - self._learner.estimates.plain_passes
@@ -294,8 +287,8 @@ class Adaptive:
         self._measured_at, self._look = passes, 0
         return True
 
-    def _aside(self, decision: Decision, now: float) -> Choice:
-        """Plain decoding, and a trial now and then."""
+    def _aside(self, decision: Selection, now: float) -> Choice:
+        """Plain decoding, with a trial of the drafter now and then."""
         reason = decision.choice.reason if not decision.choice.drafts else "it has lost too much"
         plain = replace(decision.ranking.plain.choice, reason=reason)
         if self.follows:
@@ -303,10 +296,10 @@ class Adaptive:
         least = TRIAL_PASSES / decision.ranking.plain.speed
         if self._trial_at is None:
             self._interval = FIRST_INTERVAL
-            # Put aside by an earlier generation: short ones would never try it again.
+            # If an earlier generation gave it up, try it at once: short generations would never try it again.
             inherited = not (self._asked or self.limits.rounds_only)
             self._trial_at = now if inherited else now + max(self._interval, least)
-        if now < self._trial_at or not self._allowance.covers(1.0):
+        if now < self._trial_at or not self._budget.covers(1.0):
             return plain
         self._interval = min(2 * self._interval, LAST_INTERVAL)
         self._trial_at = now + max(self._interval, least)
@@ -316,27 +309,27 @@ class Adaptive:
         return self._first("trying a drafter that was put aside")
 
     def _first(self, reason: str, window: int = 2) -> Choice:
-        """Little is asked of a drafter that may not answer."""
+        """A cautious choice for a drafter that may not answer."""
         if self.limits.rounds_only:
             patience = TRIAL_PATIENCE * self._learner.estimates.pass_base or FIRST_PATIENCE
             return Choice(1, wait=1, overlap=False, patience=patience, reason=reason)
         return Choice(min(window, self.limits.window), patience=0.0, reason=reason)
 
     def explain(self) -> Sequence[str]:
-        """What is believed and decided, in lines for people."""
+        """Estimates and decision, as lines of text."""
         tried_ = f"{self._tries} tries in the hope of more, {self._trials} of a drafter put aside"
-        left = f"{self._allowance.level:.1f} plain passes may be lost by further ones"
-        return [*believed(self.estimates, self._decision), f"{tried_}; {left}"]
+        left = f"{self._budget.level:.1f} plain passes may be lost by further ones"
+        return [*explanation(self.estimates, self._decision), f"{tried_}; {left}"]
 
 
-SWITCH = 1.02  # another way is taken if it is expected to be so much faster
-STAYS = 1.005  # ... than plain decoding, for a drafter to be used on
-RANKINGS = 32  # that are remembered: outputs that are told the same all need the same, some 10 ms of work
+SWITCH = 1.02  # the choice changes if another one is expected to be so much faster
+STAYS = 1.005  # a drafter in use stays in use if that is so much faster than plain decoding
+RANKINGS = 32  # that are cached, some 10 ms of work each: outputs with shared estimates need the same one
 NOTICEABLE = 0.06  # relative change of an estimate after which choices are made again
 
 
 def rank(workload: Workload, limits: Limits) -> Ranking:
-    """Forecasts what may be chosen, coarsely first; some 30 forecasts."""
+    """The best choices within the limits, by a coarse search and refinement of about 30 forecasts."""
     plain = rate(workload, PLAIN)
     if workload.token >= workload.tokens_per_draft_token * workload.plain_seconds or bound(workload) <= plain.speed:
         return _hopeless(workload, plain)
@@ -362,10 +355,11 @@ def rank(workload: Workload, limits: Limits) -> Ranking:
 _ranked = lru_cache(maxsize=RANKINGS)(rank)
 
 
-def choose(estimates: Estimates, limits: Limits, running: Choice | None = None) -> Decision:
-    """The way that is expected to be fastest; `running` stays unless another one is noticeably better.
+def choose(estimates: Estimates, limits: Limits, running: Choice | None = None) -> Selection:
+    """The choice that is expected to be fastest; `running` stays unless another one is noticeably faster.
 
-    Raises ValueError if the estimates know nothing of one of the services.
+    Raises:
+        ValueError: one of the services has not been observed.
     """
     workload = estimates.workload(limits.samples, limits.targets)
     ranking = _ranked(workload, limits)
@@ -375,11 +369,11 @@ def choose(estimates: Estimates, limits: Limits, running: Choice | None = None) 
         best = best if best.speed > SWITCH * stays.speed else stays
     least = STAYS if running is not None and running.drafts else SWITCH
     best = best if best.speed > least * ranking.plain.speed else ranking.plain
-    decision = Decision(best.choice, estimates, ranking, best)
+    decision = Selection(best.choice, estimates, ranking, best)
     return replace(decision, choice=replace(best.choice, reason=_reason(best, decision)))
 
 
-def _reason(best: Rated, decision: Decision) -> str:
+def _reason(best: Rated, decision: Selection) -> str:
     if not best.choice.drafts:
         return f"plain decoding: with the drafter {decision.rival:.2f} of its speed expected"
     way = "overlapped" if best.choice.overlap else "lock-step"
@@ -387,7 +381,7 @@ def _reason(best: Rated, decision: Decision) -> str:
 
 
 def changed(before: Estimates, after: Estimates) -> bool:
-    """Whether estimates differ enough to choose anew."""
+    """Whether estimates differ enough to choose again."""
     shares = [(before.match, after.match), (before.branch_hit, after.branch_hit)]
     shares += list(zip(before.acceptance, after.acceptance, strict=True))
     costs = [
@@ -414,25 +408,25 @@ COARSE = (4, 12, 32)  # windows that are tried first
 WAITS = (0, 1, 2, 3, 4, 6, 8)
 BRANCHES = ((2, 1), (4, 1), (8, 1), (4, 2))  # depths and widths
 CHUNK = 4  # draft tokens of a reply at most
-SHARE = 1 / 6  # of a pass, that making a reply's draft tokens may take
+SHARE = 1 / 6  # of a pass that drafting one reply may take
 CHEAP = 0.99  # of the speed, that replies of several draft tokens must keep
-SCALES = (1.0, 0.94, 1.06)  # of a forward, with which they must: a reply may just precede the end of a pass, or not
+SCALES = (1.0, 0.94, 1.06)  # of a forward's duration for which they must, as a reply may just miss the end of a pass
 MARGIN = 1.3  # of patience over the time that draft tokens are expected to take
 TRIED = 300  # tokens of a simulation, where there is no forecast
-FEW = 8  # draft tokens of a drafter of which little is known
-WORTH = 1.03  # what a second target must give to be used
+FEW = 8  # draft tokens asked of a drafter of which little is known
+WORTH = 1.03  # speed-up that a second target must bring to be used
 
 
 def _hopeless(workload: Workload, plain: Rated) -> Ranking:
-    """A drafter that writes no faster than the target by itself, so that what is accepted took it as long as it saves;
-    or one that is not worth the room of its draft tokens in a pass, however soon they come."""
+    """The ranking for a drafter that cannot pay: it writes no faster than the target by itself, or its draft tokens
+    cost more in a pass than they save, however soon they come."""
     rounds = rate(workload, _round(workload, 1))
     return Ranking(plain, rounds, rate(workload, Choice(1, patience=0.0)), plain)
 
 
 def bound(workload: Workload) -> float:
-    """Tokens a second that no way with a drafter exceeds: passes that always have as many draft tokens as are best, and
-    these are there at once, each accepted as often as the most accepted place is."""
+    """Upper bound of the tokens per second with the drafter: the best number of draft tokens is always there at once,
+    and each is accepted with the highest probability of any place."""
     often = max(*workload.acceptance, workload.match)
     best, alive, accepted = 0.0, 1.0, 0.0
     for draft_tokens in range(1, MOST_DRAFT_TOKENS + 1):
@@ -453,7 +447,7 @@ def patience_for(workload: Workload, wait: int, round_: bool = False) -> float:
 
 
 def tried(workload: Workload, choice: Choice) -> Choice:
-    """The same with few draft tokens, each a reply, and no branches, for a drafter of which little is known."""
+    """The choice with few draft tokens, one per reply, and no branches, for a drafter of which little is known."""
     wait = min(choice.wait, FEW)
     meanwhile = int((workload.drafter_trip + 2 * workload.plain_seconds) / workload.token) if workload.token else FEW
     window = min(choice.window, (1 + choice.overlap) * FEW, max(2, wait + meanwhile))
@@ -462,7 +456,7 @@ def tried(workload: Workload, choice: Choice) -> Choice:
 
 
 def loss(workload: Workload, choice: Choice) -> float:
-    """Passes of plain decoding that an epoch costs beyond its one token if its first draft token is refused."""
+    """Plain passes that an epoch loses if its first draft token is refused: its cost less the one token it gives."""
     waits = choice.patience and workload.drafter_trip + max(1, choice.wait) * workload.token
     draft_tokens = choice.window if not choice.overlap else min(choice.window, choice.wait + 1)
     passing = workload.pass_seconds(draft_tokens) * (workload.contention if choice.overlap else 1.0)
@@ -482,7 +476,7 @@ def _round(workload: Workload, size: int) -> Choice:
 
 
 def _waiting(workload: Workload, window: int, limits: Limits) -> Iterable[Choice]:
-    """With this window, the target waits for draft tokens: for the next one in hand of a row, or before a pass."""
+    """Choices with this window where the target waits for draft tokens, before a pass or with a row at hand."""
     if limits.wait is not None:
         yield Choice(max(window, limits.wait), limits.wait, patience=patience_for(workload, limits.wait))
         return
@@ -493,7 +487,7 @@ def _waiting(workload: Workload, window: int, limits: Limits) -> Iterable[Choice
 
 
 def _finer(workload: Workload, rated: Rated, limits: Limits) -> Rated:
-    """The sizes next to this window, as long as they are better, or less and as good."""
+    """Move to the next larger or smaller window while that is faster, or smaller and as fast."""
     while True:
         window, choice = rated.choice.window, rated.choice
         below = max((size for size in SIZES if size < window), default=window)
@@ -508,7 +502,7 @@ def _finer(workload: Workload, rated: Rated, limits: Limits) -> Rated:
 
 
 def _branched(workload: Workload, choice: Choice, limits: Limits) -> Rated:
-    """The same with prepared continuations."""
+    """The choice with prepared continuations."""
     depths = BRANCHES if limits.branch_depth is None else [(limits.branch_depth, width) for width in (1, 2)]
     wanted = {(depth, limits.branch_width or width) for depth, width in depths}
     patience = choice.patience and MARGIN * workload.slope * max(depth * width for depth, width in wanted)
@@ -523,7 +517,7 @@ def _branched(workload: Workload, choice: Choice, limits: Limits) -> Rated:
 
 
 def _chunked(workload: Workload, rated: Rated) -> Rated:
-    """The same with as many draft tokens in a reply as cost next to nothing: each message costs processor time."""
+    """The choice with as many draft tokens per reply as cost no speed: each message costs processor time."""
     choice, forward = rated.choice, workload.forward(rated.choice)
     most = min(CHUNK, int(SHARE * workload.pass_seconds(0) / forward)) if forward else CHUNK
     scaled = [replace(workload, token=scale * workload.token) for scale in SCALES]
@@ -536,7 +530,7 @@ def _chunked(workload: Workload, rated: Rated) -> Rated:
 
 
 def _speculated(workload: Workload, rated: Rated) -> Rated:
-    """The same with passes before others have returned, if it pays in a simulation that is always the same."""
+    """The choice with overlapping passes on several targets, if a simulation with a fixed seed says that it pays."""
     alone = replace(workload, targets=1)
     speeds = [
         simulate(one, choice, TRIED, np.random.default_rng(0)).speed
@@ -546,19 +540,19 @@ def _speculated(workload: Workload, rated: Rated) -> Rated:
     return Rated(replace(rated.choice, speculate=True), rated.speed * gain) if gain > WORTH else rated
 
 
-# What a controller may lose by trying a drafter, so that nobody is slower than without one.
-
 REFILL = 0.015  # of the time
 DEAREST = 2 * FIRST_TRY  # plain passes that a try may cost
-OVERDRAWN = 2.0  # plain passes below which a drafter is put aside though it is expected to pay
+OVERDRAWN = 2.0  # plain passes of debt at which a drafter is given up though it is expected to pay
 
 
-class Allowance:
-    """Counted in passes of plain decoding. An epoch with a drafter costs its duration less its tokens, each of which
-    would have been a pass; time, and what a drafter gains, fill it up again, to what a first try may cost.
+class ExplorationBudget:
+    """Bounds what trying a drafter may lose against plain decoding, in plain passes.
+
+    An epoch with a drafter costs its duration less its tokens, each of which would have been a plain pass. Time, and
+    what a drafter gains, refill the budget up to the cost of a first try.
 
     Args:
-        level: what is left of it by an earlier generation.
+        level: what an earlier generation left.
     """
 
     def __init__(self, level: float = FIRST_TRY) -> None:
@@ -567,7 +561,7 @@ class Allowance:
         self._tokens = 0
 
     def observe(self, seen: Observation, now: float) -> None:
-        """Counts tokens. A generation's first pass reads the prompt, and is left out."""
+        """Count tokens. A generation's first pass reads the prompt and is left out."""
         if isinstance(seen, PassSeen) and self._since is None:
             self._since, self._tokens = now - seen.waited, 0
         if isinstance(seen, Judged):
@@ -576,8 +570,8 @@ class Allowance:
     def over(self, drafted: bool, plain: float, now: float) -> None:
         """An epoch is over, with a drafter or without; a plain pass takes `plain` seconds.
 
-        What an epoch loses beyond the dearest try, and a pass for each of its tokens, is a pause of the target's, or
-        of the machine's: charged in full, ten seconds would put a drafter aside for as many minutes.
+        At most DEAREST and one pass per token are charged. What is lost beyond that is a pause of the target or of the
+        machine: charged in full, a pause of ten seconds would ban the drafter for as many minutes.
         """
         if self._since is None or not plain:
             return
@@ -587,20 +581,17 @@ class Allowance:
         self._since, self._tokens = now, 0
 
     def covers(self, passes: float) -> bool:
-        """Whether a try that may cost so much is affordable; a first one always is, unless it is far too dear."""
+        """Whether a try that may cost so much is affordable. With a full budget every try up to DEAREST is."""
         return self.level >= min(passes, FIRST_TRY) and passes <= DEAREST
 
     @property
     def overdrawn(self) -> bool:
-        """Whether what was expected to pay has lost too much."""
+        """Whether a drafter that was expected to pay has lost too much."""
         return self.level < -OVERDRAWN
 
 
-# What a controller believes and why it decides so, in lines for people.
-
-
-def believed(known: Estimates, decision: Decision | None) -> Sequence[str]:
-    """Estimates, the best of each kind of way, and the decision."""
+def explanation(known: Estimates, decision: Selection | None) -> Sequence[str]:
+    """Estimates, the best choice of each kind, and the decision, as lines of text."""
     lines = [
         f"acceptance {', '.join(f'{share:.2f}' for share in known.acceptance)} by place "
         f"({known.judged:.0f} draft tokens judged), after the target's own tokens {known.match:.2f} "

@@ -1,9 +1,9 @@
-"""How fast a way of running the pipeline is expected to be, computed without chance.
+"""The expected speed of a choice, computed without randomness.
 
-With given times, an epoch in which nothing has been refused so far goes one way only. So one run along it, with the
-probability of still being on it, gives every way that the epoch can end. Epochs differ only in what they begin with
-(adopted draft tokens, how long the pass in flight still takes): they form a Markov renewal process, and the speed is
-the mean of tokens over the mean of time under its stationary distribution (the renewal-reward theorem).
+With given durations, an epoch in which nothing has been refused so far is deterministic. Following it once, with the
+probability that it still goes on, gives every way that it can end. Epochs differ only in how they begin (adopted draft
+tokens, remaining time of the pass under way), so they form a Markov renewal process, and the speed is the mean of
+tokens over the mean of time under its stationary distribution (renewal-reward theorem).
 """
 
 from bisect import bisect_right
@@ -14,12 +14,12 @@ import numpy as np
 
 from crossdraft.speculation.choice import Choice, Workload
 
-LONG = 0.1  # a drafter's forward of more than this share of a pass is looked at closely
+LONG = 0.1  # share of a pass above which the rest of a drafter's forward at a refusal is estimated, not half of it
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is expected of a way of running the pipeline."""
+    """What is expected of a choice."""
 
     speed: float  # tokens a second
     idle: float  # share of the time in which the target has no pass
@@ -27,14 +27,14 @@ class Forecast:
 
 
 def forecast(workload: Workload, choice: Choice) -> Forecast:
-    """The expected speed of one target with this choice, in the long run; `speculate` is not looked at."""
+    """The expected long-run speed of one target with this choice; `speculate` is ignored."""
     if not choice.drafts or workload.token == float("inf"):
         return Forecast(1 / workload.plain_seconds, 0.0, 1.0)
     return _rounds(workload, choice) if not choice.overlap else _epochs(workload, choice)
 
 
 def _rounds(workload: Workload, choice: Choice) -> Forecast:
-    """Lock-step: every round takes as long, and the tokens are those accepted and one more."""
+    """Lock-step: all rounds take the same time, and bring the accepted tokens and one more."""
     passing = workload.pass_seconds(choice.window)
     seconds = workload.drafter_trip + choice.window * workload.token + passing
     alive, accepted = 1.0, 0.0
@@ -46,7 +46,7 @@ def _rounds(workload: Workload, choice: Choice) -> Forecast:
 
 
 def _epochs(workload: Workload, choice: Choice) -> Forecast:
-    """The mean epoch. A drafter whose forwards are long may be in the midst of one when it is told of a refusal."""
+    """The mean epoch. A drafter with long forwards may be in the middle of one when it is told of a refusal."""
     forward = workload.forward(choice)
     mean = _mean_epoch(workload, choice, forward / 2)
     if forward > LONG * workload.pass_seconds(0):
@@ -54,28 +54,23 @@ def _epochs(workload: Workload, choice: Choice) -> Forecast:
     return Forecast(mean.tokens / mean.seconds, max(0.0, 1 - mean.passing / mean.seconds), mean.passes / mean.tokens)
 
 
-# An epoch as it is expected to go: followed along the one way on which everything holds.
-#
-# With given times that way is fixed. At each place the epoch may end with the probability that what comes next is
-# refused; what is left goes on. So one run gives the means over all the ways that the epoch can end.
-
 Beginning = tuple[int, int]  # adopted draft tokens; steps that the pass in flight still takes, or FREE
 
 
 @dataclass
 class Sums:
-    """Means over an epoch, and how the next one begins."""
+    """Expected values over an epoch, and the probabilities of how the next one begins."""
 
     seconds: float = 0.0
     tokens: float = 0.0
     passing: float = 0.0  # seconds of passes
     passes: float = 0.0
-    busy: float = 0.0  # seconds that the drafter goes on with what has been refused
+    busy: float = 0.0  # seconds that the drafter still spends on what has been refused
     nexts: dict[Beginning, float] = field(default_factory=lambda: defaultdict(float))
 
 
 def _mean_epoch(workload: Workload, choice: Choice, busy: float) -> Sums:
-    """Every kind of epoch that can follow the first one, weighted by how often it comes."""
+    """The mean over all kinds of epochs that can follow the first one, weighted by frequency."""
     kinds: dict[Beginning, Sums] = {}
     new: list[Beginning] = [(0, FREE)]
     while new:
@@ -95,7 +90,7 @@ def _mean_epoch(workload: Workload, choice: Choice, busy: float) -> Sums:
 
 
 def _stationary(order: list[Beginning], kinds: dict[Beginning, Sums]) -> dict[Beginning, float]:
-    """How often each kind of epoch comes, in the long run."""
+    """The stationary distribution over the kinds of epochs."""
     if len(order) == 1:
         return {order[0]: 1.0}
     place = {kind: i for i, kind in enumerate(order)}
@@ -104,18 +99,18 @@ def _stationary(order: list[Beginning], kinds: dict[Beginning, Sums]) -> dict[Be
         for following, probability in sums.nexts.items():
             system[place[following], place[kind]] += probability
     system -= np.eye(len(order))
-    system[0] = 1.0  # the shares' sum, in the place of one of the balances, which depend on each other
+    system[0] = 1.0  # the normalization replaces one of the linearly dependent balance equations
     return dict(zip(order, np.linalg.solve(system, np.eye(len(order))[0]).tolist(), strict=True))
 
 
-NEGLIGIBLE = 0.01  # probability of still being on the way at which an epoch is cut short
+NEGLIGIBLE = 0.01  # probability of going on at which an epoch is cut short
 LONGEST = 48  # passes of an epoch that are followed
-STEPS = 4  # a remaining pass is rounded to this share of a plain one, up and down, with its mean kept
-FREE = -1  # no pass in flight
+STEPS = 4  # the rest of a pass is rounded to quarters of a plain one, at random, so that its mean is kept
+FREE = -1  # no pass under way
 
 
 class ExpectedEpoch:
-    """Follows an epoch as long as everything holds. Times are seconds since it began."""
+    """Follows an epoch as long as every draft token is accepted. Times are seconds since it began."""
 
     def __init__(self, workload: Workload, choice: Choice, beginning: Beginning, busy: float) -> None:
         self._workload, self._choice = workload, choice

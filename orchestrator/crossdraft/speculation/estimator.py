@@ -1,7 +1,7 @@
-"""How a controller learns what it knows.
+"""Turns a session's observations into estimates.
 
-Times are medians of the latest ones, so that a single stall does not count. Agreement is counted with forgetting.
-Everything starts from a prior that weighs as much as a few observations.
+Times are medians of the latest ones, so that a single stall does not count. Acceptance is counted with exponential
+discounting. Every estimate starts from a prior that weighs as much as a few observations.
 """
 
 from collections import deque
@@ -23,67 +23,67 @@ from crossdraft.speculation.choice import (
 )
 
 DOUBTED = 2  # times that are kept of a drafter that is tried again
-MATCHES = 0.7  # of draft tokens that would be accepted, how many agree with a token that the target drew by itself
+MATCHES = 0.7  # share of acceptable draft tokens that equal a token which the target drew by itself
 CARRIED = 40.0  # judged draft tokens that the estimates of an earlier generation weigh at most
-HOPEFUL = 0.9  # acceptance of a drafter, as long as nothing speaks against it
-HOPE = 4.0  # judged draft tokens that the hope weighs as much as
+HOPEFUL = 0.9  # optimistic prior of a drafter's acceptance
+HOPE = 4.0  # judged draft tokens that the prior of acceptance weighs
 
 
 class Learner:
     """Turns observations into estimates.
 
     Args:
-        before: what is believed at first.
-        samples: the method's target draws by itself, so that agreement is the same whenever it is compared.
+        before: the first estimates.
+        samples: the method's target draws by itself, so that acceptance does not depend on when it is compared.
     """
 
     def __init__(self, before: Estimates, samples: bool = False) -> None:
         carried = min(1.0, CARRIED / before.judged) if before.judged else 0.0
-        self.seen = 0  # observations of agreement and of passes
+        self.seen = 0  # observations of judged draft tokens and of passes
         self._before, self._samples = before, samples
         self._places = [Share(before.judged * carried / len(PLACES), share) for share in before.acceptance]
         self._all = Share(before.judged * carried, sum(before.acceptance) / len(PLACES))
         self._match = Share(min(before.compared, CARRIED), before.match)
         self._hit = Share(min(before.tried, CARRIED), before.branch_hit)
         self._worth = Share(min(before.judged, CARRIED), before.tokens_per_draft_token)
-        self._forwards = Times(before.token)
-        self._gaps = Times(before.token)
-        self._firsts = Times(0.0)
-        self._with_branches = Times(0.0)
-        self._trips = Times(before.drafter_trip)
-        self._target_trips = Times(before.target_trip)
+        self._forwards = LatestTimes(before.token)
+        self._gaps = LatestTimes(before.token)
+        self._firsts = LatestTimes(0.0)
+        self._with_branches = LatestTimes(0.0)
+        self._trips = LatestTimes(before.drafter_trip)
+        self._target_trips = LatestTimes(before.target_trip)
         self.load = Load(before.sessions, before.queue)
         node = before.pass_node / before.sessions
         base = before.pass_base - before.queue - node * (before.sessions - 1)
         self._passes = PassTimes(Plane(base + before.target_trip, node, before.slowed))
         self._plain = PlainTimes(before.plain if before.plain_passes else 0.0, before.sessions - 1)
         self._replies, self._pass_count = before.replies, before.passes
-        self._behind = 0.0  # tokens that the target has drawn by itself and the draft has not caught up with
+        self._behind = 0.0  # tokens drawn by the target itself that the draft has not caught up with
         self._choice = Choice(window=0)
-        self._rests_at = 0.0  # seconds: when the drafter has done what it was asked before plain decoding began
-        self.plain_seen = 0  # passes of plain decoding, the drafter at rest
+        self._rests_at = 0.0  # seconds: when the drafter has finished what was asked before plain decoding began
+        self.plain_seen = 0  # passes of plain decoding while the drafter was idle
 
     @property
     def known(self) -> bool:
-        """Whether both services have been seen at work."""
+        """Whether both services have been observed."""
         return self._replies > 0 and self._pass_count > 0
 
     def doubt(self) -> None:
-        """What is known of the drafter may be out of date: what is seen next counts for more."""
+        """Discount what is known of the drafter, which may be out of date."""
         for times in (self._forwards, self._gaps, self._firsts, self._trips):
             times.forget(DOUBTED)
         for share in (self._all, self._match, *self._places):
             share.forget(CARRIED / 2)
 
     def begin(self, choice: Choice, now: float) -> None:
-        """An epoch begins, run like this."""
+        """An epoch with this choice begins."""
         if self._choice.drafts and not choice.drafts:
             self._rests_at = now + self._trips.low() + (self._choice.window + 1) * self._forwards.median()
         self._choice = choice
         self._behind = 0.0
 
     def observe(self, seen: Observation, now: float) -> None:
-        """Takes in what happened; `now` in seconds of the session's clock."""
+        """Learn from an observation; `now` in seconds of the session's clock."""
         match seen:
             case DraftSeen():
                 came = now - self._trips.low() / 2
@@ -136,10 +136,10 @@ class Learner:
         self._passes.add(draft_tokens + seen.others, now - seconds, now)
 
     def _judged(self, seen: Judged) -> None:
-        """The first draft tokens may only be compared with what the target has drawn before; the others were judged."""
+        """While the draft is behind, its tokens are compared with the target's own; the others were judged."""
         self.seen += 1
         if not (seen.tokens or self._behind or seen.refused):
-            return  # nothing can be accepted now without a token: it has been told before
+            return  # nothing can be accepted without a token: this was reported before
         compared, place = 0, seen.first
         worth = max(0.2, self._worth.mean(1.0, 4))
         while self._behind > 0 and compared < seen.accepted:
@@ -165,27 +165,27 @@ class Learner:
 
     @property
     def estimates(self) -> Estimates:
-        """What is believed now."""
+        """The estimates now."""
         before = sum(self._before.acceptance) / len(PLACES)
-        # Far away, the target's own tokens may be all that is ever compared: they say something of the rest.
+        # With a distant drafter the target's own tokens may be all that is ever compared.
         hoped = Share(self._match.seen, min(1.0, self._match.mean(0, 0) / self._less)) if self._match.seen else Share()
-        return self._believed(self._all.mean(hoped.mean(before, 8), HOPE))
+        return self._estimates(self._all.mean(hoped.mean(before, 8), HOPE))
 
     @property
     def hopeful(self) -> Estimates:
-        """The same, where what has not been judged is taken to be good: comparisons with the target's own tokens say
-        little of what a drafter would be worth if the target waited for it."""
+        """The estimates with an optimistic prior for acceptance: comparisons with the target's own tokens say little
+        of what the drafter would be worth if the target waited for it."""
         seen = Share(self._all.seen, self._all.mean(0, 0)) if self._all.seen else Share()
         if self._samples and self._match.seen:
             seen.add(self._match.held, self._match.seen)
-        return self._believed(seen.mean(HOPEFUL, HOPE))
+        return self._estimates(seen.mean(HOPEFUL, HOPE))
 
     @property
     def _less(self) -> float:
         return 1.0 if self._samples else MATCHES
 
-    def _believed(self, common: float) -> Estimates:
-        """Where acceptance is `common` over all places."""
+    def _estimates(self, common: float) -> Estimates:
+        """The estimates if acceptance is `common` on average over all places."""
         before = self._before
         before_common = sum(before.acceptance) / len(PLACES)
         plane, load = self._passes.plane(), self.load
@@ -221,35 +221,33 @@ class Learner:
         )
 
 
-# Running means of a controller's: of probabilities and of times.
-
 MEMORY = 200.0  # judged draft tokens after which an observation weighs 1/e
 KEPT = 15  # times of one kind that are kept
 
 
 class Share:
-    """A probability, counted with forgetting."""
+    """A probability, counted with exponential discounting."""
 
     def __init__(self, seen: float = 0.0, share: float = 0.0) -> None:
         self.seen = seen
         self.held = seen * share
 
     def add(self, held: float, seen: float) -> None:
-        """So many more, after what was there has been forgotten a little."""
+        """Add observations, after discounting the earlier ones."""
         kept = max(0.0, 1 - seen / MEMORY)
         self.seen, self.held = self.seen * kept + seen, self.held * kept + held
 
     def forget(self, most: float) -> None:
-        """What was seen weighs as so many observations at most."""
+        """Limit the weight of past observations."""
         kept = min(1.0, most / self.seen) if self.seen else 1.0
         self.seen, self.held = self.seen * kept, self.held * kept
 
     def mean(self, prior: float, weight: float) -> float:
-        """The probability, where the prior counts as so many observations."""
+        """The probability, with a prior that counts as `weight` observations."""
         return (self.held + prior * weight) / (self.seen + weight)
 
 
-class Times:
+class LatestTimes:
     """The latest times of one kind, in seconds."""
 
     def __init__(self, before: float, kept: int = KEPT) -> None:
@@ -262,7 +260,7 @@ class Times:
         self._latest.append(max(0.0, seconds))
 
     def forget(self, kept: int) -> None:
-        """All but the latest so many."""
+        """Drop all but the latest."""
         while len(self._latest) > kept:
             self._latest.popleft()
 
@@ -271,27 +269,26 @@ class Times:
         return median(self._latest) if self._latest else 0.0
 
     def low(self) -> float:
-        """What a quarter of them is below: without waits for other things."""
+        """The lower quartile: without waits for other work."""
         return sorted(self._latest)[len(self._latest) // 4] if self._latest else 0.0
 
 
-# How many sessions share a target, and what that costs each of them.
+# The load of a target that several sessions share.
 #
-# A forward costs the more the more tokens it feeds, whoever they are for. A session that asks for draft tokens to be
-# verified makes it dearer for all that share it, and so do the others, who are controlled alike. So ways of running are
-# compared as if all that share the target chose the same: of n sessions each draft token then costs every one of them n
-# tokens more. Judged by its own tokens alone each would go on speculating where together they lose by it.
+# A forward costs more the more tokens it feeds, whichever session they belong to, and the other sessions are controlled
+# alike. So choices are compared as if all n sessions made the same: each draft token then costs every one of them n
+# tokens. If each counted only its own tokens, all would go on speculating where together they lose.
 
 PASSES_KEPT = 16  # passes, or tokens of runs
 MOST_TURNS = 8.0  # forwards of others before one's own that are counted at most
 
 
 class Load:
-    """What the latest passes say of it.
+    """The load as the latest passes show it.
 
     Args:
-        sessions: that share the target, as it is believed at first.
-        queue: seconds that a pass waits for the model, likewise.
+        sessions: first estimate of the sessions that share the target.
+        queue: first estimate of the seconds that a pass waits for the model.
     """
 
     def __init__(self, sessions: float = 1.0, queue: float = 0.0) -> None:
@@ -299,7 +296,7 @@ class Load:
         self._queues = deque([queue], maxlen=PASSES_KEPT)
 
     def saw(self, seen: PassSeen) -> None:
-        """A pass, or tokens of a run; a run is queued for its tokens only where others have forwards of their own."""
+        """A pass, or tokens of a run; a run waits in the queue only if others have forwards of their own."""
         each, queued = seen.seconds / seen.forwards, seen.queued / seen.forwards
         turns = min(MOST_TURNS, queued / each) if each > 0 else 0.0
         self._sessions.append(max(1.0, seen.sessions * (1 + turns) if seen.sessions > 1 else 1 + turns))
@@ -308,12 +305,12 @@ class Load:
 
     @property
     def sessions(self) -> float:
-        """That share the target, this one included: those in its forwards, and those whose forwards it waits for."""
+        """Sessions that share the target: those in its forwards, this one included, and those it waits for."""
         return fmean(self._sessions)
 
     @property
     def others(self) -> float:
-        """The same without this one."""
+        """Sessions that share the target, without this one."""
         return self.sessions - 1
 
     @property
@@ -322,19 +319,17 @@ class Load:
         return median(self._queues)
 
 
-# What passes take, over the draft tokens that they cover and over what the drafter works meanwhile.
-#
-# On a machine that both models share, a pass is slower while the drafter runs forwards. Its seconds are taken to be
-# base + node * draft tokens + slowed * (seconds that the drafter worked meanwhile), fitted to medians. Tokens of other
-# sessions in the same forward count as draft tokens: they cost as much.
+# The duration of passes, by least squares over medians:
+# seconds = base + node * (draft tokens) + slowed * (seconds that the drafter worked meanwhile).
+# The last term is for a machine that both models share. Tokens of other sessions count as draft tokens.
 
 PLANE_KEPT = 31  # passes of about one kind
 ENOUGH = 3  # passes whose median can be relied on
 NODE_COST = 0.02  # of a draft token in a pass, as a share of a plain one, until it is known
 REPLIES = 64  # of the drafter that are remembered
 MOST_SLOWED = 0.6
-SIZES = (0, 1, 3, 6, 11, 19, 39, 80, 160, 320, 640)  # where ranges of draft tokens begin
-SHARES = (0.0, 0.15, 0.4, 0.7)  # ... of shares of the time in which the drafter worked
+TOKEN_RANGES = (0, 1, 3, 6, 11, 19, 39, 80, 160, 320, 640)  # where ranges of draft tokens begin
+WORK_RANGES = (0.0, 0.15, 0.4, 0.7)  # where ranges of the share of time in which the drafter worked begin
 NODE_PRIOR = 4.0  # squared draft tokens that the prior of a draft token's cost weighs
 CERTAIN = 1e6  # the weight of a prior that stays as it is
 SLOWED_PRIOR = 0.3  # squared passes that the prior of what the drafter costs weighs
@@ -355,9 +350,9 @@ class Timed:
 
 @dataclass(frozen=True)
 class Plane:
-    """What a pass takes."""
+    """The fitted duration of a pass."""
 
-    base: float  # seconds over no draft tokens, the drafter at rest
+    base: float  # seconds without draft tokens while the drafter is idle
     node: float  # ... more for each draft token
     slowed: float  # ... more for each second that the drafter works meanwhile
 
@@ -366,13 +361,13 @@ class PassTimes:
     """The latest passes of each kind, and when the drafter worked.
 
     Args:
-        before: what is believed at first.
+        before: the prior.
     """
 
     def __init__(self, before: Plane) -> None:
         self._before = before
         self._works: deque[tuple[float, float]] = deque(maxlen=REPLIES)  # (begin, end), in seconds
-        self._latest: Timed | None = None  # a reply on its way may still tell of work beside it
+        self._latest: Timed | None = None  # a reply on its way may still report work beside it
         self._kinds: dict[tuple[int, int], deque[tuple[int, float, float]]] = {}
 
     def worked(self, begin: float, end: float) -> None:
@@ -386,7 +381,7 @@ class PassTimes:
         self._latest = Timed(max(0, draft_tokens), begin, end)
 
     def plane(self) -> Plane:
-        """The fit. Where passes do not tell its parts from each other, what was believed before decides."""
+        """The fit. Where the passes do not determine its terms, the prior does."""
         points = self._points()
         if not points:
             return self._before
@@ -405,7 +400,7 @@ class PassTimes:
         return Plane(max(base, 0.1 * scale), node, slowed)
 
     def _points(self) -> list[tuple[int, float, float, float]]:
-        """How many passes of a kind, their mean draft tokens and work beside them, and their median seconds."""
+        """By kind: number of passes, mean draft tokens, mean seconds of work beside them, median seconds."""
         kinds = list(self._kinds.values())
         if not kinds and self._latest is not None:
             kinds = [deque([self._seen(self._latest)])]
@@ -422,8 +417,8 @@ class PassTimes:
 
     def _keep(self, timed: Timed) -> None:
         draft_tokens, beside, seconds = self._seen(timed)
-        size = max(place for place, begin in enumerate(SIZES) if begin <= draft_tokens)
-        share = max(place for place, begin in enumerate(SHARES) if begin * seconds <= beside)
+        size = max(place for place, begin in enumerate(TOKEN_RANGES) if begin <= draft_tokens)
+        share = max(place for place, begin in enumerate(WORK_RANGES) if begin * seconds <= beside)
         self._kinds.setdefault((size, share), deque(maxlen=PLANE_KEPT)).append((draft_tokens, beside, seconds))
 
     def _seen(self, timed: Timed) -> tuple[int, float, float]:
@@ -434,11 +429,11 @@ class PassTimes:
 
 
 class PlainTimes:
-    """What the latest tokens of plain decoding took, without a round trip.
+    """The duration of the latest tokens of plain decoding, without a round trip.
 
     Args:
-        seconds: of a token, as it is believed at first; 0: nothing is.
-        others: tokens of other sessions beside it.
+        seconds: first estimate for a token; 0: none.
+        others: tokens of other sessions in the same forward.
     """
 
     def __init__(self, seconds: float, others: float) -> None:
@@ -449,5 +444,5 @@ class PlainTimes:
         self._latest.append((seconds, others))
 
     def median(self, node: float) -> float:
-        """Seconds of a token with none beside it, where each other one costs `node` more; 0 before there is any."""
+        """Seconds of a token alone in its forward, if each other token costs `node`; 0 before there is any."""
         return max(0.0, median(seconds - node * others for seconds, others in self._latest)) if self._latest else 0.0

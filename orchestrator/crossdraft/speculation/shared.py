@@ -1,13 +1,13 @@
-"""What the controllers of a pipeline's generations have learnt, for the next ones to begin with.
+"""Estimates that the generations of a pipeline share.
 
-Of the outputs of one kind that are under way one leads: it gets to know the drafter, and tries again one that was put
-aside. The others begin with what is known, or decode plainly until they are told; they would all try the same, each at
-a price. When the leading output is over another one leads. One that was made and has not begun leads nobody.
+Of the concurrent outputs of one kind of request one leads: it explores the drafter, and tries again one that was given
+up. The others begin with the known estimates, or decode plainly until they are told some, since each exploring by
+itself would pay the same price. When the leading output is over, another one that has begun leads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakMethod, ref
 
 from crossdraft.speculation.choice import Choice, Controller, Estimates, Explained, Fixed, Told, lock_step
 from crossdraft.speculation.controller import Adaptive, Limits
@@ -17,26 +17,19 @@ from crossdraft.verification.methods import Method
 
 KINDS = 32  # of requests that are kept apart; the one that was not asked for longest is forgotten
 Kind = tuple[str | None, float, float | None]  # acceptance depends on the method and on both temperatures
-
-
-class Listener(Protocol):
-    """A generation."""
-
-    def tell(self, told: Told) -> None:
-        """What another one has learnt of the same services."""
-        ...
+Tell = Callable[[Told], None]
 
 
 @dataclass(eq=False)
 class Known:
-    """Of one kind of request."""
+    """What is known for one kind of request."""
 
-    latest: Adaptive  # the controller that was made last, or one that knew more
+    latest: Adaptive  # the controller created last, or one that knew more
     under_way: "list[ReferenceType[Member]]" = field(default_factory=list)  # in the order of their making
 
     @property
     def estimates(self) -> Estimates:
-        """What is believed: by the latest, or where that has only heard of the drafter, by one that leads."""
+        """Those of the latest controller or, if it has not observed both services, of one that leads."""
         latest = self.latest.estimates
         leading = () if latest.known else (one.estimates for one in self.members() if one.leads and one.begun)
         return next(iter(leading), latest)
@@ -48,27 +41,27 @@ class Known:
         return found
 
 
-class Experience:
-    """The latest controller of each kind of request, and who learns for whom."""
+class SharedEstimates:
+    """The latest controller of each kind of request, and the outputs under way."""
 
     def __init__(self) -> None:
         self._known: dict[Kind, Known] = {}
 
     def of(self, request: GenerationRequest) -> Estimates | None:
-        """What is believed now of services for such requests; None if nothing was learnt."""
+        """The estimates for such requests; None if there are none."""
         known = self._known.get(_kind(request))
         return None if known is None else known.estimates
 
     def led(self, request: GenerationRequest) -> bool:
-        """Whether an output of this kind is under way, so that another one follows it."""
+        """Whether an output of this kind is under way, so that a new one follows it."""
         known = self._known.get(_kind(request))
         return known is not None and bool(known.members())
 
     def keep(self, request: GenerationRequest, controller: Controller) -> "Member | None":
-        """Its beliefs count from now on, if it is one that learns.
+        """Share the estimates of a new output's controller, if it learns.
 
         Returns:
-            Its output's place among those of this kind, for as long as somebody keeps it.
+            The output's membership, which lasts as long as the caller keeps it; None if the controller does not learn.
         """
         learning = controller.controller if isinstance(controller, Explained) else controller
         if not isinstance(learning, Adaptive):
@@ -84,33 +77,33 @@ class Experience:
 
 
 class Member:
-    """An output that is under way. It looks after each step what its controller has learnt."""
+    """An output that shares estimates with others of its kind."""
 
     def __init__(self, known: Known, controller: Adaptive) -> None:
         self.leads = not controller.follows
         self.begun = False
         self._known = known
         self._controller = controller
-        self._listener: ReferenceType[Listener] | None = None
+        self._listener: WeakMethod[Tell] | None = None
         self._told: bool | None = None  # whether drafts pay, as the others were told last; None: not yet
 
     @property
     def estimates(self) -> Estimates:
-        """What its controller believes."""
+        """Those of its controller."""
         return self._controller.estimates
 
-    def attach(self, listener: Listener) -> None:
-        """This is the output."""
-        self._listener = ref(listener)
+    def attach(self, tell: Tell) -> None:
+        """Pass estimates of others to this method of the output, which is referred to weakly."""
+        self._listener = WeakMethod(tell)
 
     def begin(self) -> None:
-        """Somebody wants its tokens: from now on it leads, unless another one does that has begun."""
+        """The output begins: it leads from now on, unless another one that has begun does."""
         self.begun = True
         if not any(other.leads and other.begun for other in self._known.members()):
             self._lead(Estimates())
 
     def look(self) -> None:
-        """If it leads and has learnt what others can use, they are told."""
+        """After each step: if it leads and its estimates are news to the others, tell them."""
         controller = self._controller
         if not controller.follows and controller.knows and controller.drafts != self._told:
             self._told = controller.drafts
@@ -120,7 +113,7 @@ class Member:
                     other.tell(told)
 
     def close(self) -> None:
-        """It is over; another one leads, and what it knows is kept."""
+        """The output is over: keep its estimates, and let another one lead."""
         others = [other for other in self._known.members() if other is not self]
         self._known.under_way = [ref(other) for other in others]
         estimates = self.estimates
@@ -131,29 +124,32 @@ class Member:
             begun[0]._lead(estimates)
 
     def _lead(self, estimates: Estimates) -> None:
-        """From now on it tries what is not known, if it does not yet."""
+        """Lead from now on, if it does not yet."""
         if not self.leads:
             self.leads = True
             self.tell(Told(estimates, leads=True))
 
     def tell(self, told: Told) -> None:
-        """Passes it on to the output."""
-        listener = None if self._listener is None else self._listener()
-        if listener is not None:
-            listener.tell(told)
+        """Pass estimates of another output on to this one."""
+        tell = None if self._listener is None else self._listener()
+        if tell is not None:
+            tell(told)
 
 
 def _kind(request: GenerationRequest) -> Kind:
     return request.method, request.options.temperature, request.drafter_temperature
 
 
-# Who decides how the epochs of a request are run.
-
-
 def controller_of(
     request: GenerationRequest, method: Method, targets: int, before: Estimates | None, follows: bool = False
 ) -> Controller:
-    """Who decides how each epoch is run."""
+    """The controller that a request asks for.
+
+    Args:
+        targets: lanes to targets.
+        before: estimates to begin with.
+        follows: another output explores the services.
+    """
     match request.overlap:
         case Overlap.OFF:
             return lock_step(request.k)
@@ -172,7 +168,7 @@ def controller_of(
 
 
 def most_draft_tokens(request: GenerationRequest) -> int:
-    """Beyond those revealed."""
+    """Most draft tokens beyond those revealed (`Choice.window`)."""
     if request.window is not None:
         return request.window
     usual = {Overlap.OFF: request.k, Overlap.ON: 2 * request.k, Overlap.AUTO: Limits().window}[request.overlap]
@@ -180,9 +176,9 @@ def most_draft_tokens(request: GenerationRequest) -> int:
 
 
 def _always_overlapped(request: GenerationRequest) -> Choice:
-    """A pass is sent with k draft tokens if they come in time, and as many again are drafted meanwhile, in two replies.
+    """A pass waits for k draft tokens, and as many again are drafted meanwhile, in two replies.
 
-    With a window or a wait of the request's own each of them is a reply: the drafter may be slow beside a pass.
+    If the request sets window or wait, each draft token is a reply: the drafter may be slow beside a pass.
     """
     window = most_draft_tokens(request)
     wait = min(request.k, window) if request.wait is None else request.wait

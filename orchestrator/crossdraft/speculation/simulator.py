@@ -1,15 +1,15 @@
-"""The pipeline as events in time, without models: how fast a way of running it would be.
+"""A discrete-event simulation of the pipeline without models: how fast a choice or a controller would be.
 
-Drafter, wire, target and walk do what `pipeline.session` and the services do, with coins for acceptance and given
-times for forwards. A controller can be tried on it: it is asked for its choice at each epoch and sees the observations
-that a session would give it. `forecast` computes the same speeds without chance.
+Drafter, wire, target and walk behave like a session and its services, with given durations of forwards and random
+acceptance. A controller under test is asked for its choice at each epoch, and sees the observations that a session
+would give it. `cost_model.forecast` computes the same speeds without randomness.
 """
 
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isinf
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -92,13 +92,11 @@ def simulate(
     )
 
 
-# What the simulator is made of besides the session: a queue of events in time, a drafter, targets.
-
-NOTHING = 1e-3  # of a pass: a delay that is not simulated
+NOTHING = 1e-3  # share of a pass below which a delay is not simulated
 
 
 class Agenda:
-    """What will happen, and the time of what happens now, in seconds."""
+    """A queue of future calls, and the simulated time in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -106,45 +104,22 @@ class Agenda:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def after(self, seconds: float, what: Callable[..., None], *given: Any) -> None:
-        """Calls `what` after a time; never if that is infinite."""
+        """Call `what` after some seconds; never if that is infinite."""
         if not isinf(seconds):
             self._order += 1
             heapq.heappush(self._events, (self.now + seconds, self._order, what, given))
 
     def step(self) -> None:
-        """Lets the next event happen. Raises IndexError if there is none."""
+        """Make the next call. Raises IndexError if there is none."""
         self.now, _, what, given = heapq.heappop(self._events)
         what(*given)
 
 
-class Listener(Protocol):
-    """The session, as its drafter and its targets see it."""
-
-    workload: Workload
-    drafter: "SimulatedDrafter"
-
-    def noisy(self, seconds: float) -> float:
-        """What a forward takes this time."""
-        ...
-
-    def arrived(self, epoch: int, first: int, count: int, seconds: float) -> None:
-        """A reply is there: draft tokens from the place `first` on, after `seconds` in the model."""
-        ...
-
-    def branched(self, epoch: int, place: int) -> None:
-        """The branches for the draft token at this place are there."""
-        ...
-
-    def passed(self, flight: "Flight", seen: PassSeen) -> None:
-        """A pass has returned."""
-        ...
-
-
 class SimulatedDrafter:
-    """Forwards one after the other, for the newest epoch that it has heard of, within its window."""
+    """Runs forwards one after the other, for the newest epoch that it was told of, up to what was asked."""
 
-    def __init__(self, agenda: Agenda, listener: Listener) -> None:
-        self._agenda, self._listener = agenda, listener
+    def __init__(self, agenda: Agenda, session: "SimulatedSession") -> None:
+        self._agenda, self._session = agenda, session
         self._epoch, self._asked, self._made, self._sent = 0, 0, 0, 0
         self._choice = PLAIN
         self._forward = 0  # number of the one under way
@@ -159,7 +134,7 @@ class SimulatedDrafter:
         return self.seconds + (self._agenda.now - self._began if self._busy else 0.0)
 
     def told(self, epoch: int, asked: int, made: int, choice: Choice) -> None:
-        """Hears of an epoch that has `made` draft tokens already, or that `asked` are wanted now."""
+        """Told of an epoch with `made` adopted draft tokens, or that `asked` draft tokens are wanted now."""
         if epoch > self._epoch:
             self._epoch, self._asked, self._made, self._choice, self._owed = epoch, asked, made, choice, 0.0
             self._sent = made
@@ -168,7 +143,7 @@ class SimulatedDrafter:
         self._go_on()
 
     def restart(self) -> None:
-        """What a forward costs has changed: the one under way begins again."""
+        """The duration of forwards has changed: begin the one under way again."""
         self._forward += 1
         self._busy = False
         self._go_on()
@@ -177,7 +152,7 @@ class SimulatedDrafter:
         if not self._busy and self._made < self._asked:
             self._busy, self._began = True, self._agenda.now
             self._forward += 1
-            seconds = self._listener.noisy(self._listener.workload.forward(self._choice))
+            seconds = self._session.noisy(self._session.workload.forward(self._choice))
             self._agenda.after(seconds, self._done, self._forward, self._epoch, seconds)
 
     def _done(self, forward: int, epoch: int, seconds: float) -> None:
@@ -192,22 +167,22 @@ class SimulatedDrafter:
         self._go_on()
 
     def _reply(self) -> None:
-        """Sends what it has once a reply is full, half a round trip away; finished branches go with it, or alone."""
-        choice, half, sent = self._choice, self._listener.workload.drafter_trip / 2, self._sent
+        """Send what it has once a reply is full, half a round trip away; finished branches go with it, or alone."""
+        choice, half, sent = self._choice, self._session.workload.drafter_trip / 2, self._sent
         if self._made < self._asked and self._made - sent < choice.reply(sent):
             return
-        self._agenda.after(half, self._listener.arrived, self._epoch, sent, self._made - sent, self._owed)
+        self._agenda.after(half, self._session.arrived, self._epoch, sent, self._made - sent, self._owed)
         self._sent, self._owed = self._made, 0.0
         if choice.branch_depth and choice.overlap:
             finished = self._made - 1 - choice.branch_depth  # place of the newest whose branches are
             alone = choice.branch_depth if self._made == self._asked else 0
             for steps in range(alone + 1):
-                seconds = half + steps * self._listener.workload.forward(choice)
-                self._agenda.after(seconds, self._listener.branched, self._epoch, finished + steps)
+                seconds = half + steps * self._session.workload.forward(choice)
+                self._agenda.after(seconds, self._session.branched, self._epoch, finished + steps)
 
 
 @dataclass
-class Flight:
+class SimulatedPass:
     """A pass under way: it brings the rows before the draft tokens at the places `first` to `last`."""
 
     first: int
@@ -224,9 +199,9 @@ class Flight:
 class SimulatedTargets:
     """As many passes at once as there are targets."""
 
-    def __init__(self, agenda: Agenda, listener: Listener) -> None:
-        self._agenda, self._listener = agenda, listener
-        self._flights: list[Flight] = []
+    def __init__(self, agenda: Agenda, session: "SimulatedSession") -> None:
+        self._agenda, self._session = agenda, session
+        self._flights: list[SimulatedPass] = []
         self._free_since = 0.0
         self.passes = 0
         self.seconds = 0.0  # with a pass, its round trip included; of all together
@@ -234,7 +209,7 @@ class SimulatedTargets:
     @property
     def free(self) -> bool:
         """Whether one of them has no pass."""
-        return len(self._flights) < self._listener.workload.targets
+        return len(self._flights) < self._session.workload.targets
 
     @property
     def coming(self) -> int | None:
@@ -249,21 +224,21 @@ class SimulatedTargets:
 
     def send(self, first: int, last: int, draft_tokens: int, plain: bool) -> None:
         """A pass over so many draft tokens, for the rows at these places; `plain`: the drafter is not asked."""
-        workload, now = self._listener.workload, self._agenda.now
+        workload, now = self._session.workload, self._agenda.now
         seconds = workload.plain_seconds if plain else workload.pass_seconds(draft_tokens)
         # Plain passes are timed apart from the round trip, which may then seem to be the longer of the two.
         trip = min(workload.target_trip, (1 - NOTHING) * seconds)
-        in_model = self._listener.noisy(seconds - trip)
-        worked = self._listener.drafter.worked
-        flight = Flight(first, last, draft_tokens, now, now - self._free_since, worked, in_model, plain)
+        in_model = self._session.noisy(seconds - trip)
+        worked = self._session.drafter.worked
+        flight = SimulatedPass(first, last, draft_tokens, now, now - self._free_since, worked, in_model, plain)
         self._flights.append(flight)
         self.passes += 1
         self._agenda.after(trip + in_model, self._returned, flight)
 
-    def _returned(self, flight: Flight) -> None:
-        """It ends here unless the drafter's work has held it up."""
-        now, worked = self._agenda.now, self._listener.drafter.worked
-        lost = (worked - flight.worked) * self._listener.workload.slowed
+    def _returned(self, flight: SimulatedPass) -> None:
+        """The pass ends now unless the drafter's work has held it up."""
+        now, worked = self._agenda.now, self._session.drafter.worked
+        lost = (worked - flight.worked) * self._session.workload.slowed
         flight.worked, flight.in_model = worked, flight.in_model + lost
         if lost > NOTHING * flight.in_model:
             self._agenda.after(lost, self._returned, flight)
@@ -271,27 +246,27 @@ class SimulatedTargets:
         self._flights.remove(flight)
         self._free_since = now
         self.seconds += now - flight.began
-        tokens = 1 + round(flight.draft_tokens * self._listener.workload.nodes_per_draft_token)
+        tokens = 1 + round(flight.draft_tokens * self._session.workload.nodes_per_draft_token)
         waited = now - flight.began
         # A plain pass stands for a token of a run that goes on: none has a round trip of its own.
         in_model = waited if flight.plain else flight.in_model
         seen = PassSeen(tokens, waited, in_model, flight.idle, flight.draft_tokens, asked=not flight.plain)
-        self._listener.passed(flight, seen)
+        self._session.passed(flight, seen)
 
 
 class Tally:
-    """What a walk has judged since it was last told."""
+    """What a walk has judged since the last report."""
 
     def __init__(self) -> None:
         self._judged: Judged | None = None
 
     @property
     def caught_up(self) -> bool:
-        """Whether it counts comparisons with tokens that had been settled."""
+        """Whether it counts comparisons with settled tokens."""
         return self._judged is not None and self._judged.caught_up
 
     def add(self, place: int, accepted: int, refused: bool, tokens: int, settled: int, caught_up: bool) -> None:
-        """More of the same kind, beginning at this place."""
+        """Add draft tokens of the same kind that begin at this place."""
         seen = self._judged or Judged(place, 0, refused=False, tokens=0, settled=0)
         self._judged = Judged(
             seen.first, seen.accepted + accepted, refused, seen.tokens + tokens, seen.settled + settled, caught_up
@@ -303,11 +278,9 @@ class Tally:
         return seen
 
 
-# The simulator's session: a walk with coins instead of rows, one controller, one drafter, some targets.
-
-
 class SimulatedSession:
-    """The session and its targets. Places count the epoch's draft tokens from 0; the row at a place judges it."""
+    """A session whose walk decides at random. Places count the epoch's draft tokens from 0; the row at a place
+    judges it."""
 
     def __init__(
         self, workload: Workload, controller: Controller, goal: int, rng: np.random.Generator, jitter: float
@@ -333,7 +306,7 @@ class SimulatedSession:
         self.tried = self.hits = 0
 
     def run(self, changes: Sequence[tuple[float, Workload]]) -> None:
-        """To the last token; `changes` as in `simulator.simulate`."""
+        """Run to the last token; `changes` as in `simulate`."""
         for seconds, workload in changes:
             self.agenda.after(seconds, self._change, workload)
         self._begin(0)
@@ -526,7 +499,7 @@ class SimulatedSession:
         elif self._choice.speculate and self._known - coming >= max(1, self._choice.wait):
             self.targets.send(coming + 1, self._known, draft_tokens, plain=False)
 
-    def passed(self, flight: Flight, seen: PassSeen) -> None:
+    def passed(self, flight: SimulatedPass, seen: PassSeen) -> None:
         """A pass has returned."""
         self._controller.observe(seen, self.agenda.now)
         if flight.counts:

@@ -1,0 +1,302 @@
+"""The drafter side of a session: its lane, the draft tokens asked for and received, and its branches."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from crossdraft.session.assignment import Assignment
+from crossdraft.session.epoch import Epoch
+from crossdraft.session.events import Close, Command, Lane, Open, Send, SetTimer, Timer
+from crossdraft.speculation.choice import Choice, DraftSeen
+from crossdraft.text.letters import NOTHING, Letters, common_length
+from crossdraft.text.pairs import Pair
+from crossdraft.types.messages import Advance, Branch, Draft, Drafted, Score, Scored
+from crossdraft.types.rows import DraftToken
+from crossdraft.verification.walk import NeedPrefix
+
+ROUNDING = 1e-6  # that a probability which is a sum of float32 products may exceed one by
+LONGEST_BACKOFF = 8.0  # seconds
+
+
+class DrafterSide:
+    """One drafter at a time. A lost one is opened again, at any address, with growing pauses."""
+
+    def __init__(self, assignment: Assignment, lanes: Iterator[Lane]) -> None:
+        self.lane: Lane | None = None  # open, or being opened
+        self.ready = False
+        self.branches = Branches(assignment.pair)
+        self.epoch = 0  # number of the latest one that it was told of
+        self.asked = 0  # draft tokens of that epoch asked for
+        self.received = 0  # ... received
+        self.scoring: Score | None = None  # the request for scores that it has not answered
+        self._given = assignment
+        self._lanes = lanes
+        self._failures = 0  # since it last answered
+        self._aside = False  # it stands aside for the rest of the epoch
+        self._known = (0, NOTHING)  # the text it knows: the output up to an offset, then its own letters
+        self._asked_at = 0.0  # seconds
+        self._heard_at = 0.0  # seconds
+        self._timer = 0  # number of the latest
+        self._armed = False  # that timer runs
+
+    @property
+    def due(self) -> bool:
+        """Whether more draft tokens of the running epoch will come."""
+        return self.ready and not self._aside and self.received < self.asked
+
+    @property
+    def told_epoch(self) -> bool:
+        """Whether it was told of the running epoch; a drafter opened since then was not."""
+        return self.ready and self.asked > 0
+
+    @property
+    def hoped_for(self) -> bool:
+        """Whether the first lane is being opened and no attempt has failed yet."""
+        return self.lane is not None and not self.ready and not self._failures
+
+    def open(self) -> list[Command]:
+        """Open a lane, if the session can use a drafter."""
+        if self._given.open_drafter is None:
+            return []
+        self.lane = next(self._lanes)
+        pause = 0.0 if not self._failures else min(LONGEST_BACKOFF, 0.125 * 2.0 ** min(self._failures, 10))
+        return [Open(self.lane, self._given.open_drafter, pause)]
+
+    def opened(self) -> None:
+        """The lane is open: the drafter knows the prompt, and nothing of the output."""
+        self.ready = True
+        self._known = (0, NOTHING)
+        self.branches.start_over()
+
+    def lost(self, again: bool) -> list[Command]:
+        """What it owes will not come; another lane is opened if `again`."""
+        self.lane, self.ready, self.scoring = None, False, None
+        self.end_epoch()
+        self._failures += 1
+        return self.open() if again else []
+
+    def give_up(self, why: str) -> list[Command]:
+        """Close the lane for a fault; this session does not use its service again."""
+        assert self.lane is not None
+        return [Close(self.lane, why), *self.lost(again=True)]
+
+    def end_epoch(self) -> None:
+        """Nothing more of the running epoch is wanted."""
+        self.asked = self.received = 0
+        self.branches.clear()
+
+    def begin(self, epoch: Epoch, text: Letters, branch: Branch | None, now: float) -> list[Command]:
+        """Rewind the drafter to the output, or to the end of an adopted branch, for a new epoch."""
+        assert self.lane is not None
+        choice = epoch.choice
+        start, drafted = self._known
+        same = common_length(drafted, text[start : epoch.start])
+        count = choice.window if branch is None else max(choice.window, len(branch.tokens))
+        draft = Draft(
+            epoch.number,
+            start + same,
+            Letters(text[start + same : epoch.start]),
+            count,
+            choice.chunk,
+            choice.branch_depth,
+            choice.branch_width,
+            0 if branch is None else branch.number,
+            choice.first if branch is None else max(choice.first, len(branch.tokens)),
+        )
+        self.end_epoch()
+        self.epoch, self.asked, self._aside = epoch.number, count, False
+        self._known = (epoch.start, epoch.drafted)
+        self.received = len(epoch.draft_tokens)  # those of a branch, where no rows are needed
+        self._asked_at = now
+        return [Send(self.lane, draft), *self._arm(now)]
+
+    def advance(self, count: int, chunk: int, now: float) -> list[Command]:
+        """Ask for more of the running epoch: `count` draft tokens from its first one on.
+
+        Sent at once to a drafter that owes nothing. A drafter that is still drafting gets it only once a whole reply
+        more is wanted, which still reaches it in time because the window is larger than that.
+        """
+        least = chunk if self.due else 1
+        if not self.ready or self._aside or count < self.asked + least:
+            return []
+        assert self.lane is not None
+        owed, self.asked = self.due, count
+        return [Send(self.lane, Advance(self.epoch, count)), *([] if owed else self._arm(now))]
+
+    def score(self, need: NeedPrefix, start: int, now: float) -> list[Command]:
+        """Ask once for the probabilities of prefixes of the draft that began at offset `start`."""
+        assert self.lane is not None
+        if self.scoring is not None:
+            return []
+        self.scoring = Score(self.epoch, start, need.strings, need.tokens)
+        return [Send(self.lane, self.scoring), *self._arm(now)]
+
+    def expects(self, reply: Drafted | Scored) -> bool:
+        """Whether a reply is due: draft tokens in order, or the scores that were asked for."""
+        if isinstance(reply, Scored):
+            return self.scoring is not None and reply.epoch == self.scoring.epoch
+        came = reply.first + len(reply.draft_tokens)
+        return reply.epoch == self.epoch and (reply.first == self.received or came <= self.received)
+
+    def fault_of(self, drafted: Drafted, choice: Choice) -> str:
+        """What is wrong with a reply that was due; empty if it can be used.
+
+        A reply without content is a fault: it would postpone the drafter's deadline.
+        """
+        if not (drafted.draft_tokens or drafted.branches or drafted.reason):
+            return "it sent a reply without anything in it"
+        start, letters = self._known
+        fault = self._given.fault_of(drafted, start + len(letters), self.asked - self.received)
+        return fault or self.branches.fault_of(drafted.branches, choice.branch_depth, choice.branch_width * self.asked)
+
+    def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
+        """Add draft tokens that were due and have no fault to the epoch's draft."""
+        first = self.received == 0
+        seen = DraftSeen(
+            len(drafted.draft_tokens),
+            drafted.first,
+            now - self._asked_at if first else None,
+            None if first else now - self._heard_at,
+            drafted.seconds,
+            sum(len(branch.tokens) for branch in drafted.branches),
+        )
+        epoch.extend(drafted.draft_tokens)
+        self.received += len(drafted.draft_tokens)
+        self.branches.add(drafted.branches)
+        self._known = (epoch.start, epoch.drafted)
+        self._aside = self._aside or bool(drafted.reason)
+        self._heard(now)
+        return seen
+
+    def scored(self, scored: Scored, now: float) -> str:
+        """What is wrong with scores that were due; empty if they can be used."""
+        asked, self.scoring = self.scoring, None
+        assert asked is not None
+        self._heard(now)
+        values = scored.probabilities
+        if values.shape != (len(asked.strings),):
+            return f"it scored {values.size} prefixes, asked for {len(asked.strings)}"
+        if not bool(np.all((values >= 0) & (values <= 1 + ROUNDING))):  # false for NaN as well
+            return "it sent a score that is not between 0 and 1"
+        return ""
+
+    def expired(self, number: int, now: float) -> tuple[bool, list[Command]]:
+        """Whether an answer is overdue; if not, the timer is set for the time that is left."""
+        self._armed = self._armed and number != self._timer
+        if number != self._timer or not (self.due or self.scoring is not None):
+            return False, []
+        left = max(self._asked_at, self._heard_at) + self._given.draft_seconds - now
+        return (False, self._arm(now, left)) if left > 0 else (True, [])
+
+    def _heard(self, now: float) -> None:
+        self._heard_at = now
+        self._failures = 0
+
+    def _arm(self, now: float, seconds: float | None = None) -> list[Command]:
+        """One timer for all deadlines, checked when it expires: most answers come long before."""
+        self._asked_at = now if seconds is None else self._asked_at
+        if self._armed:
+            return []
+        self._armed = True
+        self._timer += 1
+        return [SetTimer(Timer.DRAFTER, self._timer, self._given.draft_seconds if seconds is None else seconds)]
+
+
+def of_branch(branch: Branch) -> tuple[DraftToken, ...]:
+    """A branch's draft tokens, without rows."""
+    return tuple(DraftToken(token) for token in branch.tokens)
+
+
+class Branches:
+    """Prepared continuations that the drafter has sent for the running epoch."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._by_number: dict[int, Branch] = {}
+        self._received = 0  # in the epoch
+        self._latest = 0  # number of the session's latest branch
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def fault_of(self, branches: tuple[Branch, ...], depth: int, most: int) -> str:
+        """What is wrong with new branches; empty if nothing is.
+
+        Args:
+            depth: ids that each may have at most.
+            most: branches of the epoch at most.
+        """
+        if self._received + len(branches) > most:
+            return f"it sent {self._received + len(branches)} branches in an epoch, asked for at most {most}"
+        size = self._pair.drafter.size
+        latest = self._latest
+        for branch in branches:
+            if branch.number <= latest:
+                return f"it sent branch {branch.number} after branch {latest}"
+            latest = branch.number
+            if not branch.letters or len(branch.tokens) > depth or not all(0 <= one < size for one in branch.tokens):
+                return (
+                    f"branch {branch.number} is not one of at most {depth} ids from 0 to {size - 1} after some letters"
+                )
+        return ""
+
+    def add(self, branches: tuple[Branch, ...]) -> None:
+        """Keep branches that have no fault."""
+        for branch in branches:
+            self._by_number[branch.number] = branch
+            self._received += 1
+            self._latest = branch.number
+
+    def clear(self) -> None:
+        """Another epoch begins: forget them all."""
+        self._by_number.clear()
+        self._received = 0
+
+    def release(self, frontier: int) -> None:
+        """Drop branches whose text ends before the frontier (letters of output): none of them can go on from it."""
+        over = [
+            branch.number for branch in self._by_number.values() if branch.offset + len(self._said(branch)) < frontier
+        ]
+        for number in over:
+            del self._by_number[number]
+
+    def start_over(self) -> None:
+        """Another drafter, which numbers its branches from 1."""
+        self.clear()
+        self._latest = 0
+
+    def match(self, epoch: Epoch, text: Letters, letters_decide: bool) -> Branch | None:
+        """The branch that continues the output after the epoch's draft was refused.
+
+        It must replace what was refused by exactly the letters that the output has. Where the output does not depend
+        on draft tokens (`letters_decide`), it may also replace fewer, if its draft tokens agree with the rest.
+        """
+        best: Branch | None = None
+        for branch in self._by_number.values():
+            begin = branch.offset - epoch.start
+            if begin < 0 or branch.offset >= len(text):
+                continue
+            if common_length(epoch.drafted, text[epoch.start :]) < begin:
+                continue
+            rest = text[branch.offset :]
+            if rest == branch.letters:
+                return branch
+            if letters_decide and rest.startswith(branch.letters) and self._agrees(branch, rest):
+                best = branch
+        return best
+
+    def texts(self, epoch: Epoch, frontier: int) -> list[Letters]:
+        """The text of each branch from the frontier on, if its prefix is the draft; earlier refusals first."""
+        ahead = (branch for branch in self._by_number.values() if branch.offset >= max(frontier, epoch.start))
+        return [
+            Letters(epoch.drafted[frontier - epoch.start : branch.offset - epoch.start] + self._said(branch))
+            for branch in sorted(ahead, key=lambda branch: branch.offset)
+        ]
+
+    def _said(self, branch: Branch) -> str:
+        return branch.letters + self._pair.drafter.letters_of(branch.tokens)
+
+    def _agrees(self, branch: Branch, rest: str) -> bool:
+        """Whether the branch's text is longer than the rest and begins with it."""
+        said = self._said(branch)
+        return said.startswith(rest) and len(said) > len(rest)

@@ -1,0 +1,146 @@
+"""One epoch: its draft as far as it has arrived, and the walk that verifies it.
+
+The walk sees draft tokens only when it asks for them. Decisions made outside of it, such as which rows to fetch, may
+use all of them.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from crossdraft.speculation.choice import Choice
+from crossdraft.text.letters import NOTHING, Letters, common_length
+from crossdraft.text.pairs import Pair
+from crossdraft.types.rows import DraftToken
+from crossdraft.verification.walk import Answer, NeedRow, NeedSample, Refused, Step, Walk, draft_token_letters
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far a draft held, counted in draft tokens from its first one on."""
+
+    accepted: int = 0  # wholly in the output
+    refused: bool = False  # the next one is not in the output, and never will be
+
+
+class Epoch:
+    """A draft that begins at letter `start` of the output.
+
+    Args:
+        number: counts the session's epochs from 1.
+        start: letters of output before the draft.
+        frontier: letters of output when the epoch began; at most `start`.
+    """
+
+    def __init__(self, number: int, choice: Choice, pair: Pair, start: int, frontier: int) -> None:
+        self.number = number
+        self.choice = choice
+        self.start = start
+        self.began = frontier
+        self.draft_tokens: list[DraftToken] = []
+        self.drafted = NOTHING  # their letters
+        self.promised: tuple[DraftToken, ...] = ()  # an adopted branch whose rows have not come: from its first one on
+        self.revealed = 0  # draft tokens that the walk has asked for
+        self.settled = False  # the target has gone on by itself, and the draft has not caught up yet
+        self.draws = False  # the walk needs the target's own draws, not rows
+        self.reach = 0  # letters of output that passes of this epoch have covered with guesses
+        self._pair = pair
+        self._ends: list[int] = []  # of each draft token, in letters since `start`
+        self._agreed = 0  # letters of `drafted` that are in the output
+        self._released = 0  # draft tokens whose rows are dropped
+        self._walk: Walk | None = None
+        self._step: Step | None = None
+
+    def begin(self, walk: Walk, draws: bool = False) -> None:
+        """Start the walk; `draws`: on the target's own draws instead of rows."""
+        self._walk, self._step, self.draws = walk, next(walk), draws
+
+    @property
+    def begun(self) -> bool:
+        """Whether the walk has started."""
+        return self._walk is not None
+
+    @property
+    def step(self) -> Step:
+        """What the walk waits for."""
+        assert self._step is not None
+        return self._step
+
+    @property
+    def judging(self) -> bool:
+        """Whether the walk needs the target's answer to judge a revealed draft token."""
+        return isinstance(self._step, NeedRow | NeedSample) and self._step.judging
+
+    def answer(self, answer: Answer) -> None:
+        """Give the walk what it asked for; `step` becomes its next request."""
+        assert self._walk is not None
+        self._step = self._walk.send(answer)
+
+    def extend(self, draft_tokens: Sequence[DraftToken]) -> None:
+        """More of the draft has arrived."""
+        for draft_token in draft_tokens:
+            self.draft_tokens.append(draft_token)
+            self.drafted = Letters(self.drafted + draft_token_letters(self._pair, draft_token))
+            self._ends.append(len(self.drafted))
+
+    def take(self) -> DraftToken:
+        """Reveal the next draft token."""
+        self.revealed += 1
+        return self.draft_tokens[self.revealed - 1]
+
+    @property
+    def alone(self) -> bool:
+        """Whether the target draws by itself and there is nothing to compare with."""
+        return self.draws and not self.choice.drafts and not self.draft_tokens
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every draft token that has arrived is revealed."""
+        return self.revealed == len(self.draft_tokens)
+
+    def guessed(self, first: int) -> list[DraftToken]:
+        """The draft as known from place `first` on, for planning: draft tokens, then those that a branch promises."""
+        return [*self.draft_tokens[first:], *self.promised[max(first, len(self.draft_tokens)) :]]
+
+    def passed(self, frontier: int) -> int:
+        """Draft tokens that end at or before the frontier (letters of output)."""
+        return bisect_right(self._ends, frontier - self.start)
+
+    def beyond(self, frontier: int) -> int:
+        """Draft tokens known that end beyond the frontier (letters of output)."""
+        return max(len(self.draft_tokens), len(self.promised)) - self.passed(frontier)
+
+    def release(self, frontier: int) -> None:
+        """Drop the rows of draft tokens that the output has passed: they are needed neither to fetch nor to judge.
+
+        An epoch in which everything is accepted has as many draft tokens as the output has tokens.
+        """
+        over = min(self.revealed, self.passed(frontier))
+        for place in range(self._released, over):
+            self.draft_tokens[place] = replace(self.draft_tokens[place], row=None)
+        self._released = max(self._released, over)
+
+    def letters_before(self, place: int) -> int:
+        """Letters of the draft before the draft token at this place, or before the next one to come."""
+        return self._ends[place - 1] if place else 0
+
+    def contradicts(self, text: Letters) -> bool:
+        """Whether draft and output differ. Only where the target draws by itself may that end an epoch."""
+        self._follow(text)
+        return self._agreed < min(len(self.drafted), len(text) - self.start)
+
+    def verdict(self, text: Letters) -> Verdict:
+        """How far the draft held.
+
+        Counted in letters, so that it means the same for every method. A token that replaces a refused draft token may
+        begin with that draft token's letters; what the walk said about where the draft is wrong takes precedence.
+        """
+        refused = self.contradicts(text)
+        agreed = self._agreed
+        if isinstance(self._step, Refused):
+            agreed, refused = min(agreed, self._step.offset - self.start), True
+        return Verdict(bisect_right(self._ends, agreed), refused)
+
+    def _follow(self, text: Letters) -> None:
+        place = self._agreed
+        self._agreed += common_length(self.drafted[place:], text[self.start + place :])

@@ -1,0 +1,245 @@
+"""The Python API over real gRPC, with tiny random models whose tokenizers differ."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crossdraft.client import Generation, Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine.served_model import RunningModel
+from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.errors import ServiceError, Unreachable
+from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.speculation.choice import Told
+from crossdraft.trace.codec import read
+from crossdraft.trace.replay import replay
+from crossdraft.verification.noise import KeyedNoise
+from tests.client.together import open_together
+from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.text.kinds import kind
+
+PROMPT = "def main(argument):"
+GREEDY = SamplingOptions(temperature=0)
+
+
+@pytest.fixture
+async def pipeline(target: TargetClient, drafter: DrafterClient):  # type: ignore[no-untyped-def]
+    async with connect(target.address, drafter.address) as connected:
+        yield connected
+
+
+async def ids_of(pipeline: Pipeline, **settings: object) -> list[int]:
+    generation = pipeline.generate(PROMPT, max_tokens=24, **settings)
+    async for _ in generation:
+        pass
+    return generation.ids
+
+
+WHOLE = ("slrs", "tokentiming")  # methods that judge a whole draft
+
+
+@pytest.mark.parametrize("overlap", Overlap)
+@pytest.mark.parametrize("method", ["slem", "tli", "coupled", "seeded", *WHOLE, None])
+async def test_greedy_text_is_that_of_no_drafter(
+    pipeline: Pipeline, target: TargetClient, method: str | None, overlap: Overlap
+) -> None:
+    async with connect(target.address) as plain:
+        wanted = await ids_of(plain, options=GREEDY)
+    if method in WHOLE and overlap is Overlap.ON:
+        with pytest.raises(RequestError, match="judges a whole draft"):
+            pipeline.generate(PROMPT, method=method, overlap=overlap, allow_inexact=True)
+        return
+    for k in (1, 4):
+        settings = {"method": method, "k": k, "allow_inexact": method == "tokentiming", "overlap": overlap}
+        assert await ids_of(pipeline, options=GREEDY, **settings) == wanted
+
+
+async def test_a_seed_gives_the_same_text_with_and_without_drafter(pipeline: Pipeline, target: TargetClient) -> None:
+    async with connect(target.address) as plain:
+        wanted = await ids_of(plain, seed=7)
+        assert await ids_of(plain, seed=8) != wanted
+    for k in (1, 3, 8):
+        for overlap in Overlap:
+            assert await ids_of(pipeline, seed=7, k=k, overlap=overlap) == wanted
+    ahead = {"overlap": "on", "window": 6, "wait": 1, "branches": 2, "branch_width": 2, "paths": 4}
+    assert await ids_of(pipeline, seed=7, **ahead) == wanted
+
+
+async def test_the_target_as_its_own_drafter(target: TargetClient, target_model: RunningModel) -> None:
+    """With one model on both sides most draft tokens of `standard` are accepted.
+
+    Not all: a corrected token reaches the drafter as letters, which it may tokenize in another way.
+    """
+    service = DrafterService(target_model)
+    async with (
+        Server(DRAFTER, service, Listening(grace_seconds=0)) as server,
+        connect(target.address, server.address) as own,
+    ):
+        settings = {"method": "standard", "row_width": 4096, "overlap": "off", "ignore_eos": True}
+        generation = own.generate(PROMPT, max_tokens=24, **settings)
+        kinds = [token.kind async for token in generation]
+    assert kinds.count(Kind.ACCEPTED) > 2 * kinds.count(Kind.CORRECTED)
+    assert generation.statistics is not None
+    assert generation.statistics.tokens_per_pass > 2
+
+
+async def test_sampling_ends_and_counts(pipeline: Pipeline) -> None:
+    generation = pipeline.generate(PROMPT, method="tli", max_tokens=16, overlap="on")
+    tokens = [token async for token in generation]
+    assert generation.reason in (Reason.LENGTH, Reason.STOP)
+    assert generation.statistics is not None
+    figures = generation.statistics
+    assert figures.accepted + figures.corrected + figures.bonus == figures.tokens == len(tokens)
+    assert figures.bytes_sent > 0
+    assert figures.target_seconds > 0
+    assert figures.seconds >= figures.first_token_seconds > 0
+
+
+async def test_scores_come_from_the_drafters_model(pipeline: Pipeline) -> None:
+    generation = pipeline.generate(
+        PROMPT, method="slrs", k=3, max_tokens=16, row_width=4096, overlap="off", ignore_eos=True
+    )
+    kinds = [token.kind async for token in generation]
+    assert len(kinds) == 16
+    assert generation.statistics is not None
+    assert generation.statistics.drafter_lost == ""
+    assert generation.statistics.scores > 0
+    assert Kind.CORRECTED in kinds
+
+
+async def test_noise_is_never_made_in_the_event_loop(
+    target: TargetClient, drafter: DrafterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = [], KeyedNoise.__init__
+
+    def seen_make(noise: KeyedNoise, *of: object) -> None:
+        made.append(threading.current_thread())
+        make(noise, *of)
+
+    monkeypatch.setattr(KeyedNoise, "__init__", seen_make)
+    async with connect(target.address, drafter.address) as pipeline:
+        assert await ids_of(pipeline, audit=True)
+    assert len(made) == 2
+    assert threading.current_thread() not in made
+
+
+REFUSED = [
+    ({"method": "magic"}, "unknown method 'magic'"),
+    ({"k": 0}, "k must be between 1"),
+    ({"seed": 7, "method": "tli"}, "use --method seeded"),
+    ({"method": "standard"}, "needs a drafter with the target's vocabulary"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"stop": ("",)}, "stop string"),
+    ({"options": SamplingOptions(logit_bias=((10**6, 1.0),))}, "logit_bias names id 1000000"),
+]
+
+
+@pytest.mark.parametrize(("settings", "complaint"), REFUSED)
+async def test_what_cannot_be_served_is_refused(
+    pipeline: Pipeline, settings: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        pipeline.generate(PROMPT, **settings)
+
+
+async def test_prompts_that_cannot_be_served(pipeline: Pipeline) -> None:
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        pipeline.generate("")
+    with pytest.raises(RequestError, match=r"the prompt has \d+ tokens, and the target's context holds 128"):
+        pipeline.generate(PROMPT * 100)
+
+
+async def test_nobody_there_is_said_within_the_wait() -> None:
+    with pytest.raises(Unreachable, match=r"target at 127\.0\.0\.1:1"):
+        async with connect("127.0.0.1:1", patience=Patience(describe_seconds=2)):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({"vocabulary_size": 2**32 - 1}, r"4294\d+ of 4294967295 ids have no text in tokenizer.json"),
+        ({"tokenizer_json": "no json"}, "Expecting value"),
+    ],
+)
+async def test_a_tokenizer_that_cannot_be_used_is_a_fault_of_its_service(
+    said: dict[str, object], complaint: str
+) -> None:
+    described = replace(DESCRIPTION, **({"tokenizer_json": kind("gpt2").json} | said))  # type: ignore[arg-type]
+    async with Server(TARGET, ToyTargetService(described), Listening(grace_seconds=0)) as server:
+        with pytest.raises(ServiceError, match=f"the tokenizer of the target 'toy' cannot be used: {complaint}"):
+            async with connect(server.address):
+                pass
+
+
+@pytest.mark.usefixtures("drafter_first")
+async def test_a_drafter_with_a_shorter_context_goes_on(pipeline: Pipeline) -> None:
+    """The drafter holds 64 tokens; prompt and output are longer."""
+    generation = pipeline.generate(PROMPT * 8, max_tokens=40, options=GREEDY, overlap="on")
+    async for _ in generation:
+        pass
+    assert generation.statistics is not None
+    assert generation.statistics.drafter_lost == ""
+    assert generation.statistics.draft_tokens > 0
+
+
+async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline, tmp_path: Path) -> None:
+    for tokens in (0, 1, 5):
+        file = tmp_path / str(tokens)
+        settings = {"max_tokens": 24, "ignore_eos": True, "record": file, "overlap": "on"}
+        async with pipeline.generate(PROMPT, **settings) as generation:
+            first = asyncio.create_task(anext(generation))
+            if not tokens:
+                await asyncio.sleep(0)  # it has begun, and its session has not
+            for _ in range(tokens):
+                await first
+                first = asyncio.create_task(anext(generation))
+            first.cancel()
+        recording = read(file)
+        assert recording.fault == ""
+        assert (recording.finished is not None) == (tokens > 0)
+        assert replay(recording).difference is None
+
+
+async def test_of_outputs_that_begin_together_one_gets_to_know_the_drafter_and_tells_the_others(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its own text, and what they were told is in their recordings."""
+    due = [await ids_of(pipeline, seed=seed, overlap="off") for seed in range(3)]
+    open_together(6, monkeypatch)  # a target's session and a drafter's for each
+    files = [tmp_path / f"{seed}.rec" for seed in range(3)]
+    runs = [
+        pipeline.generate(PROMPT, max_tokens=24, seed=seed, record=file, explain=True)
+        for seed, file in enumerate(files)
+    ]
+
+    async def ids(generation: Generation) -> list[int]:
+        async for _ in generation:
+            pass
+        return generation.ids
+
+    assert await asyncio.gather(*map(ids, runs)) == due
+    leads, *follow = runs
+    assert leads.decisions[0].choice.drafts
+    assert all("another output" in one.decisions[0].choice.reason for one in follow)
+    for file in files:
+        recording = read(file)
+        told = [step.event for part in recording.rounds for step in part if isinstance(step.event, Told)]
+        assert recording.header.follows == (file is not files[0])
+        assert file is not files[0] or not told
+        assert replay(recording).difference is None
+
+
+@pytest.mark.usefixtures("drafter_first")
+async def test_an_output_that_nobody_has_asked_for_tokens_keeps_no_other_one_waiting(pipeline: Pipeline) -> None:
+    waiting, asked = (pipeline.generate(PROMPT, max_tokens=24, seed=1, explain=True) for _ in range(2))
+    async for _ in asked:
+        pass
+    assert asked.decisions[0].choice.drafts
+    async for _ in waiting:
+        pass
+    assert waiting.ids == asked.ids

@@ -1,0 +1,231 @@
+"""Several services behind one pipeline: which are used, which are waited for, which come later."""
+
+import asyncio
+import logging
+import socket
+from dataclasses import replace
+
+import pytest
+
+from crossdraft.client import RequestError, connect
+from crossdraft.client.api import addresses_of
+from crossdraft.client.discovery import MismatchError, Probe
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine.served_model import RunningModel
+from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.errors import ServiceError, Unreachable
+from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.target.service import TargetService
+from crossdraft.types.messages import Description
+from tests.rpc.services import DESCRIPTION, ToyTargetService
+from tests.text.kinds import kind
+
+PROMPT = "def main(argument):"
+SETTINGS = {"seed": 3, "max_tokens": 12, "overlap": "off"}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crossdraft.client.discovery.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("crossdraft.client.discovery.LONGEST_PAUSE", 0.01)
+
+
+def another_model() -> Server:
+    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
+    return Server(TARGET, ToyTargetService(described), Listening(grace_seconds=0))
+
+
+def test_addresses_are_separated_by_commas_and_counted_once() -> None:
+    assert addresses_of("a:1, b:2,a:1,") == addresses_of(["a:1", "b:2"]) == ("a:1", "b:2")
+    with pytest.raises(ValueError, match="at least one address of a target"):
+        connect("")
+
+
+async def test_one_target_is_enough(target: TargetClient, nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with connect(f"{nowhere},{target.address}") as pipeline:
+        generation = pipeline.generate(PROMPT, **SETTINGS)
+        assert len([token async for token in generation]) == 12
+    assert f"target at {nowhere}" in caplog.text
+    assert "it is tried again" in caplog.text
+
+
+async def test_without_any_target_all_their_errors_are_said(nowhere: str) -> None:
+    said = rf"^none of 2 targets answered: target at {nowhere}: .*; target at 127.0.0.1:1: "
+    with pytest.raises(Unreachable, match=said):
+        async with connect([nowhere, "127.0.0.1:1"]):
+            pass
+
+
+async def test_targets_must_serve_the_same_model(target: TargetClient) -> None:
+    async with another_model() as other:
+        with pytest.raises(RequestError, match="all targets must serve the same model"):
+            async with connect([target.address, other.address]):
+                pass
+
+
+async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
+    target: TargetClient, drafter_model: RunningModel, taken: socket.socket, nowhere: str
+) -> None:
+    async with connect(target.address, nowhere) as pipeline:
+        assert pipeline.models.drafter is None
+        plain = pipeline.generate(PROMPT, **SETTINGS)
+        assert len([token async for token in plain]) == 12
+        assert plain.statistics is not None
+        assert (plain.statistics.draft_tokens, plain.statistics.drafters_lost) == (0, 0)
+        service = DrafterService(drafter_model)
+        port = taken.getsockname()[1]
+        taken.close()
+        async with asyncio.timeout(300), Server(DRAFTER, service, Listening(port=port, grace_seconds=0)):
+            await pipeline.drafter_known()
+            drafted = pipeline.generate(PROMPT, **SETTINGS)
+            assert len([token async for token in drafted]) == 12
+        assert drafted.ids == plain.ids
+        assert drafted.statistics is not None
+        assert drafted.statistics.draft_tokens > 0
+
+
+async def test_connecting_fails_without_a_drafter_where_one_is_needed(target: TargetClient, nowhere: str) -> None:
+    with pytest.raises(Unreachable, match=f"drafter at {nowhere}"):
+        async with connect(target.address, nowhere, needs_drafter=True):
+            pass
+
+
+async def test_a_service_that_does_not_answer_delays_connecting_for_a_bounded_time(
+    target: TargetClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket that listens, and that nobody accepts from."""
+    monkeypatch.setattr("crossdraft.client.discovery.OTHERS_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        async with asyncio.timeout(300), connect(target.address, address, Patience(describe_seconds=600)) as pipeline:
+            assert pipeline.models.drafter is None
+
+
+async def test_drafters_of_another_vocabulary_are_left_out(
+    target: TargetClient, drafter: DrafterClient, target_model: RunningModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        Server(DRAFTER, DrafterService(target_model), Listening(grace_seconds=0)) as other,
+        connect(target.address, [drafter.address, other.address]) as pipeline,
+    ):
+        assert len(pipeline._connected.services.drafters) == 1
+    assert "all drafters must serve the same vocabulary" in caplog.text
+
+
+class Lasting(TargetService):
+    """A service whose model goes on when its server ends."""
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_services_come_and_go_while_sessions_run(target_model: RunningModel, drafter: DrafterClient) -> None:
+    """A session stays with a target that has left; the next one is opened with the one that came."""
+    service = Lasting(target_model)
+    async with (
+        Server(TARGET, service, Listening(grace_seconds=0)) as first,
+        Server(TARGET, service, Listening(grace_seconds=0)) as second,
+        connect(first.address, drafter.address) as pipeline,
+    ):
+        running = pipeline.generate(PROMPT, **SETTINGS)
+        ids = [(await anext(running)).id]
+        await pipeline.follow(second.address, drafter.address)
+        await asyncio.wait([one.probe.tried for one in pipeline._connected._targets.values()])
+        ids += [token.id async for token in running]
+        assert running.statistics is not None
+        assert running.statistics.targets_lost == 0
+        assert first.address not in pipeline._connected.services.targets
+        await first.drain()
+        moved = pipeline.generate(PROMPT, **SETTINGS)
+        assert [token.id async for token in moved] == ids
+        assert moved.statistics is not None
+        assert moved.statistics.targets_lost == 0
+
+
+async def test_a_target_that_is_gone_is_followed_elsewhere_in_mid_stream(target_model: RunningModel) -> None:
+    service = Lasting(target_model)
+    async with (
+        Server(TARGET, service, Listening(grace_seconds=0)) as first,
+        Server(TARGET, service, Listening(grace_seconds=0)) as second,
+        connect(first.address) as pipeline,
+    ):
+        running = pipeline.generate(PROMPT, **(SETTINGS | {"max_tokens": 40}))
+        ids = [(await anext(running)).id]
+        await pipeline.follow(second.address)
+        await first.drain()
+        ids += [token.id async for token in running]
+        alone = pipeline.generate(PROMPT, **(SETTINGS | {"max_tokens": 40}))
+        assert ids == [token.id async for token in alone]
+
+
+async def test_a_drafter_that_comes_later_is_trusted_no_more_than_one_from_the_start(
+    target: TargetClient, drafter: DrafterClient
+) -> None:
+    async with asyncio.timeout(300), connect(target.address, trusted=False) as pipeline:
+        assert pipeline.generate(PROMPT, method="coupled").ids == []  # plain, as there is no drafter
+        await pipeline.follow(target.address, drafter.address)
+        await pipeline.drafter_known()
+        with pytest.raises(RequestError, match="this drafter is not trusted"):
+            pipeline.generate(PROMPT, method="coupled")
+
+
+async def test_of_several_lists_of_services_the_last_one_counts(target: TargetClient, nowhere: str) -> None:
+    """Also when the leave of one that has gone is still being taken."""
+    async with connect(target.address, [nowhere, "127.0.0.1:1"]) as pipeline:
+        team = pipeline._connected
+        await asyncio.gather(team.follow([target.address], ["127.0.0.1:2"]), team.follow([target.address], []))
+        assert list(team._targets) == [target.address]
+        assert not team._drafters
+
+
+class Reluctant:
+    """A client whose service fails a few times."""
+
+    address = "here:1"
+    service = "drafter at here:1"
+
+    def __init__(self, failures: int) -> None:
+        self.asked = 0
+        self._failures = failures
+
+    async def describe(self) -> Description:
+        self.asked += 1
+        if self.asked <= self._failures:
+            raise Unreachable("not yet")
+        return DESCRIPTION
+
+    def reachable(self) -> bool:
+        return True
+
+
+async def test_it_asks_until_it_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    client, known = Reluctant(3), asyncio.Event()
+
+    async def welcome(_: Reluctant, about: Description) -> None:
+        assert about is DESCRIPTION
+        known.set()
+
+    probe = Probe(client, welcome)
+    await probe.tried
+    assert isinstance(probe.error, ServiceError)
+    probe.warn()
+    async with asyncio.timeout(30):
+        await known.wait()
+    await probe.close()
+    assert client.asked == 4
+    assert caplog.text.count("not yet; it is tried again") == 1
+    assert "drafter at here:1 is there now" in caplog.text
+
+
+async def test_who_is_strange_is_asked_once() -> None:
+    client = Reluctant(0)
+
+    async def welcome(_: Reluctant, about: Description) -> None:
+        raise MismatchError("it is another")
+
+    probe = Probe(client, welcome)
+    await probe.tried
+    await probe.close()
+    assert (client.asked, str(probe.mismatch)) == (1, "it is another")

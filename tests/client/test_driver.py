@@ -1,0 +1,161 @@
+"""The driver: commands reach services, answers and failures come back as events, nothing stays open."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from crossdraft.client.driver import Services
+from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
+from crossdraft.session.events import Close, Command, Expired, Lost, Ready, Replied, Send, SetTimer, Timer
+from crossdraft.types.messages import Drafted, OpenTarget, PassDone
+from tests.client.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, run, several, target_open
+from tests.ports import MemoryDrafter, MemoryTarget
+
+
+async def test_events_carry_the_time_of_their_arrival() -> None:
+    session = Scripted([target_open()], (Ready(1), [Send(1, PASS)]), (Replied, [DONE]))
+    before = time.monotonic()
+    assert await run(session, Services.of(MemoryTarget())) is DONE
+    times = [now for _, now in session.seen]
+    assert [type(event) for event in session.events] == [Ready, Replied]
+    assert before <= times[0] <= times[1] <= time.monotonic()
+
+
+async def test_a_lane_that_is_not_read_does_not_delay_another() -> None:
+    """The first target reads nothing at all, and many passes are written to it."""
+    stuck, other = MemoryTarget(), MemoryTarget()
+    stuck.writable.clear()
+    both = [target_open(1), target_open(2)]
+    session = Scripted(both, (Ready(1), [Send(1, PASS)] * 100), (Ready(2), [Send(2, PASS)]), (Replied, [DONE]))
+    await run(session, several(first=stuck, second=other))
+    assert session.events[-1].lane == 2  # type: ignore[union-attr]
+    assert (stuck.closed, other.closed) == (1, 1)
+
+
+@pytest.mark.parametrize(("error", "elsewhere"), [(Unreachable("gone"), True), (BadRequest("no"), False)])
+async def test_a_failure_says_whether_another_service_may_do_it(error: ServiceError, elsewhere: bool) -> None:
+    session = Scripted([target_open()], (Lost, [DONE]))
+    await run(session, Services.of(MemoryTarget(refuses=error)))
+    assert session.events == [Lost(1, error, elsewhere)]
+
+
+async def test_a_session_that_ends_is_lost() -> None:
+    ended = Closed("the target ended the session")
+    target = MemoryTarget(error=ended, fails_at=1)
+    session = Scripted([target_open()], (Ready, [Send(1, PASS)]), (Lost, [DONE]))
+    await run(session, Services.of(target))
+    assert session.events[-1] == Lost(1, ended, True)
+    assert target.closed == 1
+
+
+async def test_the_next_lane_opens_at_an_address_that_did_not_fail() -> None:
+    bad, good = MemoryTarget(refuses=Unreachable("down")), MemoryTarget()
+    session = Scripted([target_open(1)], (Lost, [target_open(2)]), (Ready(2), [DONE]))
+    await run(session, several(bad=bad, good=good))
+    assert len(good.opened) == 1
+
+
+async def test_lanes_of_one_generation_open_at_different_addresses() -> None:
+    targets = [MemoryTarget(), MemoryTarget(), MemoryTarget()]
+    session = Scripted([target_open(lane) for lane in (1, 2, 3)], ((Ready, 3), [DONE]))
+    await run(session, several(a=targets[0], b=targets[1], c=targets[2]))
+    assert [len(target.opened) for target in targets] == [1, 1, 1]
+
+
+async def test_a_service_that_was_blamed_is_not_used_again_by_this_generation() -> None:
+    """There is one drafter: after it was blamed none is left, and what it did last is why."""
+    drafter = MemoryDrafter()
+    session = Scripted(
+        [drafter_open(1)],
+        (Ready(1), [Close(1, "it lies"), drafter_open(2)]),
+        (Lost, [DONE]),
+    )
+    services = Services.of(MemoryTarget(), drafter)
+    await run(session, services)
+    (lost,) = [event for event in session.events if isinstance(event, Lost)]
+    assert (lost.lane, lost.elsewhere) == (2, False)
+    again = Scripted([drafter_open(1)], (Ready(1), [DONE]))
+    await run(again, services)
+    assert len(drafter.opened) == 2
+
+
+async def test_without_any_address_a_lane_is_lost_but_one_may_come() -> None:
+    session = Scripted([drafter_open(1)], (Lost, [DONE]))
+    await run(session, Services.of(MemoryTarget()))
+    (lost,) = session.events
+    assert isinstance(lost, Lost)
+    assert lost.elsewhere
+    assert str(lost.error) == "there is no drafter"
+
+
+async def test_an_answer_that_nobody_asked_for_costs_the_service_its_lane_and_its_place() -> None:
+    target = MemoryTarget(first=(PassDone(77, (), 0.0),))
+    session = Scripted([target_open(1)], ((Lost, 1), [target_open(2)]), ((Lost, 2), [DONE]), illegal=PassDone)
+    await run(session, Services.of(target))
+    losses = [event for event in session.events if isinstance(event, Lost)]
+    assert [lost.elsewhere for lost in losses] == [True, False]
+    assert all(isinstance(lost.error, Internal) for lost in losses)
+    assert str(losses[-1].error) == "the target broke the protocol: not asked for"
+    assert target.closed == 1
+
+
+async def test_a_newer_timer_of_a_kind_replaces_the_older_one() -> None:
+    begin: list[Command] = [
+        SetTimer(Timer.STALL, 1, 0.0),
+        SetTimer(Timer.STALL, 2, 0.0),
+        SetTimer(Timer.DRAFTER, 1, 3600.0),
+        SetTimer(Timer.TARGET, 1, 0.001),
+    ]
+    session = Scripted(begin, (Expired(Timer.TARGET, 1), [DONE]))
+    await run(session, Services.of(MemoryTarget()))
+    assert session.events == [Expired(Timer.STALL, 2), Expired(Timer.TARGET, 1)]
+
+
+async def test_a_closed_lane_says_nothing_more() -> None:
+    drafter = MemoryDrafter()
+    begin: list[Command] = [drafter_open(1), drafter_open(2)]
+    session = Scripted(begin, (Ready(1), [Close(1), Send(1, DRAFT)]), (Ready(2), [Send(2, DRAFT)]), (Replied, [DONE]))
+    await run(session, Services.of(MemoryTarget(), drafter))
+    assert [event.lane for event in session.events] == [1, 2, 2]  # type: ignore[union-attr]
+    assert drafter.closed == 2
+
+
+@pytest.mark.parametrize("state", ["opening", "waiting to open", "open"])
+async def test_cancelling_closes_everything_at_once(state: str) -> None:
+    target, reached = MemoryTarget(), asyncio.Event()
+
+    async def never(request: OpenTarget) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    if state == "opening":
+        target.open = never  # type: ignore[assignment,method-assign]
+    session = Scripted([target_open(1, 3600.0 if state == "waiting to open" else 0.0)], (Ready, [Send(1, PASS)]))
+    task = asyncio.create_task(run(session, Services.of(target)))
+    if state == "waiting to open":
+        reached.set()
+        await asyncio.sleep(0)
+    elif state == "open":
+        await target.asked.wait()
+    else:
+        await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert target.closed == len(target.opened)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_draft_tokens_of_a_drafter_arrive_as_they_come() -> None:
+    session = Scripted(
+        [drafter_open(1)],
+        (Ready(1), [Send(1, replace(DRAFT, chunk=1))]),
+        ((Replied, 1), []),
+        ((Replied, 1), []),
+        ((Replied, 1), [DONE]),
+    )
+    await run(session, Services.of(MemoryTarget(), MemoryDrafter()))
+    replies = [event.reply for event in session.events if isinstance(event, Replied)]
+    assert [reply.first for reply in replies if isinstance(reply, Drafted)] == [0, 1, 2]

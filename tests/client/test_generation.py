@@ -1,0 +1,254 @@
+"""Generations over toys: tokens, text and figures, whatever happens to the services."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from crossdraft.client.api import Generation
+from crossdraft.client.driver import Services
+from crossdraft.rpc.codec import Opened
+from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
+from crossdraft.session.events import Reason
+from crossdraft.speculation.choice import Choice, Controller, Fixed, lock_step
+from crossdraft.types.messages import Drafted, PassDone, RowFetched, Score, Scored
+from crossdraft.types.rows import DraftToken, Row, Whose
+from crossdraft.verification.methods import COUPLED, SLEM, SLRS, TLI, TOKENTIMING, Method
+from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
+
+OVERLAPPED = Fixed(Choice(window=6, wait=2))
+CONTROLLERS = pytest.mark.parametrize("controller", [lock_step(3), OVERLAPPED], ids=["lock-step", "overlapped"])
+
+
+def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:
+    target, drafter = toys(method)
+    services = MemoryTarget(toy=target), MemoryDrafter(toy=drafter)
+    return Generation(assignment(method, **changes), Services.of(*services), k=3), *services
+
+
+async def texts(running: Generation) -> list[str]:
+    async with asyncio.timeout(30):
+        return [token.text async for token in running]
+
+
+@CONTROLLERS
+async def test_tokens_text_and_figures_agree(controller: Controller) -> None:
+    running, target, drafter = generation(controller=controller)
+    shown = await texts(running)
+    assert "".join(shown) == running.text
+    assert len(running.ids) == 12
+    assert running.reason is Reason.LENGTH
+    figures = running.statistics
+    assert figures is not None
+    assert (figures.tokens, figures.k, figures.drafter_lost) == (12, 3, "")
+    assert figures.accepted + figures.corrected + figures.bonus == 12
+    assert 0 < figures.passes < 12
+    assert 0 < figures.idle_share < 1
+    assert figures.target_bytes + figures.drafter_bytes == figures.bytes_sent + figures.bytes_received > 0
+    assert (target.closed, drafter.closed) == (1, 1)
+
+
+async def test_text_that_a_stop_string_takes_back_is_never_shown() -> None:
+    free, _, _ = generation(max_tokens=30)
+    whole = "".join(await texts(free))
+    stop = whole[9:12]
+    running, _, _ = generation(max_tokens=30, stop=(stop,))
+    shown = "".join(await texts(running))
+    assert shown == running.text == whole[: whole.find(stop)]
+    assert running.reason is Reason.STOP
+
+
+async def test_no_stop_string_is_ever_shown() -> None:
+    """Every stop string that occurs, from the first letter on."""
+    free, _, _ = generation(max_tokens=20)
+    whole = "".join(await texts(free))
+    for begin in range(6):
+        for size in (1, 2, 3, 5):
+            stop = whole[begin : begin + size]
+            running, _, _ = generation(max_tokens=20, stop=(stop,))
+            shown = await texts(running)
+            assert "".join(shown) == running.text == whole[: whole.find(stop)], stop
+
+
+@CONTROLLERS
+@pytest.mark.parametrize("trouble", ["refuses", "silent", "opened twice"])
+async def test_without_its_drafter_it_goes_on(trouble: str, controller: Controller) -> None:
+    running, _, drafter = generation(controller=controller, draft_seconds=0.0 if trouble == "silent" else 30.0)
+    if trouble == "refuses":
+        drafter.refuses = BadRequest("not here")
+    elif trouble == "silent":
+        drafter.silent = True
+    else:
+        drafter.first = (Opened("f1"),)
+    assert len(await texts(running)) == 12
+    assert running.statistics is not None
+    assert running.statistics.draft_tokens == 0
+    if trouble != "silent" or controller is not OVERLAPPED:
+        assert running.statistics.drafter_lost
+        assert (running.statistics.drafters_lost >= 1) is (trouble != "refuses")  # nothing was lost by that
+
+
+async def test_a_target_that_cannot_do_it_raises_its_error() -> None:
+    running, target, drafter = generation()
+    target.refuses = BadRequest("not possible")
+    with pytest.raises(BadRequest, match="not possible"):
+        await texts(running)
+    assert running.reason is Reason.FAILED
+    assert drafter.closed <= 1
+
+
+async def test_a_target_that_stays_away_raises_its_error_after_a_while() -> None:
+    running, target, _ = generation(target_seconds=0.0)
+    target.refuses = Unreachable("nobody there")
+    with pytest.raises(ServiceError, match=r"nobody there|no target within 0 s"):
+        await texts(running)
+
+
+@CONTROLLERS
+@pytest.mark.parametrize("error", [Closed("the target ended the session"), Unreachable("gone")])
+async def test_a_target_that_fails_is_opened_again_and_nothing_is_lost(
+    error: ServiceError, controller: Controller
+) -> None:
+    undisturbed, _, _ = generation(controller=controller)
+    await texts(undisturbed)
+    running, target, _ = generation(controller=controller)
+    target.error, target.fails_at = error, 3
+    assert "".join(await texts(running)) == running.text
+    assert running.ids == undisturbed.ids
+    assert len(target.opened) == target.closed == 2
+    assert running.statistics is not None
+    assert running.statistics.targets_lost == 1
+
+
+async def test_another_target_takes_over() -> None:
+    undisturbed, _, _ = generation()
+    await texts(undisturbed)
+    _, target, drafter = generation()
+    services = Services.of(target, drafter)
+    target.error, target.fails_at = Unreachable("gone"), 2
+    second = MemoryTarget(toy=target.toy)
+    services.targets.add("second", second)
+    running = Generation(assignment(), services)
+    await texts(running)
+    assert running.ids == undisturbed.ids
+    assert (len(target.opened), len(second.opened)) == (1, 1)
+
+
+async def test_a_target_that_answers_another_pass_raises() -> None:
+    running, target, _ = generation()
+    target.first = (PassDone(77, (), 0.0),)
+    with pytest.raises(Internal, match="the target broke the protocol"):
+        await texts(running)
+
+
+@pytest.mark.parametrize("method", [TLI, COUPLED], ids=lambda method: method.name)
+async def test_a_whole_row_that_is_not_that_of_its_head_raises(method: Method) -> None:
+    running, target, _ = generation(method)
+    head, whole = Row(np.array([0]), np.array([1e-12]), 1 - 1e-12), Row.certain(0)
+    target.toy.run = lambda sent: PassDone(sent.number, (head,) * (1 + len(sent.tree)), 0.0)  # type: ignore[method-assign]
+    target.toy.fetch = lambda number, node: RowFetched(number, node, whole)  # type: ignore[method-assign]
+    with pytest.raises(Internal, match="the target broke the protocol"):
+        await texts(running)
+
+
+@CONTROLLERS
+async def test_a_drafter_that_answers_another_epoch_is_given_up(controller: Controller) -> None:
+    running, _, drafter = generation(controller=controller)
+    drafter.first = (Drafted(77, (), 0.0),)
+    assert len(await texts(running)) == 12
+    assert running.statistics is not None
+    assert running.statistics.drafters_lost
+
+
+async def test_leaving_early_closes_both_sessions() -> None:
+    running, target, drafter = generation(max_tokens=50)
+    async with running:
+        async for _ in running:
+            break
+        drafter.silent = True
+    assert (target.closed, drafter.closed) == (1, 1)
+
+
+async def test_cancelling_while_it_waits_closes_both_sessions() -> None:
+    running, target, drafter = generation()
+    drafter.silent = True
+    task = asyncio.create_task(texts(running))
+    await drafter.asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await running.aclose()
+    assert (target.closed, drafter.closed) == (1, 1)
+
+
+@pytest.mark.parametrize("method", [SLRS, TOKENTIMING], ids=lambda method: method.name)
+async def test_methods_that_judge_a_whole_draft(method: Method) -> None:
+    running, _, _ = generation(method, max_tokens=40)
+    assert len("".join(await texts(running))) >= 40
+    assert running.statistics is not None
+    assert running.statistics.drafter_lost == ""
+    assert running.statistics.accepted > 0
+    assert (running.statistics.scores > 0) == (method is SLRS)
+
+
+async def test_a_drafter_that_does_not_score_is_given_up() -> None:
+    running, _, drafter = generation(SLRS, draft_seconds=0.01)
+    drafter.scoreless = True
+    assert len(await texts(running)) == 12
+    assert running.statistics is not None
+    assert running.statistics.drafters_lost
+    assert running.statistics.drafter_lost
+
+
+async def test_scores_of_another_epoch_cost_the_drafter() -> None:
+    running, _, drafter = generation(SLRS)
+    original = drafter.toy.score
+
+    def wrong(wanted: Score) -> Scored:
+        return replace(original(wanted), epoch=wanted.epoch + 1)
+
+    drafter.toy.score = wrong  # type: ignore[method-assign]
+    assert len(await texts(running)) == 12
+    assert running.statistics is not None
+    assert running.statistics.drafters_lost
+
+
+BAD_DRAFT_TOKENS = [
+    ((DraftToken(0),), "without the whole row"),
+    ((DraftToken(2, Row.certain(2)),), "outside the shared tokens"),
+    ((DraftToken(0, Row.of([0, 99], [0.5, 0.5])),), "has ids beyond"),
+    ((DraftToken(7, Row.certain(7)),), "its ids are 0 to 2"),
+    ((DraftToken(0, Row.certain(0), Whose.TARGET),), "'tli' asks for tokens of its own"),
+    ((DraftToken(0, Row.certain(1)),), "cannot give it"),
+    ((DraftToken(0, Row.certain(0)),) * 4, "sent 4 draft tokens"),
+]
+
+
+@pytest.mark.parametrize(
+    ("draft_tokens", "fault"), BAD_DRAFT_TOKENS, ids=lambda value: value if isinstance(value, str) else ""
+)
+async def test_draft_tokens_that_cannot_be_verified_cost_the_drafter(
+    draft_tokens: tuple[DraftToken, ...], fault: str
+) -> None:
+    running, _, drafter = generation(TLI)
+    drafter.first = (Drafted(1, draft_tokens, 0.0),)
+    drafter.silent = True
+    assert len(await texts(running)) == 12
+    assert running.statistics is not None
+    assert fault in running.statistics.drafter_lost
+
+
+async def test_after_its_end_it_has_nothing_more() -> None:
+    running, target, _ = generation()
+    target.refuses = BadRequest("not possible")
+    with pytest.raises(BadRequest):
+        await texts(running)
+    assert await texts(running) == []
+
+
+async def test_closed_before_it_began_it_never_begins() -> None:
+    running, target, _ = generation()
+    await running.aclose()
+    assert await texts(running) == []
+    assert target.closed == 0

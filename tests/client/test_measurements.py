@@ -1,0 +1,208 @@
+"""What the driver measures, and what it tells a recorder."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from crossdraft.client.driver import Driver, Services
+from crossdraft.client.measurements import LaneWatch, Owing, TripWatch
+from crossdraft.rpc.streams import Traffic
+from crossdraft.session.events import Close, Command, Event, Ready, Replied, Send
+from crossdraft.text.letters import Letters
+from crossdraft.trace.codec import Step
+from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowFetched, Score, Scored
+from crossdraft.types.rows import DraftToken, Row
+from crossdraft.types.statistics import BOUNDS
+from tests.client.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, target_open
+from tests.ports import MemoryDrafter, MemoryTarget
+
+
+async def test_a_recorder_is_told_of_every_event_and_what_it_led_to() -> None:
+    class Kept:
+        def __init__(self) -> None:
+            self.steps: list[tuple[Event | None, list[Command]]] = []
+            self.closed = 0
+
+        def record(self, step: Step) -> None:
+            self.steps.append((step.event, list(step.commands)))
+            assert step.sent >= 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    kept, begin = Kept(), [target_open()]
+    session = Scripted([*begin], (Ready, [Send(1, PASS)]), (Replied, [DONE]))
+    await Driver(session, Services.of(MemoryTarget()), kept).run(lambda _: None)
+    assert [commands for _, commands in kept.steps] == [begin, [Send(1, PASS)], [DONE]]
+    assert [event for event, _ in kept.steps] == [None, *session.events]
+    assert kept.closed == 1
+
+
+async def test_what_was_measured() -> None:
+    target, drafter = MemoryTarget(), MemoryDrafter()
+    begin: list[Command] = [target_open(1), drafter_open(2)]
+    session = Scripted(
+        begin,
+        ((Ready, 2), [Send(2, DRAFT)]),
+        ((Replied, 2), [Send(1, PASS), Send(1, replace(PASS, number=2))]),
+        ((Replied, 1), []),
+        ((Replied, 1), [DONE]),
+    )
+    driver = Driver(session, Services.of(target, drafter))
+    await driver.run(lambda _: None)
+    times = driver.times()
+    assert times.events == 1 + len(session.seen) == 6
+    assert times.seconds >= times.verification_seconds > 0
+    assert (times.bytes_sent, times.bytes_received) == (3, 3)
+    assert (times.target_bytes, times.drafter_bytes) == (4, 2)
+    assert 0 < times.idle_seconds < times.target_lane_seconds <= times.seconds
+    assert times.wire_seconds > 0
+
+
+def test_a_targets_idle_time_is_that_without_a_pass_in_flight() -> None:
+    watch = LaneWatch("target")
+    assert watch.idle(5.0) == (0.0, 0.0)
+    watch.opened(Traffic(), 10.0)
+    watch.asked(PASS, 11.0)
+    assert watch.idle(12.0) == (1.0, 2.0)
+    watch.answered(PassDone(1, (), 0.5), 14.0)
+    watch.asked(PASS, 15.0)
+    watch.asked(PASS, 16.0)
+    watch.answered(PassDone(2, (), 0.5), 17.0)
+    watch.answered(PassDone(3, (), 0.5), 18.0)
+    watch.closed(20.0)
+    assert watch.idle(99.0) == (4.0, 10.0)
+
+
+def test_the_wire_is_what_the_model_did_not_take_of_the_wait_for_a_first_answer() -> None:
+    watch = LaneWatch("drafter")
+    watch.opened(Traffic(), 0.0)
+    watch.asked(DRAFT, 1.0)
+    watch.answered(Drafted(1, (), 0.25), 2.0)
+    watch.answered(Drafted(1, (), 0.25), 5.0)
+    watch.asked(Advance(1, 5), 6.0)
+    watch.answered(Drafted(1, (), 0.25), 9.0)
+    assert watch.wire_seconds == 0.75
+
+
+def trips(*happened: tuple[object, float]) -> tuple[float, int]:
+    """Seconds of all round trips, and how many there were, of questions and answers with their times."""
+    watch = TripWatch()
+    for what, now in happened:
+        if isinstance(what, PassDone | Drafted | RowFetched | Scored):
+            watch.answered(what, now)
+        else:
+            watch.asked(what, now)
+    return watch.trips.seconds, sum(watch.trips.counts)
+
+
+def test_passes_in_flight_have_a_round_trip_each() -> None:
+    second = replace(PASS, number=2)
+    happened = (PASS, 1.0), (second, 2.0), (PassDone(1, (), 0.5), 3.0), (PassDone(2, (), 0.25), 4.0)
+    assert trips(*happened) == (1.5 + 1.75, 2)
+
+
+def test_a_drafts_round_trip_is_to_its_first_draft_tokens_and_an_overtaken_one_has_none() -> None:
+    first, later = DRAFT, replace(DRAFT, epoch=DRAFT.epoch + 2)
+    overtaken = replace(DRAFT, epoch=DRAFT.epoch + 1)
+    happened = (
+        (first, 1.0),
+        (Drafted(first.epoch, (), 0.25), 2.0),
+        (Advance(first.epoch, 9), 2.5),
+        (overtaken, 3.0),
+        (later, 4.0),
+        (Drafted(first.epoch, (), 0.25), 4.5),
+        (Drafted(later.epoch, (), 0.25), 6.0),
+        (Drafted(later.epoch, (), 0.25), 9.0),
+    )
+    assert trips(*happened) == (0.75 + 1.75, 2)
+
+
+def test_answers_that_nobody_asked_for_are_no_trips() -> None:
+    row = Row.certain(1)
+    assert trips((RowFetched(1, 0, row), 1.0), (Scored(1, np.zeros(0), 0.0), 2.0)) == (0.0, 0)
+    assert trips((FetchRow(1, 0), 1.0), (RowFetched(1, 0, row), 1.5)) == (0.5, 1)
+
+
+def test_trips_are_counted_by_their_bounds() -> None:
+    watch = TripWatch()
+    for number, seconds in enumerate((BOUNDS[0], BOUNDS[0] * 1.5, BOUNDS[-1] * 2)):
+        watch.asked(replace(PASS, number=number), 0.0)
+        watch.answered(PassDone(number, (), 0.0), seconds)
+    counts = watch.trips.counts
+    assert (counts[0], counts[1], counts[-1], sum(counts)) == (1, 1, 1, 3)
+
+
+def test_a_round_trip_says_how_long_it_waited_for_the_model() -> None:
+    watch = TripWatch()
+    watch.asked(PASS, 1.0)
+    watch.answered(PassDone(PASS.number, (), 0.5, queued=0.125), 3.0)
+    watch.answered(PassDone(PASS.number, (), 0.5, queued=9.0), 4.0)  # nobody asked
+    assert (watch.trips.seconds, watch.trips.queued_seconds) == (1.5, 0.125)
+
+
+def owed(*happened: object) -> list[bool]:
+    """After each question or answer, whether the service has anything to do."""
+    owing, found = Owing(), []
+    for what in happened:
+        if isinstance(what, PassDone | Drafted | RowFetched | Scored):
+            owing.answered(what)
+        else:
+            owing.asked(what)
+        found.append(owing.owes)
+    return found
+
+
+def test_a_target_owes_an_answer_to_each_question() -> None:
+    row = Row.certain(1)
+    happened = PASS, FetchRow(1, 0), PassDone(1, (), 0.0), RowFetched(1, 0, row), RowFetched(1, 0, row)
+    assert owed(*happened) == [True, True, True, False, False]
+
+
+def test_a_drafter_owes_draft_tokens_up_to_those_wanted() -> None:
+    draft, one = replace(DRAFT, epoch=3, count=2), (DraftToken(1),)
+    happened = (
+        draft,
+        Drafted(3, one, 0.0),
+        Drafted(3, one, 0.0, first=1),
+        Advance(3, 3),
+        Drafted(3, one, 0.0, first=2),
+    )
+    assert owed(*happened) == [True, True, False, True, False]
+    assert owed(draft, Drafted(2, one * 2, 0.0), Drafted(3, (), 0.0, "it stands aside"), Advance(3, 9)) == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    scores = Score(3, 0, (Letters("a"),), 1)
+    later = replace(draft, epoch=4, count=1)
+    happened = draft, Drafted(3, one * 2, 0.0), scores, later, Scored(3, np.zeros(1), 0.0), Drafted(4, one, 0.0)
+    assert owed(*happened) == [True, False, True, True, True, False]
+
+
+def test_a_lane_says_where_its_time_went() -> None:
+    watch = LaneWatch("target")
+    assert watch.figures(5.0).open_seconds == 0
+    watch.opened(Traffic(codec_seconds=0.25), 10.0)
+    watch.asked(PASS, 11.0)
+    watch.answered(PassDone(PASS.number, (), 0.5), 13.0)
+    watch.asked(replace(PASS, number=2), 15.0)
+    figures = watch.figures(16.0)
+    assert (figures.open_seconds, figures.idle_seconds) == (6.0, 3.0)
+    assert (figures.model_seconds, figures.codec_seconds) == (0.5, 0.25)
+    watch.closed(17.0)
+    assert (watch.figures(99.0).open_seconds, watch.figures(99.0).idle_seconds) == (7.0, 3.0)
+
+
+async def test_lanes_say_where_they_were_and_how_they_were_lost() -> None:
+    target, drafter = MemoryTarget(), MemoryDrafter()
+    begin: list[Command] = [target_open(1), drafter_open(2)]
+    session = Scripted(begin, ((Ready, 2), [Close(2, "it lied"), Send(1, PASS)]), ((Replied, 1), [DONE]))
+    driver = Driver(session, Services.of(target, drafter))
+    await driver.run(lambda _: None)
+    lanes = {lane.role: lane for lane in driver.times().lanes}
+    assert (lanes["target"].address, lanes["target"].lost) == ("target", "")
+    assert (lanes["drafter"].address, lanes["drafter"].lost) == ("drafter", "blamed")
+    assert (lanes["target"].bytes_sent, lanes["target"].bytes_received) == (1, 1)
+    assert sum(lanes["target"].trips.counts) == 1

@@ -1,0 +1,122 @@
+"""Sessions over toys, brought to each of the states in which they wait."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from crossdraft.session.events import Command, Emitted, Finished, Ready, Replied, Request, Send, SetTimer, Timer
+from crossdraft.session.session import Session
+from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, Sample, Score
+from crossdraft.types.rows import DraftToken, Row
+from crossdraft.verification.methods import SLRS, TLI, Method
+from tests.ports import assignment, toys
+
+TARGET, DRAFTER = 1, 2  # lanes, as they are opened first
+
+
+def started() -> Session:
+    """A session that waits for its services."""
+    session = Session(assignment())
+    session.start(0.0)
+    return session
+
+
+def opened(session: Session) -> list[Command]:
+    """Both services are there; returns what follows the second."""
+    session.start(0.0)
+    assert session.handle(Ready(TARGET), 0.0) == []
+    return session.handle(Ready(DRAFTER), 0.0)
+
+
+def drafting() -> tuple[Session, Draft]:
+    """A session that waits for draft tokens."""
+    session = Session(assignment())
+    draft = requests(opened(session))[0]
+    assert isinstance(draft, Draft)
+    return session, draft
+
+
+def passing() -> tuple[Session, Pass]:
+    """A session that waits for a pass."""
+    session, draft = drafting()
+    (sent,) = requests(session.handle(Replied(DRAFTER, toys()[1].draft(draft)), 1.0))
+    assert isinstance(sent, Pass)
+    return session, sent
+
+
+def fetching() -> Session:
+    """A session that waits for a whole row: the head that came lacks an id that the walk needs."""
+    session = Session(assignment(TLI))
+    opened(session)
+    three = tuple(DraftToken(0, Row.certain(0)) for _ in range(3))
+    (sent,) = requests(session.handle(Replied(DRAFTER, Drafted(1, three, 0.0)), 0.0))
+    assert isinstance(sent, Pass)
+    short = Row(np.array([1]), np.array([0.5]), 0.5)
+    session.handle(Replied(TARGET, PassDone(1, (short,) * (1 + len(sent.tree)), 0.0)), 0.0)
+    return session
+
+
+def scoring() -> tuple[Session, Score]:
+    """A session that waits for scores: "b" is the first piece of its draft, and nothing longer begins with it."""
+    session = Session(assignment(SLRS))
+    opened(session)
+    two = (DraftToken(1, Row.certain(1)), DraftToken(0, Row.certain(0)))
+    drafted = Drafted(1, two, 0.0, "it stands aside")
+    (sent,) = requests(session.handle(Replied(DRAFTER, drafted), 0.0))
+    assert isinstance(sent, Pass)
+    whole = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
+    (score,) = requests(session.handle(Replied(TARGET, PassDone(1, (whole,) * (1 + len(sent.tree)), 0.0)), 0.0))
+    assert isinstance(score, Score)
+    return session, score
+
+
+def requests(out: Iterable[object]) -> list[Request]:
+    return [command.request for command in out if isinstance(command, Send)]
+
+
+def timers(out: Iterable[object]) -> list[Timer]:
+    return [command.timer for command in out if isinstance(command, SetTimer)]
+
+
+def emitted(out: Iterable[object]) -> list[Emitted]:
+    return [command for command in out if isinstance(command, Emitted)]
+
+
+def end(out: list[Command]) -> Finished:
+    assert isinstance(out[-1], Finished)
+    return out[-1]
+
+
+def snapshot(session: Session) -> str:
+    """All that a session knows, as a text."""
+    return repr(spelled(session, 0))
+
+
+def spelled(value: object, depth: int) -> object:
+    if depth > 6 or isinstance(value, np.random.Generator):
+        return ""
+    if isinstance(value, list | tuple | set):
+        return [spelled(one, depth + 1) for one in value]
+    if isinstance(value, dict):
+        return [(repr(key), spelled(one, depth + 1)) for key, one in value.items()]
+    if type(value).__module__.startswith(("crossdraft.session", "crossdraft.types.statistics")):
+        return {name: spelled(one, depth + 1) for name, one in vars(value).items() if name != "_given"}
+    return repr(value) if isinstance(value, str | int | float | bool | np.ndarray | None) else type(value).__name__
+
+
+def told(*tokens: int, first: int = 0, number: int = 1, more: bool = True, lane: int = TARGET) -> Replied:
+    samples = tuple(Sample(token, -0.5) for token in tokens)
+    return Replied(lane, PassDone(number, samples, 0.01, more=more, forwards=len(tokens), first=first))
+
+
+def alone(method: Method = TLI, **changes: object) -> tuple[Session, Pass]:
+    """A session without any drafter, and its first pass."""
+    session = Session(assignment(method, drafts=False, **changes))
+    session.start(0.0)
+    (sent,) = requests(session.handle(Ready(TARGET), 0.0))
+    assert isinstance(sent, Pass)
+    return session, sent
+
+
+def tokens_of(out: list[Command]) -> list[int]:
+    return [one.token for one in emitted(out)]

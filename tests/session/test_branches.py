@@ -1,0 +1,126 @@
+"""Prepared continuations: which one goes on from the output, and what becomes of them."""
+
+import pytest
+
+from crossdraft.session.drafter_side import Branches
+from crossdraft.session.epoch import Epoch
+from crossdraft.session.events import Command, Lost, Open, Ready, Replied
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import BranchSeen, Choice
+from crossdraft.text.letters import Letters
+from crossdraft.types.messages import Branch, Draft, Drafted, Pass, PassDone
+from crossdraft.types.rows import DraftToken, Row
+from crossdraft.verification.methods import TLI
+from tests.clock import GONE
+from tests.session.sessions import DRAFTER, TARGET, assignment, opened, requests
+from tests.verification.scheduling import InTurn, Turns
+from tests.vocabularies import pair_of
+
+PAIR = pair_of(("a", "b", "ab"), ("a", "b", "ba"))
+BRANCHING = Choice(2, 1, branch_depth=1)
+
+
+def branches(*known: Branch) -> Branches:
+    made = Branches(PAIR)
+    made.add(known)
+    return made
+
+
+def epoch() -> Epoch:
+    """A draft "a", "b", "a" after four letters."""
+    made = Epoch(1, BRANCHING, PAIR, 4, 4)
+    made.extend((DraftToken(0), DraftToken(1), DraftToken(0)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "letters_decide", "found"),
+    [
+        ("----b", False, 1),  # the first was refused, and "b" took its place
+        ("----aa", False, 2),  # the second
+        ("----abb", False, 3),  # the third
+        ("----ba", False, 0),  # more than the branch replaced
+        ("----ba", True, 1),  # its own draft token says the rest, and more
+        ("----bb", True, 0),  # it says something else
+        ("----baa", True, 0),  # it says no more than that
+        ("----ab", False, 0),  # nothing was replaced
+        ("----", True, 0),
+    ],
+)
+def test_the_branch_that_replaced_just_what_was_refused(text: str, letters_decide: bool, found: int) -> None:
+    known = branches(Branch(1, 4, Letters("b"), (0, 0)), BRANCH_2, BRANCH_3)
+    match = known.match(epoch(), Letters(text), letters_decide)
+    assert (match.number if match else 0) == found
+
+
+BRANCH_2 = Branch(2, 5, Letters("a"), (1,))
+BRANCH_3 = Branch(3, 6, Letters("b"), (2,))
+
+
+def test_what_a_drafter_may_not_send() -> None:
+    known = branches(BRANCH_2)
+    assert known.fault_of((BRANCH_3,), 1, 9) == ""
+    assert "after branch 2" in known.fault_of((BRANCH_2,), 1, 9)
+    assert "after branch 3" in known.fault_of((BRANCH_3, BRANCH_3), 1, 9)
+    for wrong in ((Letters(""), (0,)), (Letters("a"), (3,)), (Letters("a"), (-1,)), (Letters("a"), (0, 0))):
+        assert "is not one of at most 1 ids from 0 to 2" in known.fault_of((Branch(3, 0, *wrong),), 1, 9)
+    assert "2 branches in an epoch, asked for at most 1" in known.fault_of((BRANCH_3,), 1, 1)
+
+
+def test_branches_that_the_output_has_passed_are_given_back() -> None:
+    """One is kept for as long as the output could still end with its letters or, where they count, its draft tokens."""
+    known = branches(BRANCH_2, BRANCH_3)
+    known.release(7)  # the letters of the first end at 6, its draft token at 7
+    assert len(known) == 2
+    known.release(8)
+    assert len(known) == 1
+    known.release(10)
+    assert len(known) == 0
+
+
+def refused(paths: int = 1) -> tuple[Session, list[Command], Turns]:
+    """A session whose first draft token "a" was refused for "b", with a branch for just that."""
+    controller = InTurn((BRANCHING,), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, paths=paths))
+    opened(session)
+    first = Drafted(1, (DraftToken(0, Row.certain(0)),), 0.0, branches=(Branch(1, 0, Letters("b"), (1,)),))
+    (sent,) = (one for one in requests(session.handle(Replied(DRAFTER, first), 1.0)) if isinstance(one, Pass))
+    done = PassDone(sent.number, (Row.certain(1),) * (1 + len(sent.tree)), 0.0)
+    return session, session.handle(Replied(TARGET, done), 2.0), controller
+
+
+def test_a_refusal_goes_on_with_the_branch_that_foresaw_it() -> None:
+    session, out, controller = refused()
+    draft = next(one for one in requests(out) if isinstance(one, Draft))
+    assert draft == Draft(2, 0, Letters("b"), 2, 1, 1, 1, adopt=1, first=1)
+    assert session.counts.branches_hit == session.counts.branches_tried == 1
+    assert BranchSeen(True) in controller.seen
+
+
+def test_a_promised_draft_token_is_planned_for_before_it_comes_again() -> None:
+    """The pass after the refusal has it in its tree, if it need not wait for it."""
+    _, out, _ = refused()
+    (sent,) = (one for one in requests(out) if isinstance(one, Pass))
+    assert sent.committed == (1,)
+    assert sent.tree.tokens == (1,)
+
+
+def test_a_tree_with_room_holds_what_follows_the_refusal_too() -> None:
+    """Then no pass is needed before the branch's draft token comes again."""
+    session, out, _ = refused(paths=2)
+    assert [type(one) for one in requests(out)] == [Draft]
+    assert session.counts.passes == 1
+
+
+def test_another_drafter_numbers_its_branches_from_one() -> None:
+    session, _, _ = refused()
+    (again,) = (one for one in session.handle(Lost(DRAFTER, GONE), 3.0) if isinstance(one, Open))
+    session.handle(Ready(again.lane), 4.0)
+    assert session.drafter.branches.fault_of((Branch(1, 0, Letters("b"), (1,)),), 1, 9) == ""
+
+
+def test_the_branches_of_an_epoch_end_with_it() -> None:
+    known = branches(BRANCH_2, BRANCH_3)
+    known.clear()
+    assert len(known) == 0
+    assert "after branch 3" in known.fault_of((BRANCH_3,), 1, 9)

@@ -1,0 +1,129 @@
+"""The drafter's window, its deadlines, and what a controller is told of it all."""
+
+from crossdraft.session.epoch import Epoch
+from crossdraft.session.events import Expired, Lost, Replied, SetTimer, Timer
+from crossdraft.speculation.choice import Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
+from crossdraft.text.letters import Letters
+from crossdraft.types.messages import Advance, Draft, Drafted, Pass, PassDone
+from crossdraft.types.rows import DraftToken, Row
+from tests.clock import GONE
+from tests.session.sessions import DRAFTER, TARGET, emitted, requests, timers
+from tests.session.test_target_side import ONES, drafted, passing
+from tests.vocabularies import pair_of
+
+ZEROS = Row.certain(0)
+
+
+def test_what_a_controller_is_told() -> None:
+    session, controller, _ = passing(Choice(2, 1))
+    session.handle(Replied(DRAFTER, drafted(1)), 3.0)
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
+    assert requests(out) == [Advance(1, 4)]  # the window is used up, and moves on
+    session.handle(Replied(DRAFTER, drafted(2)), 6.0)
+    session.handle(Replied(TARGET, PassDone(2, (ZEROS, ZEROS), 0.25)), 8.0)
+    session.handle(Expired(Timer.STALL, 3), 38.0)
+    session.handle(Lost(DRAFTER, GONE), 39.0)
+    assert controller.seen == [
+        DrafterSeen(True),
+        DraftSeen(1, 0, 1.0, None, 0.5, 0),
+        DraftSeen(1, 1, None, 1.0, 0.5, 0),
+        Judged(0, 2, False, 2, 0),  # of the first pass nothing is told: it reads the prompt as well
+        DraftSeen(1, 2, None, 3.0, 0.5, 0),
+        PassSeen(3, 2.0, 0.25, 1.0, 1),
+        Judged(2, 0, True, 1, 0),
+        StallSeen(30.0),
+        DrafterSeen(False),
+    ]
+
+
+def test_settled_tokens_are_told_apart_and_what_is_compared_with_them_too() -> None:
+    session, controller, _ = passing(Choice(3, 1, patience=3.0))
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)  # accepted, and a row to go on with
+    (stall,) = (command for command in out if isinstance(command, SetTimer) and command.timer is Timer.STALL)
+    session.handle(Expired(Timer.STALL, stall.number), 8.0)  # the target's own
+    session.handle(Replied(DRAFTER, drafted(1)), 9.0)  # the same
+    judged = [seen for seen in controller.seen if isinstance(seen, Judged)]
+    assert judged == [Judged(0, 1, False, 1, 0), Judged(1, 0, False, 1, 1, True), Judged(1, 1, False, 0, 0, True)]
+
+
+def test_the_window_moves_with_the_frontier() -> None:
+    session, _, _ = passing(Choice(3, 1))
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
+    assert len(emitted(out)) == 1
+    assert Advance(1, 4) in requests(out)
+
+
+def test_a_window_that_moves_has_a_deadline() -> None:
+    """The drafter owed nothing when its timer ran out, and owes something again."""
+    session, _, _ = passing(Choice(2, 1))
+    assert session.handle(Expired(Timer.DRAFTER, 1), 31.0) == [SetTimer(Timer.DRAFTER, 2, 1.0)]
+    session.handle(Replied(DRAFTER, drafted(1)), 31.5)
+    assert session.handle(Expired(Timer.DRAFTER, 2), 32.0) == []
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, Row.of([0], [0.5], 1.0)), 0.5)), 33.0)
+    assert Advance(1, 3) in requests(out)
+    assert Timer.DRAFTER in timers(out)
+    gone = session.handle(Expired(Timer.DRAFTER, 3), 63.0)
+    assert session.counts.drafters_lost == 1
+    assert len(gone) >= 2
+
+
+def test_a_drafter_that_is_told_again_knows_what_it_drafted() -> None:
+    """Of its own letters those that were kept are not sent again."""
+    session, _, _ = passing(Choice(3, 1))
+    session.handle(Replied(DRAFTER, drafted(1)), 3.0)
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ZEROS), 0.5)), 5.0)
+    (draft,) = (request for request in requests(out) if isinstance(request, Draft))
+    assert (draft.epoch, draft.offset, draft.letters) == (2, 1, Letters("a"))
+
+
+def test_an_empty_reply_puts_off_no_deadline() -> None:
+    session, controller, _ = passing(Choice(3, 1))
+    session.handle(Replied(DRAFTER, Drafted(1, (), 0.0, first=1)), 3.0)
+    assert session.counts.drafter_lost == "it sent a reply without anything in it"
+    assert controller.seen[-1] == DrafterSeen(False)
+
+
+def test_what_comes_twice_puts_off_no_deadline() -> None:
+    session, _, _ = passing(Choice(3, 1))
+    (again,) = session.handle(Expired(Timer.DRAFTER, 1), 31.0)
+    session.handle(Replied(DRAFTER, drafted(0)), 31.5)
+    session.handle(Expired(again.timer, again.number), 32.0)  # type: ignore[union-attr]
+    assert session.counts.drafters_lost == 1
+
+
+def test_an_epoch_keeps_no_rows_of_what_the_output_has_passed() -> None:
+    """And of a long one a pass is planned from the frontier on."""
+    epoch = Epoch(1, Choice(3, 1), pair_of(("a", "b"), ("a", "b")), 2, 2)
+    epoch.extend((DraftToken(0, ZEROS), DraftToken(1, ONES), DraftToken(0, ZEROS)))
+    epoch.take()
+    epoch.release(5)  # the output is ahead of what is revealed: that will still be judged
+    assert [draft_token.row for draft_token in epoch.draft_tokens] == [None, ONES, ZEROS]
+    assert epoch.passed(4) == 2
+    assert [draft_token.row for draft_token in epoch.guessed(2)] == [ZEROS]
+    assert (epoch.beyond(2), epoch.beyond(4)) == (3, 1)
+
+
+def test_what_comes_twice_counts_once() -> None:
+    session, _, _ = passing(Choice(3, 1))
+    session.handle(Replied(DRAFTER, drafted(0)), 3.0)
+    assert session.counts.draft_tokens == 1
+    assert session.counts.drafters_lost == 0
+
+
+def test_draft_tokens_that_nobody_could_verify_cost_the_drafter_its_session() -> None:
+    session, _, _ = passing(Choice(3, 1))
+    out = session.handle(Replied(DRAFTER, Drafted(1, (DraftToken(1, None),), 0.0, first=1)), 3.0)
+    assert "without the whole row" in session.counts.drafter_lost
+    assert not [request for request in requests(out) if isinstance(request, Pass)]
+
+
+def test_a_drafter_that_is_heard_again_is_waited_for_again() -> None:
+    """After a stall nothing is waited for until the drafter speaks."""
+    session, _, _ = passing(Choice(3, 1, patience=3.0))
+    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
+    (stall,) = (command for command in out if isinstance(command, SetTimer) and command.timer is Timer.STALL)
+    out = session.handle(Expired(Timer.STALL, stall.number), 8.0)
+    assert Timer.STALL not in timers(out)
+    session.handle(Replied(DRAFTER, drafted(1)), 9.0)
+    out = session.handle(Replied(TARGET, PassDone(2, (ONES,), 0.5)), 10.0)
+    assert Timer.STALL in timers(out)

@@ -1,0 +1,247 @@
+"""What a request may ask for, alone and of a pair."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from crossdraft.session.resolution import Models, Secrets, fault_of_pair, requested_method, resolve, tokenization_of
+from crossdraft.speculation.choice import Choice, Estimates, Explained, lock_step
+from crossdraft.speculation.controller import Adaptive, Limits
+from crossdraft.speculation.shared import KINDS, SharedEstimates
+from crossdraft.text.letters import Side
+from crossdraft.text.pairs import Pair
+from crossdraft.types.messages import Description, SamplingOptions
+from crossdraft.types.request import GenerationRequest, Overlap, RequestError
+from crossdraft.verification.methods import METHODS, method_named
+from tests.text.kinds import kind
+
+GREEDY = SamplingOptions(temperature=0)
+SHARED = [name for name, method in METHODS.items() if method.shared_only or method.same_vocabulary]
+INEXACT = [name for name, method in METHODS.items() if not method.exact]
+UNSEEDABLE = [name for name, method in METHODS.items() if method.exact and not method.seedable]
+
+
+def description(name: str) -> Description:
+    some = kind(name)
+    return Description(name, some.json, (), (), some.size, 128, "")
+
+
+def models(target: str = "gpt2", drafter: str = "llama2", **changes: object) -> Models:
+    about, other = description(target), replace(description(drafter), **changes)  # type: ignore[arg-type]
+    tokenization = tokenization_of(about, Side.TARGET)
+    return Models(
+        about, tokenization, other, Pair(tokenization.vocabulary, tokenization_of(other, Side.DRAFTER).vocabulary)
+    )
+
+
+def test_there_are_methods_of_each_kind() -> None:
+    assert "tokentiming" in INEXACT
+    assert {"tli", "standard", "rdk", "coupled-shared"} <= {*SHARED}
+    assert {"coupled", "slrs", "union"}.isdisjoint(SHARED)
+
+
+@pytest.mark.parametrize("method", INEXACT)
+@pytest.mark.parametrize("options", [GREEDY, SamplingOptions()])
+def test_an_inexact_method_must_be_allowed(method: str, options: SamplingOptions) -> None:
+    request = GenerationRequest("x", method, options=options)
+    with pytest.raises(RequestError, match=r"not have the target's distribution.*allow_inexact \(--allow-inexact\)"):
+        resolve(request, models())
+    assert requested_method(replace(request, allow_inexact=True)) is METHODS[method]
+
+
+@pytest.mark.parametrize("method", UNSEEDABLE)
+def test_a_seed_needs_a_method_that_takes_one_unless_greedy(method: str) -> None:
+    request = GenerationRequest("x", method, seed=1)
+    with pytest.raises(RequestError, match=r"depends on timing.*--method seeded"):
+        resolve(request, models())
+    assert requested_method(replace(request, options=GREEDY)) is METHODS[method]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_drafter_that_copies_takes_methods_that_need_nothing_shared(method: str) -> None:
+    fault = fault_of_pair(method_named(method), models(copies=True))
+    assert ("copies bytes of the text" in fault) == (method in SHARED)
+
+
+def test_one_vocabulary_for_standard() -> None:
+    assert "needs a drafter with the target's vocabulary" in fault_of_pair(method_named("standard"), models())
+    assert fault_of_pair(method_named("standard"), models(drafter="gpt2")) == ""
+
+
+def test_rdk_needs_an_affinity_for_this_target() -> None:
+    method, pair = method_named("rdk"), models()
+    assert "the drafter has none; make one with `crossdraft affinity`" in fault_of_pair(method, pair)
+    other = fault_of_pair(method, models(affinity="0" * 32))
+    assert "has one for another target" in other
+    assert "`serve drafter --affinity FILE`" in other
+    assert fault_of_pair(method, models(affinity=pair.digest)) == ""
+
+
+def test_rdk_is_opened_with_the_targets_digest_and_no_other_method_is() -> None:
+    pair = models(affinity=models().digest)
+    for name in ("rdk", "tli", "coupled"):
+        opened = resolve(GenerationRequest("x", name), pair).open_drafter
+        assert opened is not None
+        assert opened.redistribute == (pair.digest if name == "rdk" else "")
+        assert (opened.allowed is None) == (name == "coupled")
+
+
+def test_no_method_is_refused_where_there_is_no_drafter() -> None:
+    about = description("gpt2")
+    alone = Models(about, tokenization_of(about, Side.TARGET))
+    for name in METHODS:
+        request = GenerationRequest("x", name, allow_inexact=True)
+        assert resolve(request, alone).open_drafter is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "drafter", "method"),
+    [
+        ({}, "llama2", "coupled"),
+        ({}, "gpt2", "standard"),
+        ({"seed": 1}, "llama2", "seeded"),
+        ({"seed": 1}, "gpt2", "seeded"),
+        ({"options": GREEDY}, "llama2", "slem"),
+        ({"options": GREEDY, "seed": 1}, "gpt2", "slem"),
+    ],
+)
+def test_the_method_that_is_used_unasked(settings: dict[str, object], drafter: str, method: str) -> None:
+    request = GenerationRequest("x", **settings)  # type: ignore[arg-type]
+    assert resolve(request, models(drafter=drafter)).method.name == method
+
+
+def test_an_audit_keys_the_draws_and_asks_for_rows() -> None:
+    for name, method in METHODS.items():
+        pair = models(drafter="gpt2" if method.same_vocabulary else "llama2", affinity=models().digest)
+        request = GenerationRequest("x", name, row_width=7, allow_inexact=True)
+        plain, audited = resolve(request, pair), resolve(replace(request, audit=True), pair)
+        assert plain.open_drafter is not None
+        assert audited.open_drafter is not None
+        assert plain.audit is None
+        assert (plain.open_drafter.noise is not None) == method.keyed
+        assert plain.open_drafter.row_width == (7 if method.drafter_rows else 0)
+        assert not plain.open_drafter.audited
+        assert audited.open_drafter.row_width == 7
+        assert audited.audit is not None
+        assert audited.audit.key == audited.open_drafter.noise
+        assert audited.open_drafter.audited == audited.audit.each_epoch == (not method.keyed)
+        # Shared with the target only where the method wants it so.
+        assert (audited.open_drafter.noise == audited.open_target.noise) == method.keyed
+
+
+def test_an_audit_needs_a_drafter() -> None:
+    alone = Models(models().target, models().tokenization)
+    assert resolve(GenerationRequest("x"), alone).audit is None
+    with pytest.raises(RequestError, match="no drafter whose draws could be audited"):
+        resolve(GenerationRequest("x", audit=True), alone)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"overlap": "often"}, "overlap must be auto, on or off, got 'often'"),
+        ({"window": 0}, "window must be between 1 and 64, got 0"),
+        ({"window": 65}, "window must be between 1 and 64, got 65"),
+        ({"window": 3, "wait": 4}, "wait must be at most window, which is 3, got 4"),
+        ({"wait": -1}, "wait must be between 0 and 64"),
+        ({"branches": -1}, "branches must be between 0 and 64"),
+        ({"branch_width": 0}, "branch_width must be between 1 and 64"),
+        ({"paths": 0}, "paths must be between 1 and 16"),
+        ({"overlap": "off", "window": 4}, "window means nothing with overlap off"),
+        ({"overlap": "off", "branches": 0}, "branches means nothing with overlap off"),
+        ({"overlap": "on", "method": "slrs"}, "method 'slrs' judges a whole draft at once"),
+        ({"method": "magic"}, "unknown method 'magic'"),
+    ],
+)
+def test_overlap_that_cannot_be(settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        requested_method(GenerationRequest("x", **settings))  # type: ignore[arg-type]
+
+
+def test_overlap_may_be_its_plain_text() -> None:
+    assert GenerationRequest("x", overlap="on").overlap is Overlap.ON  # type: ignore[arg-type]
+
+
+def chosen(**settings: object) -> Choice:
+    request = GenerationRequest("x", "coupled", **settings)  # type: ignore[arg-type]
+    return resolve(request, models()).controller.choose(0.0)
+
+
+def test_rounds_in_lock_step_have_k_draft_tokens() -> None:
+    choice = chosen(overlap="off", k=3)
+    assert (choice.window, choice.wait, choice.overlap) == (3, 3, False)
+
+
+def test_overlap_by_itself_waits_for_k_and_drafts_as_many_ahead() -> None:
+    choice = chosen(overlap="on", k=3)
+    assert (choice.window, choice.wait, choice.overlap, choice.branch_depth) == (6, 3, True, 0)
+    assert chosen(overlap="on", k=64).window == 64
+    assert chosen(overlap="on", window=2).wait == 2
+    assert chosen(overlap="on", wait=40).window == 40
+    given = chosen(overlap="on", window=9, wait=1, branches=4, branch_width=2)
+    assert (given.window, given.wait, given.branch_depth, given.branch_width) == (9, 1, 4, 2)
+
+
+def test_the_controller_decides_by_itself_within_what_is_allowed() -> None:
+    request = GenerationRequest("x", "coupled", window=7, wait=2, branches=3, branch_width=1, speculation=True)
+    controller = resolve(request, models(), targets=2).controller
+    assert isinstance(controller, Adaptive)
+    assert controller.limits == Limits(window=7, wait=2, branch_depth=3, branch_width=1, targets=2)
+    whole = resolve(GenerationRequest("x", "slrs"), models()).controller
+    assert isinstance(whole, Adaptive)
+    assert whole.limits.rounds_only
+
+
+def test_what_was_learnt_before_is_where_the_controller_begins() -> None:
+    learnt = Estimates(judged=10.0, compared=10.0, token=0.25)
+    controller = resolve(GenerationRequest("x"), models(), before=learnt).controller
+    assert isinstance(controller, Adaptive)
+    assert controller.estimates.token == 0.25
+
+
+def test_two_targets_are_held_only_for_speculation() -> None:
+    for speculation, addresses, lanes in ((False, 2, 1), (True, 0, 1), (True, 1, 1), (True, 2, 2), (True, 5, 2)):
+        request = GenerationRequest("x", speculation=speculation)
+        assert resolve(request, models(), targets=addresses).targets == lanes
+
+
+def test_without_a_drafter_nothing_is_drafted() -> None:
+    alone = Models(models().target, models().tokenization)
+    for overlap in Overlap:
+        assert resolve(GenerationRequest("x", overlap=overlap), alone).controller.choose(0.0).window == 0
+
+
+def test_explained_choices_are_kept() -> None:
+    controller = resolve(GenerationRequest("x", overlap=Overlap.OFF, explain=True), models()).controller
+    assert isinstance(controller, Explained)
+    choices = [controller.choose(now) for now in (5.0, 6.0)]
+    (decision,) = controller.decisions
+    assert (decision.seconds, decision.epochs, decision.choice) == (0.0, 2, choices[0])
+    assert controller.estimates == ()
+
+
+def test_the_same_secrets_give_the_same_session() -> None:
+    request, drawn = GenerationRequest("x", "coupled", audit=True), Secrets.drawn()
+    one, other = (resolve(request, models(), drawn) for _ in range(2))
+    assert one.open_target == other.open_target
+    assert one.audit is not None
+    assert other.audit is not None
+    assert one.audit.key == other.audit.key
+    weights = np.full(1000, 1e-3)
+    assert one.chooser.categorical(weights) == other.chooser.categorical(weights)
+    assert Secrets.drawn() != drawn
+
+
+def test_experience_is_kept_by_method_and_temperature() -> None:
+    experience, request = SharedEstimates(), GenerationRequest("x", "coupled")
+    assert experience.of(request) is None
+    learnt = Adaptive(Estimates(judged=10.0, compared=10.0, token=0.25))
+    experience.keep(request, Explained(learnt))
+    experience.keep(replace(request, method="tli"), lock_step(3))
+    assert experience.of(replace(request, prompt="y")) == learnt.estimates
+    assert experience.of(replace(request, method="tli")) is None
+    assert experience.of(replace(request, options=GREEDY)) is None
+    for number in range(2, 2 + KINDS):
+        experience.keep(replace(request, options=SamplingOptions(temperature=number)), learnt)
+    assert experience.of(request) is None

@@ -1,0 +1,247 @@
+"""The session's state machine: every transition, with toys instead of services."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from crossdraft.session.events import (
+    Close,
+    Emitted,
+    Event,
+    Expired,
+    IllegalEventError,
+    Lost,
+    Open,
+    Ready,
+    Reason,
+    Replied,
+    Send,
+    SetTimer,
+    Timer,
+)
+from crossdraft.session.rules import State
+from crossdraft.session.session import Session
+from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
+from crossdraft.types.rows import DraftToken, Row
+from crossdraft.types.statistics import Kind
+from crossdraft.verification.methods import SLEM, TLI, Method
+from tests.clock import GONE, Stage, run_session
+from tests.session.sessions import (
+    DRAFTER,
+    TARGET,
+    assignment,
+    drafting,
+    emitted,
+    end,
+    fetching,
+    passing,
+    requests,
+    started,
+    toys,
+)
+
+WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
+
+
+def test_it_opens_both_sessions_and_then_drafts() -> None:
+    session = Session(assignment())
+    target, drafter, timer = session.start(0.0)
+    assert isinstance(target, Open)
+    assert isinstance(target.request, OpenTarget)
+    assert isinstance(drafter, Open)
+    assert isinstance(drafter.request, OpenDrafter)
+    assert timer == SetTimer(Timer.TARGET, 1, 30.0)
+    assert session.handle(Ready(drafter.lane), 0.0) == []
+    draft, deadline, stall = session.handle(Ready(target.lane), 0.0)
+    assert draft == Send(drafter.lane, Draft(1, 0, NOTHING, 3, chunk=1, first=3))
+    assert deadline == SetTimer(Timer.DRAFTER, 1, 30.0)
+    assert stall == SetTimer(Timer.STALL, 1, 30.0)
+
+
+@pytest.mark.parametrize("method", [SLEM, TLI], ids=lambda method: method.name)
+@pytest.mark.parametrize("drafts", [True, False])
+def test_it_emits_what_was_asked_for(method: Method, drafts: bool) -> None:
+    target, drafter = toys(method)
+    out = run_session(Session(assignment(method, drafts=drafts)), target, drafter if drafts else None)
+    finish = end(out)
+    assert finish.reason is Reason.LENGTH
+    assert len(emitted(out)) == 12
+    assert finish.counts.tokens == 12
+    assert sum(finish.counts.kinds.values()) == 12
+    assert finish.counts.passes == (12 if not drafts else finish.counts.passes) <= 12
+    assert (finish.counts.draft_tokens > 0) == drafts
+    offsets = [command.offset for command in emitted(out)]
+    assert offsets == list(np.cumsum([0, *(len(command.letters) for command in emitted(out))])[:-1])
+
+
+def test_the_drafter_always_goes_on_from_the_committed_text() -> None:
+    """Whatever was drafted before, a Draft leaves the drafter with exactly the committed letters."""
+    session = Session(assignment(max_tokens=30))
+    target, drafter = toys()
+    texts: list[Letters] = []
+    original = drafter.draft
+
+    def watched(wanted: Draft) -> Drafted:
+        texts.append(Letters(drafter.text[: wanted.offset] + wanted.letters))
+        return original(wanted)
+
+    drafter.draft = watched  # type: ignore[method-assign]
+    out = run_session(session, target, drafter)
+    whole = "".join(command.letters for command in emitted(out))
+    assert len(texts) > 3
+    assert all(whole.startswith(text) for text in texts)
+    assert sorted(texts, key=len) == texts
+
+
+def test_starting_twice_is_illegal() -> None:
+    with pytest.raises(IllegalEventError):
+        started().start(0.0)
+
+
+def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:
+    session = fetching()
+    out = session.handle(Replied(TARGET, RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.0, 0.5, 0.5])))), 1.0)
+    assert session.counts.rows_completed == 1
+    assert isinstance(out[0], Emitted)
+    assert out[0].kind is Kind.CORRECTED
+
+
+@pytest.mark.parametrize("lost", [Lost(DRAFTER, GONE), Expired(Timer.DRAFTER, 1)], ids=["lost", "late"])
+def test_without_its_drafter_the_session_decodes_plainly(lost: Event) -> None:
+    session, _ = drafting()
+    out = session.handle(lost, 31.0)
+    (sent,) = requests(out)
+    assert isinstance(sent, Pass)
+    assert len(sent.tree) == 0
+    assert session.counts.drafter_lost
+    assert session.counts.drafters_lost == 1
+    assert isinstance(lost, Lost) or out[0] == Close(DRAFTER, "no answer within 30 s")
+    assert [command.lane for command in out if isinstance(command, Open)] == [DRAFTER + 1]  # it is tried again
+    target, _ = toys()
+    tokens: list[Emitted] = []
+    while session.state is not State.DONE:
+        assert isinstance(sent, Pass)
+        out = session.handle(Replied(TARGET, target.run(sent)), 32.0)
+        tokens += emitted(out)
+        (sent,) = requests(out) or [sent]
+    assert len(tokens) == 12
+    assert session.handle(Replied(DRAFTER, Drafted(1, (), 0.0)), 33.0) == []
+
+
+def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
+    session = started()
+    session.handle(Ready(TARGET), 0.0)
+    assert isinstance(requests(session.handle(Lost(DRAFTER, GONE), 1.0))[0], Pass)
+    assert session.counts.drafter_lost == f"no drafter: {GONE}"
+    assert session.counts.drafters_lost == 0
+
+
+def test_a_drafter_with_impossible_draft_tokens_is_given_up() -> None:
+    session, draft = drafting()
+    out = session.handle(Replied(DRAFTER, Drafted(draft.epoch, (DraftToken(99),), 0.0)), 1.0)
+    (sent,) = requests(out)
+    assert isinstance(sent, Pass)
+    assert len(sent.tree) == 0
+    assert "99" in session.counts.drafter_lost
+    assert isinstance(out[0], Close)
+    assert "99" in out[0].blame
+
+
+def test_a_target_that_refuses_the_request_ends_the_session_with_its_error() -> None:
+    session, _ = passing()
+    finish = end(session.handle(Lost(TARGET, GONE, elsewhere=False), 1.0))
+    assert finish.reason is Reason.FAILED
+    assert finish.error is GONE
+
+
+def test_another_target_gets_all_that_was_committed() -> None:
+    session, sent = passing()
+    target, _ = toys()
+    out = session.handle(Replied(TARGET, target.run(sent)), 1.0)
+    tokens = tuple(command.token for command in emitted(out))
+    assert tokens
+    reopened, timer = session.handle(Lost(TARGET, GONE), 2.0)
+    assert isinstance(reopened, Open)
+    assert reopened.request == assignment().open_target
+    assert timer == SetTimer(Timer.TARGET, 2, 30.0)
+    again = session.handle(Ready(reopened.lane), 3.0)
+    again += session.handle(Lost(DRAFTER, GONE), 3.0)
+    (first,) = requests(again)
+    assert isinstance(first, Pass)
+    assert (first.number, first.committed) == (1, tokens)
+    assert session.counts.targets_lost == 1
+
+
+def test_without_any_target_for_too_long_the_session_fails() -> None:
+    session, _ = passing()
+    (opened_again, timer) = session.handle(Lost(TARGET, GONE), 2.0)
+    assert isinstance(timer, SetTimer)
+    assert isinstance(opened_again, Open)
+    assert session.handle(Expired(Timer.TARGET, timer.number - 1), 3.0) == []  # of the opening, long ago
+    finish = end(session.handle(Expired(Timer.TARGET, timer.number), 32.0))
+    assert finish.reason is Reason.FAILED
+    assert finish.error is GONE
+
+
+def test_the_first_target_has_a_deadline_too() -> None:
+    finish = end(started().handle(Expired(Timer.TARGET, 1), 30.0))
+    assert finish.reason is Reason.FAILED
+    assert isinstance(finish.error, TimeoutError)
+
+
+def test_stop_strings_end_the_output_where_they_begin() -> None:
+    target, drafter = toys()
+    free = run_session(Session(assignment(max_tokens=30)), target, drafter)
+    whole = "".join(command.letters for command in emitted(free))
+    stop = Letters(whole[9:12])
+    target, drafter = toys()
+    out = run_session(Session(assignment(max_tokens=30, stop=(stop,))), target, drafter)
+    assert end(out).reason is Reason.STOP
+    assert emitted(out)[-1].kept == whole.find(stop)
+    assert all(command.kept is None for command in emitted(out)[:-1])
+
+
+def test_the_context_bounds_output_and_trees() -> None:
+    target, drafter = toys()
+    session = Session(assignment(max_tokens=50, context=20))
+    sent: list[Pass] = []
+    original = target.run
+
+    def watched(request: Pass) -> PassDone:
+        sent.append(request)
+        return original(request)
+
+    target.run = watched  # type: ignore[method-assign]
+    out = run_session(session, target, drafter)
+    assert len(emitted(out)) == 18
+    assert end(out).reason is Reason.LENGTH
+    committed = 2
+    for request in sent:
+        committed += len(request.committed)
+        assert committed + len(request.tree) <= 20
+
+
+def test_a_drafter_that_stood_aside_is_told_the_text_from_where_it_is() -> None:
+    """Nothing that it drafted before counts any more, even if the output grows to be the same."""
+    session = Session(assignment())
+    target, drafter = toys()
+    stage = Stage(session, target, lambda: copy.copy(drafter), rows=False)
+    stage.start()
+    while stage.opening:
+        stage.open(next(iter(stage.opening)))
+    drafts = 0
+    while stage.finished is None:
+        lane = stage.owing[0]
+        if lane in stage.drafters:
+            draft = stage.drafters[lane].draft
+            assert draft is not None
+            stage.drafters[lane].wanted = 0
+            drafts += 1
+            stage.tell(Replied(lane, Drafted(draft.epoch, (), 0.0, "it stands aside")))
+        else:
+            stage.reply(lane)
+    assert drafts > 2
+    assert session.counts.stood_aside == drafts
+    assert len(stage.emitted) == 12

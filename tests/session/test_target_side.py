@@ -1,0 +1,184 @@
+"""Targets: lanes, passes, rows that are asked for while a pass is under way."""
+
+import numpy as np
+import pytest
+
+from crossdraft.session.events import Command, Lost, Open, Ready, Replied, SetTimer, Timer
+from crossdraft.session.rules import State
+from crossdraft.session.session import Session
+from crossdraft.session.target_side import Answers, Flight
+from crossdraft.speculation.choice import Choice
+from crossdraft.types.messages import Drafted, FetchRow, Pass, PassDone, RowFetched
+from crossdraft.types.rows import DraftToken, Row
+from crossdraft.types.trees import TokenTree
+from crossdraft.verification.methods import TLI
+from crossdraft.verification.walk import NeedRow
+from tests.clock import GONE
+from tests.session.sessions import DRAFTER, TARGET, assignment, emitted, requests
+from tests.verification.scheduling import InTurn, Turns
+
+ONES = Row.certain(1)
+
+
+def passing(choice: Choice, targets: int = 1) -> tuple[Session, Turns, Pass]:
+    """A pass left when one draft token, id 1, was known; the drafter goes on."""
+    controller = InTurn((choice,), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, targets=targets, max_tokens=9))
+    lanes = [command.lane for command in session.start(0.0) if isinstance(command, Open)]
+    for lane in lanes:
+        session.handle(Ready(lane), 1.0)
+    out = session.handle(Replied(lanes[-1], drafted(0)), 2.0)
+    (sent,) = (request for request in requests(out) if isinstance(request, Pass))
+    return session, controller, sent
+
+
+def drafted(first: int, epoch: int = 1) -> Drafted:
+    return Drafted(epoch, (DraftToken(1, ONES),), 0.5, first=first)
+
+
+def test_a_draft_token_that_comes_late_is_listed_late() -> None:
+    """Its probabilities are asked for while the pass is under way, for the node where it begins."""
+    session, _, sent = passing(Choice(3, 1))
+    assert sent.tree.tokens == (1,)
+    (fetch,) = (one for one in requests(session.handle(Replied(DRAFTER, drafted(1)), 3.0)) if isinstance(one, FetchRow))
+    assert (fetch.number, fetch.node) == (sent.number, 1)
+    assert fetch.listed is not None
+    assert fetch.listed.tolist() == [1]
+    assert session.counts.rows_completed == 1
+    head = Row(np.array([0]), np.array([0.25]), 0.75)
+    assert emitted(session.handle(Replied(TARGET, PassDone(1, (ONES, head), 0.0)), 4.0))[0].token == 1
+    more = Row(np.array([0, 1]), np.array([0.25, 0.7]), 0.05)
+    out = session.handle(Replied(TARGET, RowFetched(1, 1, more)), 5.0)
+    assert [one.token for one in emitted(out)][:1] == [1] or session.counts.epochs > 1
+
+
+def test_a_target_that_is_free_looks_ahead_of_the_one_that_is_not() -> None:
+    session, _, _ = passing(Choice(4, 1, speculate=True), targets=2)
+    (ahead,) = (one for one in requests(session.handle(Replied(3, drafted(1)), 3.0)) if isinstance(one, Pass))
+    assert ahead.tree.tokens == (1, 1)
+    assert ahead.wanted == (2,)  # the first pass brings the others
+    assert session.counts.speculated == 1
+    (late,) = requests(session.handle(Replied(3, drafted(2)), 4.0))  # both are busy
+    assert isinstance(late, FetchRow)
+    assert late.node == 2
+    first = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
+    assert len(emitted(first)) == 2  # the row of the third is on its way
+    second = session.handle(Replied(2, PassDone(1, (ONES,), 0.5)), 6.0)
+    assert len(emitted(second)) == 1
+
+
+def test_it_waits_for_as_many_more_draft_tokens_as_any_pass() -> None:
+    """One that left at each draft token would be back no sooner than the pass after the first."""
+    controller = InTurn((Choice(6, 2, speculate=True),), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, targets=2, max_tokens=9))
+    for lane in [command.lane for command in session.start(0.0) if isinstance(command, Open)]:
+        session.handle(Ready(lane), 1.0)
+    left = []
+    for place in range(4):
+        sent = requests(session.handle(Replied(3, drafted(place)), 2.0 + place))
+        left.append([len(one.tree) for one in sent if isinstance(one, Pass)])
+    assert left == [[], [2], [], [4]]
+
+
+def test_a_lane_that_owes_a_row_begins_no_pass_early() -> None:
+    """It would answer the pass's rows only, and the walk would have to ask for its row by another pass."""
+    session, _, _ = passing(Choice(6, 1, speculate=True), targets=2)
+    session.handle(Replied(3, drafted(1)), 3.0)  # the other lane begins early
+    out = session.handle(Replied(TARGET, PassDone(1, (Row.of([0], [0.5], 1.0), ONES), 0.5)), 4.0)
+    (fetch,) = requests(out)[:1]
+    assert isinstance(fetch, FetchRow)
+    more = [*out, *session.handle(Replied(3, drafted(2)), 5.0)]
+    assert not any(isinstance(one, Pass) for one in requests(more))
+    last = session.handle(Replied(TARGET, RowFetched(1, 0, Row.of([0, 1], [0.5, 0.5]))), 6.0)
+    assert emitted(last)
+
+
+def test_a_lost_target_takes_its_pass_along() -> None:
+    """What it owed is asked of the other, once."""
+    session, _, sent = passing(Choice(2, 1), targets=2)
+    out: list[Command] = session.handle(Lost(TARGET, GONE), 3.0)
+    again = [one for one in requests(out) if isinstance(one, Pass)]
+    assert len(again) == 1
+    assert again[0].tree == sent.tree
+    assert [one.after for one in out if isinstance(one, Open)] == [0.0]
+    assert session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.0)), 4.0) == []
+
+
+def test_a_lane_that_nobody_can_have_leaves_those_that_are_being_opened() -> None:
+    session = Session(assignment(TLI, targets=2, controller=InTurn((Choice(2, 1),)).fresh()))
+    first, second = [command.lane for command in session.start(0.0) if isinstance(command, Open)][:2]
+    (timer,) = session.handle(Lost(second, GONE, elsewhere=False), 1.0)
+    assert isinstance(timer, SetTimer)
+    assert timer.timer is Timer.TARGET  # there is a deadline for the other
+    session.handle(Ready(first), 2.0)
+    assert session.state is State.RUNNING
+
+
+def test_who_is_lost_again_and_again_waits_longer() -> None:
+    session, _, _ = passing(Choice(2, 1))
+    lane, waits = TARGET, []
+    for _ in range(8):
+        (opened,) = (one for one in session.handle(Lost(lane, GONE), 3.0) if isinstance(one, Open))
+        lane, waits = opened.lane, [*waits, opened.after]
+    assert waits == sorted(waits)
+    assert waits[0] == 0.0
+    assert waits[-1] == 1.0
+
+
+def held(row: Row, listed: list[int] | None, head: int) -> Answers:
+    fetched = Answers([], head)
+    asked = () if listed is None else (np.array(listed, dtype=np.int64),)
+    fetched.add(Flight(1, Pass(1, (), TokenTree(), asked), 0, ((),), 0, 0.0, 0.0), (row,))
+    return fetched
+
+
+@pytest.mark.parametrize(
+    ("listed", "need", "ids"),
+    [
+        ([], [], [4, 2]),  # the head
+        ([7], [7], [4, 2, 7]),
+        ([7], [], [4, 2]),  # what was listed is not to be used
+        ([7], [9], None),  # not at hand
+    ],
+)
+def test_of_a_row_only_the_head_and_what_is_needed_is_used(
+    listed: list[int], need: list[int], ids: list[int] | None
+) -> None:
+    chances = {4: 0.4, 2: 0.2, 7: 0.2}
+    known = [4, 2, *listed]
+    row = Row(np.array(known), np.array([chances[one] for one in known]), 1 - sum(chances[one] for one in known))
+    answer = held(row, listed, 2).answer(NeedRow(False, np.array(need, dtype=np.int64)))
+    assert (answer.ids.tolist() if isinstance(answer, Row) else None) == ids
+    if isinstance(answer, Row):
+        assert answer.tail + answer.probabilities.sum() == pytest.approx(1)
+
+
+def test_a_whole_row_is_cut_to_what_is_needed() -> None:
+    row = Row(np.arange(4), np.array([0.1, 0.4, 0.3, 0.2]))
+    answer = held(row, None, 1).answer(NeedRow(False, np.array([0])))
+    assert isinstance(answer, Row)
+    assert answer.ids.tolist() == [0, 1]
+    assert answer.tail == pytest.approx(0.5)
+    whole = held(row, None, 1).answer(NeedRow(whole=True))
+    assert whole is row
+
+
+def after(number: int, root: int, *paths: tuple[int, ...]) -> Flight:
+    """A pass that left after so many tokens of output and answers these paths."""
+    sent = Pass(number, (), TokenTree((), ()), (), tuple(range(len(paths))))
+    return Flight(1, sent, root, paths, 0, 0.0, 0.0)
+
+
+def test_rows_of_a_way_that_the_output_has_not_taken_are_not_kept() -> None:
+    """Neither when a pass of before returns late, nor when the paths begin at another root."""
+    ids = [0]
+    fetched = Answers(ids, 8)
+    fetched.add(after(1, 0, (), (0,), (0, 1), (1, 1)), (ONES, ONES, ONES, Row.certain(0)))
+    fetched.add(after(2, 1, ()), (ONES,))
+    ids.append(1)
+    assert fetched.answer(NeedRow()) is ONES  # not what follows 1, 1
+    fetched.add(after(3, 0, (0, 1), (1, 1)), (ONES, Row.certain(0)))  # the output began with 0
+    assert fetched.answer(NeedRow()) is ONES
+    ids.append(0)
+    fetched.add(after(4, 0, (1, 1, 0)), (ONES,))
+    assert fetched.answer(NeedRow()) is None

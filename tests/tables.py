@@ -1,0 +1,375 @@
+"""Table-driven models: distributions that are pure functions of their context, over a handful of tokens, and the
+sessions of services that have them: what they were asked for, and the next thing that they have to say.
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from crossdraft.session.events import Reply, Request
+from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.types.messages import (
+    Advance,
+    Branch,
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    Pass,
+    PassDone,
+    RowFetched,
+    RunTo,
+    Sample,
+    SamplingOptions,
+    Score,
+    Scored,
+)
+from crossdraft.types.rows import DraftToken, Ids, Row, Whose
+from crossdraft.verification.chooser import Chooser
+
+
+@lru_cache(maxsize=2**14)
+def pseudo_distribution(salt: str, context: Hashable, size: int) -> np.ndarray:
+    """A distribution over `size` ids that depends on the whole context, float64, shape (size,), read-only."""
+    digest = hashlib.blake2b(f"{salt}/{context!r}".encode(), digest_size=2 * size).digest()
+    weights = np.frombuffer(digest, dtype=np.uint16).astype(np.float64) ** 2 + 1.0
+    distribution = weights / weights.sum()
+    distribution.flags.writeable = False
+    return distribution
+
+
+def tempered(distribution: np.ndarray, temperature: float) -> np.ndarray:
+    """The distribution at a temperature; 0 is one-hot."""
+    if temperature == 1:
+        return distribution
+    weights = (
+        (distribution == distribution.max()).astype(float) if temperature == 0 else distribution ** (1 / temperature)
+    )
+    return weights / weights.sum()
+
+
+class LateSample(Sample):
+    """A sample whose token is drawn when somebody looks at it."""
+
+    def __init__(self, draw: Callable[[], int]) -> None:
+        object.__setattr__(self, "draw", draw)
+        object.__setattr__(self, "log_probability", 0.0)
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "token":
+            return object.__getattribute__(self, "draw")()
+        return object.__getattribute__(self, name)
+
+
+@dataclass
+class ToyTarget:
+    """A target whose distribution depends on all ids since the prompt; answers like the service."""
+
+    size: int
+    head: int  # ids of a row that are sent unasked; `size` sends whole rows
+    chooser: Chooser | None = None  # of its own draws
+    temperature: float = 1.0
+    salt: str = "target"
+
+    def __post_init__(self) -> None:
+        self._committed: tuple[int, ...] = ()
+        self._latest: list[tuple[int, ...]] = []
+        self._draws: dict[tuple[int, ...], int] = {}
+        self.nodes = 0
+
+    def reopened(self) -> "ToyTarget":
+        """Another session with the same model: it knows nothing of the output, and draws alike."""
+        other = copy.copy(self)
+        other._committed, other._latest = (), []
+        return other
+
+    def distribution(self, path: tuple[int, ...]) -> np.ndarray:
+        distribution = pseudo_distribution(self.salt, path, self.size)
+        return tempered(distribution, self.temperature)
+
+    def run(self, sent: Pass) -> PassDone:
+        self._committed += sent.committed
+        self._latest = [self._committed + path for path in sent.tree.paths()]
+        answered = [self._latest[node] for node in sent.answered]
+        self.nodes += len(answered)
+        listed = sent.listed or (np.empty(0, dtype=np.int64),) * len(answered)
+        nodes = [
+            self._sample(path) if sent.draws else self._row(path, ids)
+            for path, ids in zip(answered, listed, strict=True)
+        ]
+        return PassDone(sent.number, tuple(nodes), 0.0)
+
+    def draw(self, drawn: tuple[int, ...], number: int) -> PassDone:
+        """The next token of a run."""
+        return PassDone(number, (self._sample((*self._committed, *drawn)),), 0.0)
+
+    def fetch(self, wanted: FetchRow) -> RowFetched:
+        listed = np.arange(self.size) if wanted.listed is None else wanted.listed
+        return RowFetched(wanted.number, wanted.node, self._row(self._latest[wanted.node], listed))
+
+    def _row(self, path: tuple[int, ...], listed: Ids) -> Row:
+        distribution = self.distribution(path)
+        head = np.argsort(-distribution, kind="stable")[: self.head]
+        ids = np.union1d(head, listed).astype(np.int64)
+        if len(ids) == self.size:
+            return Row(ids, distribution[ids])
+        return Row(ids, distribution[ids], 1.0 - float(distribution[ids].sum()))
+
+    def _sample(self, path: tuple[int, ...]) -> Sample:
+        """The same draw whenever the same path is asked for; drawn when it is looked at, to enumerate no more."""
+
+        def draw() -> int:
+            assert self.chooser is not None
+            if path not in self._draws:
+                self._draws[path] = self.chooser.categorical(self.distribution(path))
+            return self._draws[path]
+
+        return LateSample(draw)
+
+
+@dataclass
+class ToyDrafter:
+    """A drafter whose distribution depends on its text; draws through the given chooser."""
+
+    letters: Sequence[Letters]
+    chooser: Chooser
+    allowed: Ids | None = None
+    temperature: float = 1.0
+    salt: str = "drafter"
+
+    def __post_init__(self) -> None:
+        self.text = Letters("")
+        self._drafted = 0  # draft tokens of the running epoch
+
+    def distribution(self, text: Letters) -> Row:
+        distribution = pseudo_distribution(self.salt, text, len(self.letters))
+        ids = np.arange(len(distribution)) if self.allowed is None else self.allowed
+        distribution = tempered(distribution[ids], self.temperature)
+        return Row(ids.astype(np.int64), distribution / distribution.sum())
+
+    def draft(self, wanted: Draft) -> Drafted:
+        self.text = Letters(self.text[: wanted.offset] + wanted.letters)
+        self._drafted = 0
+        return self.more(Advance(wanted.epoch, wanted.count))
+
+    def more(self, wanted: Advance) -> Drafted:
+        first, self._drafted = self._drafted, wanted.count
+        return Drafted(wanted.epoch, tuple(self.propose() for _ in range(first, wanted.count)), 0.0, first=first)
+
+    def score(self, wanted: Score) -> Scored:
+        """By enumeration of its own distribution."""
+        begin = Letters(self.text[: wanted.offset])
+        found = [self._starts(begin, string, wanted.tokens) for string in wanted.strings]
+        return Scored(wanted.epoch, np.array(found, dtype=np.float64), 0.0)
+
+    def _starts(self, text: Letters, string: str, tokens: int) -> float:
+        """The probability that the next `tokens` draft tokens after `text` start with the string."""
+        if not string or not tokens:
+            return float(not string)
+        row, total = self.distribution(text), 0.0
+        for token, probability in zip(row.ids.tolist(), row.probabilities.tolist(), strict=True):
+            letters = self.letters[token]
+            if letters.startswith(string):
+                total += probability
+            elif probability and string.startswith(letters):
+                total += probability * self._starts(Letters(text + letters), string[len(letters) :], tokens - 1)
+        return total
+
+    def spelled(self, draft_token: DraftToken) -> Letters:
+        """A draft token's letters."""
+        return self.letters[draft_token.token]
+
+    def propose(self) -> DraftToken:
+        row = self.distribution(self.text)
+        token = int(row.ids[self.chooser.categorical(row.probabilities)])
+        self.text = Letters(self.text + self.letters[token])
+        return DraftToken(token, row)
+
+
+@dataclass
+class RedistributingDrafter(ToyDrafter):
+    """Draws target tokens from Mᵀq', with q' its distribution over the allowed tokens and M some row-stochastic
+    matrix.
+    """
+
+    target_letters: Sequence[Letters] = ()
+
+    def spelled(self, draft_token: DraftToken) -> Letters:
+        return self.target_letters[draft_token.token]
+
+    def propose(self) -> DraftToken:
+        own = self.distribution(self.text)
+        size = len(self.target_letters)
+        matrix = np.stack([pseudo_distribution("affinity", token, size) for token in own.ids.tolist()])
+        distribution = own.probabilities @ matrix
+        distribution = tempered(distribution, 0) if self.temperature == 0 else distribution
+        token = self.chooser.categorical(distribution)
+        self.text = Letters(self.text + self.target_letters[token])
+        return DraftToken(token, Row(np.arange(size), distribution), Whose.TARGET)
+
+
+def autoregressive_distribution(target: ToyTarget, stops: frozenset[int], length: int) -> dict[tuple[int, ...], float]:
+    """The distribution of the target's own output: at most `length` tokens, shorter where a stop symbol ends it."""
+    finished: dict[tuple[int, ...], float] = {}
+    open_paths: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        grown: dict[tuple[int, ...], float] = {}
+        for path, weight in open_paths.items():
+            for token, probability in enumerate(target.distribution(path)):
+                if probability > 0:
+                    kept = finished if token in stops else grown
+                    kept[(*path, token)] = weight * float(probability)
+        open_paths = grown
+    return finished | open_paths
+
+
+def open_drafter(prompt: Letters, allowed: Ids | None) -> OpenDrafter:
+    """The opening of a toy drafter."""
+    return OpenDrafter(prompt, SamplingOptions(), None, 64, allowed)
+
+
+@dataclass
+class TargetLane:
+    """A toy target's session: requests are answered in order, a run token by token."""
+
+    toy: ToyTarget
+    asked: list[Pass | FetchRow] = field(default_factory=list)
+    told: tuple[int, ...] = ()  # ids of output
+    drawn: tuple[int, ...] = ()  # in the run that is under way
+    most: int | None = None  # tokens of that run, if it was told so since
+
+    def take(self, request: Request) -> None:
+        if isinstance(request, RunTo):
+            assert any(isinstance(one, Pass) and one.number == request.number for one in self.asked)
+            self.most = request.tokens
+            return
+        assert isinstance(request, Pass | FetchRow), request
+        self.asked.append(request)
+        self.told += request.committed if isinstance(request, Pass) else ()
+
+    @property
+    def owes(self) -> bool:
+        return bool(self.asked)
+
+    def reply(self) -> Reply:
+        request = self.asked[0]
+        if isinstance(request, Pass) and request.run > 1:
+            return self._draw(request)
+        self.asked.pop(0)
+        return self.toy.run(request) if isinstance(request, Pass) else self.toy.fetch(request)
+
+    def _draw(self, request: Pass) -> PassDone:
+        assert request.draws
+        assert not request.tree.tokens
+        done = self.toy.draw(self.drawn, request.number) if self.drawn else self.toy.run(request)
+        (sample,) = done.nodes
+        assert isinstance(sample, Sample)
+        first = len(self.drawn)
+        self.drawn = (*self.drawn, sample.token)
+        more = len(self.drawn) < (request.run if self.most is None else self.most)
+        if not more:
+            self.asked.pop(0)
+            self.drawn, self.most = (), None
+        return replace(done, more=more, first=first)
+
+
+@dataclass
+class Prepared:
+    """A branch as its drafter keeps it."""
+
+    text: Letters  # what it goes on from, since the start of the output
+    draft_tokens: list[DraftToken]
+
+
+@dataclass
+class DrafterLane:
+    """A toy drafter's session, which streams: a chunk of draft tokens a reply, each drawn when it is sent."""
+
+    toy: ToyDrafter
+    rows: bool  # draft tokens carry them, those of an adopted branch too
+    draft: Draft | None = None
+    begin: Letters = NOTHING  # of the epoch: what it takes for the output
+    wanted: int = 0
+    sent: int = 0
+    scores: list[Score] = field(default_factory=list)
+    prepared: dict[int, Prepared] = field(default_factory=dict)  # the latest epoch's branches
+    branches: int = 0  # of all epochs
+    again: list[DraftToken] = field(default_factory=list)  # of an adopted branch, with rows
+
+    def take(self, request: Request) -> None:
+        match request:
+            case Draft():
+                self._begin(request)
+            case Advance(epoch, count):
+                assert self.draft is not None
+                assert epoch == self.draft.epoch
+                assert count > self.wanted
+                self.wanted = count
+            case Score():
+                self.scores.append(request)
+            case _:
+                raise AssertionError(request)
+
+    def _begin(self, draft: Draft) -> None:
+        assert self.draft is None or draft.epoch > self.draft.epoch
+        assert draft.offset <= len(self.toy.text), "it is told of text that it does not know"
+        self.toy.text = Letters(self.toy.text[: draft.offset] + draft.letters)
+        self.begin = self.toy.text
+        self.draft, self.wanted, self.sent, self.scores, self.again = draft, draft.count, 0, [], []
+        prepared, self.prepared = self.prepared, {}
+        if draft.adopt:
+            branch = prepared[draft.adopt]
+            assert branch.text == self.toy.text, "a branch goes on from another text"
+            self.again = list(branch.draft_tokens) if self.rows else []
+            self.sent = 0 if self.rows else len(branch.draft_tokens)
+            if not self.rows:
+                self.toy.text = Letters(self.toy.text + "".join(map(self.toy.spelled, branch.draft_tokens)))
+
+    @property
+    def owes(self) -> bool:
+        return bool(self.scores) or (self.draft is not None and self.sent < self.wanted)
+
+    def reply(self) -> Reply:
+        if self.scores:
+            return self.toy.score(self.scores.pop(0))
+        assert self.draft is not None
+        first, draft = self.sent, self.draft
+        draft_tokens: list[DraftToken] = []
+        branches: list[Branch] = []
+        size = draft.first - first if first < draft.first else draft.chunk
+        while self.sent < self.wanted and len(draft_tokens) < size:
+            before = self.toy.text
+            draft_tokens.append(self._next())
+            branches += self._branches(before, draft_tokens[-1], draft)
+            self.sent += 1
+        return Drafted(draft.epoch, tuple(draft_tokens), 0.0, first=first, branches=tuple(branches))
+
+    def _next(self) -> DraftToken:
+        if not self.again:
+            draft_token = self.toy.propose()
+            return draft_token if self.rows else replace(draft_token, row=None)
+        draft_token = self.again.pop(0)
+        self.toy.text = Letters(self.toy.text + self.toy.spelled(draft_token))
+        return draft_token
+
+    def _branches(self, before: Letters, draft_token: DraftToken, draft: Draft) -> list[Branch]:
+        """What it would go on with, had one of the likeliest others been drawn after `before`."""
+        if not draft.branch_depth or draft_token.whose is Whose.TARGET:
+            return []
+        toy = copy.copy(self.toy)
+        distribution = toy.distribution(before)
+        order = sorted(range(len(distribution.ids)), key=lambda place: -distribution.probabilities[place])
+        likely = dict.fromkeys(toy.letters[int(distribution.ids[place])] for place in order)
+        others = [letters for letters in likely if letters != toy.spelled(draft_token)]
+        found = []
+        for letters in others[: draft.branch_width]:
+            text = toy.text = Letters(before + letters)
+            ahead = [toy.propose() for _ in range(draft.branch_depth)]
+            self.branches += 1
+            self.prepared[self.branches] = Prepared(text, ahead)
+            found.append(Branch(self.branches, len(before), letters, tuple(one.token for one in ahead)))
+        return found
