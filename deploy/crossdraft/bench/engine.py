@@ -16,13 +16,13 @@ from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import StaticLayer
 
 from crossdraft.bench.harness import markdown, print_table, write_json, write_text
+from crossdraft.bench.made_up_models import random_model
 from crossdraft.console.running import CommandFailed, Misused, check_output, warnings_shown
 from crossdraft.engine.compatibility import embedding_weight
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotPruneError, cut_of, load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.requests import Work
-from crossdraft.engine.resizing import random_model
 from crossdraft.engine.row_builder import drafting_distributions, tempered
 from crossdraft.engine.runner import Forwards, pack
 from crossdraft.engine.sampler import Clocks, Distribution, RandomDraws

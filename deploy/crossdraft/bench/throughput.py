@@ -24,6 +24,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.bench.harness import markdown, on_core, processor_seconds, rotated, write_json, write_text
+from crossdraft.bench.made_up_models import lengthened
 from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, running
@@ -40,7 +41,6 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.requests import Work
-from crossdraft.engine.resizing import lengthened
 from crossdraft.engine.runner import pack
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.metrics import PREFIX

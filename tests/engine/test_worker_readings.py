@@ -9,8 +9,8 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import Answer, Job, ModelThread
 from crossdraft.engine.requests import Work
 from crossdraft.engine.sampler import Reading
-from tests.models.gathering import gathered
-from tests.models.tiny import tiny_llama
+from tests.engine.gathering import gathered
+from tests.engine.tiny import tiny_llama
 
 PROMPT = (5, 17, 3)
 

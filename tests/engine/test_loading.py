@@ -13,7 +13,7 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import leave_out_cudnn, load_model
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import Work
-from tests.models.tiny import VOCABULARY, tiny_llama
+from tests.engine.tiny import VOCABULARY, tiny_llama
 
 
 @pytest.fixture

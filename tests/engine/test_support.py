@@ -5,7 +5,7 @@ from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCau
 
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.engine import Engine
-from tests.models.tiny import seeded, tiny_llama, tiny_qwen2
+from tests.engine.tiny import seeded, tiny_llama, tiny_qwen2
 
 
 def test_sliding_windows_are_refused_unless_no_session_reaches_them() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.models.tiny import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
+from tests.engine.tiny import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
 
 
 @pytest.fixture(autouse=True, scope="session")

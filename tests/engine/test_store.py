@@ -15,7 +15,7 @@ PLACES = 32 * MIB // Store.place_bytes(SHAPES, torch.float32)
 
 TAKEN = """
 from crossdraft.bench.throughput import resident
-from tests.models.test_store import new
+from tests.engine.test_store import new
 begin = resident()
 store = new()
 print(resident() - begin)

@@ -15,10 +15,10 @@ from crossdraft.engine.kv_store import Store
 from crossdraft.engine.requests import Work
 from crossdraft.engine.runner import Forwards
 from crossdraft.types.trees import TokenTree, tree_of
-from tests.models.cuda import Cuda
-from tests.models.taped import NeverWaiting, taped
-from tests.models.test_engine import BRANCHES, PROMPT, check_random_history, serve
-from tests.models.tiny import tiny_gemma2, tiny_llama, tiny_qwen2
+from tests.engine.cuda import Cuda
+from tests.engine.taped import NeverWaiting, taped
+from tests.engine.test_engine import BRANCHES, PROMPT, check_random_history, serve
+from tests.engine.tiny import tiny_gemma2, tiny_llama, tiny_qwen2
 
 
 @pytest.fixture(autouse=True, scope="module")

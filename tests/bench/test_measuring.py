@@ -9,13 +9,13 @@ import torch
 from transformers import PreTrainedModel
 
 from crossdraft.bench.engine import Load, described, engine_times, floor_of
+from crossdraft.bench.made_up_models import lengthened
 from crossdraft.bench.throughput import Soaking, soak
 from crossdraft.bench.transformers_peer import AssistedGeneration, Batching, ContinuousBatching
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, source_of
-from crossdraft.engine.resizing import lengthened
-from tests.models.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
+from tests.engine.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
 
 PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]
 

@@ -9,7 +9,7 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import Share, Work
 from crossdraft.engine.served_model import Noisy
 from crossdraft.types.trees import ROOT, TokenTree
-from tests.models.tiny import VOCABULARY, tiny_llama
+from tests.engine.tiny import VOCABULARY, tiny_llama
 
 MODEL = tiny_llama()
 PROMPT = (5, 17, 3, 88)

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import Share, Work
 from crossdraft.types.trees import TokenTree, tree_of
-from tests.models.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
-from tests.models.tiny import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
+from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
+from tests.engine.tiny import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
 
 MODELS = [tiny_llama(), tiny_gpt2(), tiny_qwen2(), tiny_gemma2()]
 SMALL = 4  # extents of 64 places that all sessions share, in the random schedules

@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.engine import scheduler as scheduling
 from crossdraft.engine.scheduler import LEAST, Due, Pause, Scheduler, Step, divided, worth_waiting
-from tests.models.simulated import CHUNK, Client, World, line, simulated
+from tests.engine.simulated import CHUNK, Client, World, line, simulated
 
 DEVICE = line(0.018, 0.0005)  # 20 ms for a pass of a few tokens
 

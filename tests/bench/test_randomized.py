@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from crossdraft.bench.made_up_models import write_random
 from crossdraft.engine.loader import load_model
-from crossdraft.engine.resizing import write_random
 
 NAME = "bundled:drafter-b"
 

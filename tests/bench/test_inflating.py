@@ -13,7 +13,7 @@ from crossdraft.engine.loader import grown as inflated
 from crossdraft.engine.names import NumberOutOfRangeError, Size
 from crossdraft.engine.requests import Work
 from crossdraft.types.trees import tree_of
-from tests.models.tiny import tiny_gpt2, tiny_llama
+from tests.engine.tiny import tiny_gpt2, tiny_llama
 from tests.services.conftest import save
 from tests.text.kinds import kind
 

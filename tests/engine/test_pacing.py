@@ -7,7 +7,7 @@ from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.requests import Share, Work
 from crossdraft.engine.served_model import Clock, Pace, Paced
 from crossdraft.types.trees import ROOT, TokenTree
-from tests.models.tiny import tiny_llama
+from tests.engine.tiny import tiny_llama
 
 MODEL = tiny_llama()
 PROMPT = (5, 17, 3, 88)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import ContextOverflowError, Work
 from crossdraft.types.trees import Path, TokenTree, tree_of
-from tests.models.tiny import VOCABULARY, tiny_llama
+from tests.engine.tiny import VOCABULARY, tiny_llama
 
 PROMPT = (5, 17, 3, 88, 41, 2)
 MODEL = tiny_llama()

@@ -13,7 +13,7 @@ from crossdraft.engine.row_builder import drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
-from tests.models.tiny import CONTEXT, VOCABULARY, seeded, tiny_gpt2, tiny_llama, tiny_qwen2
+from tests.engine.tiny import CONTEXT, VOCABULARY, seeded, tiny_gpt2, tiny_llama, tiny_qwen2
 
 KEPT = np.array([0, 1, 5, 17, 18, 60, 96])
 WORK = Work("a", (1, 2, 3), TokenTree((5, 90, 6), (ROOT, 0, ROOT)))  # ids that are not kept can be read all the same

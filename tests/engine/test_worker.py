@@ -11,8 +11,8 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import Answer, Job, ModelThread, ModelThreadClosedError
 from crossdraft.engine.requests import ContextOverflowError, Share, Work
 from crossdraft.engine.runner import Span
-from tests.models.gathering import Gate, gathered
-from tests.models.tiny import VOCABULARY, tiny_llama
+from tests.engine.gathering import Gate, gathered
+from tests.engine.tiny import VOCABULARY, tiny_llama
 
 MODEL = tiny_llama()
 PROMPT = (5, 17, 3)
