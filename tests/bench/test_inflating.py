@@ -11,14 +11,14 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotInflateError, load_model
 from crossdraft.engine.loader import grown as inflated
 from crossdraft.engine.names import NumberOutOfRangeError, Size
-from crossdraft.engine.requests import Work
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.trees import tree_of
 from tests.engine.tiny import tiny_gpt2, tiny_llama
 from tests.services.conftest import save
 from tests.text.kinds import kind
 
 PROMPT = (5, 17, 3, 88, 41, 2)
-WORK = Work("a", PROMPT, tree_of([(1, 2, 3), (7, 8)], 9))
+WORK = ForwardRequest("a", PROMPT, tree_of([(1, 2, 3), (7, 8)], 9))
 
 
 def grown(model: PreTrainedModel) -> int:

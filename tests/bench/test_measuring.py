@@ -75,9 +75,9 @@ def test_all_sessions_come_to_their_ends_within_the_places() -> None:
     engine = Engine(tiny_llama(), 64, budget=1)
     found = soak(engine, Soaking(sessions=40, at_once=12, longest=64, steps=3, seed=1), every=10)
     assert [sample.ended for sample in found.samples] == [10, 20, 30, 40]
-    assert found.places == engine.places
+    assert found.places == engine.slots
     assert 0 < max(sample.held for sample in found.samples) <= found.places
-    assert (found.left, engine.taken) == (0, 0)
+    assert (found.left, engine.sessions) == (0, 0)
     assert found.loaded > 0
 
 

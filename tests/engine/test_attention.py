@@ -7,23 +7,24 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from crossdraft.engine.attention import Gathered, attend
-from crossdraft.engine.batch import ALONE, CALL, Piece, batch_of, grouped
-from crossdraft.engine.kv_store import Extent
-from crossdraft.engine.requests import NO_TREE, Held, Work, plan, visible
+from crossdraft.engine.batch import ALONE, CALL, BatchSlice, batch_of, grouped
+from crossdraft.engine.kv_cache_manager import Extent
+from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
+from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import ROOT, TokenTree, tree_of
 
 CPU = torch.device("cpu")
 PLACES = 2048
 
 
-def piece(number: int, start: int, size: int, held: int, tree: TokenTree = NO_TREE, text: int = 1) -> Piece:
+def piece(number: int, start: int, size: int, held: int, tree: TokenTree = NO_TREE, text: int = 1) -> BatchSlice:
     """A session of so many tokens that goes on with some more and a tree."""
     context = (0,) * (held + text)
-    feed = plan(Held(context[:held]), Work(number, context, tree))
-    return Piece(number, Extent(start, size), feed, len(feed.tokens))
+    inputs = plan_inputs(CachedTokens(context[:held]), Request(number, context, tree))
+    return BatchSlice(Extent(start, size), inputs)
 
 
-def starts(pieces: list[Piece], heads: int = 4) -> list[list[int]]:
+def starts(pieces: list[BatchSlice], heads: int = 4) -> list[list[int]]:
     return [[one.extent.start for one in group] for group in grouped(pieces, heads)]
 
 
@@ -69,17 +70,19 @@ def test_every_token_attends_to_what_it_sees(data: st.DataObject) -> None:
     query = torch.randn(1, tokens, key_heads * share, width, generator=generator).transpose(1, 2)
     found, _ = attend(nn.Module(), query, key, value, None, layout=batch.layout, scaling=0.4, softcap=softcap)
     assert found.shape == (1, tokens, key_heads * share, width)
-    expected = _expected(batch.pieces, query[0], key[0], value[0], softcap)
+    expected = _expected(batch.slices, query[0], key[0], value[0], softcap)
     torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=0)
-    target = torch.arange(PLACES)[batch.target] if isinstance(batch.target, slice) else batch.target
-    assert target.tolist() == [one.extent.start + place for one in batch.pieces for place in one.feed.places]
+    target = torch.arange(PLACES)[batch.slot_mapping] if isinstance(batch.slot_mapping, slice) else batch.slot_mapping
+    assert target.tolist() == [one.extent.start + place for one in batch.slices for place in one.inputs.slots]
 
 
-def _expected(pieces: tuple[Piece, ...], query: Tensor, key: Tensor, value: Tensor, softcap: float | None) -> Tensor:
+def _expected(
+    pieces: tuple[BatchSlice, ...], query: Tensor, key: Tensor, value: Tensor, softcap: float | None
+) -> Tensor:
     """Token by token and head by head."""
     rows = []
     for one in pieces:
-        for seen in torch.from_numpy(visible(one.feed, one.count, one.used)):
+        for seen in torch.from_numpy(one.inputs.visible(one.used)):
             places = one.extent.start + seen.nonzero()[:, 0]
             heads = []
             for head, asked in enumerate(query[:, len(rows)]):
@@ -104,7 +107,7 @@ def test_without_a_layout_it_is_ordinary_causal_attention(softcap: float | None)
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 64), (torch.float32, 12), (torch.float32, 5)])
 def test_what_is_gathered_is_what_lies_there(dtype: torch.dtype, width: int) -> None:
-    """Rows of 16 bytes and others, of a layer that is not the first; NaN and infinity stay what they are."""
+    """RowRequest of 16 bytes and others, of a layer that is not the first; NaN and infinity stay what they are."""
     store = torch.randn(3, 2, 20, width, generator=torch.Generator().manual_seed(1)).to(dtype)[1]
     store[0, 4, 1], store[1, 7, 0] = torch.nan, -torch.inf
     places = torch.tensor([4, 4, 19, 7, 0, 3])

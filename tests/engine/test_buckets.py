@@ -5,19 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.engine.batch import FREE, NODES, TOKENS, WASTE, Bucket, Piece, Sections, bucket_of
-from crossdraft.engine.kv_store import Extent, size_for
-from crossdraft.engine.requests import NO_TREE, Held, Work, plan, visible
+from crossdraft.engine.batch import FREE, NODES, TOKENS, WASTE, BatchSlice, Bucket, Sections, bucket_of
+from crossdraft.engine.kv_cache_manager import Extent, size_for
+from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
+from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import ROOT, TokenTree, tree_of
 
 NOBODYS = 9999
 
 
-def piece(held: int, text: int = 1, tree: TokenTree = NO_TREE, start: int = 0) -> Piece:
+def piece(held: int, text: int = 1, tree: TokenTree = NO_TREE, start: int = 0) -> BatchSlice:
     """A session of so many tokens that goes on with some more and a tree."""
     context = tuple(range(held + text))
-    feed = plan(Held(context[:held]), Work(start, context, tree))
-    return Piece(start, Extent(start, size_for(len(context) + len(tree))), feed, len(feed.tokens))
+    inputs = plan_inputs(CachedTokens(context[:held]), Request(start, context, tree))
+    return BatchSlice(Extent(start, size_for(len(context) + len(tree))), inputs)
 
 
 def chain(nodes: int) -> TokenTree:
@@ -36,7 +37,7 @@ def chain(nodes: int) -> TokenTree:
         ([piece(0, TOKENS)], Bucket(256, 16, 24, 256)),
     ],
 )
-def test_shapes_are_rounded_up(pieces: list[Piece], bucket: Bucket) -> None:
+def test_shapes_are_rounded_up(pieces: list[BatchSlice], bucket: Bucket) -> None:
     assert bucket_of(pieces) == bucket
 
 
@@ -64,8 +65,8 @@ def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, Tok
     parts = Sections(*np.split(numbers, np.cumsum(bucket.sizes)[:-1]))
     token = 0
     for one in pieces:
-        seen = visible(one.feed, one.count, one.used)
-        for sees, place, rank in zip(seen, one.feed.places, range(one.count), strict=False):
+        seen = one.inputs.visible(one.used)
+        for sees, place, rank in zip(seen, one.inputs.slots, range(one.count), strict=False):
             row = parts.cells[token + rank]
             seat = row // bucket.width
             assert parts.rows[row] == token + rank
@@ -74,6 +75,6 @@ def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, Tok
             line = {parts.bases[seat] + bit for bit in range(NODES) if int(parts.lines[row]) >> bit & 1}
             assert {*range(parts.limits[row]), *line} == {*np.flatnonzero(sees)}
         token += one.count
-    assert (parts.ids[:token] == [id_ for one in pieces for id_ in one.feed.tokens]).all()
+    assert (parts.ids[:token] == [id_ for one in pieces for id_ in one.inputs.tokens]).all()
     assert (parts.targets[token:] == NOBODYS).all()
     assert len({*parts.cells[:token]}) == token

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from crossdraft.engine.row_builder import Columns, History, Nodes, distribution
-from crossdraft.engine.sampler import Clocks, Draws, KeyedDraws, RandomDraws, Ranking, Sampling
+from crossdraft.engine.distributions import Columns, History, Nodes, distribution
+from crossdraft.engine.sampler import Clocks, DrawRequest, Draws, KeyedDraws, RandomDraws, SampleRequest
 from crossdraft.text.letters import from_bytes
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise
@@ -27,8 +27,8 @@ def draws() -> list[Draws]:
 
 
 def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LOGITS) -> tuple[Sample, ...]:
-    reading = Sampling(Nodes(logits, options, History((1,), (2,), [(3,)] * 4)), CLOCKS, KEY, OFFSETS, likely)
-    (found,) = reading.together([reading])
+    reading = SampleRequest(Nodes(logits, options, History((1,), (2,), [(3,)] * 4)), CLOCKS, KEY, OFFSETS, likely)
+    (found,) = reading.run([reading])
     return found
 
 
@@ -72,17 +72,17 @@ def test_logits_that_are_no_numbers_are_not_drawn_from() -> None:
     logits[2] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
         sampled(SamplingOptions(), logits=logits)
-    ranking = Ranking(logits, SamplingOptions(), CLOCKS, [0.5] * 4)
+    ranking = DrawRequest(logits, SamplingOptions(), CLOCKS, [0.5] * 4)
     with pytest.raises(ValueError, match="not finite"):
-        ranking.together([ranking])
+        ranking.run([ranking])
 
 
 def ranked(
     options: SamplingOptions, draws: Draws, beside: int = 0, allowed: Columns | None = None
 ) -> tuple[list[int], ...]:
     chances = [draws.chance(offset) for offset in OFFSETS]
-    reading = Ranking(LOGITS, options, CLOCKS, chances, beside, allowed)
-    (found,) = reading.together([reading])
+    reading = DrawRequest(LOGITS, options, CLOCKS, chances, beside, allowed)
+    (found,) = reading.run([reading])
     return found
 
 

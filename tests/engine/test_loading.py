@@ -9,10 +9,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from crossdraft.engine.device import leave_out_cudnn
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import leave_out_cudnn, load_model
+from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import ModelLoadError
-from crossdraft.engine.requests import Work
+from crossdraft.engine.requests import ForwardRequest as Request
 from tests.engine.tiny import VOCABULARY, tiny_llama
 
 
@@ -36,7 +37,7 @@ def test_a_folder_gives_a_model_and_its_description(folder: Path) -> None:
     assert described.controls == ((VOCABULARY - 1, "END_OF_SEQUENCE"),)
     assert (described.vocabulary_size, described.context) == (VOCABULARY, 128)
     assert json.loads(described.tokenizer_json)["model"]["type"] == "BPE"
-    (logits,) = Engine(loaded.model).forward([Work("a", (1, 2, 3))])
+    (logits,) = Engine(loaded.model).forward([Request("a", (1, 2, 3))])
     with torch.no_grad():
         torch.testing.assert_close(logits[0], tiny_llama()(torch.tensor([[1, 2, 3]])).logits[0, -1], atol=1e-5, rtol=0)
 
@@ -64,7 +65,7 @@ def test_dtypes(folder: Path, stored: torch.dtype, asked: str, run: torch.dtype)
     tiny_llama().to(stored).save_pretrained(folder)
     loaded = load_model(str(folder), dtype=asked)
     assert loaded.model.dtype == run
-    (logits,) = Engine(loaded.model).forward([Work("a", (1, 2, 3))])
+    (logits,) = Engine(loaded.model).forward([Request("a", (1, 2, 3))])
     assert logits.dtype == torch.float32
     assert torch.isfinite(logits).all()
 

@@ -2,10 +2,11 @@
 
 import pytest
 
+from crossdraft.engine.emulation import Clock, Pace, Paced
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
-from crossdraft.engine.requests import Share, Work
-from crossdraft.engine.served_model import Clock, Pace, Paced
+from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.tiny import tiny_llama
 
@@ -27,39 +28,41 @@ class Slept:
         self.seconds += seconds
 
 
-def whole(*works: Work) -> list[Share]:
-    return [Share(work, 100) for work in works]
+def whole(*works: Request) -> list[Scheduled]:
+    return [Scheduled(work, 100) for work in works]
 
 
 def test_what_a_step_feeds_counts_and_a_text_that_is_new_does_not() -> None:
     slept, engine = Slept(), Engine(MODEL)
     paced = Paced(Pace(20, 0.5), engine, engine.step, slept.clock)
-    paced(whole(Work("a", PROMPT, TREE)))
-    paced(whole(Work("a", (*PROMPT, 1, 9), TREE)))  # 1 is in the cache
-    paced(whole(Work("a", (*PROMPT, 1, 9, 9), TREE), Work("b", PROMPT * 3, TREE)))  # together
-    paced(whole(Work("b", PROMPT * 3)))
+    paced(whole(Request("a", PROMPT, TREE)))
+    paced(whole(Request("a", (*PROMPT, 1, 9), TREE)))  # 1 is in the cache
+    paced(whole(Request("a", (*PROMPT, 1, 9, 9), TREE), Request("b", PROMPT * 3, TREE)))  # together
+    paced(whole(Request("b", PROMPT * 3)))
     assert slept.times == [0.0215, 0.022, 0.0235, 0.0205]
 
 
 def test_a_prompt_in_several_steps_costs_what_it_costs_in_one() -> None:
     slept, engine = Slept(), Engine(MODEL)
     paced = Paced(Pace(20, 0.5), engine, engine.step, slept.clock)
-    prompt = Work("a", PROMPT * 3, TREE)
+    prompt = Request("a", PROMPT * 3, TREE)
     for tokens in (5, 5, 10):
-        (logits,) = paced([Share(prompt, tokens)])
+        (logits,) = paced([Scheduled(prompt, tokens)])
     assert logits is not None
     assert slept.times == [0.0215]
-    paced([Share(Work("b", PROMPT[1:] * 9), 3), *whole(Work("a", (*PROMPT * 3, 8)))])  # beside one that is answered
+    paced(
+        [Scheduled(Request("b", PROMPT[1:] * 9), 3), *whole(Request("a", (*PROMPT * 3, 8)))]
+    )  # beside one that is answered
     assert slept.times[1:] == [0.0205]
 
 
 def test_a_text_that_was_lost_does_not_count_again() -> None:
     slept, engine = Slept(), Engine(MODEL)
     paced = Paced(Pace(20, 0.5), engine, engine.step, slept.clock)
-    paced(whole(Work("a", PROMPT * 3)))
+    paced(whole(Request("a", PROMPT * 3)))
     engine.close("a")
-    paced(whole(Work("b", PROMPT[::-1] * 20)))
-    paced(whole(Work("a", (*PROMPT * 3, 7, 8, 9))))
+    paced(whole(Request("b", PROMPT[::-1] * 20)))
+    paced(whole(Request("a", (*PROMPT * 3, 7, 8, 9))))
     assert slept.times == [0.02, 0.02, 0.0215]
 
 
@@ -71,8 +74,8 @@ def test_what_the_model_took_itself_is_not_slept_again() -> None:
         return engine.step(shares)
 
     paced = Paced(Pace(20, 0), engine, slow, slept.clock)
-    paced(whole(Work("a", PROMPT)))
-    paced(whole(Work("a", PROMPT), Work("b", PROMPT)))
+    paced(whole(Request("a", PROMPT)))
+    paced(whole(Request("a", PROMPT), Request("b", PROMPT)))
     assert slept.times == [0.005]
 
 
@@ -82,9 +85,9 @@ async def test_the_model_thread_steps_at_the_pace() -> None:
     try:
 
         def job():
-            answer = yield Work("a", PROMPT, TREE)
+            answer = yield Request("a", PROMPT, TREE)
             assert len(answer.logits) == 4
-            answer = yield Work("a", (*PROMPT, 1, 7))
+            answer = yield Request("a", (*PROMPT, 1, 7))
             return len(answer.logits)
 
         assert await thread.run(job()) == 1

@@ -8,11 +8,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.requests import Work
-from crossdraft.engine.runner import PackedLinear, pack, padded
+from crossdraft.engine.packed_linear import PackedLinear, pack, padded
+from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import tree_of
 
-WORKS = [Work("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Work("b", (4,))]
+WORKS = [Request("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Request("b", (4,))]
 
 
 def linears(model: nn.Module) -> set[type]:

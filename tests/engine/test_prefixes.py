@@ -1,9 +1,9 @@
-"""Prefixes against a search through all texts."""
+"""PrefixIndex against a search through all texts."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.engine.kv_cache import BLOCK, Prefixes
+from crossdraft.engine.kv_cache_manager import BLOCK, PrefixIndex
 
 
 def blocks(one: list[int], other: list[int]) -> int:
@@ -17,7 +17,7 @@ def blocks(one: list[int], other: list[int]) -> int:
 @given(st.data())
 def test_the_longest_is_found_whatever_came_and_went(data: st.DataObject) -> None:
     texts: dict[str, list[int]] = {}
-    prefixes: Prefixes[str] = Prefixes()
+    prefixes: PrefixIndex = PrefixIndex()
     part = st.sampled_from([[0] * BLOCK, [1] * BLOCK, [0] * 7, [1] * 40])
     for _ in range(data.draw(st.integers(1, 12))):
         owner = data.draw(st.sampled_from("abcd"))

@@ -6,17 +6,17 @@ import torch
 from torch import nn
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
+from crossdraft.engine.distributions import drafting_distributions
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotPruneError, cut_head
-from crossdraft.engine.requests import Work
-from crossdraft.engine.row_builder import drafting_distributions
+from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.tiny import CONTEXT, VOCABULARY, seeded, tiny_gpt2, tiny_llama, tiny_qwen2
 
 KEPT = np.array([0, 1, 5, 17, 18, 60, 96])
-WORK = Work("a", (1, 2, 3), TokenTree((5, 90, 6), (ROOT, 0, ROOT)))  # ids that are not kept can be read all the same
+WORK = Request("a", (1, 2, 3), TokenTree((5, 90, 6), (ROOT, 0, ROOT)))  # ids that are not kept can be read all the same
 
 
 def tied_qwen2() -> PreTrainedModel:

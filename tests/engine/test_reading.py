@@ -8,8 +8,18 @@ import pytest
 import torch
 
 from crossdraft.engine import sampler
-from crossdraft.engine.row_builder import Columns, History, Nodes
-from crossdraft.engine.sampler import Best, Clocks, Distributions, Likeness, Ranking, Reading, Rows, Sampling, groups
+from crossdraft.engine.distributions import Columns, History, Nodes
+from crossdraft.engine.sampler import (
+    BatchKey,
+    Clocks,
+    DistributionRequest,
+    DrawRequest,
+    RowRequest,
+    SampleRequest,
+    SamplerRequest,
+    TopRequest,
+    batched,
+)
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.rows import Row
@@ -59,11 +69,11 @@ def plain(found: object) -> object:
     return tuple(map(plain, found)) if isinstance(found, tuple) else found
 
 
-def check(readings: list[Reading]) -> None:
-    together = readings[0].together(readings)
+def check(readings: list[SamplerRequest]) -> None:
+    together = readings[0].run(readings)
     assert len(together) == len(readings)
     for reading, found, count in zip(readings, together, COUNTS, strict=True):
-        (alone,) = reading.together([reading])
+        (alone,) = reading.run([reading])
         assert plain(found) == plain(alone)
         assert len(found) == count
 
@@ -73,10 +83,18 @@ def check(readings: list[Reading]) -> None:
 def test_a_targets_answers_do_not_depend_on_others(size: int, options: SamplingOptions, flat: bool) -> None:
     clocks = clocks_of(size)
     every = [nodes_of(logits, options) for logits in logits_of(size, flat)]
-    check([Sampling(nodes, clocks, NoiseKey(place), range(len(nodes.logits)), 5) for place, nodes in enumerate(every)])
-    check([Rows(nodes, 8) for nodes in every])
     check(
-        [Rows(nodes, 8, [np.array([5, 0, 5])[: place + 1] for place, _ in enumerate(nodes.logits)]) for nodes in every]
+        [
+            SampleRequest(nodes, clocks, NoiseKey(place), range(len(nodes.logits)), 5)
+            for place, nodes in enumerate(every)
+        ]
+    )
+    check([RowRequest(nodes, 8) for nodes in every])
+    check(
+        [
+            RowRequest(nodes, 8, [np.array([5, 0, 5])[: place + 1] for place, _ in enumerate(nodes.logits)])
+            for nodes in every
+        ]
     )
 
 
@@ -86,39 +104,39 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
     clocks = clocks_of(size)
     allowed = Columns.of(np.arange(0, size, 2), torch.device("cpu")) if some else None
     every = logits_of(size, False)
-    check([Distributions(logits, options, 8, allowed) for logits in every])
-    check([Distributions(logits, options, 0, allowed) for logits in every])
-    check([Best(logits, 5, allowed) for logits in every])
+    check([DistributionRequest(logits, options, 8, allowed) for logits in every])
+    check([DistributionRequest(logits, options, 0, allowed) for logits in every])
+    check([TopRequest(logits, 5, allowed) for logits in every])
     full = [(place, logits) for place, logits in enumerate(every) if len(logits)]
     for beside in (0, 4):
         keyed = [
-            Ranking(logits, options, clocks, [(NoiseKey(place), at) for at in range(len(logits))], beside, allowed)
+            DrawRequest(logits, options, clocks, [(NoiseKey(place), at) for at in range(len(logits))], beside, allowed)
             for place, logits in full
         ]
         random = [
-            Ranking(logits, options, clocks, [0.1 * at for at in range(len(logits))], beside, allowed)
+            DrawRequest(logits, options, clocks, [0.1 * at for at in range(len(logits))], beside, allowed)
             for _, logits in full
         ]
         for readings in (keyed, random):
-            for reading, found in zip(readings, readings[0].together(readings), strict=True):
-                assert reading.together([reading]) == [found]
+            for reading, found in zip(readings, readings[0].run(readings), strict=True):
+                assert reading.run([reading]) == [found]
 
 
 def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch) -> None:
     wide, narrow = torch.zeros(1, 6), torch.zeros(1, 5)
     columns = [Columns.of(np.array(numbers), torch.device("cpu")) for numbers in ([1, 2], [1, 2], [2, 3])]
     readings = [
-        Best(wide, 2),
-        Best(narrow, 2),
-        Distributions(wide, OPTIONS[0], 4),
-        Best(wide, 2, columns[0]),
-        Best(wide, 2),
-        Best(wide, 2, columns[1]),
-        Distributions(wide, OPTIONS[1], 4),
-        Best(wide, 2, columns[2]),
-        Distributions(wide, SamplingOptions(temperature=0), 4),
+        TopRequest(wide, 2),
+        TopRequest(narrow, 2),
+        DistributionRequest(wide, OPTIONS[0], 4),
+        TopRequest(wide, 2, columns[0]),
+        TopRequest(wide, 2),
+        TopRequest(wide, 2, columns[1]),
+        DistributionRequest(wide, OPTIONS[1], 4),
+        TopRequest(wide, 2, columns[2]),
+        DistributionRequest(wide, SamplingOptions(temperature=0), 4),
     ]
-    assert sorted(groups(list(map(Likeness.of, readings)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
+    assert sorted(batched(list(map(BatchKey.of, readings)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
     monkeypatch.setattr(sampler, "CACHED", 12)
-    sizes = [Likeness.of(Best(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
-    assert sorted(groups(sizes)) == [[0, 1], [2, 3], [4], [5]]
+    sizes = [BatchKey.of(TopRequest(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
+    assert sorted(batched(sizes)) == [[0, 1], [2, 3], [4], [5]]

@@ -1,4 +1,4 @@
-"""Distributions against transformers' own processors, rows against distributions."""
+"""DistributionRequest against transformers' own processors, rows against distributions."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from crossdraft.engine.row_builder import Columns, History, distribution, drafting_distributions, to_rows
+from crossdraft.engine.distributions import Columns, History, distribution, drafting_distributions, to_rows
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import Row
 

@@ -8,7 +8,7 @@ from statistics import mean, median
 import pytest
 
 from crossdraft.engine import scheduler as scheduling
-from crossdraft.engine.scheduler import LEAST, Due, Pause, Scheduler, Step, divided, worth_waiting
+from crossdraft.engine.scheduler import LEAST, Pause, Ready, Scheduler, Step, divided, worth_waiting
 from tests.engine.simulated import CHUNK, Client, World, line, simulated
 
 DEVICE = line(0.018, 0.0005)  # 20 ms for a pass of a few tokens
@@ -131,7 +131,7 @@ def test_no_pause_is_longer_in_all_than_its_share_of_a_step() -> None:
         now += 0.01
     decided: Step | Pause = Pause(None)
     began = now
-    while isinstance(decided := scheduler.next([Due("z", began, 6, 6)], now), Pause):
+    while isinstance(decided := scheduler.next([Ready("z", began, 6, 6)], now), Pause):
         now += 0.0005
         for name in "abcdefgh":  # they put it off again and again
             scheduler.returns.answered(name, now - 0.009)
@@ -154,10 +154,10 @@ def test_nothing_due_is_a_pause_until_something_comes() -> None:
 
 def test_works_that_exceed_a_chunk_take_turns_by_age_and_one_alone_is_never_too_large() -> None:
     scheduler = Scheduler(64)
-    dues = [Due("c", 3.0, 40, 40), Due("a", 1.0, 40, 40), Due("b", 2.0, 20, 20)]
-    assert scheduler.next(dues, 4.0) == Step({1: 40, 2: 20})
-    assert scheduler.next([Due("a", 1.0, 200, 200)], 4.0) == Step({0: 200})
-    assert scheduler.next([Due("a", 1.0, 0, 0)], 4.0) == Step({0: 1})  # nothing to be fed, and an answer all the same
+    ready = [Ready("c", 3.0, 40, 40), Ready("a", 1.0, 40, 40), Ready("b", 2.0, 20, 20)]
+    assert scheduler.next(ready, 4.0) == Step({1: 40, 2: 20})
+    assert scheduler.next([Ready("a", 1.0, 200, 200)], 4.0) == Step({0: 200})
+    assert scheduler.next([Ready("a", 1.0, 0, 0)], 4.0) == Step({0: 1})  # nothing to be fed, and an answer all the same
 
 
 def test_who_asks_for_the_largest_trees_keeps_nobody_out_of_a_step() -> None:
@@ -169,9 +169,9 @@ def test_who_asks_for_the_largest_trees_keeps_nobody_out_of_a_step() -> None:
 
 
 def test_the_rest_of_a_prompt_is_divided_as_before() -> None:
-    assert Due("a", 0.0, 12, 1).long is False
-    assert Due("a", 0.0, 12, 1, begun=True).long is True
-    assert Due("a", 0.0, 7, 7, begun=True).long is False
+    assert Ready("a", 0.0, 12, 1).long is False
+    assert Ready("a", 0.0, 12, 1, begun=True).long is True
+    assert Ready("a", 0.0, 7, 7, begun=True).long is False
     assert divided({3: 1000, 1: 50, 2: 60}, 80) == {1: 40, 3: 40}
     assert divided({3: 10, 1: 50, 2: 60}, 80) == {3: 10, 1: 50, 2: 20}
     assert divided({3: 1000, 1: 5}, 80) == {1: 5, 3: 75}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from crossdraft.engine.runner import Span
+from crossdraft.engine.device import Span
 
 
 class Host:

@@ -6,12 +6,13 @@ import sys
 import pytest
 import torch
 
-from crossdraft.engine.kv_store import MIB, LayerShape, Store, available
+from crossdraft.engine.device import available_memory
+from crossdraft.engine.kv_cache import MIB, KVCache, LayerShape
 from crossdraft.engine.names import NumberOutOfRangeError
 from tests.test_layout import REPOSITORY
 
 SHAPES = [LayerShape(4, 16, 16)] * 4
-PLACES = 32 * MIB // Store.place_bytes(SHAPES, torch.float32)
+SLOTS = 32 * MIB // KVCache.slot_bytes(SHAPES, torch.float32)
 
 TAKEN = """
 from crossdraft.bench.throughput import resident
@@ -25,8 +26,8 @@ print(any(tensor.any() for tensor in (*store.keys, *store.values)))
 """
 
 
-def new(places: int = PLACES) -> Store:
-    return Store(SHAPES, places, torch.float32, torch.device("cpu"))
+def new(slots: int = SLOTS) -> KVCache:
+    return KVCache(SHAPES, slots, torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
@@ -40,7 +41,7 @@ def test_memory_is_taken_before_it_is_needed_where_that_is_asked_for() -> None:
 
 
 def test_more_memory_than_there_is_is_refused_before_it_is_taken() -> None:
-    many = int(available()) * 2 * MIB // Store.place_bytes(SHAPES, torch.float32)
+    many = int(available_memory()) * 2 * MIB // KVCache.slot_bytes(SHAPES, torch.float32)
     with pytest.raises(NumberOutOfRangeError, match=r"lower the budget \(--cache-mib\)"):
         new(many).populate()
     with pytest.raises(NumberOutOfRangeError, match=r"lower the budget \(--cache-mib\)"):

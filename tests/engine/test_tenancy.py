@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from crossdraft.engine.requests import Work
-from crossdraft.engine.scheduler import LEAST_TURN, WAIT, Tenancy
+from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.engine.scheduler import LEAST_TURN, WAIT, Admission
 
 
 @dataclass(frozen=True)
 class Job:
-    work: Work
+    request: Request
     asked: float
 
 
@@ -21,8 +21,8 @@ class Cache:
         self.size = size
         self.sessions: set[object] = set()
 
-    def admits(self, work: Work) -> bool:
-        return work.session in self.sessions or len(self.sessions) < self.size
+    def admits(self, request: Request) -> bool:
+        return request.session in self.sessions or len(self.sessions) < self.size
 
     def close(self, session: object) -> None:
         self.sessions.discard(session)
@@ -33,30 +33,30 @@ class Service:
 
     def __init__(self, size: int) -> None:
         self.cache = Cache(size)
-        self.tenancy = Tenancy(self.cache)
+        self.admission = Admission(self.cache)
 
     def step(self, jobs: list[Job], now: float, expected: tuple[str, ...] = (), answers: bool = True) -> list[str]:
         stepped = []
-        for job in self.tenancy.seated(jobs, expected, now):
-            if self.cache.admits(job.work):
-                self.cache.sessions.add(job.work.session)
-                self.tenancy.stepped(job.work.session, now)
+        for job in self.admission.admitted(jobs, expected, now):
+            if self.cache.admits(job.request):
+                self.cache.sessions.add(job.request.session)
+                self.admission.stepped(job.request.session, now)
                 if answers:
-                    self.tenancy.answered(job.work.session, now, 0.01)
-                stepped.append(str(job.work.session))
+                    self.admission.answered(job.request.session, now, 0.01)
+                stepped.append(str(job.request.session))
         return stepped
 
 
 def asks(name: str, at: float = 0.0) -> Job:
-    return Job(Work(name, (1, 2)), at)
+    return Job(Request(name, (1, 2)), at)
 
 
 def test_who_fits_is_seated_and_who_does_not_waits() -> None:
     service = Service(2)
     assert service.step([asks("a"), asks("b"), asks("c")], 0.0) == ["a", "b"]
     assert service.step([asks("a", 0.1), asks("b", 0.1), asks("c")], 0.1) == ["a", "b"]
-    assert service.tenancy.evictions == 0
-    service.tenancy.close("a")
+    assert service.admission.preemptions == 0
+    service.admission.close("a")
     assert service.step([asks("b", 0.2), asks("c")], 0.2) == ["b", "c"]
 
 
@@ -86,7 +86,7 @@ def test_sessions_take_turns_and_all_get_as_much() -> None:
             asked[name] = now
     assert sum(served.values()) > 0.95 * 3 * 4000  # places are never idle
     assert max(served.values()) < 1.3 * min(served.values())
-    assert service.tenancy.evictions < 40 / LEAST_TURN * 3
+    assert service.admission.preemptions < 40 / LEAST_TURN * 3
 
 
 def test_one_whose_prompt_is_being_fed_is_not_driven_out_before_its_first_answer() -> None:
@@ -100,16 +100,16 @@ def test_one_whose_prompt_is_being_fed_is_not_driven_out_before_its_first_answer
 
 def test_what_becomes_free_is_for_whoever_waited_longest() -> None:
     class Sized(Cache):
-        def admits(self, work: Work) -> bool:
+        def admits(self, request: Request) -> bool:
             taken = sum(2 if session == "large" else 1 for session in self.sessions)
-            return work.session in self.sessions or taken + len(work.context) <= self.size
+            return request.session in self.sessions or taken + len(request.context) <= self.size
 
     service = Service(2)
     service.cache = Sized(2)
-    service.tenancy = Tenancy(service.cache)
-    assert service.step([Job(Work(name, (1,)), 0.4) for name in "st"], 0.4) == ["s", "t"]
-    large, later = Job(Work("large", (1, 2)), 0.1), Job(Work("u", (1,)), 0.2)
-    service.tenancy.close("t")
+    service.admission = Admission(service.cache)
+    assert service.step([Job(Request(name, (1,)), 0.4) for name in "st"], 0.4) == ["s", "t"]
+    large, later = Job(Request("large", (1, 2)), 0.1), Job(Request("u", (1,)), 0.2)
+    service.admission.close("t")
     assert service.step([large, later], 0.1 + WAIT, expected=("s",)) == []  # not "u", which would fit
     assert service.step([large, later], 0.4 + LEAST_TURN, expected=("s",)) == ["large"]
 
@@ -118,12 +118,12 @@ def test_if_nobody_can_go_on_somebody_gives_way_at_once() -> None:
     class Growing(Cache):
         full = False
 
-        def admits(self, work: Work) -> bool:
+        def admits(self, request: Request) -> bool:
             return not self.full or len(self.sessions) < 2
 
     service = Service(2)
     service.cache = Growing(2)
-    service.tenancy = Tenancy(service.cache)
+    service.admission = Admission(service.cache)
     service.step([asks("a"), asks("b")], 0.0)
     service.cache.full = True  # each needs more than it has
     assert service.step([asks("a", 0.1), asks("b", 0.1)], 0.1) == ["a"]
@@ -139,7 +139,7 @@ def test_of_a_session_with_two_jobs_the_older_one_is_seated() -> None:
 def test_a_session_that_was_closed_is_forgotten(size: int) -> None:
     service = Service(size)
     service.step([asks("a")], 0.0)
-    service.tenancy.close("a")
-    service.tenancy.close("a")
+    service.admission.close("a")
+    service.admission.close("a")
     assert service.step([asks("b", 0.1)], 0.1) == ["b"]
-    assert service.tenancy.evictions == 0
+    assert service.admission.preemptions == 0

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from crossdraft.engine.device import Span
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.model_thread import Answer, Job, ModelThread, ModelThreadClosedError
-from crossdraft.engine.requests import ContextOverflowError, Share, Work
-from crossdraft.engine.runner import Span
+from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread, ModelThreadClosedError
+from crossdraft.engine.requests import ContextOverflowError
+from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from tests.engine.gathering import Gate, gathered
 from tests.engine.tiny import VOCABULARY, tiny_llama
 
@@ -20,7 +22,7 @@ PROMPT = (5, 17, 3)
 
 def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
     for _ in range(count):
-        answer = yield Work(session, ids)
+        answer = yield Request(session, ids)
         ids = (*ids, int(answer.logits[0].argmax()))
     return ids
 
@@ -30,7 +32,7 @@ def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
     work = next(job)
     while True:
         try:
-            work = job.send(Answer(engine.forward([work])[0], 0.0, 0.0, Span(engine.device, lambda: 0.0), 1, 0))
+            work = job.send(ForwardResult(engine.forward([work])[0], 0.0, 0.0, Span(engine.device, lambda: 0.0), 1, 0))
         except StopIteration as end:
             return end.value
 
@@ -51,7 +53,7 @@ async def test_jobs_that_wait_share_their_steps(worker: ModelThread) -> None:
 
 async def test_errors_reach_only_their_submitter(worker: ModelThread) -> None:
     def broken() -> Job[tuple[int, ...]]:
-        yield Work("x", PROMPT)
+        yield Request("x", PROMPT)
         raise KeyError("in the job")
 
     def broken_at_once() -> Job[tuple[int, ...]]:
@@ -84,7 +86,7 @@ async def test_a_forward_that_fails_for_the_batch_is_taken_one_by_one(worker: Mo
     good, bad = await gathered(worker, greedy("a", PROMPT, 2), greedy("b", (13,), 2))
     hook.remove()
     assert isinstance(bad, RuntimeError)
-    assert worker.engine.taken == 1  # the one that failed keeps no places from others
+    assert worker.engine.sessions == 1  # the one that failed keeps no places from others
     assert good == await worker.run(greedy("c", PROMPT, 2))
 
 
@@ -94,7 +96,7 @@ async def test_a_cancelled_job_takes_no_further_step(worker: ModelThread) -> Non
     def endless() -> Job[None]:
         try:
             while True:
-                yield Work("a", PROMPT)
+                yield Request("a", PROMPT)
                 stepping.set()
         finally:
             closed.set()
@@ -112,7 +114,7 @@ async def test_a_cancelled_job_waits_for_no_more_of_its_prompt() -> None:
     engine = Engine(MODEL, chunk=8)
     entered, go_on = threading.Event(), threading.Event()
 
-    def held(shares: Sequence[Share]) -> list[torch.Tensor | None]:
+    def held(shares: Sequence[Scheduled]) -> list[torch.Tensor | None]:
         entered.set()
         assert go_on.wait(120)
         return engine.step(shares)
@@ -127,7 +129,7 @@ async def test_a_cancelled_job_waits_for_no_more_of_its_prompt() -> None:
         go_on.set()
         await worker.close_session("a")
         assert worker.steps == 1
-        assert engine.fed == 8
+        assert engine.computed == 8
     finally:
         go_on.set()
         worker.close()
@@ -135,19 +137,19 @@ async def test_a_cancelled_job_waits_for_no_more_of_its_prompt() -> None:
 
 async def test_closing_a_session_frees_its_places(worker: ModelThread) -> None:
     await worker.run(greedy("a", PROMPT, 1))
-    assert worker.engine.taken == 1
+    assert worker.engine.sessions == 1
     await worker.close_session("a")
     await worker.close_session("never opened")
-    assert worker.engine.taken == 0
+    assert worker.engine.sessions == 0
 
 
 async def test_an_answer_says_who_shared_its_step_and_how_long_it_waited() -> None:
     now = [0.0]
     worker = ModelThread(Engine(MODEL), clock=lambda: now[0])
-    answers: list[Answer] = []
+    answers: list[ForwardResult] = []
 
     def job(session: str) -> Job[tuple[int, ...]]:
-        answers.append((yield Work(session, PROMPT)))
+        answers.append((yield Request(session, PROMPT)))
         return ()
 
     gate = Gate()
@@ -178,12 +180,12 @@ async def test_a_long_prompt_comes_in_chunks_beside_others_and_changes_nothing()
 
 async def test_more_sessions_than_have_room_all_come_to_their_end() -> None:
     worker = ModelThread(Engine(MODEL, budget=1))
-    room = worker.engine.places // 128
+    room = worker.engine.slots // 128
     cases = [(name, tuple(range(number % 20, number % 20 + 70)), 4) for number, name in enumerate(map(str, range(40)))]
     assert len(cases) > room
     results = await gathered(worker, *(greedy(*case) for case in cases))
     assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
-    assert worker.evictions >= len(cases) - room  # none was closed: those that are done make room
+    assert worker.preemptions >= len(cases) - room  # none was closed: those that are done make room
     worker.close()
 
 
@@ -203,7 +205,7 @@ async def test_close_finishes_what_was_submitted_and_refuses_more() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_nobody_waits_for_a_thread_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = ModelThread(Engine(MODEL))
-    monkeypatch.setattr(worker.engine, "due", None)  # a call fails
+    monkeypatch.setattr(worker.engine, "remaining", None)  # a call fails
     results = await asyncio.wait_for(gathered(worker, greedy("a", PROMPT, 1), greedy("b", PROMPT, 1)), 120)
     assert all(isinstance(result, ModelThreadClosedError) for result in results)
     with pytest.raises(ModelThreadClosedError):

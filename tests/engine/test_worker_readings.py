@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.model_thread import Answer, Job, ModelThread
-from crossdraft.engine.requests import Work
-from crossdraft.engine.sampler import Reading
+from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread
+from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.engine.sampler import SamplerRequest
 from tests.engine.gathering import gathered
 from tests.engine.tiny import tiny_llama
 
@@ -22,7 +22,7 @@ def worker() -> Iterator[ModelThread]:
     thread.close()
 
 
-class Sizes(Reading[tuple[int, int]]):
+class Sizes(SamplerRequest[tuple[int, int]]):
     """How many rows a reading has, and how many readings were answered together."""
 
     def __init__(self, logits: torch.Tensor, kind: str = "", bad: bool = False) -> None:
@@ -31,26 +31,26 @@ class Sizes(Reading[tuple[int, int]]):
         self._bad = bad
 
     @property
-    def about(self) -> torch.Tensor:
+    def rows(self) -> torch.Tensor:
         return self._logits
 
     @property
     def kind(self) -> str:
         return self._kind
 
-    def together(self, readings: "Sequence[Sizes]") -> list[tuple[int, int]]:
+    def run(self, readings: "Sequence[Sizes]") -> list[tuple[int, int]]:
         if any(reading._bad for reading in readings):
             raise ValueError("no answer")
-        return [(len(reading.about), len(readings)) for reading in readings]
+        return [(len(reading.rows), len(readings)) for reading in readings]
 
 
 def reads(session: str, kinds: Sequence[str], bad: bool = False) -> Job[list[tuple[int, int]]]:
     """Asks the same thing of each of a few kinds, then goes on."""
-    answer: Answer = yield Work(session, PROMPT)
+    answer: ForwardResult = yield Request(session, PROMPT)
     found = []
     for kind in kinds:
-        found.append((yield from Sizes(answer.logits, kind, bad).found()))
-    yield Work(session, (*PROMPT, 1))
+        found.append((yield from Sizes(answer.logits, kind, bad).result()))
+    yield Request(session, (*PROMPT, 1))
     return found
 
 
@@ -75,9 +75,9 @@ async def test_a_reading_that_is_like_nothing_ends_only_its_job(worker: ModelThr
 
 async def test_a_job_may_read_before_its_first_work_or_without_any(worker: ModelThread) -> None:
     def early(works: int) -> Job[tuple[int, int]]:
-        found = yield from Sizes(torch.zeros(3, 5)).found()
+        found = yield from Sizes(torch.zeros(3, 5)).result()
         for _ in range(works):
-            yield Work("a", PROMPT)
+            yield Request("a", PROMPT)
         return found
 
     assert await worker.run(early(0)) == await worker.run(early(2)) == (3, 1)
