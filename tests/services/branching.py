@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from crossdraft.engine.row_builder import drafting_distributions
+from crossdraft.engine.distributions import drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.text.letters import Letters, from_bytes, is_plain

@@ -19,7 +19,7 @@ from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.service import TargetService
 from crossdraft.text.letters import Side
-from tests.models.tiny import tiny_llama
+from tests.engine.tiny import tiny_llama
 from tests.rpc.unhurried import unhurry
 from tests.text.kinds import Kind, kind
 

@@ -10,7 +10,7 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.target.session import TargetSession
 from crossdraft.types.messages import FetchRow, NoiseKey, OpenTarget, Pass, PassDone, RunTo, Sample, SamplingOptions
 from crossdraft.types.trees import TokenTree
-from tests.models.gathering import Gate
+from tests.engine.gathering import Gate
 
 PROMPT = (40, 41, 42, 300, 7)
 PENALISED = SamplingOptions(temperature=0.8, presence_penalty=0.7, repetition_penalty=1.2)

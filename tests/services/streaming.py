@@ -11,7 +11,7 @@ import torch
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
-from crossdraft.engine.requests import Share, Work
+from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.handlers import DRAFTER
@@ -80,13 +80,13 @@ class Gate:
         self._closed = threading.Event()
         self._entered = threading.Semaphore(0)
         self._steps = threading.Semaphore(0)
-        self.works: list[Work] = []
+        self.works: list[ForwardRequest] = []
 
-    def __call__(self, shares: Sequence[Share]) -> list[torch.Tensor | None]:
+    def __call__(self, shares: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
         if self._closed.is_set():
             self._entered.release()
             assert self._steps.acquire(timeout=PATIENCE)
-        self.works += [share.work for share in shares]
+        self.works += [share.request for share in shares]
         return self._stepping(shares)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.engine.row_builder import drafting_distributions
+from crossdraft.engine.distributions import drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
@@ -24,10 +24,10 @@ async def test_without_rows_an_epoch_goes_on_after_the_branch(
     async with drafter.session(opening) as session:
         await session.send(Draft(1, 0, NOTHING, 6, 1, 3, 1))
         first = await Epoch(1).complete(session, 6, 6)
-        branch, before = first.branches[place], engine.fed
+        branch, before = first.branches[place], engine.computed
         await session.send(corrected(branch, 2, 7, 2))
         second = await Epoch(2, first=3).complete(session, 7)
-        assert engine.fed - before == 4  # the branch's last draft token, and those after it but the last
+        assert engine.computed - before == 4  # the branch's last draft token, and those after it but the last
     (key,) = reference.keys(tuple(first.tokens[:place]), 1)
     output = (*first.tokens[:place], key)
     assert branch.tokens + tuple(second.tokens) == reference.drafted(output, 7)
@@ -40,10 +40,10 @@ async def test_with_rows_the_branchs_draft_tokens_come_again(
     async with drafter.session(WITH_ROWS) as session:
         await session.send(Draft(1, 0, NOTHING, 4, 1, 3, 1))
         first = await Epoch(1).complete(session, 4, 4)
-        branch, before = first.branches[1], engine.fed
+        branch, before = first.branches[1], engine.computed
         await session.send(corrected(branch, 2, 5, 2, depth=2))
         second = await Epoch(2).complete(session, 5, 2)
-        assert engine.fed - before == 2 + 2 * 2  # two draft tokens, and two branches of two
+        assert engine.computed - before == 2 + 2 * 2  # two draft tokens, and two branches of two
     assert [len(reply.draft_tokens) for reply in second.replies if reply.draft_tokens] == [2, 2, 1]
     assert tuple(second.tokens[:3]) == branch.tokens
     (key,) = reference.keys(tuple(first.tokens[:1]), 1)

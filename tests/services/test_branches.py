@@ -48,7 +48,7 @@ async def test_branches_are_drafted_in_the_drafts_own_steps_and_fed_once(drafter
         assert len(gate.works) == 6 + 3  # the branches of the last draft token are finished after it
         prompt = len(drafter_model.tokenization.encode_prompt_letters(PROMPT))
         # Of the draft all but the last draft token, of each branch its key and all but the last one.
-        assert engine.fed == prompt + 5 + 12 * 3
+        assert engine.computed == prompt + 5 + 12 * 3
 
 
 async def test_a_branch_is_sent_when_its_steps_are_done(drafter: DrafterClient) -> None:
@@ -113,12 +113,12 @@ async def test_a_long_epoch_is_planted_anew_and_feeds_nothing_twice(long_model: 
             await session.send(Advance(1, count))
             await epoch.reach(session, count)
         await epoch.complete(session, 160, 320)
-        assert engine.fed == len(reference.prompt) + 159 + 320 * 3
+        assert engine.computed == len(reference.prompt) + 159 + 320 * 3
         assert max(len(work.tree) for work in gate.works) < 150
-        branch, before = epoch.branches[-4], engine.fed
+        branch, before = epoch.branches[-4], engine.computed
         await session.send(corrected(branch, 2, 4))
         await Epoch(2, first=3).complete(session, 4)
-        assert engine.fed - before == 1
+        assert engine.computed - before == 1
     assert tuple(epoch.tokens) == reference.drafted((), 160)
 
 

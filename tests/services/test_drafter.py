@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from crossdraft.drafter.session import DrafterSession
-from crossdraft.engine.requests import Share
+from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc import drafter_codec
 from crossdraft.rpc.clients import DrafterClient
@@ -144,11 +144,11 @@ async def test_a_draft_goes_on_where_it_stopped(drafter: DrafterClient, drafter_
         whole = await session.draft(Draft(1, 0, NOTHING, 8))
     async with drafter.session(OPEN) as session:
         first = await session.draft(Draft(1, 0, NOTHING, 5))
-        fed = drafter_model.thread.engine.fed
+        fed = drafter_model.thread.engine.computed
         await session.send(Advance(1, 8))
         second = await session.receive()
         assert second.first == 5
-        assert drafter_model.thread.engine.fed - fed == 3  # the cache holds all but the last token drawn
+        assert drafter_model.thread.engine.computed - fed == 3  # the cache holds all but the last token drawn
     assert tokens(first) + tokens(second) == tokens(whole)
 
 
@@ -157,11 +157,11 @@ async def test_a_text_beyond_the_context_is_cut_and_drafting_goes_on(drafter: Dr
     async with drafter.session(OpenDrafter(Letters(word * 100), WARM, KEY, 8)) as session:
         offset, most = 0, 0
         for epoch in range(1, 40):
-            fed = drafter_model.thread.engine.fed
+            fed = drafter_model.thread.engine.computed
             drafted = await session.draft(Draft(epoch, offset, word, 4))
             assert (len(drafted.draft_tokens), drafted.reason) == (4, "")
             offset += len(word)
-            most += drafter_model.thread.engine.fed - fed > 30
+            most += drafter_model.thread.engine.computed - fed > 30
         assert 1 < most < 12  # the window of 64 tokens is fed anew only when it was cut
 
 
@@ -231,7 +231,7 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
     engine = thread.engine
     stepped, go_on, closing = threading.Event(), threading.Event(), asyncio.Event()
 
-    def held_step(shares: Sequence[Share]) -> list[torch.Tensor | None]:
+    def held_step(shares: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
         stepped.set()
         assert go_on.wait(60)
         return engine.step(shares)
@@ -249,6 +249,6 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
     await asyncio.wait_for(closing.wait(), 60)
     go_on.set()
     async with asyncio.timeout(60):
-        while engine.taken:
+        while engine.sessions:
             await drafter.describe()
     assert drafter_model.thread.steps == 1

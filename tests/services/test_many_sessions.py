@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from crossdraft.engine.kv_cache import Holding, Holdings
+from crossdraft.engine.distributions import distribution
+from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
 from crossdraft.engine.loader import LoadedModel, load_model
-from crossdraft.engine.row_builder import distribution
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.target.session import TargetSession
 from crossdraft.text.letters import Side
@@ -148,15 +148,15 @@ async def left_early(running: RunningModel, case: Case, seconds: float) -> None:
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens that new sessions began with, from what others have fed."""
     found: list[int] = []
-    begun = Holdings._begun
+    begun = KVCacheManager._begin
 
-    def watched(self: Holdings, ids: tuple[int, ...], size: int) -> Holding | None:
+    def watched(self: KVCacheManager, ids: tuple[int, ...], size: int) -> CacheEntry | None:
         holding = begun(self, ids, size)
         if holding is not None:
             found.append(len(holding.held.ids))
         return holding
 
-    monkeypatch.setattr(Holdings, "_begun", watched)
+    monkeypatch.setattr(KVCacheManager, "_begin", watched)
     return found
 
 
@@ -181,4 +181,4 @@ async def test_sixty_four_sessions_have_the_outputs_that_they_have_alone(
     assert use.evictions > 0
     assert sum(tokens >= BEGINNING for tokens in shared) >= 4
     assert max(use.batches) >= 8
-    assert crowded.thread.engine.taken == 0
+    assert crowded.thread.engine.sessions == 0

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 
 from crossdraft.drafter import scoring
-from crossdraft.engine.row_builder import Columns, drafting_distributions
+from crossdraft.engine.distributions import Columns, drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
@@ -144,9 +144,9 @@ async def test_what_was_scored_is_not_evaluated_again(drafter: DrafterClient, dr
     async with drafter.session(OpenDrafter(PROMPT, WARM, None, 100)) as session:
         await session.draft(Draft(1, 0, NOTHING, TOKENS))
         first = await session.score(asked)
-        fed = drafter_model.thread.engine.fed
+        fed = drafter_model.thread.engine.computed
         second = await session.score(asked)
-        assert drafter_model.thread.engine.fed == fed
+        assert drafter_model.thread.engine.computed == fed
     np.testing.assert_array_equal(first.probabilities, second.probabilities)
 
 

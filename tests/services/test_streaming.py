@@ -102,13 +102,13 @@ async def test_a_window_moves_on_and_drafting_with_it(drafter: DrafterClient, dr
     async with drafter.session(OPEN) as session:
         await session.send(Draft(1, 0, NOTHING, 2, 1))
         epoch = await Epoch(1).complete(session, 2)
-        fed = engine.fed
+        fed = engine.computed
         await session.send(Advance(1, 2))  # which is nothing new
         await session.send(Advance(1, 5))
         await epoch.complete(session, 5)
         await session.send(Advance(1, 9))
         assert (await epoch.complete(session, 9)).tokens == expected
-        assert engine.fed - fed == 7
+        assert engine.computed - fed == 7
 
 
 async def test_a_window_that_moves_while_it_is_drafted(drafter_model: RunningModel) -> None:

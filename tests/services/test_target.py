@@ -198,9 +198,9 @@ async def test_a_node_that_the_pass_has_not_is_refused(target: TargetClient) -> 
 async def test_a_session_that_is_cancelled_gives_back_its_place(target: TargetClient, target_model) -> None:
     session = await target.open(OpenTarget(PROMPT, GREEDY, None))
     await session.run(a_pass())
-    assert target_model.thread.engine.taken == 1
+    assert target_model.thread.engine.sessions == 1
     await session.send(a_pass(number=2, committed=(5,)))
     await session.close()
     async with asyncio.timeout(60):
-        while target_model.thread.engine.taken:
+        while target_model.thread.engine.sessions:
             await target.describe()

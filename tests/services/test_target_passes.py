@@ -75,11 +75,11 @@ async def test_a_branch_that_was_emitted_stays_and_the_next_passes_follow_it(tar
     session = TargetSession(target_model, OPENING)
     await passed(session, Pass(1, (60,), TREE, wanted=(1, 3)))
     engine = target_model.thread.engine
-    fed = engine.fed
+    fed = engine.computed
     done = await passed(session, Pass(2, (5, 7, 91), TREE, wanted=(0, 2, 5)))  # 5 7 moves: the places of 5 and 6
-    assert engine.fed - fed == 1 + len(TREE)
+    assert engine.computed - fed == 1 + len(TREE)
     again = await passed(session, Pass(3, (90, 8), TokenTree((3, 4), (ROOT, ROOT))))  # and moves again
-    assert engine.fed - fed == 1 + len(TREE) + 1 + 2  # the row after 8 is computed by feeding it again
+    assert engine.computed - fed == 1 + len(TREE) + 1 + 2  # the row after 8 is computed by feeding it again
     paths = list(TREE.paths())
     for row, node in zip((0, 2, 5), done.nodes, strict=True):
         same_row(await alone(target_model, OPENING, (60, 5, 7, 91, *paths[row])), node)

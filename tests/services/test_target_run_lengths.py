@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from crossdraft.engine.requests import Share
+from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.target.session import TargetSession
@@ -86,7 +86,7 @@ async def test_a_run_that_nobody_reads_any_more_draws_no_further(
     session, thread = TargetSession(target_model, OPENING), target_model.thread
     places, step = threading.Semaphore(2), thread._stepping  # the third step stands still
 
-    def held(shares: Sequence[Share]) -> list[torch.Tensor | None]:
+    def held(shares: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
         assert places.acquire(timeout=60)
         return step(shares)
 

@@ -53,9 +53,9 @@ async def test_what_was_drawn_and_not_committed_is_drawn_again(target_model: Run
 async def test_a_pass_over_a_tree_after_a_run_feeds_the_tree_only(target_model: RunningModel) -> None:
     session = TargetSession(target_model, OPENING)
     drawn = [one.token for one in samples_of(await drawn_in(session, run_of(1, 4)))]
-    fed = target_model.thread.engine.fed
+    fed = target_model.thread.engine.computed
     await session.answer(Pass(2, tuple(drawn), TokenTree((5, 6), (ROOT, 0))))
-    assert target_model.thread.engine.fed - fed == 3  # the last token drawn was never fed
+    assert target_model.thread.engine.computed - fed == 3  # the last token drawn was never fed
 
 
 async def test_a_run_ends_after_a_stop_id(target_model: RunningModel) -> None:

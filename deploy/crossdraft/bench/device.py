@@ -27,7 +27,7 @@ from crossdraft.bench.harness import print_table, write_json, write_text
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, counted, run_to_end
 from crossdraft.engine.loader import CannotInflateError, grown, load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size, size_of, source_of
-from crossdraft.engine.runner import pack
+from crossdraft.engine.packed_linear import pack
 
 SIZES = {  # of the bundled target, whose heads are 64 wide; parameters in bfloat16 take two bytes
     "1b": "inflated:16x2048x8192:bundled:target",
@@ -66,7 +66,7 @@ class Plan:
 
     def check(self) -> None:
         """Raises Misused for what no measurement could use, before any is begun."""
-        from crossdraft.engine.loader import device_of
+        from crossdraft.engine.device import device_of
 
         try:
             device_of(self.device)

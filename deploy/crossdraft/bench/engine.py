@@ -16,15 +16,16 @@ from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import StaticLayer
 
 from crossdraft.bench.harness import markdown, print_table, write_json, write_text
+from crossdraft.bench.made_up_models import random_model
 from crossdraft.console.running import CommandFailed, Misused, check_output, warnings_shown
 from crossdraft.engine.compatibility import embedding_weight
+from crossdraft.engine.distributions import drafting_distributions, tempered
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotPruneError, cut_of, load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
-from crossdraft.engine.requests import Work
-from crossdraft.engine.resizing import random_model
-from crossdraft.engine.row_builder import drafting_distributions, tempered
-from crossdraft.engine.runner import Forwards, pack
+from crossdraft.engine.packed_linear import pack
+from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.runner import ModelRunner
 from crossdraft.engine.sampler import Clocks, Distribution, RandomDraws
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
@@ -232,20 +233,20 @@ class Race:
         return range(self._load.sessions)
 
     def _run_engine(self, fed: Sequence[Sequence[int]], counts: bool) -> Tensor:
-        texts = [Work(name, self._text(name), wanted=()) for name in self._names]
+        texts = [ForwardRequest(name, self._text(name), wanted=()) for name in self._names]
         self._engine.forward(texts)
-        if self._engine.taken < len(texts):
+        if self._engine.sessions < len(texts):
             raise NumberOutOfRangeError(
-                f"the budget holds {self._engine.taken} sessions of {self._context} tokens, and {len(texts)} are "
+                f"the budget holds {self._engine.sessions} sessions of {self._context} tokens, and {len(texts)} are "
                 "measured: raise it"
             )
         nodes = self._load.tokens - 1
         parents = tuple(range(ROOT, nodes - 1))
         works = [
-            Work(text.session, (*text.context, first), TokenTree(tuple(rest), parents))
+            ForwardRequest(text.session, (*text.context, first), TokenTree(tuple(rest), parents))
             for text, (first, *rest) in zip(texts, fed, strict=True)
         ]
-        with spent_in(self._engine.forwards, self._clock) as inside:
+        with spent_in(self._engine.runner, self._clock) as inside:
             began = self._clock()
             logits = self._engine.forward(works)
             taken = self._clock() - began
@@ -295,7 +296,7 @@ def times_of(
     for model in (mine, bare):
         pack(model)
     length = context + max(load.tokens for load in loads)
-    engine = Engine(mine, length, budget, static=False if eager else None)
+    engine = Engine(mine, length, budget, graphs=False if eager else None)
     return engine_times(engine, bare, loads, context, turns), floor, engine.captured
 
 
@@ -316,15 +317,15 @@ def pass_times(model: PreTrainedModel, nodes: Sequence[int], turns: int) -> list
     torch.set_num_threads(1)
     engine = Engine(model, PROMPT + max(nodes) + 1)
     prompt = tuple(range(1, PROMPT + 1))
-    engine.forward([Work("pass", prompt)])
+    engine.forward([ForwardRequest("pass", prompt)])
     found: list[list[float]] = [[] for _ in nodes]
     for turn in range(1 + turns):
         for count, times in zip(nodes, found, strict=True):
             tree = TokenTree((0,) * count, tuple(range(ROOT, count - 1)))
             began = time.thread_time()
-            engine.forward([Work("pass", (*prompt, turn % 2), tree)])
+            engine.forward([ForwardRequest("pass", (*prompt, turn % 2), tree)])
             times += [time.thread_time() - began] if turn else []  # the first turn warms up
-            engine.forward([Work("pass", prompt, wanted=())])
+            engine.forward([ForwardRequest("pass", prompt, wanted=())])
     return [median(times) for times in found]
 
 
@@ -442,12 +443,12 @@ def step_times(model: PreTrainedModel, keep: Sequence[int], drawing: Drawing, tu
 
 def _draft(engine: Engine, head: nn.Module, drawing: Drawing) -> list[StepTime]:
     ids = [1] * STEPTIME_PROMPT
-    engine.forward([Work("draft", tuple(ids))])
+    engine.forward([ForwardRequest("draft", tuple(ids))])
     times = []
     for step in range(STEPS):
         with _timed(head) as spent:
             began = time.thread_time()
-            (logits,) = engine.forward([Work("draft", tuple(ids))])
+            (logits,) = engine.forward([ForwardRequest("draft", tuple(ids))])
             forwarded = time.thread_time()
         distribution = drawing.distribution(logits)
         made = time.thread_time()
@@ -500,9 +501,9 @@ class Inside:
 
 
 @contextmanager
-def spent_in(forwards: Forwards, clock: Callable[[], float]) -> Iterator[Inside]:
+def spent_in(runner: ModelRunner, clock: Callable[[], float]) -> Iterator[Inside]:
     """Counts the seconds that its forwards take in the block; hooks of the model see nothing of those captured."""
-    inside, before = Inside(), forwards.inside
+    inside, before = Inside(), runner.inside
 
     @contextmanager
     def counted() -> Iterator[None]:
@@ -510,11 +511,11 @@ def spent_in(forwards: Forwards, clock: Callable[[], float]) -> Iterator[Inside]
         yield
         inside.seconds += clock() - began
 
-    forwards.inside = counted
+    runner.inside = counted
     try:
         yield inside
     finally:
-        forwards.inside = before
+        runner.inside = before
 
 
 def floor_of(model: PreTrainedModel, size: int = MATRIX) -> Floor:

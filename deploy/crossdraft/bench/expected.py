@@ -18,11 +18,11 @@ from torch import Tensor
 from crossdraft.bench.harness import print_table, write_json
 from crossdraft.console.running import CommandFailed, Misused
 from crossdraft.drafter.context import Context
+from crossdraft.engine.distributions import distribution
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import LoadedModel, load_model
 from crossdraft.engine.names import ModelLoadError
-from crossdraft.engine.requests import Work
-from crossdraft.engine.row_builder import distribution
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.session.resolution import tokenization_of
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import Letters, Side, from_bytes
@@ -156,7 +156,7 @@ class WholeRows:
             ContextOverflowError, ValueError: as `Engine.check`.
         """
         if ids not in self._logits:
-            (self._logits[ids],) = self._engine.forward([Work(SESSION, ids)])
+            (self._logits[ids],) = self._engine.forward([ForwardRequest(SESSION, ids)])
         logits = self._logits[ids]
         places = torch.arange(logits.shape[-1]) if allowed is None else torch.from_numpy(allowed)
         (probabilities,) = distribution(logits[:, places.to(logits.device)], SamplingOptions(temperature)).cpu()

@@ -20,6 +20,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 
 from crossdraft.bench.emulation import Link, NotAllowed, hosts
 from crossdraft.bench.harness import SEED, Ratio, markdown, median_ratio, rotated, speed_of, write_json, write_text
+from crossdraft.bench.made_up_models import write_random
 from crossdraft.bench.overhead import Watch
 from crossdraft.bench.overlap import GOVERNED, LONGEST_DELAY, Served, Task, drafter_service, target_service
 from crossdraft.bench.overlap import Outcome as Outcome_of_overlap
@@ -36,7 +37,6 @@ from crossdraft.console.running import (
     run_to_end,
 )
 from crossdraft.engine.names import ModelLoadError
-from crossdraft.engine.resizing import write_random
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.session.resolution import Models, resolve
 

@@ -25,8 +25,8 @@ from crossdraft.client import Generation, GenerationRequest, SamplingOptions, St
 from crossdraft.client.driver import Services
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.console.running import CommandFailed, Misused, check_output, checked_options, run_to_end
+from crossdraft.engine.emulation import Pace
 from crossdraft.engine.names import ModelLoadError
-from crossdraft.engine.served_model import Pace
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.resolution import Models, resolve

@@ -24,6 +24,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.bench.harness import markdown, on_core, processor_seconds, rotated, write_json, write_text
+from crossdraft.bench.made_up_models import lengthened
 from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, running
@@ -39,9 +40,8 @@ from crossdraft.console.running import counted as counted_of_running
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
-from crossdraft.engine.requests import Work
-from crossdraft.engine.resizing import lengthened
-from crossdraft.engine.runner import pack
+from crossdraft.engine.packed_linear import pack
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import settle
@@ -893,7 +893,7 @@ def soak(engine: Engine, soaking: Soaking, every: int) -> Soaked:
     ended, samples = 0, list[Sample]()
     while live or ended < soaking.sessions:
         live += [one for _, one in zip(range(soaking.at_once - len(live)), waiting, strict=False)]
-        logits = engine.forward([Work(one.name, one.ids) for one in live])
+        logits = engine.forward([ForwardRequest(one.name, one.ids) for one in live])
         for one, row in zip(live, logits, strict=True):
             one.ids, one.left = (*one.ids, int(row.argmax())), one.left - 1
         for one in [one for one in live if not one.left]:
@@ -902,8 +902,8 @@ def soak(engine: Engine, soaking: Soaking, every: int) -> Soaked:
             ended += 1
             if ended % every == 0:
                 seconds = time.monotonic() - began
-                samples.append(Sample(ended, seconds, resident(), engine.held, engine.taken))
-    return Soaked(engine.places, loaded, tuple(samples), engine.held)
+                samples.append(Sample(ended, seconds, resident(), engine.slots_in_use, engine.sessions))
+    return Soaked(engine.slots, loaded, tuple(samples), engine.slots_in_use)
 
 
 def soak_of(name: str, budget: int, soaking: Soaking, every: int) -> Soaked:

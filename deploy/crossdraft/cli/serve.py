@@ -31,8 +31,9 @@ from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.frequencies import RankingError
 
 if TYPE_CHECKING:
+    from crossdraft.engine.emulation import Emulation, Pace
     from crossdraft.engine.loader import Pruning
-    from crossdraft.engine.served_model import Emulation, ModelOptions, Pace
+    from crossdraft.engine.served_model import ModelOptions
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def limits_of(sessions: int, per_peer: int | None, idle_seconds: float) -> Sessi
 
 def pace_of(text: str | None) -> "Pace | None":
     """What --pace says; raises Misused."""
-    from crossdraft.engine.served_model import Pace
+    from crossdraft.engine.emulation import Pace
 
     with checked_options():
         return None if text is None else Pace.parsed(text)
@@ -130,7 +131,7 @@ def pace_of(text: str | None) -> "Pace | None":
 
 def emulation_of(pace: str | None, logit_noise: float = 0.0) -> "Emulation":
     """What --pace and --logit-noise say together; raises Misused."""
-    from crossdraft.engine.served_model import Emulation
+    from crossdraft.engine.emulation import Emulation
 
     with checked_options():
         return Emulation(pace_of(pace), logit_noise)

@@ -9,10 +9,10 @@ from itertools import islice
 from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.sampling import Guess, Proposing
 from crossdraft.drafter.scoring import Scoring
-from crossdraft.engine.model_thread import Answer, Job
-from crossdraft.engine.requests import Work
-from crossdraft.engine.row_builder import Logits
-from crossdraft.engine.sampler import Asking, Draws
+from crossdraft.engine.distributions import Logits
+from crossdraft.engine.model_thread import ForwardResult, Job
+from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.sampler import Draws, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, is_plain
 from crossdraft.text.tokenization import NotExpressible
@@ -226,7 +226,7 @@ class Drafting:
                 self._make_room()
                 tips = [*([self._tip] if self._drafts else ()), *(growing.tip for growing in self._growing)]
                 due, drafts = list(self._growing), self._drafts
-                answer: Answer = yield self._growth.work(tips)
+                answer: ForwardResult = yield self._growth.work(tips)
                 self._packing.waited(answer.queued)
                 yield from self._take(answer.logits, due, drafts)
                 self._send(send)
@@ -264,7 +264,7 @@ class Drafting:
         for tip in (self._tip, *(growing.tip for growing in self._growing)):
             tip.node = moved[tip.node]
 
-    def _take(self, logits: Logits, due: list[Growing], drafts: bool) -> Asking[None]:
+    def _take(self, logits: Logits, due: list[Growing], drafts: bool) -> SamplerSteps[None]:
         """A step's rows: the draft's if it takes part, then those of the branches that are due."""
         if self._epoch.over:  # since the step began
             return
@@ -351,7 +351,7 @@ class Growth:
         """Of the tree."""
         return len(self._tokens)
 
-    def work(self, tips: Sequence[Tip]) -> Work:
+    def work(self, tips: Sequence[Tip]) -> ForwardRequest:
         """A request for the row after each tip, in their order; one that has no token of its own comes first."""
         for tip in tips:
             if tip.token is not None:
@@ -359,7 +359,7 @@ class Growth:
                 self._parents.append(tip.node)
                 tip.node, tip.token = len(self._tokens) - 1, None
         tree = TokenTree(tuple(self._tokens), tuple(self._parents))
-        return Work(self._session, self._root, tree, tuple(tip.node + 1 for tip in tips))
+        return ForwardRequest(self._session, self._root, tree, tuple(tip.node + 1 for tip in tips))
 
     def replant(self, node: int) -> dict[int, int]:
         """The root becomes a node; where the nodes that follow it, and it, are now. The others are forgotten."""

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from crossdraft.drafter.drafting import Epoch, Packing
 from crossdraft.drafter.session import Conversation, Reply, Request, Send
-from crossdraft.engine.served_model import Pace
+from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Listening, Server, serve

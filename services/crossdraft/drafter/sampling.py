@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from crossdraft.drafter.context import Context
-from crossdraft.engine.row_builder import Columns, Logits, narrowed
-from crossdraft.engine.sampler import Asking, Best, Distribution, Distributions, Draws, Ranking
+from crossdraft.engine.distributions import Columns, Logits, narrowed
+from crossdraft.engine.sampler import Distribution, DistributionRequest, DrawRequest, Draws, SamplerSteps, TopRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
 from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, common_length
@@ -92,11 +92,11 @@ class Proposing(Protocol):
         """Why there is no token to propose; empty if there are any."""
         ...
 
-    def distributions(self, logits: Logits) -> Asking[list[Distribution]]:
+    def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         """The distributions that are drawn from, one of each row of logits (n, V), exactly as they travel."""
         ...
 
-    def guesses(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> Asking[list[Guess]]:
+    def guesses(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> SamplerSteps[list[Guess]]:
         """A draw from the distribution of each row of logits (n, V).
 
         Args:
@@ -124,27 +124,27 @@ class OwnTokens:
         self._opening = opening
         self._columns = _columns(running, opening.allowed)
 
-    def distributions(self, logits: Logits) -> Asking[list[Distribution]]:
+    def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         """As in `Proposing`."""
         return _own_distributions(logits, self._running, self._columns, self._opening, self._opening.row_width)
 
-    def guesses(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> Asking[list[Guess]]:
+    def guesses(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> SamplerSteps[list[Guess]]:
         """As in `Proposing`."""
         if self._opening.row_width == 0:  # no distribution travels: it stays where the logits are
             return self._ranked(logits, draws, offsets, beside)
         return self._drawn(logits, draws, offsets, beside)
 
-    def _ranked(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> Asking[list[Guess]]:
+    def _ranked(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> SamplerSteps[list[Guess]]:
         chances = [draws.chance(offset) for offset in offsets]
-        asked = Ranking(logits, self._opening.options, self._running.clocks, chances, beside, self._columns)
-        rows = yield from asked.found()
+        asked = DrawRequest(logits, self._opening.options, self._running.clocks, chances, beside, self._columns)
+        rows = yield from asked.result()
         return [Guess(drawn, others) for drawn, *others in map(self._ids, rows)]
 
-    def _drawn(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> Asking[list[Guess]]:
+    def _drawn(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> SamplerSteps[list[Guess]]:
         distributions = yield from self.distributions(logits)
         found = _guesses(distributions, draws, offsets, beside)
         if len(found[0].others) < beside:  # at temperature 0 a distribution has one id
-            (best,) = yield from Best(logits[:1], beside + 1, self._columns).found()
+            (best,) = yield from TopRequest(logits[:1], beside + 1, self._columns).result()
             found[0].others.extend(self._ids(best))
         return found
 
@@ -176,12 +176,12 @@ class TargetTokens:
         self._opening = opening
         self._columns = _columns(equipment.running, allowed)
 
-    def distributions(self, logits: Logits) -> Asking[list[Distribution]]:
+    def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         """As in `Proposing`."""
         own = yield from _own_distributions(logits, self._running, self._columns, self._opening, 0)
         return [narrowed(*self._affinity.redistribute(*distribution), self._opening.row_width) for distribution in own]
 
-    def guesses(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> Asking[list[Guess]]:
+    def guesses(self, logits: Logits, draws: Draws, offsets: Sequence[int], beside: int) -> SamplerSteps[list[Guess]]:
         """As in `Proposing`."""
         distributions = yield from self.distributions(logits)
         return _guesses(distributions, draws, offsets, beside)
@@ -205,8 +205,8 @@ def _columns(running: RunningModel, allowed: Ids | None) -> Columns | None:
 
 def _own_distributions(
     logits: Logits, running: RunningModel, columns: Columns | None, opening: OpenDrafter, row_width: int
-) -> Asking[list[Distribution]]:
-    distributions = yield from Distributions(logits, opening.options, row_width, columns).found()
+) -> SamplerSteps[list[Distribution]]:
+    distributions = yield from DistributionRequest(logits, opening.options, row_width, columns).result()
     return [(running.ids(found), weights) for found, weights in distributions]
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 
 from crossdraft.drafter.sampling import Equipment, Masses, Node, Proposing, Question
-from crossdraft.engine.model_thread import Answer, Job
-from crossdraft.engine.requests import Work
+from crossdraft.engine.model_thread import ForwardResult, Job
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import Distribution
 from crossdraft.text.letters import Letters
 from crossdraft.types.rows import Probabilities
@@ -80,7 +80,7 @@ class Scoring:
         for group in self._tree.groups(paths):
             ordered = sorted(group, key=self._tree.row)
             wanted = tuple(self._tree.row(path) for path in ordered)
-            answer: Answer = yield Work(self._session, self._ids, self._tree.tree, wanted)
+            answer: ForwardResult = yield ForwardRequest(self._session, self._ids, self._tree.tree, wanted)
             seconds += answer.seconds
             began = time.perf_counter()
             distributions = yield from self._proposing.distributions(answer.logits)

@@ -1,12 +1,12 @@
-"""Attention of a flat batch: the tokens of many sessions one after another, each session's keys where they lie.
+"""Attention over a flat batch: the tokens of many sessions one after another, keys and values read where they lie.
 
 Registered with transformers as an attention implementation. Sessions whose extents lie at equal distances are one
-strided view of the store, so that a batch takes a few calls of the ordinary kernel, and no key is copied. Where nothing
-but the contents of tensors may differ from one forward to the next, keys are gathered by their places instead.
+strided view of the KV cache, so that a batch takes a few calls of the ordinary kernel, and no key is copied. A captured
+forward, in which only the contents of tensors may differ, gathers keys by their slots instead.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,44 +18,33 @@ from transformers.masking_utils import sdpa_mask
 NAME = "crossdraft"  # of the implementation, in a model's configuration
 
 
-class Extents(Protocol):
-    """Where the keys and values of sessions lie that attend together."""
-
-    def of(self, store: Tensor, count: int, used: int) -> Tensor:
-        """From all places, (heads, places, width), those of each session: (count, heads, used, width)."""
-        ...
-
-
 @dataclass(frozen=True)
 class Strided:
-    """At equal distances: a view."""
+    """Sessions whose extents lie at equal distances: a view."""
 
-    start: int  # place of the first session's extent
-    step: int  # places from one session's extent to the next one's
+    start: int  # first slot of the first session's extent
+    step: int  # slots from one session's extent to the next one's
 
-    def of(self, store: Tensor, count: int, used: int) -> Tensor:
-        """As Extents.of."""
-        heads, places, width = store.shape
-        strides = (self.step * width, places * width, width, 1)
-        return store.as_strided((count, heads, used, width), strides, store.storage_offset() + self.start * width)
+    def of(self, layer: Tensor, count: int, used: int) -> Tensor:
+        """From all slots of a layer, (heads, slots, width), those of each session: (count, heads, used, width)."""
+        heads, slots, width = layer.shape
+        strides = (self.step * width, slots * width, width, 1)
+        return layer.as_strided((count, heads, used, width), strides, layer.storage_offset() + self.start * width)
 
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """Anywhere: a copy, whose shape does not depend on where."""
+    """Sessions whose slots lie anywhere: a copy, whose shape does not depend on where."""
 
-    places: Tensor  # int64 (sessions * places of each,)
+    slots: Tensor  # int64 (sessions * slots of each,)
 
-    def of(self, store: Tensor, count: int, used: int) -> Tensor:
-        """As Extents.of."""
-        gathered = _wide(store).index_select(1, self.places).view(store.dtype)
-        return gathered.view(len(store), count, used, -1).transpose(0, 1)
-
-
-def _wide(store: Tensor) -> Tensor:
-    """The same memory as numbers of 16 bytes where they fit: a GPU gathers by the number, not by the byte."""
-    row = store.shape[-1] * store.itemsize
-    return store.view(torch.complex128) if row % torch.complex128.itemsize == 0 else store
+    def of(self, layer: Tensor, count: int, used: int) -> Tensor:
+        """As `Strided.of`."""
+        row = layer.shape[-1] * layer.itemsize
+        # As numbers of 16 bytes where they fit: a GPU gathers by the number, not by the byte.
+        wide = layer.view(torch.complex128) if row % torch.complex128.itemsize == 0 else layer
+        gathered = wide.index_select(1, self.slots).view(layer.dtype)
+        return gathered.view(len(layer), count, used, -1).transpose(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +55,12 @@ class Group:
     end: int
     count: int  # sessions
     width: int  # rows of each, padding included
-    used: int  # places of each that any of their tokens sees
-    extents: Extents
+    used: int  # slots of each that any of their tokens sees
+    keys: Strided | Gathered  # where their keys and values are
     mask: Tensor | None  # additive (count, 1, width, used), of the model's dtype; None: everything is seen
     rows: Tensor | None = None  # int64 (count * width,), the token of the flat batch in each row; None: begin to end
     cells: Tensor | None = None  # int64 (end - begin,), the row of each token, where `rows` is not None
-    _masks: dict[int, Tensor] = field(default_factory=dict, repr=False)  # by rows that share one row of keys
+    _masks: dict[int, Tensor] = field(default_factory=dict, repr=False)  # by query heads for each key head
 
     def folded(self, share: int) -> Tensor | None:
         """The mask where `share` query heads have the same keys: (count, 1, width * share, used)."""
@@ -103,8 +92,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """As every attention function of transformers: (batch, heads, tokens, width) to (batch, tokens, heads, width).
 
-    With a layout the batch is flat, (1, heads, tokens, width), and key and value are those of the whole store. Without
-    one, as in plain calls of the same model, this is sdpa, which a model with capped scores cannot have otherwise.
+    With a layout the batch is flat, (1, heads, tokens, width), and key and value are those of all slots. Without one,
+    in plain calls of the same model, this is transformers' sdpa, with soft-capped scores added.
     """
     if layout is not None:
         parts = [_group(group, query[0], key[0], value[0], scaling, softcap) for group in layout.groups]
@@ -129,7 +118,7 @@ def _group(
     else:  # query heads that have the same keys become rows of one head: (sessions, key heads, rows * share, width)
         split = asked.view(key_heads, share, group.count, group.width, -1)
         folded = split.permute(2, 0, 3, 1, 4).reshape(group.count, key_heads, group.width * share, -1)
-    keys, values = (group.extents.of(store, group.count, group.used) for store in (key, value))
+    keys, values = (group.keys.of(layer, group.count, group.used) for layer in (key, value))
     if softcap is None:
         seen = scaled_dot_product_attention(folded, keys, values, group.folded(share), scale=scaling)
     else:
@@ -142,7 +131,7 @@ def _group(
 
 
 def _additive(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
-    """The mask as numbers; none stands for a causal one, as sdpa has it."""
+    """The mask as an additive one; None stands for a causal mask, as in sdpa."""
     if mask is None:
         tokens, seen = query.shape[2], key.shape[2]
         mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril(0 if tokens > 1 else seen)
@@ -156,7 +145,7 @@ def _additive(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
 def _softcapped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float
 ) -> Tensor:
-    """Scores within +-softcap, as Gemma 2 has them (arXiv 2408.00118, section 2): no kernel has this on a CPU."""
+    """Scores capped to +-softcap (Gemma 2, arXiv 2408.00118, section 2), which no CPU kernel has."""
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:

@@ -10,13 +10,13 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from crossdraft.engine.attention import NAME
-from crossdraft.engine.kv_store import LayerShape
+from crossdraft.engine.kv_cache import LayerShape
 from crossdraft.engine.names import NumberOutOfRangeError
-from crossdraft.engine.requests import Work
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.trees import ROOT, TokenTree
 
-WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")  # names of one thing in different configurations
-PROBE = Work("probe", (1, 2, 0), TokenTree((2, 1, 0, 1), (ROOT, ROOT, 0, 1)))
+WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")  # the same setting in different configurations
+PROBE = ForwardRequest("probe", (1, 2, 0), TokenTree((2, 1, 0, 1), (ROOT, ROOT, 0, 1)))
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}  # of 1 + the largest logit; less exact numbers: 0.1
 
 
@@ -42,7 +42,7 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
     for rope in _ropes(getattr(config, "rope_parameters", None) or {}):
         original = rope.get("original_max_position_embeddings")
         if rope.get("rope_type") == "longrope" and isinstance(original, int) and original < max_length:
-            # The longest text of a forward decides for all, and keys that are held already have the other frequencies.
+            # The longest text of a forward decides for all, and cached keys would have the other frequencies.
             raise UnsupportedModelError(
                 f"the rotary positions of this model are others once a text is longer than {original} tokens: "
                 f"set max_length to {original} or less (it is {max_length})"
@@ -50,7 +50,7 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
 
 
 def _ropes(parameters: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a configuration says of rotary positions: once, or for each type of layer."""
+    """The parameters of rotary positions: once, or for each type of layer."""
     return [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
 
 
@@ -85,9 +85,9 @@ def install(model: PreTrainedModel, name: str = NAME) -> None:
 
 
 def plain_logits(model: PreTrainedModel) -> list[Tensor]:
-    """What the model says after each path of a small tree, in forwards as its authors wrote it: float32 (V,) each.
+    """The model's logits after each path of a small tree, with eager attention and no cache: float32 (V,) each.
 
-    Leaves it with their attention; raises UnsupportedModelError as `install` does.
+    Leaves eager attention installed; raises UnsupportedModelError as `install` does.
     """
     install(model, "eager")
     device = embedding_weight(model).device
@@ -99,7 +99,7 @@ def plain_logits(model: PreTrainedModel) -> list[Tensor]:
 
 
 def check_agreement(
-    model: PreTrainedModel, forward: Callable[[Sequence[Work]], list[Tensor]], expected: Sequence[Tensor]
+    model: PreTrainedModel, forward: Callable[[Sequence[ForwardRequest]], list[Tensor]], expected: Sequence[Tensor]
 ) -> None:
     """Refuses a model whose logits over a small tree are not those of `plain_logits`.
 

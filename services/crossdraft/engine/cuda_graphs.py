@@ -1,5 +1,4 @@
-"""Forwards whose shapes are those of a few buckets, on tensors that stay where they are: a CUDA device records the
-kernels of one and does them again for the price of a single call (CUDA graphs)."""
+"""Forwards of a few padded shapes, captured as CUDA graphs: all kernels of one are replayed by a single call."""
 
 import logging
 import threading
@@ -9,23 +8,24 @@ import torch
 from torch import Tensor
 
 from crossdraft.engine.attention import Gathered, Group, Layout
-from crossdraft.engine.batch import PLACES, TOKENS, WIDTHS, Bucket, Piece, Sections, bucket_of
-from crossdraft.engine.kv_store import Store, staged
+from crossdraft.engine.batch import LARGEST, SLOTS, TOKENS, BatchSlice, Bucket, Sections, bucket_of
+from crossdraft.engine.device import staged
+from crossdraft.engine.kv_cache import KVCache
 
 log = logging.getLogger(__name__)
-MOST = 64  # recordings: each has a stall of some forwards while it is made, and memory for its kernels' arguments
+MOST = 64  # graphs: each stalls some forwards while it is captured, and needs memory for its kernels' arguments
 CAPTURING = threading.Lock()  # CUDA allows one capture at a time in a process
 Call = Callable[..., Tensor]  # of the model, with the arguments of one forward; its logits, (1, tokens, V)
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
-class Graphs:
-    """Records what a function does on a CUDA device; the result does the same again, on the same memory.
+class CudaGraphRecorder:
+    """Captures what a function does on a CUDA device; the result replays it, on the same memory.
 
-    The rules are those of `torch.cuda.graph`. The function has been run before, on a stream other than the default one,
-    so that what libraries allocate once is there. Nothing that it calls waits for the device. It reads and writes
-    tensors that stay; what it allocates itself is in a pool that all recordings share, as they are never done at the
-    same time and leave nothing there.
+    The rules are those of `torch.cuda.graph`. The function is run before, on a stream other than the default one, so
+    that what libraries allocate once is there. Nothing that it calls waits for the device. It reads and writes tensors
+    that stay; what it allocates itself is in a pool that all graphs share, as they never run at the same time and leave
+    nothing there.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Runs the function, and records it; RuntimeError if it cannot be recorded."""
+        """Runs the function, and captures it; RuntimeError if it cannot be captured."""
         with CAPTURING, torch.cuda.device(self._device):
             usual = torch.cuda.current_stream()
             self._stream.wait_stream(usual)
@@ -43,70 +43,64 @@ class Graphs:
             usual.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             try:
-                # Other threads may do to the device what they like meanwhile, such as another model's.
+                # thread_local: other threads, such as another model's, may use the device meanwhile.
                 with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                     run()
             finally:
-                torch.cuda.set_stream(usual)  # a capture that fails leaves its own
+                torch.cuda.set_stream(usual)  # a capture that fails leaves its own stream set
         return graph.replay
 
 
-def again(run: Callable[[], None]) -> Callable[[], None]:
-    """What stands for a recorder where there is none: the function itself."""
-    return run
-
-
 def recorder_for(device: torch.device) -> Recorder:
-    """How forwards are recorded on a device."""
-    return Graphs(device) if device.type == "cuda" else again
+    """How forwards are captured on a device; without CUDA a replay runs the function again."""
+    return CudaGraphRecorder(device) if device.type == "cuda" else lambda run: run
 
 
-class StaticForwards:
-    """Forwards of pieces in buckets, each recorded when it is first needed.
+class GraphRunner:
+    """Forwards in buckets, each captured when it is first needed.
 
-    Nothing is recorded ahead: there are hundreds of buckets, and a service comes to use some dozens of them, which
-    depends on its load; a recording takes as long as a few forwards that are not recorded.
+    Nothing is captured ahead: there are hundreds of buckets, of which a service uses some dozens, depending on its
+    load; a capture takes as long as a few ordinary forwards.
 
     Args:
         call: the model's forward.
-        store: where keys and values are.
-        dtype: of both.
-        device: the same.
-        longest: places of a session, at most.
+        cache: the KV cache.
+        dtype, device: of model and cache.
+        longest: slots of a session, at most.
     """
 
-    def __init__(self, call: Call, store: Store, dtype: torch.dtype, device: torch.device, longest: int) -> None:
-        self._call, self._store, self._dtype = call, store, dtype
+    def __init__(self, call: Call, cache: KVCache, dtype: torch.dtype, device: torch.device, longest: int) -> None:
+        self._call, self._cache, self._dtype = call, cache, dtype
         self._recorder: Recorder | None = recorder_for(device)
         self._recorded: dict[Bucket, Callable[[], None]] = {}
         self._numbers = torch.zeros(sum(LARGEST.sizes), dtype=torch.int64, device=device)
-        self._offsets = torch.arange(max(PLACES, 2 * longest), device=device)  # a bucket's places are a power of two
-        self._logits: Tensor | None = None  # (TOKENS, V): all recordings end here, so that none keeps memory of its own
+        self._offsets = torch.arange(max(SLOTS, 2 * longest), device=device)  # a bucket's slots are a power of two
+        self._logits: Tensor | None = None  # (TOKENS, V): the output of all graphs, so that none keeps its own
 
     @property
-    def recorded(self) -> int:
-        """Recordings so far."""
+    def captured(self) -> int:
+        """Graphs so far."""
         return len(self._recorded)
 
-    def ready(self, pieces: Sequence[Piece]) -> Callable[[], Tensor] | None:
-        """A forward that can be run once, before the next is made ready; None: these pieces are to go as they are.
+    def prepare(self, slices: Sequence[BatchSlice]) -> Callable[[], Tensor] | None:
+        """A forward to be run once, before the next is prepared; None: these slices run as a flat batch.
 
-        Its result: logits of those tokens that are asked for, float32 (rows, V), in order.
+        It returns the logits asked for, float32 (rows, V), in order.
         """
-        bucket = bucket_of(pieces)
+        bucket = bucket_of(slices)
         if bucket is None or not (bucket in self._recorded or self._records):
             return None
-        numbers = torch.from_numpy(bucket.numbers(pieces, self._store.waste))
+        numbers = torch.from_numpy(bucket.numbers(slices, self._cache.padding_slot))
         self._numbers[: len(numbers)].copy_(staged(numbers, self._numbers.device), non_blocking=True)
         replay = self._recorded.get(bucket) or self._record(bucket)
         if replay is None:
             return None
-        return lambda: self._replayed(replay, self._parts(bucket).kept[: sum(piece.asked for piece in pieces)])
+        return lambda: self._replayed(replay, self._parts(bucket).kept[: sum(one.rows for one in slices)])
 
     def _replayed(self, replay: Callable[[], None], kept: Tensor) -> Tensor:
         replay()
         assert self._logits is not None
-        return self._logits.index_select(0, kept).float()  # a copy, as the next forward's come to the same place
+        return self._logits.index_select(0, kept).float()  # a copy, as the next forward writes to the same memory
 
     @property
     def _records(self) -> bool:
@@ -118,18 +112,18 @@ class StaticForwards:
             replay = self._recorder(lambda: self._forward(bucket))
         except RuntimeError as error:  # of CUDA: this model waits for the device in its forward, or memory is short
             why = str(error).partition("\n")[0]
-            log.warning("no more forwards are captured as CUDA graphs, the others go on as they are: %s", why)
+            log.warning("no more forwards are captured as CUDA graphs, the others go on without: %s", why)
             self._recorder = None
             return None
         if self._logits is not None:
-            self._logits.fill_(torch.nan)  # what a recording does not do must not look as if it had been done
+            self._logits.fill_(torch.nan)  # what a replay fails to compute must not look computed
         self._recorded[bucket] = replay
         return replay
 
     def _forward(self, bucket: Bucket) -> None:
-        """From the numbers to the logits; nothing here or in the model may depend on what the numbers are."""
+        """From the numbers to the logits; nothing here or in the model may depend on the numbers' values."""
         parts = self._parts(bucket)
-        self._store.aim(parts.targets)
+        self._cache.map_slots(parts.targets)
         logits = self._call(parts.ids[None], parts.positions[None], self._layout(bucket, parts))[0]
         if self._logits is None:  # the first time of all, before anything is captured
             self._logits = torch.empty(TOKENS, logits.shape[-1], dtype=logits.dtype, device=logits.device)
@@ -143,14 +137,11 @@ class StaticForwards:
         seats, width, used = bucket.seats, bucket.width, bucket.used
         offsets = self._offsets[:used]
         starts, lengths, bases = (part[:, None] for part in (parts.starts, parts.lengths, parts.bases))
-        # Beyond a seat's own places there may be another session's, and those may be NaN, which no mask hides.
-        places = (starts + offsets).masked_fill_(offsets >= lengths, self._store.nothing)
+        # Beyond a seat's own slots there may be another session's, and those may be NaN, which no mask hides.
+        slots = (starts + offsets).masked_fill_(offsets >= lengths, self._cache.null_slot)
         behind = (offsets - bases).clamp(0, 63)[:, None]  # (seats, 1, used); before the base every node's limit counts
         lines = parts.lines.view(seats, width, 1) >> behind & 1
         seen = (offsets < parts.limits.view(seats, width, 1)) | (lines != 0)
         mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-        extents = Gathered(places.view(-1))
-        return Layout((Group(0, bucket.tokens, seats, width, used, extents, mask[:, None], parts.rows, parts.cells),))
-
-
-LARGEST = Bucket(TOKENS, TOKENS, WIDTHS[-1], 0)  # of which no bucket has more numbers
+        keys = Gathered(slots.view(-1))
+        return Layout((Group(0, bucket.tokens, seats, width, used, keys, mask[:, None], parts.rows, parts.cells),))

@@ -1,4 +1,4 @@
-"""The engine: logits for many sessions' token trees in one forward, over a store that keeps what was emitted."""
+"""The engine: logits for many sessions' token trees in one forward, over a KV cache that keeps what was committed."""
 
 import logging
 from collections.abc import Hashable, Sequence
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.engine.batch import Piece
+from crossdraft.engine.batch import BatchSlice
 from crossdraft.engine.compatibility import (
     PROBE,
     UnsupportedModelError,
@@ -19,11 +19,11 @@ from crossdraft.engine.compatibility import (
     length_of,
     plain_logits,
 )
-from crossdraft.engine.kv_cache import Holding, Holdings
-from crossdraft.engine.kv_store import MIB, Store, size_for
+from crossdraft.engine.kv_cache import MIB, KVCache
+from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, size_for
 from crossdraft.engine.names import NumberOutOfRangeError
-from crossdraft.engine.requests import Feed, Held, Share, Work, check_work, plan, portion
-from crossdraft.engine.runner import Forwards
+from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, ScheduledRequest, plan_inputs
+from crossdraft.engine.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 CHUNK = 512  # tokens
@@ -31,9 +31,9 @@ BUDGET = 512  # MiB
 
 
 class Engine:
-    """A causal language model, and places for the keys and values of sessions. For one thread at a time.
+    """A causal language model with a KV cache for many sessions. For one thread at a time.
 
-    The model's attention is changed to the engine's own; plain calls of the model go on as before.
+    The model's attention is replaced by the engine's own; plain calls of the model still work.
 
     Raises:
         ValueError: the budget does not hold one session, or `max_length` does not fit the model's context.
@@ -45,200 +45,204 @@ class Engine:
         model: PreTrainedModel,
         max_length: int | None = None,  # tokens of a session, its tree included; None: the model's context
         budget: int = BUDGET,  # MiB for keys and values
-        chunk: int = CHUNK,  # tokens of one step of `forward`, where there is more than trees
-        reuse: bool = True,  # a session may begin with what another one has fed of the same text
-        static: bool | None = None,  # forwards have a few shapes, which CUDA captures as graphs; None: where it can
+        chunk: int = CHUNK,  # tokens of one step of `forward`, unless a tree alone has more
+        reuse: bool = True,  # a session may begin with a prefix that another one computed
+        graphs: bool | None = None,  # forwards run in buckets, which CUDA captures as graphs; None: on CUDA
     ) -> None:
         self.max_length = length_of(model, max_length)
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1 token, got {chunk}")
         self.model = model.eval()
         self.chunk = chunk
-        self.fed = 0  # tokens fed so far
+        self.computed = 0  # tokens computed so far
         self.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
-        self._dtype = model.dtype
         check_configuration(model, self.max_length)
-        self._store = self._allocate(budget)
-        self._holdings = Holdings(self._store, self._store.places, reuse)
-        self.forwards = Forwards(model, self._store)
+        self._cache = self._allocated(budget)
+        self._manager = KVCacheManager(self._cache, self._cache.slots, reuse)
+        self.runner = ModelRunner(model, self._cache)
         expected = plain_logits(model)
         install(model)
-        self._agree(expected)
-        if static or (static is None and self.device.type == "cuda"):
-            self._fix(expected)
-        self.fed = 0
+        self._check_agreement(expected)
+        if graphs or (graphs is None and self.device.type == "cuda"):
+            self._use_graphs(expected)
+        self.computed = 0
 
     @property
-    def taken(self) -> int:
-        """Live sessions that hold places now. May be asked from any thread."""
-        return len(self._holdings)
+    def sessions(self) -> int:
+        """Live sessions that have KV slots. May be read from any thread."""
+        return len(self._manager)
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """Tokens that all sessions together can hold."""
-        return self._holdings.places
+        return self._manager.slots
 
     @property
-    def held(self) -> int:
-        """Places that live sessions have now, whether or not they are filled yet. May be asked from any thread."""
-        return self._holdings.held
+    def slots_in_use(self) -> int:
+        """Slots allocated to live sessions, whether or not they are filled yet. May be read from any thread."""
+        return self._manager.slots_in_use
 
     @property
     def captured(self) -> int:
-        """Forwards that were captured so far, of different shapes. May be asked from any thread."""
-        return 0 if self.forwards.static is None else self.forwards.static.recorded
+        """Forwards of different shapes that were captured so far. May be read from any thread."""
+        return 0 if self.runner.graphs is None else self.runner.graphs.captured
 
     def populate(self) -> None:
-        """Takes all the memory that it may use, for services: no pass waits for it later. Before the first session."""
-        self._store.populate()
+        """Takes all the memory of the KV cache now, so that no pass waits for it later. Before the first session."""
+        self._cache.populate()
 
-    def check(self, work: Work) -> None:
+    def check(self, request: ForwardRequest) -> None:
         """Raises what `step` and `forward` would raise for this request; changes nothing.
 
         Raises:
             ContextOverflowError: context and tree are longer than `max_length`.
             ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
         """
-        known = self._holdings.of(work.session)
-        check_work(work, known.held.ids if known is not None else (), self.max_length, self.vocabulary_size)
+        known = self._manager.get(request.session)
+        cached = known.cached.ids if known is not None else ()
+        request.check(cached, self.max_length, self.vocabulary_size)
 
-    def due(self, work: Work) -> int:
-        """Tokens that are still to be fed for this request, less those that another session's text has ready for it."""
-        known = self._holdings.of(work.session)
+    def remaining(self, request: ForwardRequest) -> int:
+        """Tokens still to be computed for this request, without a prefix that another session has computed."""
+        known = self._manager.get(request.session)
         if known is not None:
-            return len(_planned(known, work).tokens)
-        found = self._holdings.reusable(work.context)
-        return len(plan(Held() if found is None else Held(work.context[: found[1]]), work).tokens)
+            return len(_planned(known, request))
+        found = self._manager.cached_prefix(request.context)
+        cached = CachedTokens() if found is None else CachedTokens(request.context[: found[1]])
+        return len(plan_inputs(cached, request))
 
-    def admits(self, work: Work) -> bool:
-        """Whether the request's session has places for all of it, or can have them without other live sessions'."""
-        return self._holdings.admits(work)
+    def admits(self, request: ForwardRequest) -> bool:
+        """Whether the request's session has slots for all of it, or can get them without preempting a live session."""
+        return self._manager.can_allocate(request)
 
     @torch.inference_mode()
-    def step(self, shares: Sequence[Share]) -> list[Tensor | None]:
+    def step(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
         """One forward for requests of different sessions.
 
         Returns:
-            For each request whose tokens are all fed now: its logits, float32 (rows, V), by default after the last
-            committed token, then after each node. None: ask again with the same work. Nothing at all is fed for a
-            request that `admits` would deny when its turn comes in this step, or whose session is there already.
+            For each request that is complete now: its logits, float32 (rows, V), by default after the last committed
+            token, then after each node. None: schedule the same request again. Nothing is computed for a request that
+            `admits` would deny when its turn comes in this step, or whose session is in the step already.
 
         Raises:
             ContextOverflowError, ValueError: as `check`, before anything is changed.
         """
-        for share in shares:
-            self.check(share.work)
-        pieces, holdings = self._pieces(shares)
-        results: list[Tensor | None] = [None] * len(shares)
-        fed = [piece for piece in pieces if piece.count]
-        rows = self.forwards.run(fed) if fed else {}
-        self.fed += sum(piece.count for piece in fed)
-        for piece, holding in zip(pieces, holdings, strict=True):
-            work, feed = shares[piece.share].work, piece.feed
-            if piece.count == len(feed.tokens):
-                self._holdings.hold(holding, Held(work.context, work.tree), feed.move_start)
-                results[piece.share] = rows.get(piece.share, torch.zeros(0, self.vocabulary_size, device=self.device))
+        for one in scheduled:
+            self.check(one.request)
+        results: list[Tensor | None] = [None] * len(scheduled)
+        admitted = self._admitted(scheduled)
+        slices = self._slices(admitted, scheduled)
+        running = [part for part, _ in slices.values() if part.count]
+        logits = self.runner.run(running) if running else {}
+        self.computed += sum(part.count for part in running)
+        for index, (part, plan) in slices.items():
+            request, entry = scheduled[index].request, admitted[index]
+            if part.count == len(plan):
+                self._manager.record(entry, CachedTokens(request.context, request.tree), plan.move_start)
+                results[index] = logits.get(part, torch.zeros(0, self.vocabulary_size, device=self.device))
             else:
-                self._holdings.hold(holding, Held(work.context[: piece.used]), feed.move_start)
+                self._manager.record(entry, CachedTokens(request.context[: part.used]), plan.move_start)
         return results
 
-    def forward(self, requests: Sequence[Work]) -> list[Tensor]:
-        """What is asked for, in however many steps; takes the places of other live sessions where it must.
+    def forward(self, requests: Sequence[ForwardRequest]) -> list[Tensor]:
+        """Logits of all requests, in as many steps as needed; preempts other live sessions where it must.
 
         Raises:
             ContextOverflowError, ValueError: as `check`, before anything is changed.
         """
-        for work in requests:
-            self.check(work)
+        for request in requests:
+            self.check(request)
         results: list[Tensor | None] = [None] * len(requests)
         waiting = list(range(len(requests)))
         while waiting:
             due = [requests[index] for index in waiting]
-            if not self._holdings.admits(due[0]):
-                self._make_room({work.session for work in due[1:]}, due[0].session)
+            if not self.admits(due[0]):
+                self._preempt({request.session for request in due[1:]}, due[0].session)
                 continue
-            shares = self._shares(due)
-            for index, logits in zip(waiting, self.step(shares), strict=False):
+            for index, logits in zip(waiting, self.step(self._schedule(due)), strict=False):
                 results[index] = logits
             waiting = [index for index in waiting if results[index] is None]
         return [logits for logits in results if logits is not None]
 
     def close(self, session: Hashable) -> None:
-        """The session is over; other sessions may go on from its text until its places are needed.
+        """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""
+        self._manager.close(session)
 
-        A session that is not known is one that has no places.
-        """
-        self._holdings.close(session)
-
-    def _allocate(self, budget: int) -> Store:
+    def _allocated(self, budget: int) -> KVCache:
         shapes = layer_shapes(self.model)
-        size = Store.place_bytes(shapes, self._dtype)
-        places = budget * MIB // size
+        size = KVCache.slot_bytes(shapes, self.model.dtype)
+        slots = budget * MIB // size
         least = size_for(self.max_length)
-        if places < least:
+        if slots < least:
             raise NumberOutOfRangeError(
                 f"a session of up to {least} tokens needs {-(-size * least // MIB)} MiB of keys and values, and the "
                 f"budget is {budget} MiB: raise it (--cache-mib), or let sessions have {least // 2} tokens at most"
             )
-        return Store(shapes, places, self._dtype, self.device)
+        return KVCache(shapes, slots, self.model.dtype, self.device)
 
-    def _agree(self, expected: Sequence[Tensor]) -> None:
+    def _check_agreement(self, expected: Sequence[Tensor]) -> None:
         check_agreement(self.model, self.forward, expected)
         self.close(PROBE.session)
 
-    def _fix(self, expected: Sequence[Tensor]) -> None:
-        """Changes to forwards of a few shapes, unless they do not compute what the others do."""
-        self.forwards.fix(self.max_length)
+    def _use_graphs(self, expected: Sequence[Tensor]) -> None:
+        """Changes to forwards in buckets, unless they do not compute what flat batches do."""
+        self.runner.use_graphs(self.max_length)
         try:
-            for _ in ("recorded", "replayed"):
-                self._agree(expected)
+            for _ in ("captured", "replayed"):
+                self._check_agreement(expected)
         except UnsupportedModelError as error:
             log.warning("forwards of fixed shapes are not used: %s", error)
-            self.forwards.static = None
+            self.runner.graphs = None
             self.close(PROBE.session)
 
-    def _shares(self, works: Sequence[Work]) -> list[Share]:
-        """The works that share a step: the first, and those after it while their tokens fit into a chunk."""
+    def _schedule(self, requests: Sequence[ForwardRequest]) -> list[ScheduledRequest]:
+        """The requests of one step: the first, and those after it while their tokens fit into a chunk."""
         left = self.chunk
-        shares: list[Share] = []
-        for work in works:
-            due = self.due(work)
-            if shares and left < min(due, 1 + len(work.tree)):
+        scheduled: list[ScheduledRequest] = []
+        for request in requests:
+            remaining = self.remaining(request)
+            if scheduled and left < min(remaining, 1 + len(request.tree)):
                 break
-            shares.append(Share(work, max(1, left)))
-            left -= min(due, left)
-        return shares
+            scheduled.append(ScheduledRequest(request, max(1, left)))
+            left -= min(remaining, left)
+        return scheduled
 
-    def _make_room(self, wanted: set[Hashable], first: Hashable) -> None:
-        """Ends the session that was used least recently; those that wait in the same forward come last."""
-        others = [session for session in self._holdings if session != first]
-        self.close(next((session for session in others if session not in wanted), others[0]))
+    def _preempt(self, waiting: set[Hashable], first: Hashable) -> None:
+        """Ends the least recently used session; those that wait in the same forward come last."""
+        others = [session for session in self._manager if session != first]
+        self.close(next((session for session in others if session not in waiting), others[0]))
 
-    def _pieces(self, shares: Sequence[Share]) -> tuple[list[Piece], list[Holding]]:
-        """What to feed for those that have places, and where; moves what their trees left."""
-        seats: dict[Hashable, tuple[int, Holding]] = {}
-        for index, share in enumerate(shares):
-            if share.work.session not in seats:
-                holding = self._holdings.seat(share.work)
-                if holding is not None:
-                    seats[share.work.session] = index, holding
-        pieces, moves = [], dict[int, int]()  # from the place of each value to its key
-        for index, holding in seats.values():
-            feed = _planned(holding, shares[index].work)
-            # A forward that fails leaves the places in an unknown state: they count as empty until all is done.
-            holding.held, holding.planned = Held(), None
-            start = holding.extent.start
-            moves |= {start + feed.move_start + number: start + place for number, place in enumerate(feed.moves)}
-            pieces.append(Piece(index, holding.extent, feed, portion(feed, shares[index].tokens)))
+    def _admitted(self, scheduled: Sequence[ScheduledRequest]) -> dict[int, CacheEntry]:
+        """The entries of requests that have slots, by index; of each session the first request."""
+        entries: dict[Hashable, tuple[int, CacheEntry]] = {}
+        for index, one in enumerate(scheduled):
+            if one.request.session not in entries:
+                entry = self._manager.allocate(one.request)
+                if entry is not None:
+                    entries[one.request.session] = index, entry
+        return dict(entries.values())
+
+    def _slices(
+        self, admitted: dict[int, CacheEntry], scheduled: Sequence[ScheduledRequest]
+    ) -> dict[int, tuple[BatchSlice, InputTokens]]:
+        """What to compute for each admitted request, and its whole plan; moves tree nodes that were committed."""
+        slices, moves = {}, dict[int, int]()  # moves: from the slot of each value to its key
+        for index, entry in admitted.items():
+            plan = _planned(entry, scheduled[index].request)
+            # A forward that fails leaves the slots in an unknown state: they count as empty until it has returned.
+            entry.cached, entry.planned = CachedTokens(), None
+            start = entry.extent.start
+            moves |= {start + plan.move_start + number: start + slot for number, slot in enumerate(plan.moves)}
+            slices[index] = BatchSlice(entry.extent, plan.first(plan.scheduled(scheduled[index].tokens))), plan
         if moves:
-            self._store.move([*moves.values()], [*moves])
-        return pieces, [holding for _, holding in seats.values()]
+            self._cache.move([*moves.values()], [*moves])
+        return slices
 
 
-def _planned(holding: Holding, work: Work) -> Feed:
-    """The plan for a work, made once while nothing changes."""
-    known = holding.planned
-    if known is None or known[0] is not work or known[1] is not holding.held:
-        known = holding.planned = work, holding.held, plan(holding.held, work)
+def _planned(entry: CacheEntry, request: ForwardRequest) -> InputTokens:
+    """The plan for a request, made once while nothing changes."""
+    known = entry.planned
+    if known is None or known[0] is not request or known[1] is not entry.cached:
+        known = entry.planned = request, entry.cached, plan_inputs(entry.cached, request)
     return known[2]

@@ -1,260 +1,142 @@
-"""Who holds which places: extents of live sessions, what ended ones left, and how a new one comes to its places."""
+"""The keys and values of all sessions: for each layer one tensor of slots, allocated once."""
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import Generic, Protocol, TypeVar
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from crossdraft.engine.kv_store import UNIT, Extent, Extents, size_for
-from crossdraft.engine.requests import Feed, Held, Work, common
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
 
+from crossdraft.engine.device import available_memory, sent
+from crossdraft.engine.names import NumberOutOfRangeError
 
-class Copying(Protocol):
-    """What the places are of."""
-
-    def copy(self, source: int, target: int, count: int) -> None:
-        """Copies places that do not overlap."""
-        ...
-
-    def clear(self, start: int, count: int) -> None:
-        """Makes places what they were at first."""
-        ...
-
-    def sound(self, start: int, count: int) -> bool:
-        """Whether what is in places are numbers."""
-        ...
+MIB = 1 << 20
+SPARE = 2  # slots beyond those that are handed out: the null slot and the padding slot
 
 
-@dataclass(eq=False)
-class Holding:
-    """An extent and what is in it, from its first place on."""
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer keeps for each token."""
 
-    extent: Extent
-    held: Held = field(default_factory=Held)
-    planned: tuple[Work, Held, Feed] | None = None  # the last plan, for that work and what was held then
+    heads: int  # key-value heads
+    key: int  # width of a key
+    value: int  # width of a value
 
 
-class Holdings:
-    """The places of one store, shared out.
+class KVCache(Cache):
+    """A transformers cache that is written at given slots and returns all of them.
 
-    What an ended session held stays until its places are needed, the least recently used first: a session whose text
-    begins in the same way starts with it. Beyond that a session finds nothing of others in its places: a masked place
-    has weight zero, but zero times NaN is NaN, and minus infinity cannot mask a NaN either.
-
-    Args:
-        reuse: whether a session may begin with what another one holds or left.
+    Which slots a token attends to is in `attention.Layout`. Memory starts as zeros: a masked slot has weight zero, and
+    zero times NaN is NaN. Layers whose keys or values have the same shape share one tensor, so that copying, clearing
+    or moving slots in all of them is one call.
     """
 
-    def __init__(self, store: Copying, places: int, reuse: bool = True) -> None:
-        self._store = store
-        self._reuse = reuse
-        self._extents = Extents(places)
-        self._written = bytearray(self._extents.places // UNIT)  # 1: something may have been written in this unit
-        self._live: dict[Hashable, Holding] = {}  # least recently used first
-        self._ended: dict[Holding, None] = {}  # likewise
-        self._prefixes: Prefixes[Holding] = Prefixes()
+    def __init__(self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(layers=[])
+        self.slots = slots
+        self.null_slot = slots  # never written: read in place of slots that do not exist
+        self.padding_slot = slots + 1  # never read: where padding is written
+        parts = [(shape.heads, width) for shape in shapes for width in (shape.key, shape.value)]
+        self._blocks = {
+            part: _zeros((count, part[0], slots + SPARE, part[1]), dtype, device)
+            for part, count in Counter(parts).items()
+        }
+        rows = {part: iter(block.split(1)) for part, block in self._blocks.items()}
+        tensors = [next(rows[part]) for part in parts]  # (1, heads, slots, width) each
+        self.keys, self.values = tensors[::2], tensors[1::2]
+        self._mapping: slice | Tensor = slice(0, 0)
 
-    @property
-    def places(self) -> int:
-        """All places that can be given."""
-        return self._extents.places
+    @staticmethod
+    def slot_bytes(shapes: Sequence[LayerShape], dtype: torch.dtype) -> int:
+        """Bytes of one slot, in all layers."""
+        return sum(shape.heads * (shape.key + shape.value) for shape in shapes) * dtype.itemsize
 
-    @property
-    def held(self) -> int:
-        """Places in extents of live sessions."""
-        return self.places - self._extents.free - sum(holding.extent.size for holding in [*self._ended])
+    def populate(self) -> None:
+        """Touches all its memory now, while it is still empty; otherwise the first passes to write there wait for it.
 
-    def __len__(self) -> int:
-        return len(self._live)
+        A token's keys lie in as many pages as there are layers and heads, and a page of 2 MiB takes about 4 ms: the
+        first token of a session took up to three seconds.
 
-    def __iter__(self) -> Iterator[Hashable]:
-        """Live sessions, least recently used first."""
-        return iter(self._live)
-
-    def of(self, session: Hashable) -> Holding | None:
-        """What a live session holds."""
-        return self._live.get(session)
-
-    def admits(self, work: Work) -> bool:
-        """Whether `seat` would give the work its places."""
-        known = self._live.get(work.session)
-        size = size_for(len(work.context) + len(work.tree))
-        if known is not None and known.extent.size >= size:
-            return True
-        own = [] if known is None else [known.extent]
-        return self._extents.could_take(size, [*(holding.extent for holding in self._ended), *own])
-
-    def seat(self, work: Work) -> Holding | None:
-        """Places for all of a work, what is held of it included; None: only other live sessions could give them."""
-        known = self._live.pop(work.session, None)
-        count = len(work.context) + len(work.tree)
-        size = size_for(count)
-        holding = self._begun(work.context, size) if known is None else known
-        if holding is not None:
-            fits = holding.extent.size >= size or self._grown(holding, size)
-            if fits:
-                self._mark(holding.extent.start // UNIT, -(-count // UNIT), True)
-            if fits or known is not None:
-                self._live[work.session] = holding
-            elif holding.held.ids:
-                self._ended[holding] = None
-            return holding if fits else None
-        return None
-
-    def hold(self, holding: Holding, held: Held, kept: int) -> None:
-        """What is in the holding's places now; its first `kept` ids are what they were."""
-        holding.held = held
-        self._prefixes.note(holding, held.ids, kept)
-
-    def close(self, session: Hashable) -> None:
-        """The session is over. One that is not known has no places."""
-        holding = self._live.pop(session, None)
-        if holding is None:
-            return
-        holding.held, holding.planned = Held(holding.held.ids), None
-        if len(holding.held.ids) < BLOCK or not self._reuse:
-            self._release(holding)
-        else:
-            self._ended[holding] = None
-
-    def reusable(self, ids: tuple[int, ...]) -> tuple[Holding, int] | None:
-        """A holding whose first ids are those of a text, and how many are; None where it is not worth it."""
-        if not self._reuse:
-            return None
-        found = [(common(holding.held.ids, ids), holding) for holding in self._prefixes.longest(ids)]
-        shared, holding = max(found, key=lambda one: one[0], default=(0, None))
-        return (holding, shared) if holding is not None and shared >= BLOCK else None
-
-    def _begun(self, ids: tuple[int, ...], size: int) -> Holding | None:
-        """Places for a new session: those of an ended one that all of its text goes on from, or new ones."""
-        found = self.reusable(ids)
-        if found is not None and not self._store.sound(found[0].extent.start, found[1]):
-            self._prefixes.forget(found[0])
-            found = None
-        if found is not None and found[0] in self._ended and found[1] == len(found[0].held.ids):
-            del self._ended[found[0]]
-            self._clear(found[0].extent, found[1])
-            return found[0]
-        if found is not None and found[0] in self._ended:
-            self._ended[found[0]] = self._ended.pop(found[0])  # most recently used: the last to be released
-        extent = self._room(size, None)
-        if extent is None:
-            return None
-        holding = Holding(extent)
-        self._clear(extent, 0)
-        if found is not None and found[0].held.ids:
-            source, shared = found
-            self._store.copy(source.extent.start, extent.start, shared)
-            self.hold(holding, Held(ids[:shared]), 0)
-        return holding
-
-    def _grown(self, holding: Holding, size: int) -> bool:
-        """Makes the extent larger, where it lies or elsewhere; False, and no change, where there is no room."""
-        before, kept = holding.extent, holding.extent.size
-        after = self._extents.grow(before, size)
-        if after is None:
-            after = self._room(size, before)
-            if after is None:
-                return False
-            if after.start != before.start:
-                kept = len(holding.held.ids) + len(holding.held.tree)
-                self._store.copy(before.start, after.start, kept)
-            if not after.start <= before.start < after.end:
-                self._extents.give(before)
-        self._clear(after, kept)
-        holding.extent = after
-        return True
-
-    def _room(self, size: int, own: Extent | None) -> Extent | None:
-        """A free extent; what ended sessions left is released for it, and the session's own extent where that helps.
-
-        In the last case what is returned contains the own extent.
+        Raises:
+            NumberOutOfRangeError: the machine has less memory.
         """
-        extent = self._extents.take(size)
-        if extent is not None:
-            return extent
-        owned = [] if own is None else [own]
-        if not self._extents.could_take(size, [*(holding.extent for holding in self._ended), *owned]):
-            return None
-        for holding in list(self._ended):
-            del self._ended[holding]
-            self._release(holding)
-            extent = self._extents.take(size)
-            if extent is not None:
-                return extent
-        if own is not None:
-            self._extents.give(own)
-        return self._extents.take(size)
+        wanted = sum(block.nbytes for block in self._blocks.values()) // MIB
+        if self.keys[0].device.type == "cpu" and wanted > available_memory():
+            raise NumberOutOfRangeError(
+                f"{wanted} MiB of keys and values are wanted, and {available_memory():.0f} MiB of memory are left: "
+                "lower the budget (--cache-mib)"
+            )
+        for block in self._blocks.values():
+            block.zero_()
 
-    def _release(self, holding: Holding) -> None:
-        """Gives the places back; nothing is held any more."""
-        holding.held = Held()
-        self._prefixes.forget(holding)
-        self._extents.give(holding.extent)
+    def map_slots(self, mapping: slice | Tensor) -> None:
+        """Sets where the next forward's keys and values go: slots in the order of its tokens, int64 if a tensor."""
+        self._mapping = mapping
 
-    def _clear(self, extent: Extent, kept: int) -> None:
-        """Makes an extent as good as new after its first `kept` places; memory that nobody wrote stays untouched."""
-        first = extent.start + kept
-        last = self._written.rfind(1, first // UNIT, extent.end // UNIT)
-        if last >= 0:
-            self._store.clear(first, (last + 1) * UNIT - first)
-        whole = -(-first // UNIT)
-        self._mark(whole, extent.end // UNIT - whole, False)
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copies `count` slots from `source` on to `target` and on; they must not overlap."""
+        for block in self._blocks.values():
+            block[:, :, target : target + count] = block[:, :, source : source + count]
 
-    def _mark(self, unit: int, count: int, written: bool) -> None:
-        """Says of some units whether anything may have been written there."""
-        self._written[unit : unit + count] = bytes((written,)) * count
+    def clear(self, start: int, count: int) -> None:
+        """Zeros `count` slots from `start` on."""
+        for block in self._blocks.values():
+            block[:, :, start : start + count].zero_()
 
+    def is_finite(self, start: int, count: int) -> bool:
+        """Whether slots hold finite numbers: a NaN in a tree also reaches the text's keys, masked or not.
 
-# Which of many texts begins as a new one does: a dict over their blocks, not a search through all of them. Pure.
+        The last layer is enough, as a NaN of any layer is in all layers after it.
+        """
+        held = (tensor[:, :, start : start + count] for tensor in (self.keys[-1], self.values[-1]))
+        return all(math.isfinite(tensor.sum(dtype=torch.float32)) for tensor in held)  # a tenth of isfinite's time
 
-BLOCK = 32  # ids
-TRIED = 8  # owners of the same blocks, which differ in less than one more
-Owner = TypeVar("Owner", bound=Hashable)
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies slots to others, as if all at once; no target is named twice."""
+        device = self.keys[0].device
+        source, target = sent(torch.from_numpy(np.array([sources, targets])), device)
+        for block in self._blocks.values():
+            block.index_copy_(2, target, block.index_select(2, source))
 
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes what a layer computed, (1, heads, tokens, width), and returns all slots of the layer."""
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        mapping = self._mapping
+        if isinstance(mapping, slice):
+            keys[:, :, mapping] = key_states
+            values[:, :, mapping] = value_states
+        else:
+            keys.index_copy_(2, mapping, key_states)
+            values.index_copy_(2, mapping, value_states)
+        return keys, values
 
-class Prefixes(Generic[Owner]):
-    """The beginnings of texts, in whole blocks. A block's key is a hash of its ids and of the key before it."""
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero, since positions are explicit."""
+        return 0
 
-    def __init__(self) -> None:
-        self._owners: dict[int, dict[Owner, None]] = {}  # latest last
-        self._keys: dict[Owner, list[int]] = {}
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Length and offset of what a mask would cover; there is none."""
+        return query_length, 0
 
-    def note(self, owner: Owner, ids: Sequence[int], kept: int = 0) -> None:
-        """What an owner's text is now; its first `kept` ids are what they were."""
-        keys = self._keys.setdefault(owner, [])
-        whole = len(ids) // BLOCK
-        same = min(kept // BLOCK, len(keys))
-        for key in keys[same:]:
-            self._drop(key, owner)
-        del keys[same:]
-        for block in range(same, whole):
-            keys.append(_key(keys[-1] if keys else 0, ids, block))
-            self._owners.setdefault(keys[-1], {})[owner] = None
-
-    def forget(self, owner: Owner) -> None:
-        """An owner's text is no more."""
-        for key in self._keys.pop(owner, ()):
-            self._drop(key, owner)
-
-    def longest(self, ids: Sequence[int]) -> list[Owner]:
-        """The owners, by hashes, of the most first blocks of `ids`: the latest first and not more than TRIED."""
-        found: dict[Owner, None] = {}
-        key = 0
-        for block in range(len(ids) // BLOCK):
-            key = _key(key, ids, block)
-            owners = self._owners.get(key)
-            if owners is None:
-                break
-            found = owners
-        return list(islice(reversed(found), TRIED))
-
-    def _drop(self, key: int, owner: Owner) -> None:
-        owners = self._owners[key]
-        owners.pop(owner, None)
-        if not owners:
-            del self._owners[key]
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """All slots but the spare ones."""
+        return self.slots
 
 
-def _key(before: int, ids: Sequence[int], block: int) -> int:
-    return hash((before, *ids[block * BLOCK : (block + 1) * BLOCK]))
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; in main memory they are allocated when they are first written (torch.zeros would touch every page)."""
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise NumberOutOfRangeError(
+            f"{size // MIB} MiB of keys or values cannot be had on {device}: lower the budget (--cache-mib)"
+        ) from error

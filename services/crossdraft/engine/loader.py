@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from crossdraft.engine.compatibility import embedding_weight, length_of
+from crossdraft.engine.device import device_of, leave_out_cudnn
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size, size_of, source_of
 from crossdraft.text.frequencies import read_ranking
 from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
@@ -31,12 +32,9 @@ class LoadedModel:
     kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
 
 
-# A drafter's LM head, cut to the ids that a corpus uses most (FR-Spec, arXiv 2502.14856, section 3.2, Eq. 3-4).
-
-
 @dataclass(frozen=True)
 class Pruning:
-    """Which ids a drafter keeps."""
+    """Which ids a drafter's LM head keeps: those that a corpus uses most (FR-Spec, arXiv 2502.14856, Eq. 3-4)."""
 
     keep: int  # how many, 1 to V
     frequencies: Path  # what `crossdraft frequencies` wrote for the model's tokenizer
@@ -65,7 +63,7 @@ def load_model(
 
     Args:
         name: a folder, a hub id, or `bundled:` and the name of a bundled model; `inflated:LAYERSxHIDDEN:` before one
-            of them is the same function in a larger shape (`growing`), for benchmarks.
+            of them is the same function in a larger shape (`grown`), for benchmarks.
         dtype: "auto" (that of the weights, but float16 weights run in float32 on a CPU) or a key of DTYPES.
         device: as torch names it.
         max_length: tokens of a session; None: the model's own context, which it may not exceed.
@@ -131,29 +129,6 @@ def _no_weights(folder: Path) -> str:
         f"{folder} has its weights in {pickled}, a pickle, which could run any code when it is read, and is never "
         "loaded: where you trust it, load it with transformers and save it with save_pretrained, as .safetensors"
     )
-
-
-def device_of(device: str) -> torch.device:
-    """As torch names it; raises ModelLoadError."""
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    # An unknown name, a build without that device, one that cannot hold a tensor, one that needs a package.
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        raise ModelLoadError(
-            f"device {device!r} cannot be used here, use cpu or one that torch sees: {error}".splitlines()[0]
-        ) from error
-    return place
-
-
-def leave_out_cudnn(device: torch.device) -> None:
-    """Attention on CUDA without cuDNN, in the whole process, whatever model calls it.
-
-    Torch prefers cuDNN's on Hopper and Blackwell in 16 bits, which plans anew for all sizes and strides that a thread
-    has not had yet, in some tenths of a second each time; those of a prompt hardly ever come again.
-    """
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _model(name: str, source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
@@ -233,13 +208,6 @@ def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
     return cut
 
 
-# A larger shape of a model that computes the same function.
-#
-# The residual stream is padded with zeros, which a norm over H numbers in place of h divides by a root mean square that
-# is sqrt(h/H) times as large: its weights are multiplied by sqrt(h/H), and its epsilon by h/H. Heads keep their width,
-# so that rotary angles and the scale of scores stay; new heads, new columns of the MLP and new layers end in output
-# projections that are zero. Dense kernels multiply by zeros as slowly as by anything else.
-
 OUTPUTS = ("self_attn.o_proj.", "mlp.down_proj.")  # of a layer: what they give is added to the residual stream
 
 
@@ -248,7 +216,12 @@ class CannotInflateError(ValueError):
 
 
 def grown(original: PreTrainedModel, size: Size, device: torch.device | None = None) -> LlamaForCausalLM:
-    """The same function in a larger shape, unchecked, with the same numbers' kind, made where it is to run.
+    """The same function in a larger shape and the same dtype, unchecked; dense kernels multiply by zeros no faster.
+
+    The residual stream is padded with zeros. A norm over H numbers in place of h then divides by a root mean square
+    that is sqrt(h/H) times as large: its weights are multiplied by sqrt(h/H), and its epsilon by h/H. Heads keep their
+    width, so that rotary angles and the scale of scores stay; new heads, new columns of the MLP and new layers end in
+    output projections that are zero.
 
     Args:
         original: the model.
@@ -288,7 +261,7 @@ def _larger(old: LlamaConfig, size: Size, dtype: torch.dtype) -> LlamaConfig:
     shared_before = old.num_key_value_heads or old.num_attention_heads
     head: int = getattr(old, "head_dim", None) or old.hidden_size // old.num_attention_heads
     group = old.num_attention_heads // shared_before
-    # Heads follow their key-value head by number, so the first ones keep theirs where the group stays as it is.
+    # Query heads belong to key-value heads by number: with groups of the same size the first ones keep theirs.
     shared = max(shared_before, size.hidden // (head * group))
     scaled = round(old.intermediate_size * size.hidden / old.hidden_size)
     intermediate = scaled if size.intermediate is None else size.intermediate
@@ -308,9 +281,9 @@ def _larger(old: LlamaConfig, size: Size, dtype: torch.dtype) -> LlamaConfig:
 
 
 def _origin(name: str, layers: int) -> str | None:
-    """The parameter that one of the larger model begins with; None: it is zero.
+    """The parameter that one of the larger model is copied from; None: it is zero.
 
-    A layer beyond the last one is a copy of one of the others, but that it adds nothing.
+    A layer beyond the last one is a copy of one of the others, but adds nothing to the residual stream.
     """
     head, found, rest = name.partition("layers.")
     if not found:

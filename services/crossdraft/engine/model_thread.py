@@ -1,4 +1,9 @@
-"""The model thread: all sessions' jobs step together, away from the event loop."""
+"""The model thread: runs the jobs of all sessions away from the event loop, batching their requests.
+
+A job is a generator. It yields forward requests and receives a `ForwardResult` for each, yields sampler requests about
+the logits and receives their results, and returns its result to whoever submitted it. All of it runs in the model
+thread. A verification pass of the target is one forward request, a draft of k tokens k of them.
+"""
 
 import asyncio
 import threading
@@ -13,37 +18,32 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from crossdraft.engine.device import Span
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.requests import Share, Work
-from crossdraft.engine.runner import Span
-from crossdraft.engine.sampler import Likeness, Reading, groups
-from crossdraft.engine.scheduler import Due, Pause, Scheduler, Step, Tenancy
+from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
+from crossdraft.engine.sampler import BatchKey, SamplerRequest, batched
+from crossdraft.engine.scheduler import Admission, Pause, Ready, Scheduler, Step
 
 T = TypeVar("T")
-Stepping = Callable[[Sequence[Share]], list[Tensor | None]]  # as `Engine.step`
-LOOK_AGAIN = 0.02  # seconds between looks whether somebody's turn is over, while nobody can go on
+Job = Generator[ForwardRequest | SamplerRequest[Any], Any, T]
+StepFunction = Callable[[Sequence[ScheduledRequest]], list[Tensor | None]]  # as `Engine.step`
+LOOK_AGAIN = 0.02  # seconds between looks whether a session's turn is over, while nobody can go on
 
 
 class ModelThreadClosedError(RuntimeError):
     """The model thread takes no more jobs."""
 
 
-# A job of the model thread: it asks for works, is told their logits, and has a result for who submitted it.
-
-
-Job = Generator[Work | Reading[Any], Any, T]
-
-
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """To one work of a job."""
+class ForwardResult:
+    """What a job receives for a forward request."""
 
     logits: Tensor  # (rows, V)
-    queued: float  # seconds from when it was asked for to its first step
+    queued: float  # seconds from the request to its first step
     began: float  # when its first step did
     span: Span  # of its last step
     sessions: int  # that shared its last step, itself included
-    tokens: int  # that this step fed, of all of them
+    tokens: int  # that this step computed, for all of them
 
     @property
     def seconds(self) -> float:
@@ -51,43 +51,38 @@ class Answer:
         return self.span.ended - self.began
 
 
-class Running(Generic[T]):
-    """A job under way, and where its result goes. `submitted` and all times: seconds of the thread's clock."""
+class RunningJob(Generic[T]):
+    """A job, what it waits for, and where its result goes. Times are seconds of the thread's clock."""
 
     def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop, submitted: float) -> None:
-        self.work: Work
-        self.asked = submitted  # when it asked for its work
-        self.began: float | None = None  # the first step of its work, if there was one
+        self.request: ForwardRequest
+        self.asked = submitted  # when it asked for its forward
+        self.began: float | None = None  # the first step of its request, if there was one
         self.live = True
-        self.reading: Asked | None = None  # what it wants to know before it asks for more work
+        self.sampling: tuple[tuple[BatchKey, int], SamplerRequest[Any]] | None = None  # awaited before any forward
         self.future: asyncio.Future[T] = loop.create_future()
         self._job = job
         self._loop = loop
 
-    def start(self, check: Callable[[Work], None]) -> None:
-        """Runs the job up to its first work, or reading."""
+    def start(self, check: Callable[[ForwardRequest], None]) -> None:
+        """Runs the job up to its first request."""
         with Delivering(self):
-            self._go_on(next(self._job), check)
+            self._wait_for(next(self._job), check)
 
-    def answer(self, answer: Answer, check: Callable[[Work], None], clock: Callable[[], float]) -> None:
-        """Hands it the answer to its work, and runs it up to what it wants next."""
-        self.began = None
-        self.tell(answer, check, clock)
-
-    def tell(self, found: Any, check: Callable[[Work], None], clock: Callable[[], float]) -> None:
-        """Hands it what it asked for, and runs it up to what it wants next."""
+    def resume(self, result: Any, check: Callable[[ForwardRequest], None], clock: Callable[[], float]) -> None:
+        """Hands it the result of its request, and runs it up to the next one."""
         with Delivering(self):
-            wanted = self._job.send(found)
+            request = self._job.send(result)
             self.asked = clock()
-            self._go_on(wanted, check)
+            self._wait_for(request, check)
 
-    def _go_on(self, wanted: Work | Reading[Any], check: Callable[[Work], None]) -> None:
-        self.reading = None
-        if isinstance(wanted, Reading):
-            self.reading = Asked(wanted, Likeness.of(wanted))
+    def _wait_for(self, request: ForwardRequest | SamplerRequest[Any], check: Callable[[ForwardRequest], None]) -> None:
+        self.sampling = None
+        if isinstance(request, SamplerRequest):
+            self.sampling = BatchKey.of(request), request
         else:
-            self.work = wanted
-            check(wanted)
+            self.request = request
+            check(request)
 
     def drop_cancelled(self) -> None:
         """Ends it if nobody waits for its result any more."""
@@ -95,9 +90,9 @@ class Running(Generic[T]):
             self.finish(asyncio.CancelledError())
 
     def finish(self, error: BaseException) -> None:
-        """The job is over: its result, or the error, goes to the submitter."""
+        """Ends the job: its result (a StopIteration), or the error, goes to the submitter."""
         self.live = False
-        with suppress(RuntimeError):  # a job that yields again when it is closed is none the less over
+        with suppress(RuntimeError):  # a job that yields again when it is closed has ended all the same
             self._job.close()
         with suppress(RuntimeError):  # the submitter's loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._resolve, error)
@@ -111,50 +106,68 @@ class Running(Generic[T]):
             self.future.set_exception(error)
 
 
-class ModelThread:
-    """Runs jobs on one engine in one thread; which of them a step takes, and when, the scheduler decides.
+class Delivering:
+    """Context that delivers whatever ends the jobs to their submitters, so that no error ends the thread itself."""
 
-    An error, of a job or of its work, reaches only that job's submitter.
+    def __init__(self, *jobs: RunningJob[Any]) -> None:
+        self._jobs = jobs
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None:
+            for job in self._jobs:
+                job.finish(error)
+        return True
+
+
+class ModelThread:
+    """Runs jobs on one engine in one thread; the scheduler decides which of them a step serves, and when.
+
+    An error, of a job or of its request, reaches only that job's submitter.
 
     Args:
         engine: what the thread runs.
-        step: what is called in place of the engine's own `step`, which it ends in; None: that itself.
+        step: called in place of the engine's own `step`, which it calls in turn; None: that itself.
         clock: in seconds.
     """
 
     def __init__(
-        self, engine: Engine, step: Stepping | None = None, clock: Callable[[], float] = time.perf_counter
+        self, engine: Engine, step: StepFunction | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.engine = engine  # to be used in this thread's jobs only
         self.steps = 0  # forwards so far, of however many sessions
         self.seconds = 0.0  # in them, and in what their jobs did next
         self.batches: Counter[int] = Counter()  # by number of sessions: steps that had so many
-        self.answers = 0  # works that were answered
+        self.answers = 0  # requests that were completed
         self.queued = 0.0  # seconds that they waited for their first steps
-        self._stepping = engine.step if step is None else step
+        self._engine_step = engine.step if step is None else step
         self._clock = clock
         self._scheduler = Scheduler(engine.chunk)
-        self._tenancy = Tenancy(engine)
-        self._live: list[Running[Any]] = []
-        self._arrivals: SimpleQueue[Running[Any] | None] = SimpleQueue()  # None: no more will come
+        self._admission = Admission(engine)
+        self._live: list[RunningJob[Any]] = []
+        self._arrivals: SimpleQueue[RunningJob[Any] | None] = SimpleQueue()  # None: no more will come
         self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
     @property
-    def evictions(self) -> int:
-        """Sessions that gave their places to others."""
-        return self._tenancy.evictions
+    def preemptions(self) -> int:
+        """Sessions whose KV slots were given to others."""
+        return self._admission.preemptions
 
     async def run(self, job: Job[T]) -> T:
         """The job's result. Cancelling stops the job before its next step.
 
         Raises:
             ModelThreadClosedError: `close` was called before.
-            BaseException: what the job raised, or what the engine raised for its work.
+            BaseException: what the job raised, or what the engine raised for its request.
         """
-        running = Running(job, asyncio.get_running_loop(), self._clock())
+        running = RunningJob(job, asyncio.get_running_loop(), self._clock())
         with self._closing:
             if self._closed:
                 raise ModelThreadClosedError("the model thread is closed")
@@ -162,11 +175,17 @@ class ModelThread:
         return await running.future
 
     async def close_session(self, session: Hashable) -> None:
-        """Frees the places of a session, after the step that is under way."""
-        await self.run(self._ending(session))
+        """Frees the KV slots of a session, after the step that is under way."""
+        await self.run(self._close_session(session))
+
+    def _close_session(self, session: Hashable) -> Job[None]:
+        """A job without a request."""
+        self._admission.close(session)
+        self._scheduler.returns.over(session)
+        yield from ()
 
     def close(self) -> None:
-        """Takes no more jobs and waits until those submitted are done. Not to be called from a job."""
+        """Takes no more jobs and waits until those submitted have ended. Not to be called from a job."""
         with self._closing:
             self._closed = True
             self._arrivals.put(None)
@@ -176,9 +195,13 @@ class ModelThread:
         pause: float | None = None
         try:
             while self._arrived(pause):
-                seated = self._seated()
-                decided = self._scheduler.next([self._due(running) for running in seated], self._clock())
-                pause = decided.seconds if isinstance(decided, Pause) else self._step(seated, decided)
+                admitted = self._admitted()
+                decided = self._scheduler.next([self._ready(job) for job in admitted], self._clock())
+                if isinstance(decided, Pause):
+                    pause = decided.seconds
+                else:
+                    self._step(admitted, decided)
+                    pause = 0.0
         finally:
             self._ended()
 
@@ -190,154 +213,113 @@ class ModelThread:
         with suppress(Empty):
             while True:
                 left += filter(None, (self._arrivals.get_nowait(),))
-        for running in left:
-            running.finish(ModelThreadClosedError("the model thread has ended"))
+        for job in left:
+            job.finish(ModelThreadClosedError("the model thread has ended"))
 
     def _arrived(self, pause: float | None) -> bool:
-        """Takes in what comes within so many seconds (None: however long it takes); whether the thread is to go on."""
+        """Takes in what arrives within so many seconds (None: no limit); whether the thread is to go on."""
         if pause is None and self._live:
             pause = LOOK_AGAIN
         with suppress(Empty):
             self._take_in(self._arrivals.get(block=pause != 0, timeout=pause))
             while True:
                 self._take_in(self._arrivals.get_nowait())
-        for running in self._live:
-            running.drop_cancelled()
-        self._live = [running for running in self._live if running.live]
+        for job in self._live:
+            job.drop_cancelled()
+        self._live = [job for job in self._live if job.live]
         return bool(self._live) or not (self._closed and self._arrivals.empty())
 
-    def _take_in(self, running: Running[Any] | None) -> None:
-        if running is not None:
-            running.start(self.engine.check)
-            read([running], self.engine.check, self._clock)
-        if running is not None and running.live:
-            self._live.append(running)
-            self._scheduler.returns.asked(running.work.session, running.asked)
+    def _take_in(self, job: RunningJob[Any] | None) -> None:
+        if job is None:
+            return
+        job.start(self.engine.check)
+        self._sample([job])
+        if job.live:
+            self._live.append(job)
+            self._scheduler.returns.asked(job.request.session, job.asked)
 
-    def _seated(self) -> list[Running[Any]]:
+    def _admitted(self) -> list[RunningJob[Any]]:
         """The jobs that can take part in a step now."""
         now = self._clock()
-        self._live.sort(key=lambda running: running.asked)
-        return self._tenancy.seated(self._live, self._scheduler.returns.expected(now), now)
+        self._live.sort(key=lambda job: job.asked)
+        return self._admission.admitted(self._live, self._scheduler.returns.expected(now), now)
 
-    def _due(self, running: Running[Any]) -> Due:
-        work = running.work
-        tokens = self.engine.due(work)
-        return Due(work.session, running.asked, tokens, min(tokens, 1 + len(work.tree)), running.began is not None)
+    def _ready(self, job: RunningJob[Any]) -> Ready:
+        request = job.request
+        tokens = self.engine.remaining(request)
+        return Ready(request.session, job.asked, tokens, min(tokens, 1 + len(request.tree)), job.began is not None)
 
-    def _step(self, seated: "list[Running[Any]]", step: Step) -> float:
-        """Takes a step, and its answers on to the jobs; returns how long to wait for more: not at all."""
-        taken = sorted(step.tokens.items())  # the oldest first: places are given in this order
-        jobs = [seated[index] for index, _ in taken]
-        span, fed = Span(self.engine.device, self._clock), self.engine.fed
+    def _step(self, admitted: "list[RunningJob[Any]]", step: Step) -> None:
+        """Runs a step, and its jobs up to their next requests."""
+        scheduled = sorted(step.tokens.items())  # the oldest first: slots are allocated in this order
+        jobs = [admitted[index] for index, _ in scheduled]
+        span, computed = Span(self.engine.device, self._clock), self.engine.computed
         self.steps += 1
         self.batches[len(jobs)] += 1
-        found = self._forwarded(jobs, [Share(seated[index].work, tokens) for index, tokens in taken])
+        found = self._forward(jobs, [ScheduledRequest(admitted[index].request, tokens) for index, tokens in scheduled])
         span.end()
-        fed = self.engine.fed - fed
+        computed = self.engine.computed - computed
         answered = []
-        for running, logits in zip(jobs, found, strict=True):
-            if not running.live:  # its step failed: what lies in its places is not known, and others can use them
-                self._tenancy.close(running.work.session)
-            if running.live and (logits is not None or self.engine.admits(running.work)):  # else it was not fed
-                self._tenancy.stepped(running.work.session, span.began)
-                running.began = span.began if running.began is None else running.began
-            if running.live and logits is not None:
-                self._answer(running, logits, span, fed, len(jobs))
-                answered.append(running)
-        self._read(answered)
-        with Delivering(*jobs):  # a device that has failed tells whoever waits for it
-            self._scheduler.stepped(fed, span.ended - span.began)
+        for job, logits in zip(jobs, found, strict=True):
+            if not job.live:  # its step failed: the contents of its slots are unknown, and others can use them
+                self._admission.close(job.request.session)
+            if job.live and (logits is not None or self.engine.admits(job.request)):  # else nothing was computed
+                self._admission.stepped(job.request.session, span.began)
+                job.began = span.began if job.began is None else job.began
+            if job.live and logits is not None:
+                self._answer(job, logits, span, computed, len(jobs))
+                answered.append(job)
+        self._sample(answered)
+        for job in answered:
+            if not job.live:
+                self._scheduler.returns.answered(job.request.session, self._clock())
+        with Delivering(*jobs):  # a device that has failed says so to whoever waits for it
+            self._scheduler.stepped(computed, span.ended - span.began)
         self.seconds += self._clock() - span.began
-        return 0.0
 
-    def _forwarded(self, jobs: "list[Running[Any]]", shares: list[Share]) -> list[Tensor | None]:
-        """One forward for all; where it fails they take the step one by one, so that only the guilty fail."""
+    def _forward(self, jobs: "list[RunningJob[Any]]", scheduled: list[ScheduledRequest]) -> list[Tensor | None]:
+        """One forward for all; where it fails the jobs run one by one, so that only those at fault fail."""
         if len(jobs) > 1:
             with Delivering(*jobs), suppress(RuntimeError, MemoryError):
-                return self._stepping(shares)
+                return self._engine_step(scheduled)
         found: list[Tensor | None] = [None] * len(jobs)
-        for index, running in enumerate(jobs):
-            if running.live:
-                with Delivering(running):
-                    found[index] = self._stepping([shares[index]])[0]
+        for index, job in enumerate(jobs):
+            if job.live:
+                with Delivering(job):
+                    found[index] = self._engine_step([scheduled[index]])[0]
         return found
 
-    def _answer(self, running: Running[Any], logits: Tensor, span: Span, fed: int, sessions: int) -> None:
+    def _answer(self, job: RunningJob[Any], logits: Tensor, span: Span, computed: int, sessions: int) -> None:
         """Hands a job its logits."""
-        assert running.began is not None
-        work, queued = running.work, running.began - running.asked
+        assert job.began is not None
+        request, queued = job.request, job.began - job.asked
         self.answers += 1
         self.queued += queued
-        self._tenancy.answered(work.session, self._clock(), self._scheduler.costs.seconds(len(work.context)))
-        answer = Answer(logits, queued, running.began, span, sessions, fed)
-        running.answer(answer, self.engine.check, self._clock)
+        recomputing = self._scheduler.costs.seconds(len(request.context))
+        self._admission.answered(request.session, self._clock(), recomputing)
+        result = ForwardResult(logits, queued, job.began, span, sessions, computed)
+        job.began = None
+        job.resume(result, self.engine.check, self._clock)
 
-    def _read(self, answered: "list[Running[Any]]") -> None:
-        """Answers what jobs want to know of their logits; each goes on, or is over and may come back."""
-        read(answered, self.engine.check, self._clock)
-        for running in answered:
-            if not running.live:
-                self._scheduler.returns.answered(running.work.session, self._clock())
-
-    def _ending(self, session: Hashable) -> Job[None]:
-        """A job without a step."""
-        self._tenancy.close(session)
-        self._scheduler.returns.over(session)
-        yield from ()
-
-
-"""Yields works and receives an `Answer` to each, yields readings of the logits, returns its result.
-
-Runs in the model thread, all of it. A pass of the target yields one work, a draft of k tokens k of them.
-"""
+    def _sample(self, jobs: "Sequence[RunningJob[Any]]") -> None:
+        """Runs the sampler requests of jobs, until each waits for a forward, or has ended."""
+        while waiting := [(job, *job.sampling) for job in jobs if job.live and job.sampling is not None]:
+            for members in batched([key for _, key, _ in waiting]):
+                batch = [waiting[index][0] for index in members]
+                results = _sampled(batch, [waiting[index][2] for index in members])
+                for job, result in zip(batch, results, strict=True):
+                    if job.live:
+                        job.resume(result, self.engine.check, self._clock)
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """What a job wants to know of logits."""
-
-    reading: Reading[Any]
-    likeness: Likeness
-
-
-class Delivering:
-    """Whatever ends jobs inside goes to their submitters: nothing may end the thread that others wait for."""
-
-    def __init__(self, *jobs: Running[Any]) -> None:
-        self._jobs = jobs
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is not None:
-            for running in self._jobs:
-                running.finish(error)
-        return True
-
-
-def read(jobs: Sequence[Running[Any]], check: Callable[[Work], None], clock: Callable[[], float]) -> None:
-    """Answers what jobs want to know of logits, until each wants work, or is over."""
-    while wanting := [(job, job.reading) for job in jobs if job.live and job.reading is not None]:
-        for places in groups([asked.likeness for _, asked in wanting]):
-            asking = [wanting[place][0] for place in places]
-            found = _found(asking, [wanting[place][1].reading for place in places])
-            for running, answer in zip(asking, found, strict=True):
-                if running.live:
-                    running.tell(answer, check, clock)
-
-
-def _found(asking: Sequence[Running[Any]], readings: Sequence[Reading[Any]]) -> list[Any]:
-    """The answers to readings of one kind; where one has none they are answered one by one, so that only it fails."""
-    if len(readings) > 1:
-        with Delivering(*asking), suppress(RuntimeError, ValueError, IndexError, MemoryError):
-            return readings[0].together(readings)
-    found: list[Any] = [None] * len(readings)
-    for place, (running, reading) in enumerate(zip(asking, readings, strict=True)):
-        if running.live:
-            with Delivering(running):
-                (found[place],) = reading.together([reading])
+def _sampled(jobs: Sequence[RunningJob[Any]], requests: Sequence[SamplerRequest[Any]]) -> list[Any]:
+    """Runs a batch of sampler requests; where it fails they run one by one, so that only those at fault fail."""
+    if len(requests) > 1:
+        with Delivering(*jobs), suppress(RuntimeError, ValueError, IndexError, MemoryError):
+            return requests[0].run(requests)
+    found: list[Any] = [None] * len(requests)
+    for index, (job, request) in enumerate(zip(jobs, requests, strict=True)):
+        if job.live:
+            with Delivering(job):
+                (found[index],) = request.run([request])
     return found

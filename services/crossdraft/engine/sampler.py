@@ -1,8 +1,12 @@
-"""Where draws come from: keyed noise, or a random generator."""
+"""The sampler: what jobs want to know of logits (distributions, rows, draws), computed in batches.
+
+A sampler request names rows of logits and what to compute of them. Requests that are alike are computed together, each
+bitwise as it would be alone; only small results leave the device, all at once.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -10,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crossdraft.engine.kv_store import sent
-from crossdraft.engine.row_builder import (
+from crossdraft.engine.device import sent
+from crossdraft.engine.distributions import (
     Columns,
     Nodes,
     columns_of,
@@ -26,20 +30,27 @@ from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.verification.noise import KeyedNoise, moment, uniform_words
 
-Chance = float | tuple[NoiseKey, int]  # uniform in [0, 1); or what clocks are keyed by, with the offset in letters
+R = TypeVar("R")
+T = TypeVar("T")
+Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
+Chance = float | tuple[NoiseKey, int]  # uniform in [0, 1); or a noise key with the offset in letters
+CACHED = 1 << 15  # logits that a CPU computes together: more leave its caches, and gain nothing
+TOGETHER = 1 << 24  # that other devices compute together: some hundred MiB in float64
+NOT_FINITE = "no id has a probability above 0: the model's logits are not finite"
+
+
+# Draws on the host.
 
 
 class Draws(Protocol):
-    """Where a session's draws come from, as far as their distributions are here: few ids each. Others are
-    `Ranking`s.
-    """
+    """Draws of a session from distributions on the host, few ids each; `DrawRequest` draws from whole ones."""
 
     def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
         """One of `ids` (n,) with its probability (n,); `offset` counts letters since the start of the output."""
         ...
 
     def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        """The draw, then the ids that were nearest to being drawn instead, at most `count`, the nearest first."""
+        """The draw, then the ids that came nearest to being drawn instead, at most `count`, the nearest first."""
         ...
 
     def chance(self, offset: int) -> Chance:
@@ -59,12 +70,12 @@ class KeyedDraws:
         return self.noise.draw(ids, probabilities, self.key, offset)
 
     def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        """As in `Draws`: those that arrive next in the same race."""
+        """As in `Draws`: those that arrive next in the same exponential race."""
         if not count:
             return [self.draw(ids, probabilities, offset)]
         possible = np.flatnonzero(probabilities > 0)
         arrivals = self.noise.exponentials(self.key, offset, ids[possible]) / probabilities[possible]
-        ranked: list[int] = ids[possible[smallest(arrivals, 1 + count)]].tolist()
+        ranked: list[int] = ids[possible[_smallest(arrivals, 1 + count)]].tolist()
         return ranked
 
     def chance(self, offset: int) -> Chance:
@@ -82,7 +93,7 @@ class RandomDraws:
         """As in `Draws`; the offset is not used."""
         cumulative = probabilities.cumsum()
         place = cumulative.searchsorted(self.generator.random() * cumulative[-1], side="right")
-        if place == len(ids):  # by rounding: the last id that is possible at all is meant
+        if place == len(ids):  # by rounding: the last id that has a probability is meant
             place = np.flatnonzero(probabilities)[-1]
         return int(ids[place])
 
@@ -91,30 +102,27 @@ class RandomDraws:
         drawn = self.draw(ids, probabilities, offset)
         if not count:
             return [drawn]
-        likely: list[int] = ids[smallest(-probabilities, 1 + count)].tolist()
+        likely: list[int] = ids[_smallest(-probabilities, 1 + count)].tolist()
         return [drawn, *[token for token in likely if token != drawn][:count]]
 
     def chance(self, offset: int) -> Chance:
-        """As in `Draws`: where the sums of probabilities are cut."""
+        """As in `Draws`: where the cumulative probabilities are cut."""
         return self.generator.random()
 
 
-def smallest(values: Probabilities, count: int) -> Ids:
-    """The places of the smallest of some values (n,), at most `count`, the smallest first."""
+def _smallest(values: Probabilities, count: int) -> Ids:
+    """Indices of the smallest of some values (n,), at most `count`, the smallest first."""
     if count >= len(values):
         return np.argsort(values, kind="stable")
     places = np.argpartition(values, count - 1)[:count]
     return places[np.argsort(values[places], kind="stable")]
 
 
-# Keyed noise on the device where the logits are.
-
-
 class Clocks:
-    """An exponential clock for each column of logits: the noise of its id, which `KeyedNoise` has too.
+    """Keyed noise on the device where the logits are: an exponential clock for each column.
 
-    Words of noise are equal bit by bit. Logarithms are the device's own: a draw differs from one of `KeyedNoise` only
-    where the first two of a race arrive within rounding.
+    The random words are bitwise those of `KeyedNoise`. Logarithms are the device's own: a draw differs from one of
+    `KeyedNoise` only where the first two of a race arrive within rounding.
     """
 
     def __init__(self, noise: KeyedNoise, device: torch.device, kept: Ids | None = None) -> None:
@@ -125,7 +133,7 @@ class Clocks:
     def arrivals(
         self, distributions: Tensor, moments: Sequence[tuple[NoiseKey, int]], columns: Tensor | None = None
     ) -> Tensor:
-        """When each id arrives in the race that draws; the first is drawn. Impossible ones never arrive.
+        """When each id arrives in the race that draws: the first is drawn, impossible ones never arrive.
 
         Args:
             distributions: float64 (n, m).
@@ -142,195 +150,178 @@ class Clocks:
         return uniform.log_().neg_().div_(distributions).masked_fill_(distributions == 0, torch.inf)
 
 
-# What jobs want to know of logits that they hold: distributions, draws, rows. What several want alike is found
-# together.
-
-R = TypeVar("R")
-T = TypeVar("T")
-CACHED = 1 << 15  # logits that a CPU takes together: more leave its caches, and gain nothing
-TOGETHER = 1 << 24  # that other devices take together: some hundred MiB in float64
+# Sampler requests.
 
 
-class Reading(ABC, Generic[R]):
-    """A question about rows of logits. Those of one kind are answered together, each as it would be alone.
+class SamplerRequest(ABC, Generic[R]):
+    """Asks for something about rows of logits. Requests of one kind run together, each as it would alone.
 
-    A job yields it, or better writes `yield from reading.found()`.
+    A job yields it, or better writes `yield from request.result()`.
     """
 
     @property
     @abstractmethod
-    def about(self) -> Tensor:
+    def rows(self) -> Tensor:
         """The logits: floating (n, V)."""
 
     @property
     @abstractmethod
     def kind(self) -> Hashable:
-        """What must be equal in readings that are answered together, besides their class and V."""
+        """What must be equal in requests that run together, besides their class and V."""
 
     @abstractmethod
-    def together(self, readings: Sequence[Self]) -> list[R]:
-        """The answers to readings of one kind, this one among them.
+    def run(self, requests: Sequence[Self]) -> list[R]:
+        """The results of requests of one kind, this one among them.
 
         Raises:
-            ValueError: one of them cannot be answered.
+            ValueError: one of them has no result.
         """
 
-    def found(self) -> "Generator[Reading[R], R, R]":
-        """Asks the model thread; returns the answer."""
+    def result(self) -> "Generator[SamplerRequest[R], R, R]":
+        """Asks the model thread; returns the result."""
         return (yield self)
 
 
-Asking = Generator[Reading[Any], Any, T]
-"""Part of a job that holds logits: it yields readings, and returns what it has made of the answers."""
+SamplerSteps = Generator[SamplerRequest[Any], Any, T]
+"""Part of a job that holds logits: yields sampler requests, and returns what it made of their results."""
 
 
 @dataclass(frozen=True)
-class Likeness:
-    """What is equal in readings that are answered together; of one of them, how much it asks."""
+class BatchKey:
+    """What is equal in requests that run together; and the size of one of them."""
 
-    reading: type[Reading[Any]]
+    request: type[SamplerRequest[Any]]
     kind: Hashable
     columns: int
-    most: int  # logits that are taken together
-    size: int = field(compare=False)  # logits
+    most: int  # logits that run together
 
     @staticmethod
-    def of(reading: Reading[Any]) -> "Likeness":
-        """That of one reading."""
-        about = reading.about
-        most = CACHED if about.device.type == "cpu" else TOGETHER
-        found = Likeness(type(reading), reading.kind, about.shape[-1], most, about.numel())
-        hash(found)  # a kind that has no hash is the fault of whoever asks
-        return found
+    def of(request: SamplerRequest[Any]) -> "tuple[BatchKey, int]":
+        """The key of one request, and how many logits it has; raises TypeError if its kind has no hash."""
+        rows = request.rows
+        most = CACHED if rows.device.type == "cpu" else TOGETHER
+        key = BatchKey(type(request), request.kind, rows.shape[-1], most)
+        hash(key)  # an error here is that of whoever asks
+        return key, rows.numel()
 
 
-def groups(readings: Sequence[Likeness]) -> list[list[int]]:
-    """The places of readings that are to be answered together, each in one group."""
-    alike: dict[Likeness, list[int]] = {}
-    for place, reading in enumerate(readings):
-        alike.setdefault(reading, []).append(place)
-    return [part for places in alike.values() for part in _parts(places, readings)]
+def batched(requests: Sequence[tuple[BatchKey, int]]) -> Iterator[list[int]]:
+    """The indices of requests that run together, each in one batch of as many as the device computes together."""
+    alike: dict[BatchKey, list[int]] = {}
+    for index, (key, _) in enumerate(requests):
+        alike.setdefault(key, []).append(index)
+    for key, indices in alike.items():
+        batch: list[int] = []
+        size = 0
+        for index in indices:
+            if batch and size + requests[index][1] > key.most:
+                yield batch
+                batch, size = [], 0
+            batch.append(index)
+            size += requests[index][1]
+        yield batch
 
 
-def _parts(places: list[int], readings: Sequence[Likeness]) -> Iterator[list[int]]:
-    """As many at once as the device takes together, at least one."""
-    part: list[int] = []
-    size = 0
-    for place in places:
-        if part and size + readings[place].size > readings[place].most:
-            yield part
-            part, size = [], 0
-        part.append(place)
-        size += readings[place].size
-    yield part
-
-
-def split(found: Sequence[T], sizes: Sequence[int]) -> list[tuple[T, ...]]:
-    """Answers for rows, as those of each reading, which has so many rows."""
+def _split(found: Sequence[T], sizes: Sequence[int]) -> list[tuple[T, ...]]:
+    """Results of all rows, divided among the requests, which have so many rows."""
     rows = iter(found)
     return [tuple(islice(rows, size)) for size in sizes]
 
 
-# What a target's passes and runs want of the logits they hold: its own draws, or rows.
+# Requests of targets.
 
 
 @dataclass(frozen=True, eq=False)
-class Sampling(Reading[tuple[Sample, ...]]):
-    """The target's own keyed draw at each node. Only ids and log-probabilities leave the device, all at once."""
+class SampleRequest(SamplerRequest[tuple[Sample, ...]]):
+    """The target's own keyed draw at each node."""
 
     nodes: Nodes
     clocks: Clocks
     key: NoiseKey
     offsets: Sequence[int]  # of each node, in letters since the start of the output
-    likely: int = 0  # most probable ids that are told beside each draw, fewer where the model has fewer
+    likely: int = 0  # most probable ids to return beside each draw, fewer where the model has fewer
 
     @property
-    def about(self) -> Tensor:
-        """As in `Reading`."""
+    def rows(self) -> Tensor:
+        """As in `SamplerRequest`."""
         return self.nodes.logits
 
     @property
     def kind(self) -> Hashable:
-        """As in `Reading`."""
+        """As in `SamplerRequest`."""
         return self.nodes.options, self.clocks, self.likely
 
     @torch.inference_mode()
-    def together(self, readings: "Sequence[Sampling]") -> list[tuple[Sample, ...]]:
-        """As in `Reading`; a distribution without any probability (logits that are no numbers) is what has no
-        answer.
-        """
-        drawn, shares = self._drawn(readings)
-        told = joined([reading.nodes.logits for reading in readings]).float().log_softmax(-1)
-        likely = told.topk(min(self.likely, told.shape[-1]))
-        columns = (drawn, shares, told.gather(-1, drawn), likely.indices, likely.values)
+    def run(self, requests: "Sequence[SampleRequest]") -> list[tuple[Sample, ...]]:
+        """As in `SamplerRequest`; ValueError: logits are not finite."""
+        drawn, shares = self._drawn(requests)
+        log_probabilities = joined([one.nodes.logits for one in requests]).float().log_softmax(-1)
+        likely = log_probabilities.topk(min(self.likely, log_probabilities.shape[-1]))
+        columns = (drawn, shares, log_probabilities.gather(-1, drawn), likely.indices, likely.values)
         found = torch.cat([column.double() for column in columns], -1).tolist()
-        return split(list(_samples(found)), [len(reading.offsets) for reading in readings])
+        return _split([_sample(*row) for row in found], [len(one.offsets) for one in requests])
 
-    def _drawn(self, readings: "Sequence[Sampling]") -> tuple[Tensor, Tensor]:
+    def _drawn(self, requests: "Sequence[SampleRequest]") -> tuple[Tensor, Tensor]:
         """Ids and their probabilities, each (n, 1)."""
-        options, found = self.nodes.options, scores([reading.nodes for reading in readings])
-        if options.temperature == 0:  # there is one id to draw
+        options, found = self.nodes.options, scores([one.nodes for one in requests])
+        if options.temperature == 0:
             best = found.max(-1, keepdim=True)
             return best.indices, torch.ones_like(best.values)
-        moments = [(reading.key, offset) for reading in readings for offset in reading.offsets]
+        moments = [(one.key, offset) for one in requests for offset in one.offsets]
         distribution = tempered(found, options)
         drawn = self.clocks.arrivals(distribution, moments).argmin(-1, keepdim=True)
         return drawn, distribution.gather(-1, drawn)
 
 
-def _samples(found: list[list[float]]) -> Iterator[Sample]:
-    """From id, probability, log-probability, likely ids, their log-probabilities."""
-    for token, share, log_probability, *likely in found:
-        if not share > 0:
-            raise ValueError("no id has a probability above 0: the model's logits are not finite")
-        half = len(likely) // 2
-        beside = zip(map(int, likely[:half]), likely[half:], strict=True)
-        yield Sample(int(token), log_probability, tuple(beside))
+def _sample(token: float, share: float, log_probability: float, *likely: float) -> Sample:
+    """`likely`: the most probable ids, then their log-probabilities."""
+    if not share > 0:
+        raise ValueError(NOT_FINITE)
+    half = len(likely) // 2
+    beside = zip(map(int, likely[:half]), likely[half:], strict=True)
+    return Sample(int(token), log_probability, tuple(beside))
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(Reading[tuple[Row, ...]]):
+class RowRequest(SamplerRequest[tuple[Row, ...]]):
     """The row of each node."""
 
     nodes: Nodes
     head: int  # as in `to_rows`
-    listed: Sequence[Ids] = ()  # alike
+    listed: Sequence[Ids] = ()  # as in `to_rows`
 
     @property
-    def about(self) -> Tensor:
-        """As in `Reading`."""
+    def rows(self) -> Tensor:
+        """As in `SamplerRequest`."""
         return self.nodes.logits
 
     @property
     def kind(self) -> Hashable:
-        """As in `Reading`."""
+        """As in `SamplerRequest`."""
         return self.nodes.options, self.head
 
-    def together(self, readings: "Sequence[Rows]") -> list[tuple[Row, ...]]:
-        """As in `Reading`."""
-        listed = [ids for reading in readings for ids in reading.listed or [NO_IDS] * len(reading.nodes.logits)]
-        rows = to_rows(distributions([reading.nodes for reading in readings]), self.head, listed)
-        return split(rows, [len(reading.nodes.logits) for reading in readings])
+    def run(self, requests: "Sequence[RowRequest]") -> list[tuple[Row, ...]]:
+        """As in `SamplerRequest`."""
+        listed = [ids for one in requests for ids in one.listed or [NO_IDS] * len(one.nodes.logits)]
+        rows = to_rows(distributions([one.nodes for one in requests]), self.head, listed)
+        return _split(rows, [len(one.nodes.logits) for one in requests])
 
 
-# What a drafter wants of the logits it holds: distributions that are drawn from elsewhere, or draws from whole
-# distributions.
-
-Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
+# Requests of drafters.
 
 
 @dataclass(frozen=True, eq=False)
-class _OfLogits(Reading[R]):
+class _OfLogits(SamplerRequest[R]):
     logits: Tensor
 
     @property
-    def about(self) -> Tensor:
-        """As in `Reading`."""
+    def rows(self) -> Tensor:
+        """As in `SamplerRequest`."""
         return self.logits
 
 
 @dataclass(frozen=True, eq=False)
-class Distributions(_OfLogits[tuple[Distribution, ...]]):
+class DistributionRequest(_OfLogits[tuple[Distribution, ...]]):
     """The distribution of each row, as in `drafting_distributions`, whose arguments these are."""
 
     options: SamplingOptions
@@ -339,19 +330,18 @@ class Distributions(_OfLogits[tuple[Distribution, ...]]):
 
     @property
     def kind(self) -> Hashable:
-        """As in `Reading`."""
+        """As in `SamplerRequest`."""
         return self.options, self.row_width, self.allowed
 
-    def together(self, readings: "Sequence[Distributions]") -> list[tuple[Distribution, ...]]:
-        """As in `Reading`."""
-        logits = [reading.logits for reading in readings]
-        return split(
-            drafting_distributions(joined(logits), self.options, self.row_width, self.allowed), list(map(len, logits))
-        )
+    def run(self, requests: "Sequence[DistributionRequest]") -> list[tuple[Distribution, ...]]:
+        """As in `SamplerRequest`."""
+        logits = [one.logits for one in requests]
+        found = drafting_distributions(joined(logits), self.options, self.row_width, self.allowed)
+        return _split(found, list(map(len, logits)))
 
 
 @dataclass(frozen=True, eq=False)
-class Best(_OfLogits[tuple[list[int], ...]]):
+class TopRequest(_OfLogits[tuple[list[int], ...]]):
     """The columns with the largest logits in each row, at most `count`, the largest first."""
 
     count: int
@@ -359,24 +349,21 @@ class Best(_OfLogits[tuple[list[int], ...]]):
 
     @property
     def kind(self) -> Hashable:
-        """As in `Reading`."""
+        """As in `SamplerRequest`."""
         return self.count, self.allowed
 
     @torch.inference_mode()
-    def together(self, readings: "Sequence[Best]") -> list[tuple[list[int], ...]]:
-        """As in `Reading`."""
-        scores = columns_of(joined([reading.logits for reading in readings]), self.allowed)
+    def run(self, requests: "Sequence[TopRequest]") -> list[tuple[list[int], ...]]:
+        """As in `SamplerRequest`."""
+        scores = columns_of(joined([one.logits for one in requests]), self.allowed)
         places = scores.topk(min(self.count, scores.shape[-1])).indices.cpu().numpy()
         found = places if self.allowed is None else self.allowed.numbers[places]
-        return split(found.tolist(), [len(reading.logits) for reading in readings])
+        return _split(found.tolist(), [len(one.logits) for one in requests])
 
 
 @dataclass(frozen=True, eq=False)
-class Ranking(_OfLogits[tuple[list[int], ...]]):
-    """The draw of each row from its whole distribution; in the first row also what was nearest to being drawn instead.
-
-    Only columns leave the device, all at once.
-    """
+class DrawRequest(_OfLogits[tuple[list[int], ...]]):
+    """A draw from the whole distribution of each row; for the first row also what came nearest to being drawn."""
 
     options: SamplingOptions  # penalties and biases are not used
     clocks: Clocks
@@ -386,58 +373,55 @@ class Ranking(_OfLogits[tuple[list[int], ...]]):
 
     @property
     def kind(self) -> Hashable:
-        """As in `Reading`."""
+        """As in `SamplerRequest`."""
         return self.options, self.clocks, type(self.chances[0]), self.beside, self.allowed
 
     @torch.inference_mode()
-    def together(self, readings: "Sequence[Ranking]") -> list[tuple[list[int], ...]]:
-        """As in `Reading`; a distribution without any probability (logits that are no numbers) is what has no
-        answer.
-        """
-        sizes = [len(reading.logits) for reading in readings]
-        scores = columns_of(joined([reading.logits for reading in readings]), self.allowed)
-        drawn, distances, possible = self._drawn(scores, [chance for each in readings for chance in each.chances])
+    def run(self, requests: "Sequence[DrawRequest]") -> list[tuple[list[int], ...]]:
+        """As in `SamplerRequest`; ValueError: logits are not finite."""
+        sizes = [len(one.logits) for one in requests]
+        scores = columns_of(joined([one.logits for one in requests]), self.allowed)
+        drawn, distances, possible = self._drawn(scores, [chance for one in requests for chance in one.chances])
         places, certain = torch.stack([drawn, possible.long()]).tolist()
         if not all(certain):
-            raise ValueError("no id has a probability above 0: the model's logits are not finite")
+            raise ValueError(NOT_FINITE)
         found = [[place] for place in places]
         if self.beside:
-            firsts = [sum(sizes[:place]) for place in range(len(sizes))]
-            for first, others in zip(firsts, self._others(scores[firsts], distances[firsts]), strict=True):
+            firsts = [sum(sizes[:index]) for index in range(len(sizes))]
+            for first, others in zip(firsts, self._nearest(scores[firsts], distances[firsts]), strict=True):
                 found[first] = list(dict.fromkeys([places[first], *others]))[: 1 + self.beside]
         if self.allowed is not None:
             found = [self.allowed.numbers[columns].tolist() for columns in found]
-        return split(found, sizes)
+        return _split(found, sizes)
 
     def _drawn(self, scores: Tensor, chances: list[Chance]) -> tuple[Tensor, Tensor, Tensor]:
-        """Places, how far others were from being drawn (n, m), and whether what was drawn has a probability."""
+        """Columns, how far others were from being drawn (n, m), and whether what was drawn has a probability."""
         if self.options.temperature == 0:
             best = scores.argmax(-1)
             return best, -scores, torch.ones_like(best)
         distribution = tempered(scores, self.options)
         moments = [chance for chance in chances if not isinstance(chance, float)]
         if moments:
-            distances = self.clocks.arrivals(
-                distribution, moments, None if self.allowed is None else self.allowed.places
-            )
+            columns = None if self.allowed is None else self.allowed.places
+            distances = self.clocks.arrivals(distribution, moments, columns)
             drawn = distances.argmin(-1)
         else:
-            drawn = _at(distribution, torch.tensor(chances, dtype=distribution.dtype))
+            drawn = _inverted(distribution, torch.tensor(chances, dtype=distribution.dtype))
             distances = -distribution.where(distribution > 0, -torch.inf)
         return drawn, distances, distribution.gather(-1, drawn[:, None])[:, 0] > 0
 
-    def _others(self, scores: Tensor, distances: Tensor) -> list[list[int]]:
-        """The nearest of each row, and if some of them cannot be drawn, those with the best scores after them."""
+    def _nearest(self, scores: Tensor, distances: Tensor) -> list[list[int]]:
+        """The nearest columns of each row; if some of them cannot be drawn, the best scores follow the others."""
         count = min(1 + self.beside, scores.shape[-1])
         near, best = distances.topk(count, largest=False), scores.topk(count).indices
         found = torch.cat([near.indices, near.values.isinf(), best], -1).tolist()
         return [_completed(row[:count], row[count : 2 * count], row[2 * count :]) for row in found]
 
 
-def _at(distribution: Tensor, chances: Tensor) -> Tensor:
-    """Where the sums of each row (n, m) reach their part (n,) of the whole."""
+def _inverted(distribution: Tensor, chances: Tensor) -> Tensor:
+    """Where the cumulative sums of each row (n, m) reach their part (n,) of the total."""
     sums, chances = distribution.cumsum(-1), sent(chances, distribution.device)
-    last = (sums < sums[:, -1:]).sum(-1)  # the last place that adds anything: not to be passed by rounding
+    last = (sums < sums[:, -1:]).sum(-1)  # the last column that adds anything: not to be passed by rounding
     return torch.minimum(torch.searchsorted(sums, chances[:, None] * sums[:, -1:], right=True)[:, 0], last)
 
 

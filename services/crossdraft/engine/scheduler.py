@@ -1,90 +1,93 @@
-"""What the next step takes, or how long it is put off. No thread, no clock, no torch: times are told, in seconds.
+"""Which requests the next step computes, how many tokens of each, and when a step is put off for others.
 
-A step takes whatever is ready. What a work still needs is *text* (tokens before its last, which may come in any number
-of steps) and an *end* (the last token and the tree, which go together). A work with little text is *short*, such as
-a verification or a step of a draft, and is taken whole; one with more is *long*, such as a prompt.
+No thread, no clock, no torch: times are passed in, in seconds of any one clock.
 
-How long the long ones may make a step, while others stream: `STRETCH` times what the short ones alone would take, and
-where those that wait with prompts, each counted `WAITING` times, are more than those that stream, as many times more.
+A step computes whatever is ready. The tokens that a request still needs are *text* (before its last committed token,
+which several steps may divide) and an *end* (the last committed token and the tree, which go together). A request with
+little text is *short*, such as a verification or a step of a draft, and is scheduled whole; one with more is *long*,
+such as a prompt, and is prefilled in chunks.
 
-When a step is put off: of two sessions that ask for a pass again 3 ms after each answer, the first one back would be
-stepped alone and the second wait for all of that pass, and so on for ever. Be r the works that are ready, d the
-seconds of their step, and let the k sessions that should be back soonest be there in w seconds. Going at once, each of
-the k waits d - w for the step to end; waiting delays r works by w, and spares the k that. In all, waiting wins
-k (d - w) - r w = k d - (k + r) w seconds, so the k with the most is waited for, if it wins anything, and never longer
-than `PATIENCE` of a step in all. A session that has nobody beside it thus never waits.
+How far long requests may stretch a step while others stream: to `STRETCH` times what the short ones alone would take;
+where the long ones, each counted `WAITING` times, outnumber the short ones, to as many times more.
+
+When a step is put off: of two sessions that ask again 3 ms after each result, the first one back would be computed
+alone, the second would wait for all of that step, and so on for ever. Let r requests be ready, their step take d
+seconds, and the k sessions that should be back soonest be there in w seconds. Starting at once, each of the k waits
+d - w for the step to end; waiting delays r requests by w, and spares the k that. Waiting wins
+k (d - w) - r w = k d - (k + r) w seconds in all, so the k with the largest gain is waited for, if there is a gain, and
+never longer than `PATIENCE` of a step in all. A session that is alone thus never waits.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from crossdraft.engine.requests import Work
+from crossdraft.engine.requests import ForwardRequest
 
-SHORT = 16  # tokens of text that a short work may have
-STRETCH = 1.5  # times a step without them that one with prompts may take: 3 would be a delay of two, and steps vary
+SHORT = 16  # tokens of text that a short request may have
+STRETCH = 1.5  # times the step without prompts: 3 would be a delay of two steps, and steps vary
 WAITING = 2.0  # streams that a session with a prompt counts for
-LEAST = 4  # tokens of long works that any step takes
+LEAST = 4  # tokens of long requests that any step computes
 PATIENCE = 0.7  # of a step's time, in all
 
 
 @dataclass(frozen=True)
-class Due:
-    """A work that is ready for a step."""
+class Ready:
+    """A request that is ready for a step."""
 
     session: Hashable
-    since: float  # when it was asked for, in seconds
-    tokens: int  # that it would be fed now
+    since: float  # when it was submitted, in seconds
+    tokens: int  # still to be computed
     end: int  # of these, the last ones, which go together
-    begun: bool = False  # some of its text was fed by an earlier step
+    begun: bool = False  # an earlier step computed some of its text
 
     @property
     def long(self) -> bool:
-        """Whether it may come in several steps. The rest of a long text is no short work: it is not what is usual."""
+        """Whether several steps may divide it. The rest of a prompt does not count as short, however little it is."""
         text = self.tokens - self.end
         return text > (0 if self.begun else SHORT)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step to be taken now."""
+    """A step to be run now."""
 
-    tokens: dict[int, int]  # by index of the work: the most that it is fed
+    tokens: dict[int, int]  # by index of the request: how many of its tokens may be computed
 
 
 @dataclass(frozen=True)
 class Pause:
-    """No step, for so long or until something comes."""
+    """No step, for so long or until something arrives."""
 
-    seconds: float | None  # None: until something comes
+    seconds: float | None  # None: until something arrives
 
 
 class Scheduler:
-    """Decides; and learns what steps cost and when sessions come back.
+    """Decides what runs next; learns what steps cost and when sessions return.
 
     Args:
-        chunk: tokens of one step, if its first work has no more.
+        chunk: tokens of one step, unless its first request alone has more.
     """
 
     def __init__(self, chunk: int) -> None:
         self.costs = StepCosts()
-        self.returns = Returns()
+        self.returns = ReturnTimes()
         self._chunk = chunk
         self._paused: float | None = None  # since when, since the last step
 
     def stepped(self, tokens: int, seconds: float) -> None:
-        """A step fed so many tokens and took so long."""
+        """A step computed so many tokens and took so long."""
         self.costs.observe(tokens, seconds)
         self._paused = None
 
-    def next(self, dues: Sequence[Due], now: float) -> Step | Pause:
-        """A step of some of the works, at most one of a session, at least one work; or a pause."""
-        if not dues:
+    def next(self, ready: Sequence[Ready], now: float) -> Step | Pause:
+        """A step of at least one request, at most one of a session; or a pause."""
+        if not ready:
             self._paused = None
             return Pause(None)
-        here = {due.session for due in dues}
+        here = {one.session for one in ready}
         expected = sorted(left for session, left in self.returns.expected(now).items() if session not in here)
-        step = self._step(dues, expected)
+        step = self._step(ready, expected)
         seconds = self.costs.seconds(sum(step.tokens.values()))
         began = now if self._paused is None else self._paused
         latest = began + PATIENCE * seconds - now
@@ -92,48 +95,56 @@ class Scheduler:
         self._paused = began if wait else None
         return Pause(wait) if wait else step
 
-    def _step(self, dues: Sequence[Due], expected: Sequence[float]) -> Step:
-        """The short ones, the oldest first, then a share of the long ones."""
-        ordered = sorted(range(len(dues)), key=lambda index: dues[index].since)
-        long = [index for index in ordered if dues[index].long]
+    def _step(self, ready: Sequence[Ready], expected: Sequence[float]) -> Step:
+        """The short requests, the oldest first, then tokens of the long ones."""
+        ordered = sorted(range(len(ready)), key=lambda index: ready[index].since)
+        long = [index for index in ordered if ready[index].long]
         room = self._chunk - (LEAST if long else 0)
-        taken: dict[int, int] = {}
+        short: dict[int, int] = {}
         for index in ordered:
-            tokens = max(1, dues[index].tokens)
-            if dues[index].long or (taken and tokens > room):
+            tokens = max(1, ready[index].tokens)
+            if ready[index].long or (short and tokens > room):
                 continue
-            taken[index] = tokens
+            short[index] = tokens
             room -= tokens if tokens <= room else 0  # a tree larger than a chunk keeps no others out of its step
         if not long:
-            return Step(taken)
-        usual = sum(taken.values())
+            return Step(short)
+        allowed = self._prefill(short, len(long), expected)
+        return Step(short | divided({index: ready[index].tokens for index in long}, allowed))
+
+    def _prefill(self, short: dict[int, int], long: int, expected: Sequence[float]) -> int:
+        """Tokens that all long requests together may have in the step of the short ones."""
+        usual = sum(short.values())
         allowed = max(self._chunk - usual, LEAST)
-        if taken or (expected and expected[0] < self.costs.seconds(allowed)):
-            stretch = STRETCH * max(1.0, WAITING * len(long) / max(1, len(taken)))
+        if short or (expected and expected[0] < self.costs.seconds(allowed)):
+            stretch = STRETCH * max(1.0, WAITING * long / max(1, len(short)))
             stretched = self.costs.tokens(stretch * self.costs.seconds(max(usual, 1)))
             allowed = min(allowed, max(LEAST, stretched - usual))
-        return Step(taken | divided({index: dues[index].tokens for index in long}, allowed))
+        return allowed
 
 
 def divided(wants: dict[int, int], allowed: int) -> dict[int, int]:
-    """Tokens for works, given what each wants, the oldest first: half for the oldest, so that none starves, and half
-    for the one that is done soonest, so that a short prompt need not wait for a long one; then the others by age."""
+    """Divides tokens among long requests, given what each wants, the oldest first.
+
+    Half goes to the oldest, so that none starves, and half to the one that is complete soonest, so that a short prompt
+    need not wait for a long one; what is left to the others by age.
+    """
     oldest = next(iter(wants))
     soonest = min(wants, key=lambda index: wants[index])
-    shares: dict[int, int] = {}
+    given: dict[int, int] = {}
     for index in dict.fromkeys((soonest, oldest, *wants)):
         room = allowed // 2 if index == soonest != oldest else allowed
-        if share := min(wants[index], room):
-            shares[index] = share
-            allowed -= share
-    return shares
+        if tokens := min(wants[index], room):
+            given[index] = tokens
+            allowed -= tokens
+    return given
 
 
 def worth_waiting(ready: int, seconds: float, expected: Sequence[float]) -> float:
     """How long to wait for others, by the rule above; 0: not at all.
 
     Args:
-        ready: works that a step would have now.
+        ready: requests that a step would have now.
         seconds: of that step.
         expected: seconds until each of the others should be there, ascending.
     """
@@ -145,28 +156,28 @@ def worth_waiting(ready: int, seconds: float, expected: Sequence[float]) -> floa
     return wait
 
 
-# What a step costs, learned from the steps themselves. No clock, no torch.
+# What a step costs.
 
-FADING = 0.98  # weight of a step against the one after it: the latest fifty count
-DOUBLING = 8  # tokens that are taken to double a step's time, until steps of several sizes have been seen
-DOUBT = 4.0  # tokens^2: steps must differ by more than this before they are trusted over DOUBLING
-REACH = 2  # a step takes at most so many times the tokens of any lately
+FADING = 0.98  # weight of a step against the one after it: about the latest fifty count
+DOUBLING = 8  # tokens that are assumed to double a step's time, until steps of several sizes have been seen
+DOUBT = 4.0  # tokens^2: the variance of step sizes from which they are trusted over DOUBLING
+REACH = 2  # a step has at most so many times the tokens of any recent one
 
 
 class StepCosts:
     """Seconds of a step as base + each * tokens, by least squares of relative errors, older steps fading.
 
-    Relative, since noise grows with a step: a stall or one long prefill then weighs no more than a usual step. What a
-    step far larger than all so far would take is not known (a device that waits for memory is flat at first), so
-    `tokens` goes there by doubling.
+    Relative, since noise grows with a step: a stall or one long prefill then weighs no more than a usual step. The time
+    of a step far larger than all so far is unknown (a device limited by memory bandwidth is flat at first), so `tokens`
+    grows by doubling.
     """
 
     def __init__(self) -> None:
         self._weight = self._tokens = self._squares = self._seconds = self._products = 0.0  # weighted sums
-        self._largest = 1.0  # tokens of a step lately
+        self._largest = 1.0  # tokens of a recent step
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long; one that took no time, or fed nothing, says nothing."""
+        """A step of so many tokens took so long; ignored if either is not positive."""
         if seconds <= 0 or tokens < 1:
             return
         weight = seconds**-2
@@ -178,12 +189,12 @@ class StepCosts:
         self._largest = max(FADING * self._largest, float(tokens), 1.0)
 
     def seconds(self, tokens: int) -> float:
-        """That a step of so many tokens takes; 0 before any was seen."""
+        """Expected time of a step of so many tokens; 0 before any was seen."""
         base, each = self._line()
         return base + each * tokens
 
     def tokens(self, seconds: float) -> int:
-        """That a step of so many seconds can take."""
+        """Tokens that a step of so many seconds can have."""
         base, each = self._line()
         reach = int(REACH * self._largest)
         return min(reach, int((seconds - base) / each)) if each else reach
@@ -201,48 +212,45 @@ class StepCosts:
         return seconds - each * tokens, each
 
 
-# When sessions that were answered ask again. No clock: times are told, in seconds of any one clock.
+# When sessions that have a result ask again: a smoothed mean and deviation, as TCP estimates round trips (RFC 6298).
 
-# As TCP learns round trips (RFC 6298): a smoothed mean, and a smoothed deviation from it.
 GAIN = 1 / 8
 DEVIATION_GAIN = 1 / 4
-STRAY = (
-    2  # times as late as anybody was waited for: a later return counts as one that late, since it may be the only one
-)
-RETURNS_LEAST = 0.001  # seconds; ... and no return is a stray before
 DEVIATIONS = 3  # beyond the mean: a session that is later than this is not waited for any more
+OUTLIER = 2  # a gap counts as at most so many times the longest that was waited for: it may be the only one
+SHORTEST = 0.001  # seconds; that longest is taken to be at least this
 
 
 @dataclass
 class _Gap:
-    """Between an answer and the next question."""
+    """Between a result and the session's next request."""
 
     mean: float  # seconds
     deviation: float  # seconds
-    answered: float | None = None  # when, if there was no question since
+    answered: float | None = None  # when, if there was no request since
 
     @property
     def longest(self) -> float:
         return self.mean + DEVIATIONS * self.deviation
 
 
-class Returns:
-    """Sessions, and how soon each comes back."""
+class ReturnTimes:
+    """How soon each session asks again."""
 
     def __init__(self) -> None:
         self._gaps: dict[Hashable, _Gap] = {}
-        self._answered: dict[Hashable, float] = {}  # sessions that never came back yet
-        self._usual: _Gap | None = None  # of all: what is expected of a session that never came back yet
+        self._answered: dict[Hashable, float] = {}  # sessions that never returned yet
+        self._usual: _Gap | None = None  # over all: what is expected of a session that never returned yet
 
     def answered(self, session: Hashable, now: float) -> None:
-        """It knows what it asked for."""
+        """The session has its result."""
         if session in self._gaps:
             self._gaps[session].answered = now
         else:
             self._answered[session] = now
 
     def asked(self, session: Hashable, now: float) -> None:
-        """It asks for more."""
+        """The session has a new request."""
         known = self._gaps.get(session)
         answered = self._answered.pop(session, None) if known is None else known.answered
         if answered is None:
@@ -252,12 +260,12 @@ class Returns:
         self._gaps[session] = _learned(known, gap)
 
     def over(self, session: Hashable) -> None:
-        """It never comes back."""
+        """The session has ended."""
         self._gaps.pop(session, None)
         self._answered.pop(session, None)
 
     def expected(self, now: float) -> dict[Hashable, float]:
-        """Seconds until a session should be back at the latest; without those that are late already."""
+        """Seconds until each session should be back at the latest; without those that are late already."""
         found = {session: gap.answered + gap.longest for session, gap in self._gaps.items() if gap.answered is not None}
         if self._usual is not None:
             found |= {session: answered + self._usual.longest for session, answered in self._answered.items()}
@@ -267,124 +275,125 @@ class Returns:
 def _learned(before: _Gap | None, gap: float) -> _Gap:
     if before is None:
         return _Gap(gap, gap / 2)
-    gap = min(gap, STRAY * max(before.longest, RETURNS_LEAST))
+    gap = min(gap, OUTLIER * max(before.longest, SHORTEST))
     deviation = before.deviation + DEVIATION_GAIN * (abs(gap - before.mean) - before.deviation)
     return _Gap(before.mean + GAIN * (gap - before.mean), deviation)
 
 
-# Who has places in the cache, and who gives them up for a session that has none. Times are told, in seconds.
+# Which sessions have KV slots, and which are preempted for one that has none.
 
-WAIT = 0.5  # seconds that a session waits for places to become free by themselves
-LEAST_TURN = 0.5  # seconds that a session keeps its places, from its first answer on
-REFEEDING = 4  # ... and so many times as long as it takes to feed its text again: at most a fifth is spent on that
+WAIT = 0.5  # seconds that a session waits for slots to become free by themselves
+LEAST_TURN = 0.5  # seconds that a session keeps its slots, from its first result on
+RECOMPUTING = 4  # ... and so many times as long as recomputing its text takes, which costs at most a fifth of the time
 
 
-class Asking(Protocol):
-    """A job that asks for a work."""
+class Waiting(Protocol):
+    """Something that waits for a request's result."""
 
     @property
-    def work(self) -> Work:
-        """What it asks for."""
+    def request(self) -> ForwardRequest:
+        """The request."""
         ...
 
     @property
     def asked(self) -> float:
-        """Since when."""
+        """When it was submitted."""
         ...
 
 
-class Places(Protocol):
-    """Of an engine."""
+class KVSlots(Protocol):
+    """The slots of an engine."""
 
-    def admits(self, work: Work) -> bool:
-        """Whether its session has places for it, or can have them without those of another live one."""
+    def admits(self, request: ForwardRequest) -> bool:
+        """Whether the request's session has slots for it, or can get them without preempting a live session."""
         ...
 
     def close(self, session: Hashable) -> None:
-        """The session's places are free."""
+        """Frees the session's slots."""
+        ...
 
 
-A = TypeVar("A", bound=Asking)
+W = TypeVar("W", bound=Waiting)
 
 
 @dataclass
-class _Tenant:
-    """A session that has places."""
+class _InUse:
+    """A session that has slots."""
 
-    used: float  # when it took part in a step last
-    until: float = float("inf")  # its turn ends then; it begins with its first answer
+    used: float  # when it last took part in a step
+    until: float = float("inf")  # its turn ends then; it begins with its first result
 
 
-class Tenancy:
-    """Sessions that have places.
+class Admission:
+    """Admits sessions to the KV slots.
 
-    One that asks for nothing and is not expected to gives its places whenever others need them, the least recently
-    used first. Where there is not enough for all the others they take turns: a turn begins with the first answer, so
-    that each gets something for its prompt, and is long enough that feeding the text again is a small part of it.
+    A session that has no request and is not expected to have one soon is preempted whenever others need its slots, the
+    least recently used first. Where slots are too few for all the others they take turns: a turn begins with the first
+    result, so that none prefills in vain, and is long enough that recomputing the text is a small part of it.
     """
 
-    def __init__(self, places: Places) -> None:
-        self.evictions = 0  # sessions that gave their places to others
-        self._places = places
-        self._tenants: dict[Hashable, _Tenant] = {}
+    def __init__(self, slots: KVSlots) -> None:
+        self.preemptions = 0
+        self._slots = slots
+        self._sessions: dict[Hashable, _InUse] = {}
 
     def stepped(self, session: Hashable, now: float) -> None:
-        """It took part in a step, and so has places."""
-        self._tenants.setdefault(session, _Tenant(now)).used = now
+        """The session took part in a step, and so has slots."""
+        self._sessions.setdefault(session, _InUse(now)).used = now
 
-    def answered(self, session: Hashable, now: float, feeding: float) -> None:
-        """It has an answer; to feed its whole text takes `feeding` seconds."""
-        tenant = self._tenants[session]
-        if tenant.until == float("inf"):
-            tenant.until = now + max(LEAST_TURN, REFEEDING * feeding)
+    def answered(self, session: Hashable, now: float, recomputing: float) -> None:
+        """The session has a result; recomputing its whole text would take so many seconds."""
+        known = self._sessions[session]
+        if known.until == float("inf"):
+            known.until = now + max(LEAST_TURN, RECOMPUTING * recomputing)
 
     def close(self, session: Hashable) -> None:
-        """It has no places any more."""
-        self._tenants.pop(session, None)
-        self._places.close(session)
+        """Frees the session's slots."""
+        self._sessions.pop(session, None)
+        self._slots.close(session)
 
-    def seated(self, asking: Iterable[A], expected: Collection[Hashable], now: float) -> list[A]:
-        """Those who have places for their works, or can have them now; of each session the one who asked first.
+    def admitted(self, waiting: Iterable[W], expected: Collection[Hashable], now: float) -> list[W]:
+        """Those that have slots for their requests, or can have them now; of each session the one that asked first.
 
         Args:
-            asking: all, those who asked first before others.
+            waiting: all, in the order in which they asked.
             expected: sessions that should ask for something soon.
             now: the time.
         """
-        first: dict[Hashable, A] = {}
-        for one in asking:
-            first.setdefault(one.work.session, one)
+        first: dict[Hashable, W] = {}
+        for one in waiting:
+            first.setdefault(one.request.session, one)
         busy = {*first, *expected}
-        seated: dict[Hashable, A] = {}
-        awaited = False  # somebody has waited long: what becomes free is not for those behind
+        admitted: dict[Hashable, W] = {}
+        overdue = False  # somebody has waited long: what becomes free is not for those behind
         for session, one in first.items():
-            newcomer = session not in self._tenants
-            if not (newcomer and awaited) and self._seat(one, busy, now):
-                seated[session] = one
+            newcomer = session not in self._sessions
+            if not (newcomer and overdue) and self._admit(one, busy, now):
+                admitted[session] = one
             elif now >= one.asked + WAIT:
-                awaited = True
-        if not seated and first and not self._tenants.keys() - first.keys():
+                overdue = True
+        if not admitted and first and not self._sessions.keys() - first.keys():
             session, one = next(iter(first.items()))
             self._force(one)
-            seated[session] = one
-        return [one for session, one in seated.items() if self._places.admits(one.work)]
+            admitted[session] = one
+        return [one for one in admitted.values() if self._slots.admits(one.request)]
 
-    def _seat(self, one: Asking, busy: Collection[Hashable], now: float) -> bool:
-        """Whether it has places, once those that give theirs have done so."""
-        while not self._places.admits(one.work):
+    def _admit(self, one: Waiting, busy: Collection[Hashable], now: float) -> bool:
+        """Whether it has slots, after preempting those that must give way."""
+        while not self._slots.admits(one.request):
             victim = self._victim(one, busy, now)
             if victim is None:
                 return False
-            self._evict(victim)
+            self._preempt(victim)
         return True
 
-    def _force(self, one: Asking) -> None:
-        """Nobody else can go on: those whose turns end first give their places."""
-        while not self._places.admits(one.work) and (others := self._others(one)):
-            self._evict(min(others, key=lambda session: others[session].until))
+    def _force(self, one: Waiting) -> None:
+        """Nobody else can go on: preempts those whose turns end first."""
+        while not self._slots.admits(one.request) and (others := self._others(one)):
+            self._preempt(min(others, key=lambda session: others[session].until))
 
-    def _victim(self, one: Asking, busy: Collection[Hashable], now: float) -> Hashable | None:
-        """Who gives its places now; None: nobody yet."""
+    def _victim(self, one: Waiting, busy: Collection[Hashable], now: float) -> Hashable | None:
+        """Which session is preempted now; None: none yet."""
         others = self._others(one)
         idle = [session for session in others if session not in busy]
         if idle:
@@ -392,9 +401,9 @@ class Tenancy:
         first = min(others, key=lambda session: others[session].until, default=None)
         return first if first is not None and now >= max(one.asked + WAIT, others[first].until) else None
 
-    def _others(self, one: Asking) -> dict[Hashable, _Tenant]:
-        return {session: tenant for session, tenant in self._tenants.items() if session != one.work.session}
+    def _others(self, one: Waiting) -> dict[Hashable, _InUse]:
+        return {session: known for session, known in self._sessions.items() if session != one.request.session}
 
-    def _evict(self, session: Hashable) -> None:
-        self.evictions += 1
+    def _preempt(self, session: Hashable) -> None:
+        self.preemptions += 1
         self.close(session)

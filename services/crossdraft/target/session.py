@@ -6,10 +6,10 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-from crossdraft.engine.model_thread import Answer, Job, ModelThreadClosedError
-from crossdraft.engine.requests import Work
-from crossdraft.engine.row_builder import History, Nodes, distribution, to_rows
-from crossdraft.engine.sampler import Rows, Sampling
+from crossdraft.engine.distributions import History, Nodes, distribution, to_rows
+from crossdraft.engine.model_thread import ForwardResult, Job, ModelThreadClosedError
+from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.sampler import RowRequest, SampleRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.types.messages import MOST_RUN, FetchRow, OpenTarget, Pass, PassDone, RowFetched, RunTo, Sample
@@ -193,24 +193,26 @@ class TargetSession:
         """Runs in the model thread."""
         every = tuple(request.tree.paths())
         paths = tuple(every[row] for row in request.answered)
-        answer: Answer = yield Work(self, (*self._opening.prompt, *self._output), request.tree, request.answered)
+        answer: ForwardResult = yield ForwardRequest(
+            self, (*self._opening.prompt, *self._output), request.tree, request.answered
+        )
         asked = self._nodes(answer, paths)
         self._answered, self._latest = request.answered, replace(asked, logits=asked.logits.clone())
         nodes: tuple[Row | Sample, ...]
         if request.draws:
             offsets = [self._offset + self._letters(path) for path in paths]
-            nodes = yield from self._sampling(asked, offsets).found()
+            nodes = yield from self._sampling(asked, offsets).result()
         else:
-            nodes = yield from Rows(asked, self._opening.head, request.listed).found()
+            nodes = yield from RowRequest(asked, self._opening.head, request.listed).result()
         return PassDone(request.number, nodes, answer.seconds, answer.queued, shared=answer.sessions, fed=answer.tokens)
 
-    def _nodes(self, answer: Answer, paths: Sequence[Path]) -> Nodes:
+    def _nodes(self, answer: ForwardResult, paths: Sequence[Path]) -> Nodes:
         history = History(self._opening.prompt, self._output, paths)
         return Nodes(answer.logits, self._opening.options, history)
 
-    def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> Sampling:
+    def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> SampleRequest:
         assert self._opening.noise is not None
-        return Sampling(nodes, self._running.clocks, self._opening.noise, offsets, self._opening.likely)
+        return SampleRequest(nodes, self._running.clocks, self._opening.noise, offsets, self._opening.likely)
 
     def _run(self, request: Pass, run: Run) -> Job[None]:
         """Runs in the model thread: each token is drawn after those before it, and is committed when it is told."""
@@ -219,8 +221,8 @@ class TargetSession:
         offset, more = self._offset, True
         stops = () if opening.ignore_stops else self._running.description.stops
         while more:
-            answer: Answer = yield Work(self, (*opening.prompt, *self._output, *drawn))
-            (sample,) = yield from self._sampling(self._nodes(answer, (drawn,)), [offset]).found()
+            answer: ForwardResult = yield ForwardRequest(self, (*opening.prompt, *self._output, *drawn))
+            (sample,) = yield from self._sampling(self._nodes(answer, (drawn,)), [offset]).result()
             drawn = (*drawn, sample.token)
             offset += self._letters(drawn[-1:])
             more = len(drawn) < run.most and sample.token not in stops and not run.over

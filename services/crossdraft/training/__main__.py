@@ -10,15 +10,12 @@ import torch
 import typer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from crossdraft.training.batches import TokenPool, tokenize
-from crossdraft.training.cards import bits_per_byte, export
+from crossdraft.engine.names import BUNDLED
 from crossdraft.training.corpus import read_corpus
-from crossdraft.training.recipes import RECIPES, TARGET, Recipe
+from crossdraft.training.data import TokenPool, tokenize, write_texts
 from crossdraft.training.tokenizers import BUILDERS
-from crossdraft.training.train import build_model, train
-from crossdraft.training.written import write_texts
+from crossdraft.training.train import RECIPES, TARGET, Recipe, bits_per_byte, build_model, export, train
 
-BUNDLED = Path(__file__).resolve().parents[1] / "bundled"
 app = typer.Typer(help=__doc__, no_args_is_help=False)
 
 

@@ -9,6 +9,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+SEED = 20251120  # of everything that training and the choice of prompts draw
 HELD_OUT_PER_CENT = 6
 SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "encodings", "__pycache__"})
 SMALLEST_FILE = 200  # bytes

@@ -20,8 +20,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from crossdraft.training.corpus import Document, read_corpus
-from crossdraft.training.recipes import SEED
+from crossdraft.training.corpus import SEED, Document, read_corpus
 
 COUNT = 50
 SHORTEST, LONGEST = 120, 1200  # characters

@@ -1,5 +1,8 @@
-"""The training loop: Muon for matrices, AdamW for the rest, checkpoints, resuming."""
+"""Training one bundled model: its recipe, the loop (Muon for matrices, AdamW for the rest; checkpoints), its export."""
 
+import math
+import platform
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from crossdraft.training.batches import IGNORED, TokenPool, document_rows, stream_rows
-from crossdraft.training.recipes import SEED, Recipe
+from crossdraft.training.corpus import SEED, Document
+from crossdraft.training.data import IGNORED, TokenPool, document_rows, stream_rows
 
 WARM_UP_STEPS = 40
 HELD_RATE_SHARE = 0.4  # of the steps at the peak rate; then linearly down
@@ -21,6 +24,50 @@ LAST_RATE_SHARE = 0.03
 LONG_ROWS_FROM = 0.9  # share of the steps after which rows are as long as the context
 CHECKPOINT_EVERY = 100  # steps
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]  # `loss_of`, compiled or not
+CARD = """---
+license: apache-2.0
+library_name: transformers
+---
+# crossdraft {name}
+
+A {size:.2f}M-parameter Llama with the `{tokenizer}` tokenizer ({vocabulary} ids), made by `make models` to
+show and test crossdraft. It writes Python that looks like Python and means little.
+
+| | |
+|---|---|
+| data | the sources of Python {python}'s standard library, without its tests and held-out files{distilled} |
+| licence of the data | Python Software Foundation Licence Version 2 |
+| licence of the weights | Apache-2.0 |
+| training | {steps} steps of {tokens} tokens, seed {seed}, {seconds:.0f} s on {machine} |
+| held-out bits per byte | {figure:.3f} |
+| context | {context} tokens |
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides one bundled model, apart from the corpus and the seed."""
+
+    name: str
+    tokenizer: str  # a key of tokenizers.BUILDERS
+    vocabulary: int  # ids, special tokens included
+    width: int  # hidden size
+    inner: int  # feed-forward size
+    layers: int
+    heads: int
+    context: int  # tokens
+    window: int  # tokens in a training row, until the last tenth of the steps (then `context`)
+    rows: int  # training rows of `window` tokens in a step
+    steps: int
+    peak_rate: float  # learning rate after warm-up
+    written_share: float  # share of the rows that the target wrote (distillation)
+
+
+TARGET = Recipe("target", "byte-level", 4096, 256, 768, 6, 4, 1024, 512, 16, 1100, 3e-3, 0.0)
+DRAFTER_A = Recipe("drafter-a", "sentencepiece", 2048, 256, 704, 2, 4, 512, 384, 16, 700, 4e-3, 0.6)
+DRAFTER_B = Recipe("drafter-b", "byte-level-small", 2048, 256, 704, 2, 4, 512, 384, 16, 700, 4e-3, 0.6)
+DRAFTER_C = Recipe("drafter-c", "bytes", 257, 128, 256, 3, 4, 1024, 768, 8, 450, 4e-3, 0.6)
+RECIPES = {recipe.name: recipe for recipe in (TARGET, DRAFTER_A, DRAFTER_B, DRAFTER_C)}
 
 
 @dataclass
@@ -147,3 +194,55 @@ def _save(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer],
     part = path.with_suffix(".part")
     torch.save(stored, part)
     part.replace(path)  # a stop in mid-write leaves the older checkpoint whole
+
+
+@torch.inference_mode()
+def bits_per_byte(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, documents: tuple[Document, ...]
+) -> float:
+    """Held-out bits per byte: windows of the model's context, each read without what came before it."""
+    nats, size = 0.0, 0
+    window = model.config.max_position_embeddings
+    for document in documents:
+        ids = torch.tensor(tokenizer(document.text).input_ids)
+        for piece in ids.split(window):
+            if len(piece) > 1:
+                nats += loss_of(model, piece[None]).item() * (len(piece) - 1)
+        size += len(document.text.encode())
+    return nats / size / math.log(2)
+
+
+def export(
+    recipe: Recipe,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    seconds: float,
+    figure: float,
+) -> None:
+    """Write weights, tokenizer and model card to `folder`, replacing what was there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    tokenizer.save_pretrained(folder)
+    # transformers' wrapper of `to` hides its signature from mypy
+    model.to(torch.float16).save_pretrained(folder)  # type: ignore[arg-type]
+    model.to(torch.float32)  # type: ignore[arg-type]
+    (folder / "README.md").write_text(_card(recipe, model, seconds, figure), encoding="utf-8")
+
+
+def _card(recipe: Recipe, model: LlamaForCausalLM, seconds: float, figure: float) -> str:
+    share = recipe.written_share
+    return CARD.format(
+        name=recipe.name,
+        size=model.num_parameters() / 1e6,
+        tokenizer=recipe.tokenizer,
+        vocabulary=model.config.vocab_size,
+        python=platform.python_version(),
+        distilled=f"; {share:.0%} of the rows were written by the target (distillation)" if share else "",
+        steps=recipe.steps,
+        tokens=recipe.rows * recipe.window,
+        seed=SEED,
+        seconds=seconds,
+        machine=f"{torch.get_num_threads()} thread(s) of a shared {platform.machine()} CPU, bfloat16 autocast",
+        figure=figure,
+        context=recipe.context,
+    )

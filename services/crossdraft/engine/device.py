@@ -1,0 +1,98 @@
+"""The device that a model runs on: by name, asynchronous transfers to it, and the time that its work takes."""
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from crossdraft.engine.names import ModelLoadError
+
+
+def device_of(name: str) -> torch.device:
+    """The device as torch names it; raises ModelLoadError where it cannot be used."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    # An unknown name, a build without that device, one that cannot hold a tensor, one that needs a package.
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        raise ModelLoadError(
+            f"device {name!r} cannot be used here, use cpu or one that torch sees: {error}".splitlines()[0]
+        ) from error
+    return device
+
+
+def leave_out_cudnn(device: torch.device) -> None:
+    """Disables cuDNN attention on CUDA, in the whole process.
+
+    Torch prefers it on Hopper and Blackwell in 16 bits, where it plans anew for each size and stride that a thread has
+    not had yet, for some tenths of a second; those of a prompt hardly ever come again.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def available_memory() -> float:
+    """MiB of main memory that can be allocated now; infinite where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.inf
+    found = [int(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else math.inf
+
+
+def staged(numbers: Tensor, device: torch.device) -> Tensor:
+    """The same numbers in pinned memory if the device is CUDA, so that the host need not wait for the copy.
+
+    Torch's cache of pinned memory reuses a block only when the copies out of it are done: nothing overwrites what is
+    still on its way.
+    """
+    return numbers.pin_memory() if device.type == "cuda" else numbers
+
+
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """The same numbers on a device, without waiting; those that are there already are not copied."""
+    return staged(numbers, device).to(device, non_blocking=device.type == "cuda")
+
+
+class Span:
+    """Measures from now until the device has finished what it was given before `end` is called.
+
+    CUDA works asynchronously: events note both moments on the device, and reading `ended` waits for the second one.
+    Other devices have finished when the call returns.
+
+    Args:
+        device: for the calling thread's stream of it.
+        clock: of the host, in seconds.
+    """
+
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        self.began = clock()
+        self._clock, self._device = clock, device
+        self._returned = self.began  # when the host had launched everything
+        self._events: list[torch.cuda.Event] = []
+        self._record()
+
+    def end(self) -> None:
+        """Everything is launched."""
+        self._returned = self._clock()
+        self._record()
+
+    @cached_property
+    def ended(self) -> float:
+        """When the device had finished, not before the host's launches ended. RuntimeError: the device failed."""
+        if not self._events:
+            return self._returned
+        first, last = self._events
+        last.synchronize()
+        milliseconds: float = first.elapsed_time(last)
+        return max(self._returned, self.began + milliseconds / 1000)
+
+    def _record(self) -> None:
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+            self._events.append(event)

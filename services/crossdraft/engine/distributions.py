@@ -1,0 +1,299 @@
+"""From logits to distributions, as transformers defines them, and from distributions to what travels and is drawn from.
+
+Bias, repetition penalty, presence penalty (as in vLLM), temperature, top_k, top_p, min_p, in this order and in float64.
+A row's distribution is bitwise the same whatever rows are computed beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crossdraft.engine.device import sent
+from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
+from crossdraft.types.trees import Path
+
+Logits = Tensor  # floating (n, V), for packages that must not import torch
+GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
+SPAN = 256  # ids whose probabilities are summed first when a tail is
+NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors (n, V) one below the other."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Some columns of logits, on the host and on the logits' device, so that no step copies them. Equal if the same."""
+
+    numbers: Ids = field(compare=False)  # int64 (m,)
+    places: Tensor = field(compare=False)  # the same on the device
+    digest: bytes  # of the numbers
+
+    @staticmethod
+    def of(numbers: Ids, device: torch.device) -> "Columns":
+        """Copies the numbers to the device once."""
+        places = torch.tensor(numbers, dtype=torch.int64, device=device)
+        return Columns(numbers, places, blake2b(numbers.astype("<i8").tobytes(), digest_size=16).digest())
+
+
+@dataclass(frozen=True)
+class History:
+    """The tokens before each row of logits; penalties count them."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]  # committed after the prompt
+    paths: Sequence[Path]  # one a row: the tokens after the committed ones
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """Logits of nodes of a tree, and what turns them into distributions."""
+
+    logits: Tensor  # floating (n, V), as the model gives them
+    options: SamplingOptions
+    history: History | None = None  # may be left out where there are no penalties
+
+
+def distribution(logits: Tensor, options: SamplingOptions, history: History | None = None) -> Tensor:
+    """The distribution that a token is drawn from, for each row.
+
+    Args:
+        logits: floating (n, V), as the model gives them.
+        options: what is applied to them. Temperature 0 gives one-hot rows.
+        history: what penalties count; may be left out where there are none.
+
+    Returns:
+        float64 (n, V), rows sum to one.
+
+    Raises:
+        ValueError: a biased id is outside the vocabulary, or a penalty lacks its history.
+    """
+    return distributions([Nodes(logits, options, history)])
+
+
+@torch.inference_mode()
+def distributions(parts: Sequence[Nodes]) -> Tensor:
+    """As `distribution`, for nodes of several trees that have the same options."""
+    return tempered(scores(parts), parts[0].options)
+
+
+@torch.inference_mode()
+def scores(parts: Sequence[Nodes]) -> Tensor:
+    """Logits with biases and penalties, for nodes of several trees that have the same options: floating (n, V).
+
+    Raises as `distribution`.
+    """
+    options = parts[0].options
+    if options.repetition_penalty == 1 and options.presence_penalty == 0:
+        return _biased(joined([part.logits for part in parts]), options)
+    return joined([_penalised(_biased(part.logits.double(), options), options, part.history) for part in parts])
+
+
+@torch.inference_mode()
+def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
+    """Temperature, top_k, top_p and min_p of floating scores (n, V): distributions, float64 (n, V)."""
+    if options.temperature == 0:
+        best = scores.argmax(-1, keepdim=True)
+        return torch.zeros_like(scores, dtype=torch.float64).scatter_(-1, best, 1.0)
+    scores = scores.double()
+    # The largest score is moved to zero first, so that a tiny temperature cannot overflow.
+    scores = (scores - scores.amax(-1, keepdim=True)) / options.temperature
+    if 0 < options.top_k < scores.shape[-1]:
+        least = scores.topk(options.top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if options.top_p < 1:
+        scores = _nucleus(scores, options.top_p)
+    if options.min_p > 0:
+        probabilities = scores.softmax(-1)
+        scores = scores.masked_fill(probabilities < options.min_p * probabilities.amax(-1, keepdim=True), -torch.inf)
+    return scores.softmax(-1)
+
+
+def _biased(scores: Tensor, options: SamplingOptions) -> Tensor:
+    if not options.logit_bias:
+        return scores
+    size = scores.shape[-1]
+    bias = torch.zeros(size, dtype=torch.float64)
+    for token, value in options.logit_bias:
+        if not 0 <= token < size:
+            raise ValueError(f"logit_bias names id {token}, and ids are 0 to {size - 1}")
+        bias[token] += value
+    return scores.double() + sent(bias, scores.device)
+
+
+def _penalised(scores: Tensor, options: SamplingOptions, history: History | None) -> Tensor:
+    """Both penalties; each counts a token at most once, on the node's own path."""
+    if history is None:
+        raise ValueError("penalties need the tokens before each row: pass their history")
+    if options.repetition_penalty != 1:
+        seen = _seen(scores, (*history.prompt, *history.output), history.paths)
+        rate = options.repetition_penalty
+        scores = torch.where(seen, torch.where(scores < 0, scores * rate, scores / rate), scores)
+    if options.presence_penalty != 0:
+        scores = scores - options.presence_penalty * _seen(scores, history.output, history.paths)
+    return scores
+
+
+def _seen(scores: Tensor, common: tuple[int, ...], paths: Sequence[Path]) -> Tensor:
+    """Bool (n, V): whether a token is in `common` or in the row's path."""
+    seen = torch.zeros(scores.shape, dtype=torch.bool)
+    seen[:, list(common)] = True
+    rows = [row for row, path in enumerate(paths) for _ in path]
+    seen[rows, [token for path in paths for token in path]] = True
+    return sent(seen, scores.device)
+
+
+def _nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """Keeps the most probable ids whose predecessors hold less than `top_p`."""
+    probabilities, width = scores.softmax(-1), NUCLEUS
+    outside, held = _outside(probabilities, top_p, width)
+    while width < scores.shape[-1]:
+        width *= 8
+        (short,) = (held < top_p).nonzero(as_tuple=True)  # rows that need more; the others stay as they are
+        if not len(short):
+            break
+        outside[short], held[short] = _outside(probabilities[short], top_p, width)
+    return scores.masked_fill_(outside, -torch.inf)
+
+
+def _outside(probabilities: Tensor, top_p: float, width: int) -> tuple[Tensor, Tensor]:
+    """Bool (n, V): what is not in the nucleus, judged by the `width` most probable ids; (n,): what these hold."""
+    ordered, order = probabilities.topk(min(width, probabilities.shape[-1]))
+    sums = ordered.cumsum(-1)
+    inside = sums - ordered < top_p
+    inside[:, 0] = True
+    outside = torch.ones_like(probabilities, dtype=torch.bool).scatter_(-1, order, ~inside)
+    return outside, sums[:, -1]
+
+
+@torch.inference_mode()
+def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> list[Row]:
+    """Distributions (n, V) as rows: the `head` most probable ids and those listed (none, or one array a row), the rest
+    as tail.
+
+    An id of probability zero is left out unless it is listed. A row is whole if it lists all others, or if each of the
+    others is zero as a float32, as rows travel: a tail would promise ids that never arrive.
+    """
+    top, ids = probabilities.topk(min(head, probabilities.shape[-1]))
+    counts = [len(more) for more in listed] or [0] * len(ids)
+    wanted = np.concatenate([*listed, NO_IDS]).astype(np.int64)
+    cells = np.stack([np.repeat(np.arange(len(counts)), np.array(counts, dtype=np.int64)), wanted])
+    places = sent(torch.from_numpy(cells), probabilities.device)
+    unlisted = torch.nn.functional.pad(probabilities, (0, -probabilities.shape[-1] % SPAN)).scatter_(-1, ids, 0.0)
+    if len(wanted):
+        unlisted[*places] = 0.0
+    weights, heads, tails, extras = _fetched(top, ids, _tails(unlisted), probabilities[*places])
+    rows, at, all_listed = [], 0, wanted.tolist()
+    for head_ids, shares, tail, count in zip(heads.astype(np.int64), weights, tails, counts, strict=True):
+        kept = int((shares > 0).sum())  # the largest come first
+        others = _others(all_listed[at : at + count], head_ids[:kept])
+        values = np.concatenate([shares[:kept], extras[at : at + count][list(others.values())]])
+        rows.append(Row(np.concatenate([head_ids[:kept], np.fromiter(others, dtype=np.int64)]), values, float(tail)))
+        at += count
+    return rows
+
+
+@torch.inference_mode()
+def drafting_distributions(
+    logits: Tensor, options: SamplingOptions, row_width: int, allowed: Columns | None = None
+) -> list[tuple[Ids, Probabilities]]:
+    """The distributions that a drafter draws from, one of each row of logits: ids and probabilities, the largest first
+    if cut.
+
+    Mask, temperature, truncation, rounding, in this order; what is returned is what must be drawn from. Where rows
+    travel the probabilities are multiples of 2^-24 that add up to exactly one: float32 holds them without loss, so
+    that normalizing them again on the other side changes nothing.
+
+    Args:
+        logits: floating (n, V).
+        options: the drafter's own; penalties and biases are not used.
+        row_width: most probable ids that are kept; 0: all, without rounding.
+        allowed: the only columns that may be drawn; None: all.
+
+    Raises:
+        ValueError: nothing is allowed.
+    """
+    scores = columns_of(logits, allowed)
+    if options.temperature == 0:
+        found = [(place, np.ones(1)) for place in scores.argmax(-1, keepdim=True).cpu().numpy()]
+    elif row_width == 0:  # nothing is cut, and to order a whole vocabulary is slow
+        found = [(np.flatnonzero(w > 0), w[w > 0]) for w in tempered(scores, options).cpu().numpy()]
+    else:
+        top, order = _largest(scores, options, min(row_width, scores.shape[-1]))
+        weights = _on_grid(top)
+        found = [(places[w > 0], w[w > 0]) for places, w in zip(order, weights, strict=True)]
+    return found if allowed is None else [(allowed.numbers[places], w) for places, w in found]
+
+
+def columns_of(logits: Tensor, allowed: Columns | None) -> Tensor:
+    """The columns that may be drawn, of logits (n, V); raises ValueError if there are none."""
+    if allowed is None:
+        return logits
+    if not len(allowed.numbers):
+        raise ValueError("no id is allowed: the two vocabularies share no token")
+    return logits[:, allowed.places]
+
+
+def narrowed(ids: Ids, probabilities: Probabilities, row_width: int) -> tuple[Ids, Probabilities]:
+    """A distribution over any ids cut and rounded as `drafting_distributions` does it.
+
+    Args:
+        ids: shape (n,), distinct.
+        probabilities: shape (n,), with a sum of one.
+        row_width: most probable ids that are kept; 0: all, without rounding.
+    """
+    order = np.argsort(-probabilities, kind="stable")[: row_width or None]
+    weights = probabilities[order]
+    if row_width:
+        weights = _on_grid(weights[None])[0]
+    return ids[order][weights > 0], weights[weights > 0]
+
+
+def _largest(scores: Tensor, options: SamplingOptions, count: int) -> tuple[Probabilities, Ids]:
+    """The largest probabilities up to a factor, and their places, each (n, count) with the largest first."""
+    if options.top_k or options.top_p < 1 or options.min_p:
+        values, order = _fetched(*tempered(scores, options).topk(count))
+        return values, order.astype(np.int64)
+    values, order = _fetched(*scores.topk(count))  # what is left out needs no probabilities
+    return np.exp((values - values[:, :1]) / options.temperature), order.astype(np.int64)
+
+
+def _fetched(*tensors: Tensor) -> list[Probabilities]:
+    """Copies tensors to the host at once, as float64, which holds ids exactly."""
+    flat: Probabilities = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu().numpy()
+    parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _others(listed: Sequence[int], head: Ids) -> dict[int, int]:
+    """The listed ids that are not in the head, each with the place where it is listed first."""
+    known = set(head.tolist())
+    found: dict[int, int] = {}
+    for place, token in enumerate(listed):
+        if token not in known:
+            found.setdefault(token, place)
+    return found
+
+
+def _tails(unlisted: Tensor) -> Tensor:
+    """Total probability of the unlisted ids (n, V; listed ones zero). One minus the others would be mere rounding.
+
+    Sums of sums, as torch adds the columns of a single row in another order than those of several.
+    """
+    sums = unlisted.unflatten(-1, (-1, SPAN)).sum(-1).sum(-1)
+    return torch.where(unlisted.amax(-1).float() > 0, sums, 0.0)
+
+
+def _on_grid(weights: Probabilities) -> Probabilities:
+    """Weights (n, m), largest first, as multiples of 1/GRID that sum to one; the largest takes what rounding leaves."""
+    steps = np.rint(weights / weights.sum(-1, keepdims=True) * GRID)
+    steps[:, 0] += GRID - steps.sum(-1)
+    gridded: Probabilities = steps / GRID
+    return gridded

@@ -1,0 +1,203 @@
+"""Emulated services, for benchmarks: steps that take as long as another device's would, and noise on the logits."""
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
+
+LATEST = 8  # tokens that the noise depends on, besides the number of tokens before
+WINDOWS = 1 << 16
+SEED = 20251121
+MOST_KNOWN = 4096  # sessions whose texts are told from those that are new
+L = TypeVar("L")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A step of n tokens ends no sooner than base + each * n milliseconds after it began.
+
+    n counts the tokens that each text grew by since the session's last result, and the nodes of its tree, over all
+    sessions that share the step. A new text, be it a prompt or a session that was lost elsewhere, does not count: its
+    first result costs base + each * (nodes of the tree), however many steps it took, and a step that completes no
+    request takes as long as it takes.
+
+    Raises:
+        ValueError: a number is negative or not finite.
+    """
+
+    base: float  # ms
+    each: float  # ms for each token
+
+    def __post_init__(self) -> None:
+        if not all(number >= 0 and math.isfinite(number) for number in (self.base, self.each)):
+            raise ValueError(f"a pace needs two numbers of milliseconds, 0 or more, got {self.base:g},{self.each:g}")
+
+    @staticmethod
+    def parsed(text: str) -> "Pace":
+        """From A,B as on a command line; raises ValueError."""
+        parts = text.split(",")
+        try:
+            base, each = map(float, parts)
+        except ValueError as error:
+            raise ValueError(f"a pace is A,B, two numbers of milliseconds such as 20,0.5, got {text}") from error
+        return Pace(base, each)
+
+    def __str__(self) -> str:
+        return f"{self.base:g},{self.each:g}"
+
+    def seconds(self, tokens: int) -> float:
+        """The least time of a step of so many tokens."""
+        return (self.base + self.each * tokens) / 1000
+
+
+def check_sigma(sigma: float) -> None:
+    """Raises ValueError unless it is a standard deviation."""
+    if not 0 <= sigma < math.inf:
+        raise ValueError(f"the noise on the logits needs a standard deviation of 0 or more, got {sigma:g}")
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """How a service differs from its model.
+
+    Raises:
+        ValueError: the noise is negative or not finite.
+    """
+
+    pace: Pace | None = None  # of its steps; None: as fast as they are
+    logit_noise: float = 0.0  # standard deviation of noise on its logits
+
+    def __post_init__(self) -> None:
+        check_sigma(self.logit_noise)
+
+    @property
+    def marks(self) -> dict[str, str | float]:
+        """What a service's ready line says of it, so that results are labelled."""
+        paced: dict[str, str | float] = {} if self.pace is None else {"paced": str(self.pace)}
+        return paced | ({"logit_noise": self.logit_noise} if self.logit_noise else {})
+
+
+NOTHING_EMULATED = Emulation()
+
+
+class Noisy:
+    """A step that adds Gaussian noise of mean 0 to the logits, which makes a drafter of any acceptance.
+
+    The noise is a function of how many tokens come before and of the latest of them: the same node has the same
+    logits whenever it is evaluated, in whatever session or tree, so this is a model like any other, and rows state its
+    distributions truthfully. Each node takes its own window of one long random vector, a copy in place of V draws.
+
+    The bundled target as its own drafter accepts, by `standard` at temperature 1 with rows of 64 ids (of all ids), 0.91
+    (1.00) at sigma 0, 0.82 (0.86) at 0.5, 0.70 (0.73) at 1, 0.59 (0.61) at 1.5, 0.49 (0.51) at 2, 0.32 (0.33) at 3.
+
+    Args:
+        sigma: standard deviation, of logits at temperature 1.
+        columns: of the logits.
+        step: whose logits they are.
+        device: where they are.
+
+    Raises:
+        ValueError: sigma is negative or not finite.
+    """
+
+    def __init__(
+        self,
+        sigma: float,
+        columns: int,
+        step: Callable[[Sequence[ScheduledRequest]], list[Tensor | None]],
+        device: torch.device,
+    ) -> None:
+        check_sigma(sigma)
+        drawn = np.random.default_rng(SEED).standard_normal(columns + WINDOWS - 1, dtype=np.float32)
+        self._noise = torch.from_numpy(drawn).mul_(sigma).to(device)
+        self._windows = self._noise.unfold(0, columns, 1)  # (WINDOWS, columns), a view
+        self._step = step
+
+    @torch.inference_mode()
+    def __call__(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
+        """The step's logits with noise; raises what it raises."""
+        return [
+            logits if logits is None or not len(logits) else logits + self._of(one.request)
+            for one, logits in zip(scheduled, self._step(scheduled), strict=True)
+        ]
+
+    def _of(self, request: ForwardRequest) -> Tensor:
+        """Shape (rows, columns)."""
+        end, before = request.context[-LATEST:], len(request.context)
+        every = list(request.tree.paths()) if request.rows() else []
+        return torch.stack(
+            [self._windows[_window(before + len(p), (*end, *p))] for p in map(every.__getitem__, request.rows())]
+        )
+
+
+def _window(count: int, tokens: tuple[int, ...]) -> int:
+    """Where the noise begins after `count` tokens that end with `tokens`."""
+    key = np.array((count, *tokens[-LATEST:]), dtype=np.int64).tobytes()
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") % WINDOWS
+
+
+class Remaining(Protocol):
+    """Knows how many tokens a step computes, as an engine does."""
+
+    def remaining(self, request: ForwardRequest) -> int:
+        """Tokens still to be computed for a request."""
+        ...
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds that pass while a thread sleeps."""
+
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep  # in the model thread only: it stands for a device that is busy
+
+
+class Paced(Generic[L]):
+    """A step that takes at least what its pace says; the rest is slept where it is called."""
+
+    def __init__(
+        self,
+        pace: Pace,
+        engine: Remaining,
+        step: Callable[[Sequence[ScheduledRequest]], list[L | None]],
+        clock: Clock = Clock(),
+    ) -> None:
+        self._pace, self._engine, self._step, self._clock = pace, engine, step, clock
+        self._known: OrderedDict[Hashable, int] = OrderedDict()  # tokens of a session's text at its last result
+
+    def __call__(self, scheduled: Sequence[ScheduledRequest]) -> list[L | None]:
+        """The step's results; raises what it raises."""
+        began = self._clock.now()
+        tokens = sum(map(self._counted, scheduled))
+        found = self._step(scheduled)
+        for one, logits in zip(scheduled, found, strict=True):
+            if logits is not None:
+                self._remember(one.request)
+        if tokens or any(logits is not None for logits in found):
+            rest = began + self._pace.seconds(tokens) - self._clock.now()
+            if rest > 0:
+                self._clock.sleep(rest)
+        return found
+
+    def _counted(self, one: ScheduledRequest) -> int:
+        """Tokens of a scheduled request that the pace counts; those that it does not are computed first."""
+        request, remaining = one.request, self._engine.remaining(one.request)
+        known = self._known.get(request.session)
+        counted = len(request.tree) + (0 if known is None else max(1, len(request.context) - known))
+        free = max(0, remaining - counted)
+        return max(0, min(one.tokens, remaining) - free)
+
+    def _remember(self, request: ForwardRequest) -> None:
+        self._known[request.session] = len(request.context)
+        self._known.move_to_end(request.session)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)

@@ -1,0 +1,110 @@
+"""Inflated models compute what the originals do, and cost more."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from crossdraft.bench.device import inflate, largest_difference
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.loader import CannotInflateError, load_model
+from crossdraft.engine.loader import grown as inflated
+from crossdraft.engine.names import NumberOutOfRangeError, Size
+from crossdraft.engine.requests import ForwardRequest
+from crossdraft.types.trees import tree_of
+from tests.engine.tiny import tiny_gpt2, tiny_llama
+from tests.services.conftest import save
+from tests.text.kinds import kind
+
+PROMPT = (5, 17, 3, 88, 41, 2)
+WORK = ForwardRequest("a", PROMPT, tree_of([(1, 2, 3), (7, 8)], 9))
+
+
+def grown(model: PreTrainedModel) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention_bias": True, "mlp_bias": True},
+        {"tie_word_embeddings": True, "num_key_value_heads": 4},
+        {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},
+        {"rms_norm_eps": 0.1},
+    ],
+)
+@pytest.mark.parametrize("size", [Size(3, 48), Size(5, 96), Size(3, 50, 90), Size(4, 144, 64)])
+def test_the_same_function_in_a_larger_shape(changes: dict[str, object], size: Size) -> None:
+    original = tiny_llama(**changes)
+    draw = torch.Generator().manual_seed(7)
+    for name, parameter in original.named_parameters():
+        if "norm" in name or "bias" in name:
+            torch.nn.init.normal_(parameter, 0.5, generator=draw)
+    model = inflated(original, size)
+    assert (model.config.num_hidden_layers, model.config.hidden_size) == (size.layers, size.hidden)
+    assert len(model.model.layers) == size.layers
+    assert largest_difference(original, model) < 1e-4
+    for one, other in zip(Engine(model).forward([WORK]), Engine(original).forward([WORK]), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+
+def test_added_layers_compute_and_only_their_outputs_are_zero() -> None:
+    model = inflated(tiny_llama(), Size(5, 96))
+    added = model.model.layers[4]
+    for name, parameter in added.named_parameters():
+        assert bool(parameter.any()) == (name not in ("self_attn.o_proj.weight", "mlp.down_proj.weight")), name
+    assert added.self_attn.q_proj.weight.shape == (96, 96)
+    assert model.config.num_attention_heads == 8
+    assert model.config.num_key_value_heads == 4
+    assert model.config.intermediate_size == 128
+
+
+def test_what_differs_is_noticed() -> None:
+    original = tiny_llama()
+    model = inflated(original, Size(4, 96))
+    model.model.norm.weight.data *= 1.01
+    assert largest_difference(original, model) > 1e-4
+
+
+def test_the_folder_is_a_model_like_any_other(tmp_path: Path) -> None:
+    folder = save(tmp_path / "small", kind("gpt2"), 128)
+    result = inflate(str(folder), Size(4, 96))
+    assert result.difference < 1e-4
+    result.save(str(folder), tmp_path / "large")
+    small, large = load_model(str(folder)), load_model(str(tmp_path / "large"))
+    assert grown(large.model) > 2 * grown(small.model)
+    assert large.description.fingerprint == small.description.fingerprint
+    assert large.description.stops == small.description.stops
+    assert large.description.context == small.description.context
+    assert largest_difference(small.model, large.model) < 1e-4
+    ids = torch.tensor([PROMPT])
+    texts = [
+        one.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False).tolist()
+        for one in (small, large)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_half_as_many_bytes_where_nothing_is_lost(tmp_path: Path) -> None:
+    folder = save(tmp_path / "small", kind("gpt2"), 128)
+    load_model(str(folder)).model.half().save_pretrained(folder)
+    for hidden, dtype in ((192, torch.float16), (96, torch.float32)):
+        inflate(str(folder), Size(3, hidden)).save(str(folder), tmp_path / str(hidden))
+        large = load_model(str(tmp_path / str(hidden)), device="cpu")
+        assert large.model.config.dtype == dtype
+        assert largest_difference(load_model(str(folder)).model, large.model) < 1e-4
+
+
+@pytest.mark.parametrize("size", [Size(2, 48), Size(3, 47), Size(3, 48, 63)])
+def test_a_smaller_shape_is_refused(size: Size) -> None:
+    with pytest.raises(NumberOutOfRangeError, match="at least the model's own"):
+        inflated(tiny_llama(), size)
+
+
+def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "gpt2", kind("gpt2"), 128)
+    tiny_gpt2().save_pretrained(folder)
+    with pytest.raises(CannotInflateError, match="GPT2LMHeadModel, and only LlamaForCausalLM"):
+        inflate(str(folder), Size(4, 96))

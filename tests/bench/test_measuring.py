@@ -1,0 +1,133 @@
+"""What measures engines and models for benchmarks."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from crossdraft.bench.engine import Load, described, engine_times, floor_of
+from crossdraft.bench.made_up_models import lengthened
+from crossdraft.bench.throughput import Soaking, soak
+from crossdraft.bench.transformers_peer import AssistedGeneration, Batching, ContinuousBatching
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.loader import load_model
+from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, source_of
+from tests.engine.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
+
+PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]
+
+
+@torch.inference_mode()
+def greedy(model: PreTrainedModel, prompt: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    """By whole forwards."""
+    ids = list(prompt)
+    for _ in range(tokens):
+        ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return tuple(ids[len(prompt) :])
+
+
+def test_continuous_batching_makes_the_models_own_greedy_outputs() -> None:
+    model = load_model("bundled:target", "float32").model
+    with ContinuousBatching("bundled:target", Batching(budget=16, most=32)) as running:
+        found = running.generate(PROMPTS, 5, at_once=2)
+        assert [output.ids for output in found] == [greedy(model, prompt, 5) for prompt in PROMPTS]
+        assert all(list(one.moments) == sorted(one.moments) and len(one.moments) == 5 for one in found)
+        assert all(one.asked < one.moments[0] for one in found)
+        # The third is asked for when one of the others has ended.
+        assert found[2].asked >= min(found[0].moments[-1], found[1].moments[-1])
+        assert running.forwards >= 10
+
+
+def test_assisted_generation_tells_when_tokens_came() -> None:
+    pair = AssistedGeneration("bundled:target", "bundled:drafter-b", threads=1)
+    ids, moments = pair.timed(PROMPTS[0], 6, 2, 0.0)
+    assert ids == greedy(load_model("bundled:target", "float32").model, PROMPTS[0], 6)
+    assert len(moments) == 6
+    assert list(moments) == sorted(moments)
+    assert moments[0] > 0
+
+
+def test_the_engine_and_a_bare_forward_are_timed_on_the_same_tokens() -> None:
+    loads = [Load(1, 1), Load(3, 4)]
+    times = engine_times(Engine(tiny_llama()), tiny_llama(), loads, context=9, turns=2)
+    assert [one.load for one in times] == loads
+    for one in times:
+        assert 0 < one.model < one.engine
+        assert min(one.bare, one.alone, one.overhead) > 0
+        assert one.difference < 1e-4
+
+
+def test_times_of_another_model_are_seen_to_be_no_comparison() -> None:
+    (time,) = engine_times(Engine(tiny_llama()), tiny_llama(rms_norm_eps=0.5), [Load(2, 2)], context=5, turns=1)
+    assert time.difference > 1e-2
+
+
+def test_a_budget_that_holds_too_few_sessions_is_no_measurement() -> None:
+    engine = Engine(tiny_llama(), 64, budget=1)
+    with pytest.raises(NumberOutOfRangeError, match="raise it"):
+        engine_times(engine, tiny_llama(), [Load(40, 1)], context=60, turns=1)
+
+
+def test_all_sessions_come_to_their_ends_within_the_places() -> None:
+    engine = Engine(tiny_llama(), 64, budget=1)
+    found = soak(engine, Soaking(sessions=40, at_once=12, longest=64, steps=3, seed=1), every=10)
+    assert [sample.ended for sample in found.samples] == [10, 20, 30, 40]
+    assert found.places == engine.slots
+    assert 0 < max(sample.held for sample in found.samples) <= found.places
+    assert (found.left, engine.sessions) == (0, 0)
+    assert found.loaded > 0
+
+
+def test_a_lengthened_model_takes_longer_texts_and_says_the_same_of_short_ones(tmp_path: Path) -> None:
+    name = lengthened("bundled:target", 2048, tmp_path)
+    model = load_model(name, "float32", max_length=2048).model
+    own = load_model("bundled:target", "float32").model
+    assert greedy(model, PROMPTS[0], 3) == greedy(own, PROMPTS[0], 3)
+    assert json.loads((Path(source_of("bundled:target")) / "config.json").read_text())["max_position_embeddings"] < 2048
+
+
+def test_a_model_that_is_long_enough_stays_as_it_is(tmp_path: Path) -> None:
+    assert lengthened("bundled:target", 16, tmp_path) == "bundled:target"
+    assert not list(tmp_path.iterdir())
+
+
+def test_learnt_positions_cannot_be_lengthened(tmp_path: Path) -> None:
+    tiny_gpt2().save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="positions are not rotary"):
+        lengthened(str(tmp_path), 2 * CONTEXT, tmp_path)
+    with pytest.raises(ModelLoadError, match="give a folder"):
+        lengthened("some/model", 2 * CONTEXT, tmp_path)
+
+
+def test_a_pass_reads_all_weights_but_those_of_an_untied_embedding() -> None:
+    untied, tied = tiny_llama(), tiny_llama(tie_word_embeddings=True)
+    embedding = 4 * VOCABULARY * 48
+    assert floor_of(untied, 1 << 16).weights == floor_of(tied, 1 << 16).weights
+    assert floor_of(untied, 1 << 16).weights == 4 * sum(weight.numel() for weight in untied.parameters()) - embedding
+    assert floor_of(untied, 1 << 16).seconds > 0
+
+
+def test_a_device_is_told_with_the_versions_that_drive_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert described("cpu").startswith(f"cpu; torch {torch.__version__}")
+    found = SimpleNamespace(name="A GPU", total_memory=3 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    assert described("cuda:0").startswith("A GPU, 3072 MiB; torch ")
+
+
+def test_a_name_can_ask_for_a_larger_shape() -> None:
+    larger = load_model("inflated:7x512:bundled:target")
+    original = load_model("bundled:target").model
+    assert (larger.model.config.num_hidden_layers, larger.model.config.hidden_size) == (7, 512)
+    assert greedy(larger.model, PROMPTS[0], 3) == greedy(original, PROMPTS[0], 3)
+    assert source_of("inflated:7x512:bundled:target") == source_of("bundled:target")
+
+
+@pytest.mark.parametrize(
+    "name", ["inflated:7:bundled:target", "inflated:axb:bundled:target", "inflated:1x512:bundled:target"]
+)
+def test_shapes_that_cannot_be_are_refused(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"give inflated:LAYERSxHIDDEN|must be at least the model's own"):
+        load_model(name)

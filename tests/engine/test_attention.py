@@ -1,0 +1,117 @@
+"""Groups of sessions, and attention over a layout against one softmax a token."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from crossdraft.engine.attention import Gathered, attend
+from crossdraft.engine.batch import ALONE, CALL, BatchSlice, batch_of, grouped
+from crossdraft.engine.kv_cache_manager import Extent
+from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
+from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.types.trees import ROOT, TokenTree, tree_of
+
+CPU = torch.device("cpu")
+PLACES = 2048
+
+
+def piece(number: int, start: int, size: int, held: int, tree: TokenTree = NO_TREE, text: int = 1) -> BatchSlice:
+    """A session of so many tokens that goes on with some more and a tree."""
+    context = (0,) * (held + text)
+    inputs = plan_inputs(CachedTokens(context[:held]), Request(number, context, tree))
+    return BatchSlice(Extent(start, size), inputs)
+
+
+def starts(pieces: list[BatchSlice], heads: int = 4) -> list[list[int]]:
+    return [[one.extent.start for one in group] for group in grouped(pieces, heads)]
+
+
+def test_extents_of_one_size_at_equal_distances_are_one_group() -> None:
+    row = [piece(n, 128 * n, 128, 100) for n in (5, 3, 1, 7)]
+    assert starts(row) == [[128, 384, 640, 896]]
+    assert starts([*row, piece(9, 128 * 8, 128, 100), piece(10, 128 * 9, 128, 100)]) == [
+        [128, 384, 640, 896],
+        [1024, 1152],
+    ]
+    assert starts([*row, piece(9, 128 * 9, 64, 60)]) == [[1152], [128, 384, 640, 896]]
+
+
+def test_long_pieces_attend_alone_and_wide_ones_with_their_like() -> None:
+    wide = tree_of([tuple(range(30))], 40)
+    long = [piece(n, 256 * n, 256, 20, text=ALONE + 1) for n in (0, 1)]
+    assert starts([*long, piece(2, 512, 256, 200), piece(3, 768, 256, 200, wide)]) == [[0], [256], [512], [768]]
+
+
+def test_a_much_shorter_session_attends_apart() -> None:
+    short, others = piece(0, 0, 512, 260), [piece(n, 512 * n, 512, 500) for n in (1, 2)]
+    assert starts([short, *others], heads=1) == [[0, 512, 1024]]
+    assert starts([short, *others], heads=CALL) == [[0], [512, 1024]]
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_every_token_attends_to_what_it_sees(data: st.DataObject) -> None:
+    key_heads, share, width = data.draw(st.sampled_from([(1, 1, 8), (2, 1, 8), (2, 2, 8), (1, 4, 16), (3, 3, 8)]))
+    sizes = data.draw(st.lists(st.sampled_from([64, 64, 128]), min_size=1, max_size=6))
+    trees = [TokenTree(), tree_of([(1, 2, 3), (1, 4), (5,)], 9), TokenTree((1, 2, 3), (ROOT, 0, 1))]
+    pieces = []
+    for number, size in enumerate(sizes):
+        held, text = data.draw(st.tuples(st.integers(0, size - 48), st.integers(1, 40)))
+        place = 128 * data.draw(st.sampled_from([number, number, 2 * number]))
+        if all(place + size <= one.extent.start or one.extent.end <= place for one in pieces):
+            pieces.append(piece(number, place, size, held, data.draw(st.sampled_from(trees)), text))
+    batch = batch_of(pieces, data.draw(st.sampled_from([1, CALL])), torch.float32, CPU)
+    softcap = data.draw(st.sampled_from([None, 1.5]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    key, value = (torch.randn(1, key_heads, PLACES, width, generator=generator) for _ in range(2))
+    tokens = batch.ids.shape[1]
+    query = torch.randn(1, tokens, key_heads * share, width, generator=generator).transpose(1, 2)
+    found, _ = attend(nn.Module(), query, key, value, None, layout=batch.layout, scaling=0.4, softcap=softcap)
+    assert found.shape == (1, tokens, key_heads * share, width)
+    expected = _expected(batch.slices, query[0], key[0], value[0], softcap)
+    torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=0)
+    target = torch.arange(PLACES)[batch.slot_mapping] if isinstance(batch.slot_mapping, slice) else batch.slot_mapping
+    assert target.tolist() == [one.extent.start + place for one in batch.slices for place in one.inputs.slots]
+
+
+def _expected(
+    pieces: tuple[BatchSlice, ...], query: Tensor, key: Tensor, value: Tensor, softcap: float | None
+) -> Tensor:
+    """Token by token and head by head."""
+    rows = []
+    for one in pieces:
+        for seen in torch.from_numpy(one.inputs.visible(one.used)):
+            places = one.extent.start + seen.nonzero()[:, 0]
+            heads = []
+            for head, asked in enumerate(query[:, len(rows)]):
+                mine = head // (len(query) // len(key))
+                scores = key[mine, places] @ asked * 0.4
+                scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+                heads.append(torch.softmax(scores, 0) @ value[mine, places])
+            rows.append(torch.stack(heads))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_without_a_layout_it_is_ordinary_causal_attention(softcap: float | None) -> None:
+    module = nn.Module()
+    module.num_key_value_groups = 2  # as attention modules of transformers have it
+    draw = torch.Generator().manual_seed(2)
+    query, key, value = (torch.randn(2, heads, 5, 8, generator=draw) for heads in (4, 2, 2))
+    found, _ = attend(module, query, key, value, None, scaling=0.4, softcap=softcap)
+    expected = _expected((piece(0, 0, 64, 0, text=5),), query[1], key[1], value[1], softcap)
+    torch.testing.assert_close(found[1], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 64), (torch.float32, 12), (torch.float32, 5)])
+def test_what_is_gathered_is_what_lies_there(dtype: torch.dtype, width: int) -> None:
+    """RowRequest of 16 bytes and others, of a layer that is not the first; NaN and infinity stay what they are."""
+    store = torch.randn(3, 2, 20, width, generator=torch.Generator().manual_seed(1)).to(dtype)[1]
+    store[0, 4, 1], store[1, 7, 0] = torch.nan, -torch.inf
+    places = torch.tensor([4, 4, 19, 7, 0, 3])
+    found = Gathered(places).of(store, 2, 3)
+    torch.testing.assert_close(
+        found, store[:, places].view(2, 2, 3, width).transpose(0, 1), equal_nan=True, rtol=0, atol=0
+    )

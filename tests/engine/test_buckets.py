@@ -1,0 +1,80 @@
+"""Shapes that are few, and what the numbers of a forward say."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossdraft.engine.batch import FREE, NODES, TOKENS, WASTE, BatchSlice, Bucket, Sections, bucket_of
+from crossdraft.engine.kv_cache_manager import Extent, size_for
+from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
+from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.types.trees import ROOT, TokenTree, tree_of
+
+NOBODYS = 9999
+
+
+def piece(held: int, text: int = 1, tree: TokenTree = NO_TREE, start: int = 0) -> BatchSlice:
+    """A session of so many tokens that goes on with some more and a tree."""
+    context = tuple(range(held + text))
+    inputs = plan_inputs(CachedTokens(context[:held]), Request(start, context, tree))
+    return BatchSlice(Extent(start, size_for(len(context) + len(tree))), inputs)
+
+
+def chain(nodes: int) -> TokenTree:
+    return TokenTree((7,) * nodes, tuple(range(ROOT, nodes - 1)))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "bucket"),
+    [
+        ([piece(9)], Bucket(1, 1, 4, 128)),
+        ([piece(9, tree=chain(5))], Bucket(8, 1, 8, 128)),
+        ([piece(200, tree=chain(16))], Bucket(32, 1, 24, 256)),
+        ([piece(100)] * 16, Bucket(16, 16, 4, 128)),
+        ([piece(100, tree=chain(4))] * 3 + [piece(500)], Bucket(16, 4, 8, 512)),
+        ([piece(0, 200)], Bucket(256, 16, 24, 256)),
+        ([piece(0, TOKENS)], Bucket(256, 16, 24, 256)),
+    ],
+)
+def test_shapes_are_rounded_up(pieces: list[BatchSlice], bucket: Bucket) -> None:
+    assert bucket_of(pieces) == bucket
+
+
+def test_what_is_better_as_it_is() -> None:
+    assert bucket_of([piece(0, TOKENS + 1)]) is None
+    assert bucket_of([piece(9, tree=chain(NODES + 1))]) is None
+    assert bucket_of([piece(9, tree=chain(NODES))]) is not None
+    long, short = piece(2047), piece(9)
+    assert bucket_of([long] + [short] * (FREE // 2048 - 1)) is not None
+    assert bucket_of([long] + [short] * (4 * FREE // 2048)) is None  # WASTE times what is seen, and more
+    assert bucket_of([long] * (WASTE * FREE // 2048)) is not None
+
+
+TREES = [NO_TREE, chain(3), chain(NODES), tree_of([(1, 2, 3), (1, 4), (5,)], 9), TokenTree((1, 2, 3), (ROOT, ROOT, 0))]
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 30), st.sampled_from(TREES)), min_size=1, max_size=5))
+def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, TokenTree]]) -> None:
+    pieces = [piece(held, text, tree, 256 * number) for number, (held, text, tree) in enumerate(sessions)]
+    bucket = bucket_of(pieces)
+    if bucket is None:
+        assert sum(one.count for one in pieces) > TOKENS
+        return
+    numbers = bucket.numbers(pieces, NOBODYS)
+    parts = Sections(*np.split(numbers, np.cumsum(bucket.sizes)[:-1]))
+    token = 0
+    for one in pieces:
+        seen = one.inputs.visible(one.used)
+        for sees, place, rank in zip(seen, one.inputs.slots, range(one.count), strict=False):
+            row = parts.cells[token + rank]
+            seat = row // bucket.width
+            assert parts.rows[row] == token + rank
+            assert parts.targets[token + rank] == one.extent.start + place
+            assert (parts.starts[seat], parts.lengths[seat]) == (one.extent.start, one.used)
+            line = {parts.bases[seat] + bit for bit in range(NODES) if int(parts.lines[row]) >> bit & 1}
+            assert {*range(parts.limits[row]), *line} == {*np.flatnonzero(sees)}
+        token += one.count
+    assert (parts.ids[:token] == [id_ for one in pieces for id_ in one.inputs.tokens]).all()
+    assert (parts.targets[token:] == NOBODYS).all()
+    assert len({*parts.cells[:token]}) == token

@@ -1,0 +1,59 @@
+"""Packed linear layers give what plain ones give."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.packed_linear import PackedLinear, pack, padded
+from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.types.trees import tree_of
+
+WORKS = [Request("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Request("b", (4,))]
+
+
+def linears(model: nn.Module) -> set[type]:
+    return {type(module) for module in model.modules() if isinstance(module, nn.Linear | PackedLinear)}
+
+
+def test_a_packed_model_computes_the_same(model: PreTrainedModel) -> None:
+    plain, packed = Engine(copy.deepcopy(model)), copy.deepcopy(model)
+    pack(packed)
+    assert linears(packed) == {PackedLinear}
+    for one, other in zip(Engine(packed).forward(WORKS), plain.forward(WORKS), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 9, 33, 70, 129])
+@pytest.mark.parametrize("bias", [True, False])
+def test_any_number_of_rows(rows: int, bias: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(rows)
+        linear = nn.Linear(33, 50, bias)
+    found = PackedLinear(linear)(torch.ones(2, rows, 33).cumsum(1))
+    torch.testing.assert_close(found, linear(torch.ones(2, rows, 33).cumsum(1)).detach(), atol=1e-4, rtol=1e-5)
+
+
+def test_bfloat16_is_packed_where_the_processor_multiplies_it(llama: PreTrainedModel) -> None:
+    model = copy.deepcopy(llama).bfloat16()
+    plain = Engine(copy.deepcopy(model)).forward(WORKS)
+    pack(model)
+    assert linears(model) == {PackedLinear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else nn.Linear}
+    for one, other in zip(Engine(model).forward(WORKS), plain, strict=True):
+        torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
+
+
+def test_other_numbers_are_left_as_they_are(llama: PreTrainedModel) -> None:
+    model = copy.deepcopy(llama).half()
+    pack(model)
+    assert linears(model) == {nn.Linear}
+
+
+def test_programs_are_made_for_few_numbers_of_rows() -> None:
+    made = {rows: padded(rows) for rows in range(513)}
+    assert all(rows <= filled <= 1.25 * rows for rows, filled in made.items())
+    assert all(filled == rows for rows, filled in made.items() if rows <= 32)
+    assert len(set(made.values())) < 60

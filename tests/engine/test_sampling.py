@@ -1,0 +1,183 @@
+"""DistributionRequest against transformers' own processors, rows against distributions."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from crossdraft.engine.distributions import Columns, History, distribution, drafting_distributions, to_rows
+from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.rows import Row
+
+SIZE = 50
+LOGITS = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(3)) * 3
+HISTORY = History((1, 2, 3, 3), (4, 5), [(), (6,), (6, 7), (1,), (8, 9), (4, 4)])
+PAST = [(*HISTORY.prompt, *HISTORY.output, *path) for path in HISTORY.paths]
+
+
+def processors(options: SamplingOptions) -> LogitsProcessorList:
+    """What transformers' generate would build."""
+    chain = LogitsProcessorList()
+    if options.logit_bias:
+        chain.append(SequenceBiasLogitsProcessor({(token,): float(bias) for token, bias in options.logit_bias}))
+    if options.repetition_penalty != 1:
+        chain.append(RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
+    if options.temperature != 1:
+        chain.append(TemperatureLogitsWarper(options.temperature))
+    if options.top_k:
+        chain.append(TopKLogitsWarper(options.top_k))
+    if options.top_p < 1:
+        chain.append(TopPLogitsWarper(options.top_p))
+    if options.min_p:
+        chain.append(MinPLogitsWarper(options.min_p))
+    return chain
+
+
+OPTIONS = itertools.product(
+    (1.0, 0.6), (0, 1, 7, 80), (1.0, 0.8), (0.0, 0.1), (1.0, 1.4, 0.7), ((), ((6, 2.5), (40, -100.0)))
+)
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias"), list(OPTIONS))
+def test_distributions_are_those_of_transformers(
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    logit_bias: tuple[tuple[int, float], ...],
+) -> None:
+    options = SamplingOptions(temperature, top_k, top_p, min_p, repetition_penalty, logit_bias=logit_bias)
+    found = distribution(LOGITS, options, HISTORY)
+    assert found.dtype == torch.float64
+    for row, past in enumerate(PAST):
+        scores = processors(options)(torch.tensor([past]), LOGITS[row : row + 1])
+        torch.testing.assert_close(found[row].float(), scores.softmax(-1)[0], atol=1e-6, rtol=1e-4)
+        assert torch.equal(found[row] > 0, torch.isfinite(scores[0]))
+
+
+@pytest.mark.parametrize(("spread", "top_p"), [(0.1, 0.97), (1.0, 0.5), (4.0, 0.9), (4.0, 1e-9)])
+def test_top_p_of_large_vocabularies(spread: float, top_p: float) -> None:
+    """Where few ids hold the mass, and where nearly all are needed."""
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(4), dtype=torch.float64) * spread
+    scores = TopPLogitsWarper(top_p)(torch.zeros(3, 1, dtype=torch.int64), logits)
+    found = distribution(logits, SamplingOptions(top_p=top_p))
+    assert torch.equal(found > 0, torch.isfinite(scores))
+    torch.testing.assert_close(found, scores.softmax(-1))
+
+
+def test_presence_penalty_is_subtracted_once_from_what_is_in_the_output() -> None:
+    found = distribution(LOGITS, SamplingOptions(presence_penalty=1.5), HISTORY)
+    for row, path in enumerate(HISTORY.paths):
+        scores = LOGITS[row].double().clone()
+        scores[list({*HISTORY.output, *path})] -= 1.5
+        torch.testing.assert_close(found[row], scores.softmax(-1))
+
+
+def test_temperature_zero_is_the_best_of_the_penalised_logits() -> None:
+    options = SamplingOptions(temperature=0, repetition_penalty=1.9, presence_penalty=2, logit_bias=((0, 3.0),))
+    warm = SamplingOptions(temperature=1, repetition_penalty=1.9, presence_penalty=2, logit_bias=((0, 3.0),))
+    found = distribution(LOGITS, options, HISTORY)
+    assert torch.equal(found.argmax(-1), distribution(LOGITS, warm, HISTORY).argmax(-1))
+    assert torch.equal(found.sum(-1), torch.ones(6, dtype=torch.float64))
+    assert set(found.unique().tolist()) == {0.0, 1.0}
+
+
+def test_tiny_temperatures_do_not_overflow() -> None:
+    assert torch.equal(
+        distribution(LOGITS, SamplingOptions(temperature=1e-300)), distribution(LOGITS, SamplingOptions(temperature=0))
+    )
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="names id 50, and ids are 0 to 49"):
+        distribution(LOGITS, SamplingOptions(logit_bias=((50, 1.0),)))
+    with pytest.raises(ValueError, match="pass their history"):
+        distribution(LOGITS, SamplingOptions(presence_penalty=1))
+    with pytest.raises(ValueError, match="share no token"):
+        drafting_distributions(LOGITS, SamplingOptions(), 8, Columns.of(np.arange(0), LOGITS.device))
+
+
+def test_a_row_has_the_head_the_listed_ids_and_the_rest_as_tail() -> None:
+    distributions = distribution(LOGITS, SamplingOptions())
+    listed = [np.array([0, 1]), np.array([], dtype=np.int64), *(distributions.topk(3).indices.numpy()[2:])]
+    for row, probabilities, wanted in zip(
+        to_rows(distributions, 5, listed), distributions.numpy(), listed, strict=True
+    ):
+        best = set(np.argsort(-probabilities)[:5].tolist())
+        assert set(row.ids.tolist()) == best | set(wanted.tolist())
+        assert len(set(row.ids.tolist())) == len(row.ids)
+        np.testing.assert_array_equal(row.probabilities, probabilities[row.ids])
+        assert row.tail == pytest.approx(1 - row.probabilities.sum())
+        assert not row.whole
+
+
+def test_a_row_is_whole_when_nothing_possible_is_missing() -> None:
+    distributions = distribution(LOGITS, SamplingOptions(top_k=4))
+    assert all(row.whole and len(row.ids) == 4 for row in to_rows(distributions, 64))
+    assert all(row.whole for row in to_rows(distribution(LOGITS, SamplingOptions()), SIZE))
+    missing = int(distributions[0].argmin())
+    (row,) = to_rows(distributions[:1], 3, [np.array([missing])])
+    assert not row.whole
+    assert row.probability(missing) == 0
+
+
+def test_a_tail_is_what_the_unlisted_ids_hold() -> None:
+    """One minus the listed ones would be 2.2e-16 of rounding, or none, whatever is there."""
+    shares = torch.tensor([1 / 3, 1 / 3, 1 / 3 - 1e-17], dtype=torch.float64)
+    for rest, tail in ((1e-30, 2e-30), (1e-44, 2e-44), (1e-60, 0.0)):  # float32 ends at 1.4e-45
+        distributions = torch.cat([shares, torch.tensor([rest, rest], dtype=torch.float64)])[None]
+        (row,) = to_rows(distributions, 3)
+        assert row.tail == pytest.approx(tail, abs=0)
+        assert to_rows(distributions, 3, [np.array([3])])[0].tail == pytest.approx(tail / 2, abs=0)
+
+
+def test_a_drafting_distribution_survives_the_wire_bit_by_bit() -> None:
+    for ids, weights in drafting_distributions(LOGITS, SamplingOptions(temperature=0.8), 12):
+        assert len(ids) == 12
+        assert weights.sum() == 1.0
+        received = Row.of(ids, weights.astype(np.float32).astype(np.float64))
+        np.testing.assert_array_equal(received.probabilities, weights)
+        assert received.whole
+
+
+def test_a_drafting_distribution_is_masked_first_and_then_truncated() -> None:
+    allowed = np.arange(0, SIZE, 3)
+    columns = Columns.of(allowed, LOGITS.device)
+    options = SamplingOptions(temperature=0.7, top_p=0.9)
+    masked = torch.full_like(LOGITS, -torch.inf)
+    masked[:, allowed] = LOGITS[:, allowed]
+    reference = distribution(masked, options)
+    for (ids, weights), expected in zip(drafting_distributions(LOGITS, options, 0, columns), reference, strict=True):
+        np.testing.assert_allclose(weights, expected[torch.from_numpy(ids)], rtol=1e-12)
+        assert set(ids.tolist()) == set(expected.nonzero()[:, 0].tolist())
+    for (ids, weights), expected in zip(drafting_distributions(LOGITS, options, 3, columns), reference, strict=True):
+        best = expected.topk(3)
+        assert ids.tolist() == best.indices[best.values > 0].tolist()
+        np.testing.assert_allclose(weights, (best.values / best.values.sum())[: len(ids)], atol=1e-6)
+
+
+def test_penalties_and_biases_are_not_the_drafters() -> None:
+    options = SamplingOptions(presence_penalty=2, repetition_penalty=2, logit_bias=((0, 99.0),))
+    for (ids, weights), (plain_ids, plain) in zip(
+        drafting_distributions(LOGITS, options, 4), drafting_distributions(LOGITS, SamplingOptions(), 4), strict=True
+    ):
+        np.testing.assert_array_equal(ids, plain_ids)
+        np.testing.assert_array_equal(weights, plain)
+
+
+def test_greedy_drafting_is_one_hot() -> None:
+    distributions = drafting_distributions(LOGITS, SamplingOptions(temperature=0), 64)
+    assert [(ids.tolist(), weights.tolist()) for ids, weights in distributions] == [
+        ([best], [1.0]) for best in LOGITS.argmax(-1).tolist()
+    ]

@@ -1,0 +1,153 @@
+"""Steps in shares, places and other sessions' texts: whatever the order, logits are those of plain forwards."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.engine.requests import ScheduledRequest as Scheduled
+from crossdraft.types.trees import TokenTree, tree_of
+from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
+from tests.engine.tiny import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
+
+MODELS = [tiny_llama(), tiny_gpt2(), tiny_qwen2(), tiny_gemma2()]
+SMALL = 4  # extents of 64 places that all sessions share, in the random schedules
+
+
+def small(model: PreTrainedModel, places: int) -> Engine:
+    """An engine with so few places that sessions have to wait."""
+    engine = Engine(model)
+    engine._manager = type(engine._manager)(engine._cache, places)
+    return engine
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 64])
+def test_a_long_context_goes_in_shares_beside_others(model: PreTrainedModel, tokens: int) -> None:
+    engine = Engine(model)
+    long, other = Request("long", PROMPT * 9, BRANCHES), (PROMPT[0],)
+    steps = 0
+    logits = None
+    while logits is None:
+        before = engine.computed
+        due = engine.remaining(long)
+        logits, beside = engine.step([Scheduled(long, tokens), Scheduled(Request("other", other), 1)])
+        assert beside is not None
+        assert_right(model, Request("other", other), beside)
+        assert engine.remaining(long) == (due - engine.computed + before + 1 if logits is None else 1 + len(BRANCHES))
+        other = (*other, steps % 9)
+        steps += 1
+    assert steps == (1 if tokens == 64 else -(-(len(long.context) - 1) // tokens) + 1)
+    assert_right(model, long, logits)
+
+
+def test_a_work_may_change_between_its_shares(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    assert engine.step([Scheduled(Request("a", PROMPT * 5), 20)]) == [None]
+    assert engine.computed == 20
+    assert serve(engine, Request("a", (*PROMPT * 3, 70), BRANCHES)) == 1 + len(BRANCHES)
+
+
+def test_who_has_no_places_waits_and_nothing_of_it_is_fed(llama: PreTrainedModel) -> None:
+    engine = small(llama, 128)
+    first, second, third = (Request(name, (number, *PROMPT)) for number, name in enumerate("abc"))
+    assert engine.slots == 128
+    for work in (first, second):
+        assert engine.admits(work)
+        serve(engine, work)
+    assert engine.slots_in_use == 128
+    assert not engine.admits(third)
+    before = engine.computed
+    assert engine.step([Scheduled(third, 9)]) == [None]
+    assert engine.computed == before
+    longer = Request("a", (*first.context, 1))
+    waiting, answered = engine.step([Scheduled(third, 9), Scheduled(longer, 9)])
+    assert waiting is None
+    assert answered is not None
+    engine.close("b")
+    assert engine.slots_in_use == 64
+    assert engine.admits(third)
+    assert serve(engine, third) == 1 + len(PROMPT)
+    assert not engine.admits(Request("a", first.context * 10))
+    serve(engine, Request("a", first.context * 10))  # forward takes what it needs
+
+
+def test_one_session_twice_in_a_step_is_fed_once(llama: PreTrainedModel) -> None:
+    engine = Engine(llama)
+    first, second = engine.step([Scheduled(Request("a", PROMPT), 9), Scheduled(Request("a", (*PROMPT, 1)), 9)])
+    assert second is None
+    assert first is not None
+    assert_right(llama, Request("a", PROMPT), first)
+
+
+def test_a_session_goes_on_from_anothers_text(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    text = PROMPT * 7
+    assert serve(engine, Request("a", text, BRANCHES)) == len(text) + len(BRANCHES)
+    assert engine.remaining(Request("b", (*text, 1, 2))) == 2
+    assert serve(engine, Request("b", (*text, 1, 2))) == 2
+    assert serve(engine, Request("c", text, BRANCHES)) == 1 + len(BRANCHES)
+    engine.close("b")
+    assert serve(engine, Request("d", (*text, 1, 2, 3), BRANCHES)) == 1 + len(BRANCHES)
+    assert serve(engine, Request("e", (*text[:33], 96))) == 1
+    assert serve(engine, Request("f", (*text[:31], 96))) == 32  # less than a block
+
+
+def test_plain_calls_of_the_model_go_on_beside_the_engine(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    serve(engine, Request("a", PROMPT))
+    ids = torch.tensor([PROMPT, PROMPT[::-1]])
+    padded = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
+    with torch.no_grad():
+        both = model(ids, attention_mask=padded, position_ids=(padded.cumsum(1) - 1).clamp(min=0)).logits[:, -1]
+        loss = model(ids, labels=ids).loss
+    torch.testing.assert_close(both[0], plain(model, PROMPT), atol=1e-5, rtol=0)
+    torch.testing.assert_close(both[1], plain(model, PROMPT[::-1][2:]), atol=1e-5, rtol=0)
+    assert float(loss) > 0
+    assert serve(engine, Request("a", (*PROMPT, 1))) == 1
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_random_schedules(data: st.DataObject) -> None:
+    """Sessions come, share steps, wait for places, roll back, end and go on from each other's texts."""
+    model = data.draw(st.sampled_from(MODELS))
+    engine = small(model, SMALL * 64)
+    token = st.integers(0, 2)
+    works: dict[str, Request] = {}
+    for _ in range(data.draw(st.integers(1, 12))):
+        name = data.draw(st.sampled_from("abcdef"))
+        if data.draw(st.integers(0, 5)) == 0:
+            engine.close(name)
+            works.pop(name, None)
+        else:
+            works[name] = _next(
+                data, works.get(name) or data.draw(st.sampled_from([None, *works.values()])), name, token
+            )
+        names = data.draw(st.permutations(sorted(works)))
+        shares = [Scheduled(works[one], data.draw(st.sampled_from([1, 3, 20, 100]))) for one in names]
+        admitted = {one: engine.admits(works[one]) for one in names}
+        dues = {one: engine.remaining(works[one]) for one in names}
+        before = engine.computed
+        for share, logits in zip(shares, engine.step(shares), strict=True):
+            if logits is not None:
+                assert admitted[share.request.session]
+                assert_right(model, share.request, logits)
+        assert engine.computed - before <= sum(dues.values())
+        assert not shares or not admitted[names[0]] or engine.computed > before or dues[names[0]] == 0
+    for work in works.values():  # as many as there are: the places of others are taken
+        serve(engine, work)
+
+
+def _next(data: st.DataObject, before: Request | None, name: str, token: st.SearchStrategy[int]) -> Request:
+    """What a session asks for after `before`: more of its text, a branch of its tree, or an earlier point."""
+    context, tree = (before.context, before.tree) if before is not None else ((1,), TokenTree())
+    emitted = data.draw(st.sampled_from(list(tree.paths())))
+    kept = data.draw(st.sampled_from([len(context)] * 3 + [1, 40]))
+    fresh = tuple(data.draw(st.lists(token, max_size=3))) * data.draw(st.sampled_from([1, 1, 12]))
+    paths = data.draw(st.lists(st.lists(token, min_size=1, max_size=4).map(tuple), max_size=4))
+    again = [path[len(emitted) :] for path in tree.paths() if path[: len(emitted)] == emitted]
+    grown = tree_of([path for path in (*again, *paths) if path], 10)
+    return Request(name, (context[:kept] + emitted + fresh)[:100], grown)

@@ -1,0 +1,226 @@
+"""The model thread: what is batched, who gets which error, cancelling and closing."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from crossdraft.engine.device import Span
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread, ModelThreadClosedError
+from crossdraft.engine.requests import ContextOverflowError
+from crossdraft.engine.requests import ForwardRequest as Request
+from crossdraft.engine.requests import ScheduledRequest as Scheduled
+from tests.engine.gathering import Gate, gathered
+from tests.engine.tiny import VOCABULARY, tiny_llama
+
+MODEL = tiny_llama()
+PROMPT = (5, 17, 3)
+
+
+def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
+    for _ in range(count):
+        answer = yield Request(session, ids)
+        ids = (*ids, int(answer.logits[0].argmax()))
+    return ids
+
+
+def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
+    """The result of a job that is the only one."""
+    work = next(job)
+    while True:
+        try:
+            work = job.send(ForwardResult(engine.forward([work])[0], 0.0, 0.0, Span(engine.device, lambda: 0.0), 1, 0))
+        except StopIteration as end:
+            return end.value
+
+
+@pytest.fixture
+def worker() -> ModelThread:
+    thread = ModelThread(Engine(MODEL))
+    yield thread
+    thread.close()
+
+
+async def test_jobs_that_wait_share_their_steps(worker: ModelThread) -> None:
+    cases = [("a", PROMPT, 6), ("b", (9,), 4), ("c", PROMPT[::-1], 6)]
+    results = await gathered(worker, *(greedy(*case) for case in cases))
+    assert worker.steps == 6
+    assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+
+
+async def test_errors_reach_only_their_submitter(worker: ModelThread) -> None:
+    def broken() -> Job[tuple[int, ...]]:
+        yield Request("x", PROMPT)
+        raise KeyError("in the job")
+
+    def broken_at_once() -> Job[tuple[int, ...]]:
+        raise LookupError("at once")
+        yield from ()
+
+    good, bad_id, too_long, failed, failed_at_once, other = await gathered(
+        worker,
+        greedy("a", PROMPT, 3),
+        greedy("b", (VOCABULARY,), 1),
+        greedy("c", (1,) * 127, 5),
+        broken(),
+        broken_at_once(),
+        greedy("d", PROMPT, 3),
+    )
+    assert good == other
+    assert isinstance(bad_id, ValueError)
+    assert isinstance(too_long, ContextOverflowError)
+    assert isinstance(failed, KeyError)
+    assert isinstance(failed_at_once, LookupError)
+    assert await worker.run(greedy("a", PROMPT, 3)) == good
+
+
+async def test_a_forward_that_fails_for_the_batch_is_taken_one_by_one(worker: ModelThread) -> None:
+    def fail(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        if (arguments[0] == 13).any():
+            raise RuntimeError("no memory left")
+
+    hook = MODEL.get_input_embeddings().register_forward_pre_hook(fail)
+    good, bad = await gathered(worker, greedy("a", PROMPT, 2), greedy("b", (13,), 2))
+    hook.remove()
+    assert isinstance(bad, RuntimeError)
+    assert worker.engine.sessions == 1  # the one that failed keeps no places from others
+    assert good == await worker.run(greedy("c", PROMPT, 2))
+
+
+async def test_a_cancelled_job_takes_no_further_step(worker: ModelThread) -> None:
+    stepping, closed = threading.Event(), threading.Event()
+
+    def endless() -> Job[None]:
+        try:
+            while True:
+                yield Request("a", PROMPT)
+                stepping.set()
+        finally:
+            closed.set()
+
+    task = asyncio.create_task(worker.run(endless()))
+    await asyncio.to_thread(stepping.wait, 120)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(closed.wait, 120)
+    assert len(await worker.run(greedy("b", PROMPT, 1))) == 4
+
+
+async def test_a_cancelled_job_waits_for_no_more_of_its_prompt() -> None:
+    engine = Engine(MODEL, chunk=8)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def held(shares: Sequence[Scheduled]) -> list[torch.Tensor | None]:
+        entered.set()
+        assert go_on.wait(120)
+        return engine.step(shares)
+
+    worker = ModelThread(engine, held)
+    try:
+        task = asyncio.create_task(worker.run(greedy("a", tuple(range(90)), 1)))
+        await asyncio.to_thread(entered.wait, 120)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await worker.close_session("a")
+        assert worker.steps == 1
+        assert engine.computed == 8
+    finally:
+        go_on.set()
+        worker.close()
+
+
+async def test_closing_a_session_frees_its_places(worker: ModelThread) -> None:
+    await worker.run(greedy("a", PROMPT, 1))
+    assert worker.engine.sessions == 1
+    await worker.close_session("a")
+    await worker.close_session("never opened")
+    assert worker.engine.sessions == 0
+
+
+async def test_an_answer_says_who_shared_its_step_and_how_long_it_waited() -> None:
+    now = [0.0]
+    worker = ModelThread(Engine(MODEL), clock=lambda: now[0])
+    answers: list[ForwardResult] = []
+
+    def job(session: str) -> Job[tuple[int, ...]]:
+        answers.append((yield Request(session, PROMPT)))
+        return ()
+
+    gate = Gate()
+    standing = asyncio.create_task(worker.run(gate.job()))
+    await asyncio.to_thread(gate.entered.wait, 120)
+    tasks = []
+    for name in "abc":
+        tasks.append(asyncio.create_task(worker.run(job(name))))
+        await asyncio.sleep(0)  # one turn of the loop: it submits its job
+        now[0] += 1.0
+    gate.let_go.set()
+    await asyncio.gather(standing, *tasks)
+    worker.close()
+    assert [answer.queued for answer in answers] == [3.0, 2.0, 1.0]
+    assert [(answer.sessions, answer.tokens, answer.seconds) for answer in answers] == [(3, 3 * len(PROMPT), 0.0)] * 3
+    assert (worker.answers, worker.queued, dict(worker.batches)) == (3, 6.0, {3: 1})
+
+
+async def test_a_long_prompt_comes_in_chunks_beside_others_and_changes_nothing() -> None:
+    worker = ModelThread(Engine(MODEL, chunk=24))
+    long = tuple(range(90))
+    cases = [("a", PROMPT, 8), ("b", long, 6), ("c", (9,), 8)]
+    results = await gathered(worker, *(greedy(*case) for case in cases))
+    assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+    assert worker.steps > 8
+    worker.close()
+
+
+async def test_more_sessions_than_have_room_all_come_to_their_end() -> None:
+    worker = ModelThread(Engine(MODEL, budget=1))
+    room = worker.engine.slots // 128
+    cases = [(name, tuple(range(number % 20, number % 20 + 70)), 4) for number, name in enumerate(map(str, range(40)))]
+    assert len(cases) > room
+    results = await gathered(worker, *(greedy(*case) for case in cases))
+    assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+    assert worker.preemptions >= len(cases) - room  # none was closed: those that are done make room
+    worker.close()
+
+
+async def test_close_finishes_what_was_submitted_and_refuses_more() -> None:
+    worker = ModelThread(Engine(MODEL))
+    tasks = [asyncio.create_task(worker.run(greedy(name, PROMPT, 5))) for name in "ab"]
+    await asyncio.sleep(0)  # one turn of the loop: each task submits its job
+    await asyncio.to_thread(worker.close)
+    first, second = await asyncio.gather(*tasks)
+    assert first == second
+    assert len(first) == len(PROMPT) + 5
+    with pytest.raises(ModelThreadClosedError):
+        await worker.run(greedy("c", PROMPT, 1))
+    worker.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_nobody_waits_for_a_thread_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = ModelThread(Engine(MODEL))
+    monkeypatch.setattr(worker.engine, "remaining", None)  # a call fails
+    results = await asyncio.wait_for(gathered(worker, greedy("a", PROMPT, 1), greedy("b", PROMPT, 1)), 120)
+    assert all(isinstance(result, ModelThreadClosedError) for result in results)
+    with pytest.raises(ModelThreadClosedError):
+        await worker.run(greedy("c", PROMPT, 1))
+    worker.close()
+
+
+def test_a_submitter_whose_loop_is_gone_does_not_stop_the_thread(worker: ModelThread) -> None:
+    gate = Gate()
+
+    async def leave() -> None:
+        task = asyncio.create_task(worker.run(gate.job()))
+        await asyncio.to_thread(gate.entered.wait, 120)
+        task.cancel()
+
+    asyncio.run(leave())
+    gate.let_go.set()
+    assert len(asyncio.run(worker.run(greedy("a", PROMPT, 2)))) == 5
