@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.drafter.session import DrafterSession
+from crossdraft.drafter.service import DrafterSession
 from crossdraft.engine.requests import Share
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc import drafter_codec

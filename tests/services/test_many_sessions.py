@@ -14,7 +14,7 @@ from crossdraft.engine.kv_cache import Holding, Holdings
 from crossdraft.engine.loader import LoadedModel, load_model
 from crossdraft.engine.row_builder import distribution
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.target.session import TargetSession
+from crossdraft.target.service import TargetSession
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, PassDone, Sample, SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
