@@ -1,5 +1,6 @@
 """What a generation cost, and how often the drafter was right."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -255,3 +256,18 @@ def statistics_of(method: str, k: int, prompt_tokens: int, counts: Counts, times
         lanes=times.lanes,
         runs=counts.runs,
     )
+
+
+@dataclass(frozen=True)
+class ModelStatistics:
+    """What a service's model has done since it was loaded."""
+
+    steps: int  # batched forwards
+    seconds: float  # in them, and in what was drawn from their logits
+    batches: Mapping[int, int]  # by number of sessions: steps that had so many
+    tokens: int  # fed
+    kv_slots: int  # tokens whose keys and values the cache can hold
+    kv_slots_used: int  # ... and that live sessions hold now
+    requests: int  # answered, such as passes and steps of a draft
+    queued_seconds: float  # that these waited for their first steps
+    evictions: int  # sessions that gave their KV slots to others

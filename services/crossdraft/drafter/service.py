@@ -209,7 +209,7 @@ async def drafter_server(options: ServeDrafter) -> DrafterServer:
         ValueError: the model cannot be run with these options, or the affinity matrix is not one for it.
     """
     service = await asyncio.to_thread(_load, options)
-    return Server(DRAFTER, service, options.listening, options.model.emulation.marks, service.running.use)
+    return Server(DRAFTER, service, options.listening, options.model.emulation.marks, service.running.statistics)
 
 
 def _load(options: ServeDrafter) -> DrafterService:

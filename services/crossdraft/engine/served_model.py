@@ -3,7 +3,7 @@
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -25,6 +25,7 @@ from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.messages import Description
 from crossdraft.types.rows import Ids
+from crossdraft.types.statistics import ModelStatistics
 from crossdraft.verification.noise import KeyedNoise
 
 # Steps that take their time: a device that this machine has not, emulated by sleeping. No torch.
@@ -115,24 +116,6 @@ class ModelOptions:
     eager: bool = False  # no forward is captured as a CUDA graph; elsewhere none is in any case
 
 
-# What a model has done, for metrics.
-
-
-@dataclass(frozen=True)
-class Use:
-    """Since it was loaded. The names are those of `rpc.service_metrics.ModelUse`."""
-
-    steps: int  # batched forwards
-    seconds: float  # in them, and in what was drawn from their logits
-    batches: Mapping[int, int]  # by number of sessions: steps that had so many
-    tokens: int  # fed
-    places: int  # tokens whose keys and values the cache can hold
-    held: int  # ... and that live sessions hold now
-    answers: int  # works, such as passes and steps of a draft, that were answered
-    queued: float  # seconds that these waited for their first steps
-    evictions: int  # sessions that gave their places to others
-
-
 @dataclass(frozen=True, eq=False)
 class RunningModel:
     """What all sessions of a service share."""
@@ -192,19 +175,19 @@ class RunningModel:
         """The ids that columns of logits stand for, in the same shape."""
         return columns if self.kept is None else self.kept[columns]
 
-    def use(self) -> Use:
+    def statistics(self) -> ModelStatistics:
         """What the model has done so far. May be called from any thread."""
         thread = self.thread
         engine = thread.engine
-        return Use(
+        return ModelStatistics(
             steps=thread.steps,
             seconds=thread.seconds,
             batches=dict(thread.batches),
             tokens=engine.fed,
-            places=engine.places,
-            held=engine.held,
-            answers=thread.answers,
-            queued=thread.queued,
+            kv_slots=engine.places,
+            kv_slots_used=engine.held,
+            requests=thread.answers,
+            queued_seconds=thread.queued,
             evictions=thread.evictions,
         )
 

@@ -315,7 +315,7 @@ async def target_server(options: ServeTarget) -> TargetServer:
         ValueError: the model cannot be run with these options.
     """
     running = await asyncio.to_thread(run_model, options.model, Side.TARGET)
-    return Server(TARGET, TargetService(running), options.listening, options.model.emulation.marks, running.use)
+    return Server(TARGET, TargetService(running), options.listening, options.model.emulation.marks, running.statistics)
 
 
 async def serve_target(options: ServeTarget, output: TextIO = sys.stdout) -> None:
