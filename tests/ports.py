@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.streams import Traffic
 from crossdraft.session.assignment import Assignment
@@ -21,6 +20,7 @@ from crossdraft.types.messages import (
     FetchRow,
     NoiseKey,
     OpenDrafter,
+    Opened,
     OpenTarget,
     Pass,
     PassDone,

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import httpx2 as httpx
 
+from crossdraft.client import GenerationRequest
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.generation import Generate, GenerationClient, encode_request
 
@@ -117,16 +119,16 @@ class Grpc:
         """All of them, one kind after the other."""
         async with GenerationClient(self.address, KEY) as client, GenerationClient(self.address, KEY[::-1]) as wrong:
             return {
-                "wrong key": await counted([generated(wrong, Generate(PROMPT)) for _ in range(20)]),
-                "too large": await counted([generated(client, Generate("x" * 5 * MIB)) for _ in range(3)]),
-                "too long": await counted([generated(client, Generate("word " * 20_000)) for _ in range(3)]),
+                "wrong key": await counted([generated(wrong, asking(PROMPT)) for _ in range(20)]),
+                "too large": await counted([generated(client, asking("x" * 5 * MIB)) for _ in range(3)]),
+                "too long": await counted([generated(client, asking("word " * 20_000)) for _ in range(3)]),
                 "malformed": await self._malformed(),
                 "silent": await self._silent(),
-                "crowd": await counted([generated(client, Generate(PROMPT, max_tokens=4)) for _ in range(CROWD)]),
+                "crowd": await counted([generated(client, asking(PROMPT, max_tokens=4)) for _ in range(CROWD)]),
             }
 
     async def _malformed(self) -> Statuses:
-        whole = encode_request(Generate(PROMPT)).SerializeToString()
+        whole = encode_request(asking(PROMPT)).SerializeToString()
         async with grpc.aio.insecure_channel(self.address) as channel:
 
             async def ask(number: int) -> str:
@@ -138,7 +140,7 @@ class Grpc:
             return await in_hundreds([ask(number) for number in range(MALFORMED)])
 
     async def _silent(self) -> Statuses:
-        request = encode_request(Generate(PROMPT, max_tokens=4000, ignore_eos=True, logprobs=20)).SerializeToString()
+        request = encode_request(asking(PROMPT, max_tokens=4000, ignore_eos=True, logprobs=20)).SerializeToString()
         async with AsyncExitStack() as stack:
             calls = []
             for _ in range(SILENT):
@@ -177,6 +179,10 @@ async def sent(client: httpx.AsyncClient, method: str, path: str, content: bytes
     assert response.json()["error"]["message"]
     assert (response.status_code == 429) is ("retry-after" in response.headers)
     return f"{response.status_code} {response.json()['error']['code']}"
+
+
+def asking(prompt: str, **settings: Any) -> Generate:
+    return Generate(GenerationRequest(prompt, **settings))
 
 
 async def generated(client: GenerationClient, asked: Generate) -> str:

@@ -12,7 +12,7 @@ from crossdraft.bench.made_up import DrafterSession, Guesser, World
 from crossdraft.bench.overlap import Served
 from crossdraft.bench.speculation import WAYS, Plan, Run, Way, measured
 from crossdraft.client import GenerationRequest, Overlap
-from crossdraft.drafter.drafting import Epoch
+from crossdraft.drafter.conversation import Epoch
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import Draft, Drafted, NoiseKey
 from crossdraft.types.rows import DraftToken, Whose

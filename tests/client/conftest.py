@@ -7,7 +7,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from crossdraft.drafter import session
+from crossdraft.drafter import service
 from crossdraft.engine.sampler import RandomDraws
 from crossdraft.session.resolution import Secrets
 from crossdraft.speculation.choice import Fixed
@@ -41,7 +41,7 @@ def same_chance(monkeypatch: pytest.MonkeyPatch) -> None:
         return Secrets(noise=next(secrets), audit=next(secrets), chooser=next(secrets))
 
     monkeypatch.setattr(Secrets, "drawn", staticmethod(drawn))
-    monkeypatch.setattr(session, "RandomDraws", lambda _: RandomDraws(np.random.default_rng(next(seeds))))
+    monkeypatch.setattr(service, "RandomDraws", lambda _: RandomDraws(np.random.default_rng(next(seeds))))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.client import Generation, Overlap, Pipeline, SamplingOptions, connect
-from crossdraft.drafter import session
+from crossdraft.drafter import service
 from crossdraft.engine.sampler import KeyedDraws
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.types.messages import Drafted, NoiseKey
@@ -141,7 +141,7 @@ async def test_nothing_is_audited_unasked(pipeline: Pipeline) -> None:
 async def test_a_real_drafter_that_lies_is_given_up(
     pipeline: Pipeline, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "KeyedDraws", Liar)
+    monkeypatch.setattr(service, "KeyedDraws", Liar)
     generation = await finished(pipeline, method)
     assert generation.statistics is not None
     assert "was not drawn from its row" in generation.statistics.drafter_lost

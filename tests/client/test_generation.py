@@ -8,11 +8,10 @@ import pytest
 
 from crossdraft.client.api import Generation
 from crossdraft.client.driver import Services
-from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
 from crossdraft.session.events import Reason
 from crossdraft.speculation.choice import Choice, Controller, Fixed, lock_step
-from crossdraft.types.messages import Drafted, PassDone, RowFetched, Score, Scored
+from crossdraft.types.messages import Drafted, Opened, PassDone, RowFetched, Score, Scored
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.methods import COUPLED, SLEM, SLRS, TLI, TOKENTIMING, Method
 from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys

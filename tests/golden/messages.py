@@ -1,12 +1,13 @@
 """One plain value of every kind of message, with the functions that write it to bytes and read it back."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import Message
 
-from crossdraft.rpc.codec import Opened, decode_description, encode_description
+from crossdraft.rpc.codec import decode_description, encode_description
 from crossdraft.rpc.drafter_codec import decode_reply as decode_drafter_reply
 from crossdraft.rpc.drafter_codec import decode_request as decode_drafter_request
 from crossdraft.rpc.drafter_codec import encode_reply as encode_drafter_reply
@@ -15,9 +16,7 @@ from crossdraft.rpc.generation import (
     Generate,
     Generated,
     GenerationEnded,
-    LaneCost,
     Served,
-    Turn,
     decode_models,
     encode_models,
 )
@@ -29,6 +28,7 @@ from crossdraft.rpc.target_codec import decode_reply as decode_target_reply
 from crossdraft.rpc.target_codec import decode_request as decode_target_request
 from crossdraft.rpc.target_codec import encode_reply as encode_target_reply
 from crossdraft.rpc.target_codec import encode_request as encode_target_request
+from crossdraft.session.events import Reason
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.types.messages import (
@@ -40,6 +40,7 @@ from crossdraft.types.messages import (
     FetchRow,
     NoiseKey,
     OpenDrafter,
+    Opened,
     OpenTarget,
     Pass,
     PassDone,
@@ -50,8 +51,10 @@ from crossdraft.types.messages import (
     Score,
     Scored,
 )
+from crossdraft.types.request import Chat, GenerationRequest, Overlap
+from crossdraft.types.request import Message as ChatMessage
 from crossdraft.types.rows import DraftToken, Row, Whose
-from crossdraft.types.statistics import Kind
+from crossdraft.types.statistics import Counts, Kind, LaneFigures, Times, Trips, statistics_of
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1.common_pb2 import Description as DescriptionMessage
 from crossdraft.v1.drafter_pb2 import DraftReply, DraftRequest
@@ -97,15 +100,10 @@ def ids(*tokens: int) -> np.ndarray:
 
 HEAD = Row(ids(7, 3, 9, 1, 250, 17, 2, 4, 30, 31), np.array([2.0**-n for n in range(2, 12)]), 0.5 + 2.0**-11)
 WHOLE = Row(ids(5, 299), np.array([0.75, 0.25]))
-LANE = LaneCost("target", 11, 2**40, (1, 0, 2), 0.25, 0.125, 0.5, 0.0625, 2.0, 1.0, "lost it")
-FIGURES = {
-    "method": "coupled",
-    "tokens": 3,
-    "accepted_at": (2, 1),
-    "seconds": 0.5,
-    "bytes_sent": 2**40,
-    "lanes": (LANE,),
-}
+LANE = LaneFigures("target", "", 11, 2**40, Trips((1, 0, 2), 0.25, 0.125), "lost it", 0.5, 0.0625, 2.0, 1.0)
+CHAT = Chat((ChatMessage("system", "s"), ChatMessage("user", "u")))
+NONE = statistics_of("", 0, 0, Counts(), Times(0.0, 0.0, 0.0, 0.0, 0, 0))
+FIGURES = replace(NONE, method="coupled", tokens=3, accepted_at=(2, 1), seconds=0.5, bytes_sent=2**40, lanes=(LANE,))
 VALUES: dict[str, tuple[Codec, object]] = {
     "target open": (TO_TARGET, OpenTarget((1, 299, 7), OPTIONS, NOISE, 32, 5, True)),
     "target open, defaults": (TO_TARGET, OpenTarget((1,), SamplingOptions(), None)),
@@ -165,43 +163,50 @@ VALUES: dict[str, tuple[Codec, object]] = {
     "generate, text": (
         TO_FRONT,
         Generate(
-            "héllo",
-            id="r-1",
-            model="m",
-            drafter="d",
-            options=OPTIONS,
-            method="coupled",
-            k=4,
-            max_tokens=9,
-            drafter_temperature=0.0,
-            seed=2**64 - 1,
-            choice=2,
-            ignore_eos=True,
-            stop=("\n", "é"),
-            logprobs=0,
-            committed=(1, 2),
-            allow_inexact=True,
-            audit=True,
-            overlap="on",
-            window=8,
-            wait=0,
-            branches=0,
-            branch_width=2,
-            paths=3,
-            speculation=True,
-            row_width=32,
-            head=16,
+            GenerationRequest(
+                "héllo",
+                options=OPTIONS,
+                method="coupled",
+                k=4,
+                max_tokens=9,
+                drafter_temperature=0.0,
+                seed=2**64 - 1,
+                choice=2,
+                ignore_eos=True,
+                stop=("\n", "é"),
+                logprobs=0,
+                committed=(1, 2),
+                allow_inexact=True,
+                audit=True,
+                overlap=Overlap.ON,
+                window=8,
+                wait=0,
+                branches=0,
+                branch_width=2,
+                paths=3,
+                speculation=True,
+                row_width=32,
+                head=16,
+            ),
+            "r-1",
+            "m",
+            "d",
         ),
     ),
-    "generate, ids": (TO_FRONT, Generate((1, 299, 2**32 - 1), overlap="off", stop=(), committed=())),
-    "generate, chat": (TO_FRONT, Generate((Turn("system", "s"), Turn("user", "u")), overlap="auto", stop=())),
+    "generate, ids": (TO_FRONT, Generate(GenerationRequest((1, 299, 2**32 - 1), overlap=Overlap.OFF))),
+    "generate, chat": (
+        TO_FRONT,
+        Generate(GenerationRequest(CHAT)),
+    ),
     "token": (
         FROM_FRONT,
         Generated(5, b"\xe2\x82", "", Kind.ACCEPTED, -0.5, ((5, b"\xe2\x82", -0.5), (6, b"", -1.0)), 12.5),
     ),
     "token, corrected": (FROM_FRONT, Generated(6, b"a", "a", Kind.CORRECTED, None, (), 0.0)),
     "token, bonus": (FROM_FRONT, Generated(7, b"b", "b", Kind.BONUS, 0.0, (), 1.0)),
-    **{f"ended, {reason}": (FROM_FRONT, GenerationEnded("r-1", reason, FIGURES)) for reason in ("stop", "length")},
-    **{f"ended, {reason}": (FROM_FRONT, GenerationEnded("r-1", reason, {})) for reason in ("cancelled", "failed")},
+    **{
+        f"ended, {reason.value}": (FROM_FRONT, GenerationEnded("r-1", reason, figures))
+        for reason, figures in zip(Reason, (FIGURES, FIGURES, NONE, NONE), strict=True)
+    },
     "models": (MODELS, (Served("a", 7, 64, ("x", "y"), ("slem",), True), Served("b", 0, 1, (), (), False))),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 
-from crossdraft.serving.grpc import asked_of, request_of
+from crossdraft.rpc.generation import Generate
 from crossdraft.session.events import (
     Close,
     Command,
@@ -52,7 +52,7 @@ def write(recording: Recording, name: str) -> None:
     assert header.drafter is not None
     secrets = header.secrets
     kept = {
-        "request": TO_FRONT.to_bytes(asked_of(replace(header.request, record=None))),
+        "request": TO_FRONT.to_bytes(Generate(replace(header.request, record=None))),
         "secrets": [f"{one:x}" for one in (secrets.noise, secrets.audit, secrets.chooser)],
         "steps": [
             [step.now, packed_event(step.event), list(map(packed_command, step.commands))] for step in recording.steps
@@ -71,7 +71,7 @@ def read(name: str) -> Golden:
         DESCRIPTION.from_bytes(zlib.decompress((FOLDER / f"{role}.description").read_bytes()))
         for role in ("target", "drafter")
     )
-    request = request_of(TO_FRONT.from_bytes(kept["request"]))
+    request = TO_FRONT.from_bytes(kept["request"]).request
     secrets = Secrets(*(int(one, 16) for one in kept["secrets"]))
     steps = tuple((now, _event(packed), commands) for now, packed, commands in kept["steps"])
     return Golden(Header("golden", 0.0, request, target, drafter, secrets), steps)

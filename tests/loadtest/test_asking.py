@@ -8,7 +8,6 @@ import pytest
 from crossdraft.loadtest import prompts
 from crossdraft.loadtest.prompts import Prompt, Question, Wishes, questions_of
 from crossdraft.loadtest.timeline import Figures, LaneFigures, figures_of
-from crossdraft.rpc.generation import Turn
 from crossdraft.types.request import Chat, Message
 
 TEXT, CHAT = Prompt("code", "def f("), Prompt("talk", Chat((Message("user", "Hello"),)))
@@ -32,10 +31,9 @@ def test_the_same_is_asked_of_every_kind_of_server() -> None:
         },
     )
     grpc, local = asked.for_grpc, asked.for_pipeline
-    assert (grpc.prompt, grpc.model, grpc.drafter, grpc.seed, grpc.method) == ("def f(", "big", "small", 103, "seeded")
+    assert (grpc.request, grpc.model, grpc.drafter) == (local, "big", "small")
     assert (local.prompt, local.seed, local.method, local.max_tokens) == ("def f(", 103, "seeded", 32)
-    assert grpc.options == local.options
-    assert grpc.ignore_eos is local.ignore_eos is True
+    assert local.ignore_eos is True
 
 
 def test_chats() -> None:
@@ -43,7 +41,7 @@ def test_chats() -> None:
     assert asked.path == "/v1/chat/completions"
     assert asked.body["messages"] == [{"role": "user", "content": "Hello"}]
     assert asked.body["speculative"] == {"drafter": "none", "trace": True}
-    assert asked.for_grpc.prompt == (Turn("user", "Hello"),)
+    assert asked.for_grpc.request == asked.for_pipeline
     assert asked.for_pipeline.prompt == CHAT.what
 
 

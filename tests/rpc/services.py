@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 
 from crossdraft.rpc.errors import CannotListen, ContextTooLong
-from crossdraft.rpc.handlers import TARGET, one_by_one
+from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import (
     Advance,
@@ -64,8 +64,9 @@ class ToyTargetService:
 class ToyTargetSession:
     service: ToyTargetService
 
-    def converse(self, requests: AsyncIterator[Pass | FetchRow]) -> AsyncGenerator[PassDone | RowFetched, None]:
-        return one_by_one(self.answer, requests)
+    async def converse(self, requests: AsyncIterator[Pass | FetchRow]) -> AsyncGenerator[PassDone | RowFetched, None]:
+        async for request in requests:
+            yield await self.answer(request)
 
     async def answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
         row = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)

@@ -187,7 +187,7 @@ async def test_a_fault_of_the_service_is_internal_and_it_lives_on(client, servic
 
 async def test_a_reply_that_means_nothing_is_the_services_fault(client, service):
     async with client.session(OPEN) as session:
-        with pytest.raises(Internal, match=r"sent a reply that means nothing: rows.ids has the id 100"):
+        with pytest.raises(Internal, match=r"sent a reply that cannot be decoded: rows.ids has the id 100"):
             await session.run(one_pass(1, FOREIGN))
         await service.wait_closed(1)
 

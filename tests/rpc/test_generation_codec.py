@@ -1,53 +1,62 @@
 """What clients and Generation say survives the wire, and what means nothing is refused."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.rpc import generation
-from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.generation import Generate, Generated, GenerationEnded, Served, Turn
+from crossdraft.rpc.errors import BadMessage, BadRequest
+from crossdraft.rpc.generation import Generate, Generated, GenerationEnded, Served
+from crossdraft.session.events import Reason
 from crossdraft.types.messages import SamplingOptions
-from crossdraft.types.statistics import Kind
+from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap
+from crossdraft.types.statistics import Counts, Kind, LaneFigures, Statistics, Times, statistics_of
 from crossdraft.v1 import generation_pb2 as pb
 
 TEXTS = st.text(max_size=8)
 IDS = st.tuples() | st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)
 COUNTS = st.integers(0, 2**32 - 1)
-PROMPTS = (
-    TEXTS.filter(bool) | IDS.filter(bool) | st.lists(st.builds(Turn, TEXTS, TEXTS), min_size=1, max_size=3).map(tuple)
-)
-MAYBE = {name: st.none() | COUNTS for name in ("k", "max_tokens", "logprobs", "window", "wait", "paths", "head")}
+MESSAGES = st.builds(Message, TEXTS.filter(bool), TEXTS)
+NONE = statistics_of("", 0, 0, Counts(), Times(0.0, 0.0, 0.0, 0.0, 0, 0))
+PROMPTS = TEXTS.filter(bool) | IDS.filter(bool) | st.lists(MESSAGES, min_size=1, max_size=3).map(tuple).map(Chat)
+FEW = st.integers(1, 16)
 REQUESTS = st.builds(
-    Generate,
+    GenerationRequest,
     PROMPTS,
-    id=TEXTS,
-    model=TEXTS,
-    drafter=st.none() | TEXTS,
-    options=st.none() | st.builds(SamplingOptions, st.floats(0, 9), st.integers(0, 9), st.floats(0.1, 1)),
+    options=st.builds(SamplingOptions, st.floats(0, 9), st.integers(0, 9), st.floats(0.1, 1)),
     method=st.none() | TEXTS,
     drafter_temperature=st.none() | st.floats(0, 9),
     seed=st.none() | st.integers(0, 2**64 - 1),
-    choice=st.none() | st.integers(1, 9),
-    ignore_eos=st.sampled_from([None, True]),
-    stop=st.lists(TEXTS, max_size=3).map(tuple),
+    choice=st.integers(0, 2**32 - 1),
+    stop=st.lists(TEXTS.filter(bool), max_size=3).map(tuple),
     committed=IDS,
-    overlap=st.sampled_from(["auto", "on", "off"]),
-    **MAYBE,
+    overlap=st.sampled_from([Overlap.AUTO, Overlap.ON]),
+    window=st.none() | st.integers(16, 64),
+    logprobs=st.none() | st.integers(0, 20),
+    **dict.fromkeys(("wait", "branches", "branch_width"), st.none() | FEW),
+    **dict.fromkeys(("k", "max_tokens", "paths", "head", "row_width"), FEW),
+    **dict.fromkeys(("ignore_eos", "allow_inexact", "audit", "speculation"), st.booleans()),
 )
 
 
-@given(REQUESTS)
-def test_requests(request_: Generate) -> None:
-    sent = generation.encode_request(request_).SerializeToString()
-    assert generation.decode_request(pb.GenerateRequest.FromString(sent)) == request_
+@given(st.builds(Generate, REQUESTS, id=TEXTS, model=TEXTS, drafter=st.none() | TEXTS))
+def test_requests(asked: Generate) -> None:
+    sent = generation.encode_request(asked).SerializeToString()
+    assert generation.decode_request(pb.GenerateRequest.FromString(sent)) == asked
 
 
-def test_every_field_of_a_request_has_its_place() -> None:
-    names = {one.name for one in fields(Generate)} - {"prompt"}
-    assert set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) - {"text", "ids", "chat"} == names
+def names(kind: type) -> set[str]:
+    return {generation.IN_PROTO.get(one.name, one.name) for one in fields(kind)}
+
+
+def test_every_field_has_its_place() -> None:
+    asked = (names(GenerationRequest) | names(Generate)) - {"prompt", "request", "explain", "record"}
+    assert set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) - {"text", "ids", "chat"} == asked
+    assert set(pb.Statistics.DESCRIPTOR.fields_by_name) == names(Statistics)
+    lane = (names(LaneFigures) - {"address", "trips"}) | {"trip_counts", "trip_seconds", "queued_seconds"}
+    assert set(pb.Lane.DESCRIPTOR.fields_by_name) == lane
 
 
 TOKENS = st.builds(
@@ -68,15 +77,12 @@ def test_tokens(token: Generated) -> None:
     assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == token
 
 
-@pytest.mark.parametrize("reason", ["stop", "length", "cancelled", "failed"])
-def test_ends(reason: str) -> None:
-    figures = {"method": "slem", "tokens": 3, "seconds": 0.5, "accepted_at": (2, 1), "bytes_sent": 2**40}
-    sent = generation.encode_reply(GenerationEnded("r", reason, figures)).SerializeToString()
-    arrived = generation.decode_reply(pb.GenerateReply.FromString(sent))
-    assert isinstance(arrived, GenerationEnded)
-    assert (arrived.id, arrived.reason) == ("r", reason)
-    assert {name: arrived.figures[name] for name in figures} == figures
-    assert set(arrived.figures) == set(pb.Statistics.DESCRIPTOR.fields_by_name)
+@pytest.mark.parametrize("reason", Reason)
+def test_ends(reason: Reason) -> None:
+    given = {"method": "slem", "tokens": 3, "seconds": 0.5, "accepted_at": (2, 1), "bytes_sent": 2**40, "k": 4}
+    ended = GenerationEnded("r", reason, replace(NONE, **given, proposed_at=(3, 3)))
+    sent = generation.encode_reply(ended).SerializeToString()
+    assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == ended
 
 
 def test_models() -> None:
@@ -108,20 +114,25 @@ def test_values_that_mean_nothing() -> None:
         generation.decode_request(pb.GenerateRequest(text="x", options={"temperature": -1}))
     with pytest.raises(BadMessage, match=r"token\.kind is not set"):
         generation.decode_reply(pb.GenerateReply(token=pb.Token(id=1)))
+    with pytest.raises(BadMessage, match=r"ended\.reason is not set"):
+        generation.decode_reply(pb.GenerateReply(ended=pb.Ended()))
     with pytest.raises(BadMessage, match="one of token and ended"):
         generation.decode_reply(pb.GenerateReply())
 
 
 @pytest.mark.parametrize(
-    "request_",
+    ("message", "complaint"),
     [
-        Generate("x", k=-1),
-        Generate("x", seed=2**64),
-        Generate("x", overlap="maybe"),
-        Generate((2**32,)),
-        Generate("\ud800"),
+        (pb.GenerateRequest(text="x", num_speculative_tokens=65), "k must be between 1 and 64, got 65"),
+        (pb.GenerateRequest(text="x", overlap=2, max_draft_tokens=3), "window means nothing with overlap off"),
     ],
 )
-def test_what_does_not_fit_its_field(request_: Generate) -> None:
+def test_requests_that_cannot_be(message: pb.GenerateRequest, complaint: str) -> None:
+    with pytest.raises(BadRequest, match=complaint):
+        generation.decode_request(message)
+
+
+@pytest.mark.parametrize("request_", [GenerationRequest("x", max_tokens=2**32), GenerationRequest((2**32,))])
+def test_what_does_not_fit_its_field(request_: GenerationRequest) -> None:
     with pytest.raises(ValueError, match=r"."):
-        generation.encode_request(request_)
+        generation.encode_request(Generate(request_))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crossdraft.rpc.server import settle
+from crossdraft.rpc.server import freeze_heap
 
 
 class Node:
@@ -22,7 +22,7 @@ def thawed() -> Iterator[None]:
 
 def test_what_is_there_is_not_looked_at_again() -> None:
     kept = [Node() for _ in range(1000)]
-    settle()
+    freeze_heap()
     assert gc.get_freeze_count() >= 1000
     left = {id(one) for one in gc.get_objects()}
     assert not left & {id(one) for one in kept}
@@ -30,7 +30,7 @@ def test_what_is_there_is_not_looked_at_again() -> None:
 
 def test_garbage_from_before_and_after_is_collected() -> None:
     before = weakref.ref(Node())
-    settle()
+    freeze_heap()
     after = weakref.ref(Node())
     gc.collect()
     assert before() is None

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.rpc import codec
-from crossdraft.rpc.codec import GRID, LAST_ID, LEADING
+from crossdraft.rpc.codec import GRID, LEADING, MAX_BITS
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.types.rows import NO_IDS, Row
 from crossdraft.v1 import common_pb2 as pb
@@ -25,7 +25,7 @@ def travelled(*rows: Row) -> list[Row]:
     return codec.decode_rows(pb.Rows.FromString(raw), "rows", None)
 
 
-@given(st.lists(st.integers(0, LAST_ID) | st.integers(0, 9), max_size=40))
+@given(st.lists(st.integers(0, 2**MAX_BITS - 1) | st.integers(0, 9), max_size=40))
 def test_numbers_survive_in_as_few_bits_as_the_largest_needs(listed):
     message = numbers(*listed)
     assert codec.decode_numbers(pb.Numbers.FromString(message.SerializeToString()), "numbers").tolist() == listed

@@ -15,7 +15,7 @@ from crossdraft.rpc.authority import Use
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
-from crossdraft.rpc.security import Shown, TlsError, TlsFiles, client_credentials
+from crossdraft.rpc.security import RenewedCredentials, TlsError, TlsFiles, client_credentials
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
@@ -122,7 +122,10 @@ async def test_a_renewed_certificate_is_served_to_new_connections_without_a_rest
 
 async def test_a_clients_renewed_certificate_is_shown_to_new_sessions_without_a_restart(cluster, caplog):
     files = cluster.files("orchestrator", days=1)
-    async with serving(cluster.files("target")) as server, TargetClient(server.address, tls=Shown(files)) as client:
+    async with (
+        serving(cluster.files("target")) as server,
+        TargetClient(server.address, tls=RenewedCredentials(files)) as client,
+    ):
         before = client.channel
         async with client.session(OPEN) as session:
             assert client.channel is before
@@ -142,7 +145,10 @@ async def test_a_clients_renewed_certificate_is_shown_to_new_sessions_without_a_
 
 async def test_a_connection_that_is_not_used_any_more_ends(cluster):
     files = cluster.files("orchestrator")
-    async with serving(cluster.files("target")) as server, TargetClient(server.address, tls=Shown(files)) as client:
+    async with (
+        serving(cluster.files("target")) as server,
+        TargetClient(server.address, tls=RenewedCredentials(files)) as client,
+    ):
         async with client.session(OPEN) as session:
             before = ref(client.channel)
             cluster.files("orchestrator")

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from crossdraft.rpc.codec import GRID, Opened
+from crossdraft.rpc.codec import GRID
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side
 from crossdraft.types.messages import (
@@ -18,6 +18,7 @@ from crossdraft.types.messages import (
     FetchRow,
     NoiseKey,
     OpenDrafter,
+    Opened,
     OpenTarget,
     Pass,
     PassDone,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.drafter import session
+from crossdraft.drafter import service
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.sampler import RandomDraws
@@ -40,7 +40,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws of drafter sessions that have no key are the same in every run."""
     seeds = count()
-    monkeypatch.setattr(session, "RandomDraws", lambda _: RandomDraws(np.random.default_rng(next(seeds))))
+    monkeypatch.setattr(service, "RandomDraws", lambda _: RandomDraws(np.random.default_rng(next(seeds))))
 
 
 def save(folder: Path, some: Kind, context: int) -> Path:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.target.session import TargetSession
+from crossdraft.target.service import TargetSession
 from crossdraft.types.messages import FetchRow, NoiseKey, OpenTarget, Pass, PassDone, RunTo, Sample, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from tests.engine.gathering import Gate

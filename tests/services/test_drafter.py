@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.drafter.session import DrafterSession
+from crossdraft.drafter.service import DrafterSession
 from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc import drafter_codec
@@ -249,6 +249,6 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
     await asyncio.wait_for(closing.wait(), 60)
     go_on.set()
     async with asyncio.timeout(60):
-        while engine.sessions:
+        while engine.taken:
             await drafter.describe()
     assert drafter_model.thread.steps == 1

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.drafter.drafting import Epoch, Epochs, Growth, Packing, Shape, Tip, keys
+from crossdraft.drafter.conversation import Epoch, Epochs, ReplyBuffer
+from crossdraft.drafter.drafting import BranchShape, DraftTree, Tip, branch_keys
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted, Score
@@ -64,7 +65,7 @@ def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(
     chunk: int, first: int, made: list[str]
 ) -> None:
     epoch = Epoch(draft(count=3, chunk=chunk, first=first))
-    packing = Packing(epoch)
+    buffer = ReplyBuffer(epoch)
     replies: list[Drafted] = []
     branches = 0
     for event in made:
@@ -72,15 +73,15 @@ def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(
             epoch.count += 2
         elif event == "branch":
             branches += 1
-            packing.prepare(branch(branches))
-        elif packing.made < epoch.count:
-            packing.propose(DraftToken(packing.made))
-        replies += packing.due()
-        held = packing.made - epoch.sent
+            buffer.add_branch(branch(branches))
+        elif buffer.made < epoch.count:
+            buffer.add(DraftToken(buffer.made))
+        replies += buffer.due()
+        held = buffer.made - epoch.sent
         assert held < (first - epoch.sent if epoch.sent < first else chunk)
-        assert held == 0 or packing.made < epoch.count  # whatever is wanted and complete is sent
-    made_in_all = packing.made
-    replies.append(packing.last("enough"))
+        assert held == 0 or buffer.made < epoch.count  # whatever is wanted and complete is sent
+    made_in_all = buffer.made
+    replies.append(buffer.last("enough"))
     tokens = [draft_token.token for reply in replies for draft_token in reply.draft_tokens]
     assert tokens == list(range(made_in_all))
     assert [number.number for reply in replies for number in reply.branches] == list(range(1, branches + 1))
@@ -94,34 +95,34 @@ def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(
 
 def test_what_was_adopted_is_sent_as_far_as_it_is_wanted() -> None:
     epoch = Epoch(draft(count=3, chunk=2))
-    packing = Packing(epoch)
+    buffer = ReplyBuffer(epoch)
     for token in range(5):
-        packing.propose(DraftToken(token))
-    assert [len(reply.draft_tokens) for reply in packing.due()] == [2, 1]
+        buffer.add(DraftToken(token))
+    assert [len(reply.draft_tokens) for reply in buffer.due()] == [2, 1]
     assert not epoch.wanted
     epoch.count = 6
-    assert [len(reply.draft_tokens) for reply in packing.due()] == [2]
-    assert packing.made == 5
+    assert [len(reply.draft_tokens) for reply in buffer.due()] == [2]
+    assert buffer.made == 5
 
 
 def test_keys_are_text_that_was_not_drawn_each_once() -> None:
     vocabulary = toy_vocabulary(("a", "b", "\ue000", "a", "c", "b"))
-    assert list(keys([3, 2, 5, 1, 4, 0], 0, vocabulary)) == [5, 4]
+    assert list(branch_keys([3, 2, 5, 1, 4, 0], 0, vocabulary)) == [5, 4]
 
 
 @given(st.data())
 def test_a_tree_that_is_planted_anew_has_the_same_paths(data: st.DataObject) -> None:
-    growth, tips = Growth("session", (7, 8)), [Tip()]
+    tree, tips = DraftTree("session", (7, 8)), [Tip()]
     for token in range(data.draw(st.integers(1, 30))):
         grown = data.draw(st.sampled_from(tips))
-        growth.work([Tip(grown.node, token)])
-        tips.append(Tip(growth.nodes - 1))
+        tree.work([Tip(grown.node, token)])
+        tips.append(Tip(tree.nodes - 1))
     chosen = data.draw(st.sampled_from(tips))
-    before = growth.work([chosen])
+    before = tree.work([chosen])
     paths = [before.context + path for path in before.tree.paths()]
-    root = growth.ancestor(chosen.node, data.draw(st.integers(0, 5)))
-    moved = growth.replant(root)
-    after = growth.work([Tip(moved[chosen.node])])
+    root = tree.ancestor(chosen.node, data.draw(st.integers(0, 5)))
+    moved = tree.move_root(root)
+    after = tree.work([Tip(moved[chosen.node])])
     assert after.context == paths[root + 1]
     now = [after.context + path for path in after.tree.paths()]
     for old, new in moved.items():
@@ -133,7 +134,7 @@ def test_a_tree_that_is_planted_anew_has_the_same_paths(data: st.DataObject) -> 
 def test_a_trees_kept_part_holds_all_unfinished_branches() -> None:
     for depth in range(1, 12):
         for width in range(1, 8):
-            shape = Shape(depth, width)
-            assert shape.kept >= shape.least > depth
+            shape = BranchShape(depth, width)
+            assert shape.kept >= shape.min_kept > depth
             assert shape.room <= shape.kept * shape.cluster
-    assert Shape(0, 1).room == Shape(0, 1).candidates == 0
+    assert BranchShape(0, 1).room == BranchShape(0, 1).candidates == 0

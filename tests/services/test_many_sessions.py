@@ -11,10 +11,10 @@ import torch
 from transformers import DynamicCache
 
 from crossdraft.engine.distributions import distribution
-from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
+from crossdraft.engine.kv_cache import Holding, Holdings
 from crossdraft.engine.loader import LoadedModel, load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.target.session import TargetSession
+from crossdraft.target.service import TargetSession
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, PassDone, Sample, SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
@@ -148,15 +148,15 @@ async def left_early(running: RunningModel, case: Case, seconds: float) -> None:
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens that new sessions began with, from what others have fed."""
     found: list[int] = []
-    begun = KVCacheManager._begin
+    begun = Holdings._begun
 
-    def watched(self: KVCacheManager, ids: tuple[int, ...], size: int) -> CacheEntry | None:
+    def watched(self: Holdings, ids: tuple[int, ...], size: int) -> Holding | None:
         holding = begun(self, ids, size)
         if holding is not None:
             found.append(len(holding.held.ids))
         return holding
 
-    monkeypatch.setattr(KVCacheManager, "_begin", watched)
+    monkeypatch.setattr(Holdings, "_begun", watched)
     return found
 
 
@@ -177,8 +177,8 @@ async def test_sixty_four_sessions_have_the_outputs_that_they_have_alone(
     rest.set()
     assert await asyncio.gather(*tasks) == due
     assert len({*due}) > SESSIONS / 2  # they are different texts
-    use = crowded.use()
-    assert use.evictions > 0
+    done = crowded.statistics()
+    assert done.evictions > 0
     assert sum(tokens >= BEGINNING for tokens in shared) >= 4
-    assert max(use.batches) >= 8
-    assert crowded.thread.engine.sessions == 0
+    assert max(done.batches) >= 8
+    assert crowded.thread.engine.taken == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.drafter.sampling import Index, Masses, Node, Question
+from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution, VocabularyIndex
 from crossdraft.text.letters import Letters
 from tests.tables import pseudo_distribution
 from tests.vocabularies import toy_vocabulary
@@ -30,18 +30,18 @@ def sparse_distribution(path: tuple[int, ...], size: int) -> np.ndarray:
 
 
 def scored(vocabulary, strings, tokens):
-    index = Index(vocabulary)
-    question = Question(strings, index)
+    index = VocabularyIndex(vocabulary)
+    sums = PrefixSums(strings, index)
     level = [Node()]
     for left in range(tokens - 1, -1, -1):
         deeper = []
         for node in level:
             distribution = sparse_distribution(node.path, vocabulary.size)
             ids = np.flatnonzero(distribution)[::-1]
-            deeper += question.add(node, Masses.of(ids, distribution[ids], index), left == 0)
+            deeper += sums.add(node, SortedDistribution.of(ids, distribution[ids], index), left == 0)
         level = deeper
     assert not level
-    return question.answer
+    return sums.probabilities
 
 
 def enumerated(vocabulary, tokens):

@@ -117,9 +117,9 @@ async def test_however_small_the_trees_are_the_scores_are_the_same(
         await session.draft(Draft(1, 0, NOTHING, TOKENS))
         expected = await session.score(Score(1, 0, strings, TOKENS))
     monkeypatch.setattr(scoring, "STEP", 7)
-    monkeypatch.setattr(scoring, "TREE", room)
-    monkeypatch.setattr(scoring, "KEPT", 20)
-    monkeypatch.setattr(scoring, "DRAWN", 0)
+    monkeypatch.setattr(scoring, "TREE_NODES", room)
+    monkeypatch.setattr(scoring, "MOST_KEPT", 20)
+    monkeypatch.setattr(scoring, "MOST_DRAWN", 0)
     async with drafter.session(opening) as session:
         await session.draft(Draft(1, 0, NOTHING, TOKENS))
         for _ in range(2):

@@ -26,7 +26,7 @@ def read(address: str) -> str:
 
 
 async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: RunningModel) -> None:
-    server = Server(TARGET, TargetService(target_model), MEASURED, use=target_model.use)
+    server = Server(TARGET, TargetService(target_model), MEASURED, use=target_model.statistics)
     async with server, TargetClient(server.address) as client:
         ready = json.loads(server.ready_line())
         address, who = ready["metrics"], {"role": "target", "model_name": ready["model"]}
@@ -47,7 +47,7 @@ async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: Ru
     assert value(text, "service_model_answers_total", who) == 1
     assert 0 < value(text, "service_model_queue_seconds_total", who) < 60
     assert value(text, "service_model_evictions_total", who) == 0
-    assert 3 / target_model.use().places <= value(text, "kv_cache_usage_perc", who) <= 1
+    assert 3 / target_model.statistics().kv_slots <= value(text, "kv_cache_usage_perc", who) <= 1
     with pytest.raises(OSError, match="refused"):
         await asyncio.to_thread(read, address)
 

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from crossdraft.drafter.sampling import Equipment
-from crossdraft.drafter.session import DrafterSession
+from crossdraft.drafter.service import DrafterService, DrafterSession
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
@@ -86,7 +85,7 @@ async def test_the_text_of_an_epoch_that_was_never_drafted_counts(
         for number, word in enumerate(words):  # nothing waits between them: only the last one is drafted
             yield Draft(number, number * len(word), word, 4)
 
-    session = DrafterSession(Equipment(drafter_model), OPEN)
+    session = DrafterSession(DrafterService(drafter_model), OPEN)
     (reply,) = [reply async for reply in session.converse(asked())]
     await session.close()
     async with drafter.session(OPEN) as fresh:

@@ -9,7 +9,7 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.target.session import TargetSession
+from crossdraft.target.service import TargetSession
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import FetchRow, NoiseKey, OpenTarget, Pass, PassDone, SamplingOptions
 from crossdraft.types.rows import Row

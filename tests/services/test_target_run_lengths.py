@@ -10,7 +10,7 @@ import torch
 from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
-from crossdraft.target.session import TargetSession
+from crossdraft.target.service import TargetSession
 from crossdraft.types.messages import MOST_RUN, NoiseKey, OpenTarget, Pass, RunTo
 from tests.services.drawing import (
     NO_TREE,
@@ -64,7 +64,7 @@ async def test_a_run_that_is_to_go_on_beyond_the_context_is_refused(target_model
 
 async def test_a_run_goes_on_so_far_at_once(target_model: RunningModel) -> None:
     session = TargetSession(target_model, OPENING)
-    with pytest.raises(ProtocolBroken, match="a run of 4 is told to go on to 69 tokens, 64 more are possible at once"):
+    with pytest.raises(ProtocolBroken, match="a run of 4 tokens is to have 69; at most 64 more are possible at once"):
         _ = [reply.number async for reply in session.converse(asked(run_of(1, 4), RunTo(1, 69)))]
     other = TargetSession(target_model, OPENING)
     assert len(samples_of(await drawn_in(other, run_of(1, 4), RunTo(1, 68), RunTo(1, 80)))) == 80

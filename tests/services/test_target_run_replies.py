@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from crossdraft.rpc.errors import ContextTooLong
-from crossdraft.target.session import Run, together
+from crossdraft.target.service import Run, merged
 from crossdraft.types.messages import PassDone, Sample
 
 
@@ -44,8 +44,8 @@ def test_replies_that_wait_are_told_together() -> None:
     one, other = (
         PassDone(3, (Sample(token, -1.0),), 0.5, 0.25, True, shared=token, fed=token, first=token) for token in (4, 5)
     )
-    joined = together([one, other])
+    joined = merged([one, other])
     assert [node.token for node in joined.nodes if isinstance(node, Sample)] == [4, 5]
     assert (joined.seconds, joined.queued, joined.forwards, joined.shared, joined.fed) == (1.0, 0.5, 2, 5, 5)
     assert (joined.first, joined.more) == (4, True)
-    assert together([one]) is one
+    assert merged([one]) is one

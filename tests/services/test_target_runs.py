@@ -9,7 +9,7 @@ import pytest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
-from crossdraft.target.session import TargetSession
+from crossdraft.target.service import TargetSession
 from crossdraft.types.messages import MOST_RUN, FetchRow, NoiseKey, OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.services.drawing import (

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from crossdraft.drafter.drafting import MOST_UNREAD, Epoch
-from crossdraft.drafter.session import UNREAD_SCORES, Conversation, Request, Send
+from crossdraft.drafter.conversation import MOST_UNREAD, UNREAD_SCORES, Conversation, Epoch, Request, Send
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Draft, Drafted, Score, Scored
 from crossdraft.types.rows import DraftToken

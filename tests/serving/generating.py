@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from crossdraft.client import GenerationRequest
 from crossdraft.rpc.generation import Generate
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
 from tests.serving.fakes import FakeOutputs
 
-ASKED = Generate("Hello", id="r-1", model="toy")
+ASKED = Generate(GenerationRequest("Hello"), id="r-1", model="toy")
 LISTENING = Listening(grace_seconds=0)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -13,6 +14,7 @@ from crossdraft.serving.client import Client, RemoteGeneration
 from crossdraft.serving.grpc import GenerationOptions
 from crossdraft.serving.outputs import OverloadedError
 from crossdraft.types.request import Chat, Message
+from crossdraft.v1.generation_pb2 import GenerateRequest
 from tests.serving.fakes import TOKENS, TOY, FakeOutputs, figures
 from tests.serving.generating import ASKED, serving
 
@@ -102,8 +104,8 @@ async def test_a_request_arrives_as_it_was_asked(served: Served, request_: Gener
 async def test_what_is_left_out_is_the_default(served: Served) -> None:
     outputs, address = served
     async with GenerationClient(address) as client:
-        assert [reply async for reply in client.generate(Generate("Hello"))]
-        assert [reply async for reply in client.generate(Generate("Hello", drafter=""))]
+        assert [reply async for reply in client.generate(Generate(GenerationRequest("Hello")))]
+        assert [reply async for reply in client.generate(Generate(GenerationRequest("Hello"), drafter=""))]
     first, plain = outputs.orders
     assert (first.model, first.drafter, plain.drafter) == ("toy", None, "")
     assert first.request == GenerationRequest("Hello")
@@ -172,11 +174,11 @@ async def test_a_model_must_be_named_where_there_are_several_or_none() -> None:
     outputs = FakeOutputs(served=(TOY, replace(TOY, name="second")))
     async with serving(outputs) as server, GenerationClient(server.address) as client:
         with pytest.raises(errors.BadRequest, match="name the model; there are toy, second"):
-            await anext(client.generate(Generate("Hello")))
-        assert isinstance(await anext(client.generate(Generate("Hello", model="second"))), Generated)
+            await anext(client.generate(Generate(GenerationRequest("Hello"))))
+        assert isinstance(await anext(client.generate(Generate(GenerationRequest("Hello"), model="second"))), Generated)
         outputs.served = ()
         with pytest.raises(errors.Unreachable, match="no model can be served now"):
-            await anext(client.generate(Generate("Hello")))
+            await anext(client.generate(Generate(GenerationRequest("Hello"))))
 
 
 @pytest.mark.parametrize("setting", ["explain", "record"])
@@ -188,24 +190,27 @@ async def test_what_stays_with_the_server_is_refused(served: Served, setting: st
 
 
 @pytest.mark.parametrize(
-    "change",
+    "message",
     [
-        {"k": 2**40},
-        {"prompt": (-1,)},
-        {"prompt": "\udc80"},
-        {"overlap": "maybe"},
-        {"seed": -1},
-        {"prompt": ()},
-        {"k": 0},
-        {"paths": 999},
-        {"method": "guess"},
+        {"ids": {}},
+        {"text": ""},
+        {"text": "x", "overlap": 7},
+        {"text": "x", "num_speculative_tokens": 0},
+        {"text": "x", "paths": 999},
     ],
-    ids=lambda change: "-".join(change),
+    ids=lambda message: "-".join(message),
 )
-async def test_a_request_that_means_nothing(served: Served, change: dict[str, object]) -> None:
+async def test_a_request_that_means_nothing(served: Served, message: dict[str, Any]) -> None:
+    async with grpc.aio.insecure_channel(served[1]) as channel:
+        method = channel.unary_stream("/crossdraft.v1.Generation/Generate")
+        call = method(GenerateRequest(**message).SerializeToString(), timeout=60)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_value_that_does_not_fit_its_field_is_not_sent(served: Served) -> None:
     async with GenerationClient(served[1]) as client:
         with pytest.raises(errors.BadRequest):
-            await anext(client.generate(replace(ASKED, **change)))
+            await anext(client.generate(Generate(GenerationRequest("x", max_tokens=2**40))))
 
 
 @pytest.mark.parametrize("bad", [0, -1, float("inf"), float("nan")])

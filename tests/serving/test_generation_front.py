@@ -13,6 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from crossdraft.client import GenerationRequest
 from crossdraft.rpc.errors import CannotListen, TooLarge
 from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, encode_request
 from crossdraft.rpc.server import Listening
@@ -22,7 +23,7 @@ from crossdraft.types.messages import SamplingOptions
 from tests.serving.fakes import TOKENS, FakeOutputs
 
 SERVICE = "crossdraft.v1.Generation"
-ASKED = Generate("Hello", id="r-1", model="toy")
+ASKED = Generate(GenerationRequest("Hello"), id="r-1", model="toy")
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -94,7 +95,7 @@ async def test_a_big_prompt_is_refused_before_it_is_read(served: Served) -> None
     outputs, address = served
     async with GenerationClient(address) as client:
         with pytest.raises(TooLarge, match="larger than max"):
-            await anext(client.generate(Generate("x" * 2**20)))
+            await anext(client.generate(Generate(GenerationRequest("x" * 2**20))))
         assert outputs.orders == []
         assert [reply async for reply in client.generate(ASKED)]
 
@@ -103,7 +104,11 @@ def malformed(number: int) -> tuple[str, bytes]:
     """A method and what is sent to it; the same number gives the same."""
     chance = random.Random(number)
     whole = encode_request(
-        Generate("Hello", "id", "toy", options=SamplingOptions(0.5, logit_bias=((1, 1.0),)), stop=("x",), seed=3)
+        Generate(
+            GenerationRequest("Hello", options=SamplingOptions(0.5, logit_bias=((1, 1.0),)), stop=("x",), seed=3),
+            "id",
+            "toy",
+        )
     ).SerializeToString()
     match number % 5:
         case 0:

@@ -1,51 +1,30 @@
 """Nothing of a request or of its figures is forgotten between gRPC and the pipeline; servers that begin together."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
-from crossdraft.client import GenerationRequest, Reason, Statistics
+from crossdraft.client import Reason
 from crossdraft.rpc import generation
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.generation import Generate, GenerationEnded, LaneCost
+from crossdraft.rpc.generation import GenerationEnded
 from crossdraft.rpc.server import Listening
-from crossdraft.serving import grpc
 from crossdraft.serving.grpc import serve_generation
-from crossdraft.serving.outputs import Ended
 from crossdraft.serving.servers import Together
 from crossdraft.types.statistics import LaneFigures, Trips
-from crossdraft.v1 import generation_pb2
 from tests.serving.fakes import FakeOutputs, figures
 from tests.serving.ports import free_port
 
 
-def names(kind: type) -> set[str]:
-    return {one.name for one in fields(kind)}
-
-
-def test_every_field_of_a_request_can_be_asked_for_or_stays_with_the_server() -> None:
-    assert names(GenerationRequest) == {*grpc.SAME, *grpc.STAYS_HERE}
-    assert names(Generate) - names(GenerationRequest) == {"id", "model", "drafter"}
-
-
-def test_every_figure_is_sent() -> None:
-    sent = set(generation_pb2.Statistics.DESCRIPTOR.fields_by_name)
-    assert sent == set(grpc.FIGURES) == names(Statistics)
-
-
-def test_of_lanes_all_is_sent_but_where_services_are() -> None:
-    assert set(generation_pb2.Lane.DESCRIPTOR.fields_by_name) == names(LaneCost)
-    assert names(LaneFigures) - set(grpc.OF_LANES) == {"address", "trips"}
+def test_lanes_are_sent_without_where_services_are() -> None:
     lane = LaneFigures("target", "10.0.0.1:7001", 1, 2, Trips((3, 4), 0.5, 0.25), "unreachable", 0.1, 0.2, 0.9, 0.3)
-    ended = Ended(Reason.STOP, replace(figures(4), lanes=(lane,)))
-    sent = grpc.ended(ended, "r-1")
-    assert "10.0.0.1" not in repr(sent)
-    arrived = generation.decode_reply(generation.encode_reply(sent))
-    assert isinstance(arrived, GenerationEnded)
-    assert grpc.ended_of(arrived) == replace(
-        ended, statistics=replace(ended.statistics, lanes=(replace(lane, address=""),))
-    )
+    ended = GenerationEnded("r-1", Reason.STOP, replace(figures(4), lanes=(lane,)))
+    sent = generation.encode_reply(ended)
+    assert b"10.0.0.1" not in sent.SerializeToString()
+    arrived = generation.decode_reply(sent)
+    statistics = replace(ended.statistics, lanes=(replace(lane, address=""),))
+    assert arrived == replace(ended, statistics=statistics)
 
 
 async def test_servers_begin_and_end_together() -> None:

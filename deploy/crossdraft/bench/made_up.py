@@ -22,8 +22,7 @@ import numpy as np
 from tokenizers import pre_tokenizers
 
 from crossdraft.console.processes import Wanted, end_with_stdin
-from crossdraft.drafter.drafting import Epoch, Packing
-from crossdraft.drafter.session import Conversation, Reply, Request, Send
+from crossdraft.drafter.conversation import Conversation, Epoch, Reply, ReplyBuffer, Request, Send
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, run, serve
@@ -229,7 +228,7 @@ class DrafterSession:
     text: Letters = NOTHING
     branches: dict[int, tuple[DraftToken, ...]] = field(default_factory=dict)  # those of the epoch, by number
     count: int = 0  # branches of the session
-    packing: Packing = field(init=False)
+    replies: ReplyBuffer = field(init=False)
     growing: "deque[tuple[int, Branch]]" = field(
         init=False
     )  # with the number of draft tokens at which each is finished
@@ -245,22 +244,22 @@ class DrafterSession:
         """As in `conversation.Drafter`."""
         request = epoch.request
         self.text = Letters(self.text[: request.offset] + request.letters)
-        self.packing, self.growing = Packing(epoch), deque()
+        self.replies, self.growing = ReplyBuffer(epoch), deque()
         adopted, self.branches = self.branches.get(request.adopt, ()), {}
         for draft_token in adopted:
             self._propose(draft_token)
         if adopted and not self.guesser.method.drafter_rows:  # the other side has them
             epoch.sent = len(adopted)
-            self.packing = Packing(epoch)
+            self.replies = ReplyBuffer(epoch)
 
     async def draft(self, epoch: Epoch, send: Send) -> None:
         """As in `conversation.Drafter`."""
-        self.packing.resume()
+        self.replies.resume()
         while epoch.wanted:
-            if self.packing.made < epoch.count:
+            if self.replies.made < epoch.count:
                 await asyncio.sleep(self.seconds)
                 self._step(epoch)
-            for reply in self.packing.due():
+            for reply in self.replies.due():
                 send(reply)
 
     async def score(self, epoch: Epoch, request: Score) -> Scored:
@@ -271,14 +270,14 @@ class DrafterSession:
         """One more draft token; its branches are finished so many steps later as they have draft tokens."""
         before, draft_token = self.text, self.guesser.draft_token(self.text)
         for branch in self._prepared(epoch, before, draft_token):
-            self.growing.append((self.packing.made + epoch.request.branch_depth, branch))
+            self.growing.append((self.replies.made + epoch.request.branch_depth, branch))
         self._propose(draft_token)
-        while self.growing and self.growing[0][0] <= self.packing.made:
-            self.packing.prepare(self.growing.popleft()[1])
+        while self.growing and self.growing[0][0] <= self.replies.made:
+            self.replies.add_branch(self.growing.popleft()[1])
 
     def _propose(self, draft_token: DraftToken) -> None:
         self.text = Letters(self.text + self.guesser.letters_of(draft_token))
-        self.packing.propose(draft_token)
+        self.replies.add(draft_token)
 
     def _prepared(self, epoch: Epoch, text: Letters, drawn: DraftToken) -> Iterator[Branch]:
         depth, width = epoch.request.branch_depth, epoch.request.branch_width

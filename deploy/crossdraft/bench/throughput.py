@@ -44,7 +44,7 @@ from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.metrics import PREFIX
-from crossdraft.rpc.server import settle
+from crossdraft.rpc.server import freeze_heap
 
 CROSSDRAFT, PLAIN, GENERATE_BATCH, ASSISTED_WAY = WAYS = ("crossdraft", "plain", "generate_batch", "assisted")
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
@@ -303,7 +303,7 @@ class Stage:
         for (way, threads), process in zip(theirs, others, strict=True):
             label = f"{way}, {threads} {'threads' if threads > 1 else 'thread'}"
             ways.append(Theirs(label, process, alone=way == ASSISTED_WAY))
-        settle()
+        freeze_heap()
         encode = plain.models.tokenization.encode_prompt
         return Stage(tuple(ways), tuple(tuple(encode(text)) for text in plan.texts))
 
@@ -688,7 +688,7 @@ async def _prefill_measure(plan: PrefillPlan, json_path: Path | None) -> None:
         options = ("--max-model-len", str(plan.context), "--cache-mib", str(plan.mib))
         (target,) = await stack.enter_async_context(running([Wanted("target", name, 1, options, on_core(0))]))
         pipeline = await stack.enter_async_context(connect(target.address))
-        settle()
+        freeze_heap()
         arrivals = [await _arrival(pipeline, plan, number) for number in range(1 + plan.times)][
             1:
         ]  # the first warms up

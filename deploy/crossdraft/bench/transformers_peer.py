@@ -28,7 +28,7 @@ from crossdraft.console.running import CommandFailed
 from crossdraft.engine.compatibility import layer_shapes
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import source_of
-from crossdraft.rpc.server import settle
+from crossdraft.rpc.server import freeze_heap
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ async def _serve(answering: Answering) -> None:
         writer.close()
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=LONGEST_LINE)
-    settle()  # as our services do
+    freeze_heap()  # as our services do
     port = server.sockets[0].getsockname()[1]
     print(json.dumps({"address": f"127.0.0.1:{port}"}), flush=True)
     await server.serve_forever()

@@ -30,7 +30,7 @@ from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
 from crossdraft.rpc.security import FrontFiles, TlsFiles
-from crossdraft.rpc.server import Listening, Server, settle
+from crossdraft.rpc.server import Listening, Server, freeze_heap
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
 from crossdraft.serving.logs import LogFormat, logged
@@ -148,7 +148,7 @@ class HostActor:
         node = node_address()
         server = await hosted.server(node)
         await _begun(server, hosted.port)
-        settle()
+        freeze_heap()
         try:
             entry = entry_of(hosted.role, hosted.model, hosted.name, server.address, server.metrics, node)
             async with announced(entry):

@@ -14,7 +14,7 @@ from crossdraft.cluster.metrics import OrchestratorMetrics
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import Exporter
-from crossdraft.rpc.server import settle
+from crossdraft.rpc.server import freeze_heap
 from crossdraft.serving.logs import logged
 from crossdraft.serving.outputs import LocalModel, LocalOptions, LocalOutputs, NamedDrafter, Order, ServedModel
 
@@ -110,7 +110,7 @@ class Orchestrator:
         self._model = model
         if self._outputs is None:
             self._outputs = await LocalOutputs([model], self._options).__aenter__()
-            settle()
+            freeze_heap()
             self._known.set()
         else:
             await self._outputs.follow(model)

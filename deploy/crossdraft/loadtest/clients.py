@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import httptools
@@ -321,18 +321,19 @@ class OverGrpc:
                         case Generated():
                             yield Chunk(at, reply.milliseconds / SECOND)
                         case GenerationEnded():
-                            figures = _over_grpc_figures(cast(Mapping[str, Any], reply.figures))
+                            figures = _over_grpc_figures(reply.statistics)
                             yield Over(at, figures.tokens, figures)
         except ServiceError as error:
             raise Failure(name_of(error).replace("_", " "), str(error)) from error
 
 
-def _over_grpc_figures(given: Mapping[str, Any]) -> Figures:
-    lanes = [vars(lane) for lane in given.get("lanes", ())]
-    try:
-        return figures_of({**given, "lanes": lanes})
-    except ValueError as error:
-        raise Failure("bad reply", str(error)) from error
+def _over_grpc_figures(statistics: Statistics) -> Figures:
+    lanes = [
+        {**vars(lane), "trip_counts": lane.trips.counts, "trip_seconds": lane.trips.seconds,
+         "queued_seconds": lane.trips.queued_seconds}
+        for lane in statistics.lanes
+    ]  # fmt: skip
+    return figures_of({**vars(statistics), "lanes": lanes})
 
 
 # Outputs by a pipeline in this process: gRPC to the services, and no front.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from crossdraft.client import GenerationRequest, SamplingOptions
-from crossdraft.rpc.generation import Generate, Turn
+from crossdraft.rpc.generation import Generate
 from crossdraft.types.request import Chat, Message
 from crossdraft.verification.methods import method_named
 
@@ -149,18 +149,7 @@ class Question:
     @property
     def for_grpc(self) -> Generate:
         """For crossdraft.v1.Generation."""
-        wishes, what = self.wishes, self.prompt.what
-        turns = tuple(Turn(one.role, one.content) for one in what.messages) if isinstance(what, Chat) else what
-        return Generate(
-            turns,
-            model=wishes.model,
-            drafter=wishes.drafter,
-            options=SamplingOptions(wishes.temperature),
-            method=wishes.method,
-            max_tokens=wishes.max_tokens,
-            seed=self.seed,
-            ignore_eos=wishes.ignore_eos,
-        )
+        return Generate(self.for_pipeline, model=self.wishes.model, drafter=self.wishes.drafter)
 
     @property
     def path(self) -> str:

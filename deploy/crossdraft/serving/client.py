@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from crossdraft.client import GenerationRequest, Reason, RequestError, Statistics, Token
-from crossdraft.rpc.errors import BadRequest, Internal
+from crossdraft.rpc.errors import BadRequest
 from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, Reply
 from crossdraft.rpc.security import ClientCredentials
 from crossdraft.serving import grpc
@@ -92,7 +92,6 @@ class RemoteGeneration:
         self.milliseconds: list[float] = []  # of each token: from the request's arrival until it was committed
         self.reason: Reason | None = None
         self.statistics: Statistics | None = None
-        self._server = client.server
         self._replies: AsyncGenerator[Reply, None] = client.generate(asked)
 
     async def __aenter__(self) -> Self:
@@ -116,17 +115,10 @@ class RemoteGeneration:
         except BadRequest as error:
             raise RequestError(str(error)) from error
         if isinstance(reply, GenerationEnded):
-            self._end(reply)
+            self.id, self.reason, self.statistics = reply.id, reply.reason, reply.statistics
             await self.aclose()
             raise StopAsyncIteration
         self.ids.append(reply.id)
         self.text += reply.text
         self.milliseconds.append(reply.milliseconds)
         return grpc.token_of(reply)
-
-    def _end(self, reply: GenerationEnded) -> None:
-        try:
-            end = grpc.ended_of(reply)
-        except ValueError as error:
-            raise Internal(f"{self._server} ended an output in a way that means nothing: {error}") from error
-        self.id, self.reason, self.statistics = reply.id, end.reason, end.statistics

@@ -4,12 +4,12 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NoReturn, Self
+from dataclasses import asdict, dataclass, field
+from typing import NoReturn, Self
 
-from crossdraft.client import GenerationRequest, Reason, RequestError, Statistics, Token
+from crossdraft.client import GenerationRequest, RequestError, Token
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import (
     SERVICE,
@@ -17,17 +17,13 @@ from crossdraft.rpc.generation import (
     Generated,
     GenerationEnded,
     GenerationHandlers,
-    LaneCost,
     Reply,
     Served,
-    Turn,
 )
 from crossdraft.rpc.server import Endpoint, Listening
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
 from crossdraft.serving.outputs import Ended, Order, Outputs, OverloadedError, ServedModel, UnknownModelError
-from crossdraft.types.request import Chat, Message
-from crossdraft.types.statistics import LaneFigures, Trips
 
 log = logging.getLogger(__name__)
 REQUEST_LIMIT = MessageLimit(4)  # a prompt for a context of a million tokens is as large
@@ -84,14 +80,14 @@ class GenerationService:
         began = time.monotonic()
         model = await self._model(request)
         with _errors_of_clients():
-            order = Order(request.id, model, request_of(request), request.drafter)
+            order = Order(request.id, model, request.request, request.drafter)
             async with aclosing(self._outputs.stream(order)) as made:
                 async for one in made:
                     match one:
                         case Token():
                             yield generated(one, 1000 * (time.monotonic() - began))
                         case Ended():
-                            yield ended(one, request.id)
+                            yield GenerationEnded(request.id, one.reason, one.statistics)
 
     async def _model(self, request: Generate) -> str:
         if request.model:
@@ -192,26 +188,7 @@ def serve_generation(
     return GenerationServer(outputs, listening or Listening(limit=REQUEST_LIMIT), options or GenerationOptions())
 
 
-# Between what clients and Generation say over gRPC and the values of the pipeline, both ways.
-
-# Of the same name and kind in both; of the others, `prompt` differs in kind.
-SAME = tuple(sorted({one.name for one in fields(Generate)} & {one.name for one in fields(GenerationRequest)}))
-SETTINGS = tuple(name for name in SAME if name != "prompt")
-FIGURES = tuple(one.name for one in fields(Statistics))
-OF_LANES = tuple(sorted({one.name for one in fields(LaneCost)} & {one.name for one in fields(LaneFigures)}))
-STAYS_HERE = ("explain", "record")  # of a GenerationRequest: what only the process can do that makes the output
-
-
-def request_of(asked: Generate) -> GenerationRequest:
-    """What a client asks for; raises RequestError."""
-    given = {name: value for name in SETTINGS if (value := getattr(asked, name)) is not None}
-    prompt = asked.prompt
-    if isinstance(prompt, str):
-        return GenerationRequest(prompt, **given)
-    turns = [one for one in prompt if isinstance(one, Turn)]
-    if turns:
-        return GenerationRequest(Chat(tuple(Message(one.role, one.content) for one in turns)), **given)
-    return GenerationRequest(tuple(one for one in prompt if not isinstance(one, Turn)), **given)
+LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session
 
 
 def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = "") -> Generate:
@@ -226,17 +203,10 @@ def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = 
     Raises:
         RequestError: a server cannot do what it asks for.
     """
-    for kept in STAYS_HERE:
-        if getattr(request, kept):
-            raise RequestError(f"{kept} is not for a server: leave it out (--{kept}), or generate with --target")
-    given: dict[str, Any] = {one: getattr(request, one) for one in SETTINGS}
-    return Generate(_prompt(request), id=name, model=model, drafter=drafter, **given)
-
-
-def _prompt(request: GenerationRequest) -> str | tuple[int, ...] | tuple[Turn, ...]:
-    if isinstance(request.prompt, Chat):
-        return tuple(Turn(one.role, one.content) for one in request.prompt.messages)
-    return request.prompt
+    for setting in LOCAL_ONLY:
+        if getattr(request, setting):
+            raise RequestError(f"{setting} is not for a server: leave it out (--{setting}), or generate with --target")
+    return Generate(request, name, model, drafter)
 
 
 def generated(token: Token, milliseconds: float) -> Generated:
@@ -247,33 +217,6 @@ def generated(token: Token, milliseconds: float) -> Generated:
 def token_of(sent: Generated) -> Token:
     """A token that was sent."""
     return Token(sent.id, sent.text, sent.raw, sent.kind, sent.log_probability, sent.top)
-
-
-def ended(end: Ended, name: str) -> GenerationEnded:
-    """The end of the output of a request of this id, to be sent."""
-    figures = {figure: getattr(end.statistics, figure) for figure in FIGURES}
-    return GenerationEnded(name, end.reason.value, figures | {"lanes": tuple(map(_cost, end.statistics.lanes))})
-
-
-def ended_of(sent: GenerationEnded) -> Ended:
-    """An end that was sent; raises ValueError if its reason is unknown."""
-    figures: Mapping[str, Any] = sent.figures
-    lanes = tuple(map(_lane, figures.get("lanes", ())))
-    return Ended(Reason(sent.reason), Statistics(**{**figures, "lanes": lanes}))
-
-
-def _cost(lane: LaneFigures) -> LaneCost:
-    """Without its address: where services are is no client's to know."""
-    figures = {name: getattr(lane, name) for name in OF_LANES}
-    trips = lane.trips
-    return LaneCost(
-        trip_counts=trips.counts, trip_seconds=trips.seconds, queued_seconds=trips.queued_seconds, **figures
-    )
-
-
-def _lane(cost: LaneCost) -> LaneFigures:
-    figures = {name: getattr(cost, name) for name in OF_LANES}
-    return LaneFigures(address="", trips=Trips(cost.trip_counts, cost.trip_seconds, cost.queued_seconds), **figures)
 
 
 def served(model: ServedModel) -> Served:

@@ -22,7 +22,7 @@ from crossdraft.client.discovery import Discovery
 from crossdraft.client.driver import Driver, Services
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import TimedOut
-from crossdraft.rpc.security import Shown, TlsFiles
+from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Emitted, Finished, Reason
 from crossdraft.session.output import ShownText
@@ -211,7 +211,7 @@ class Pipeline:
             raise ValueError("give at least one address of a target, such as 127.0.0.1:7001")
         self._patience = patience or Patience()
         self._needs_drafter = needs_drafter
-        self._shown = None if tls is None else Shown(tls)
+        self._shown = None if tls is None else RenewedCredentials(tls)
         self._trusted = trusted
         self._discovery: Discovery | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from crossdraft.client.driver import Roster, Services
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import BadMessage, ServiceError, TimedOut
-from crossdraft.rpc.security import Shown
+from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.session.resolution import Models, tokenization_of
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
@@ -153,7 +153,7 @@ class Discovery:
         targets: Sequence[str],
         drafters: Sequence[str],
         patience: Patience,
-        shown: Shown | None = None,
+        shown: RenewedCredentials | None = None,
         trusted: bool = True,
     ) -> None:
         self.services = Services(Roster("target"), Roster("drafter"))

@@ -12,7 +12,6 @@ from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from crossdraft.client.measurements import BLAMED, Clock, LaneWatch, TrafficCount, traffic
-from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
 from crossdraft.session.events import (
     Cancelled,
@@ -43,6 +42,7 @@ from crossdraft.types.messages import (
     Drafted,
     FetchRow,
     OpenDrafter,
+    Opened,
     OpenTarget,
     Pass,
     PassDone,

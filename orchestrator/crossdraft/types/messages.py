@@ -79,6 +79,13 @@ class Description:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """The session is open."""
+
+    fingerprint: str  # of the model that is served
+
+
+@dataclass(frozen=True)
 class OpenTarget:
     """Opens a target session."""
 

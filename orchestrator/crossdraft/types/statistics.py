@@ -4,6 +4,7 @@
 and is what users see. Fields of the same name mean the same.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
@@ -218,3 +219,18 @@ def statistics_of(method: str, k: int, prompt_tokens: int, counts: Counts, times
     figures |= {name: tuple(figures[name]) for name in ("proposed_at", "judged_at", "accepted_at")}
     figures |= {kind.value: counts.kinds[kind] for kind in Kind}
     return Statistics(method=method, k=k, prompt_tokens=prompt_tokens, **figures)
+
+
+@dataclass(frozen=True)
+class ModelStatistics:
+    """What a service's model has done since it was loaded."""
+
+    steps: int  # batched forwards
+    seconds: float  # in them, and in what was drawn from their logits
+    batches: Mapping[int, int]  # by number of sessions: steps that had so many
+    tokens: int  # fed
+    kv_slots: int  # tokens whose keys and values the cache can hold
+    kv_slots_used: int  # ... and that live sessions hold now
+    requests: int  # answered, such as passes and steps of a draft
+    queued_seconds: float  # that these waited for their first steps
+    evictions: int  # sessions that gave their KV slots to others

@@ -27,23 +27,23 @@ if _version_not_supported:
 
 
 class DrafterStub:
-    """The model that guesses. One stream is one session: the first request is `open`, and its reply is `opened`. Ending the
+    """The model that drafts. One stream is one session: the first request is `open`, and its reply is `opened`. Ending the
     stream, from either side, ends the session.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
-    - `draft` begins an epoch and asks for `count` draft tokens; they come in replies of `chunk`, after a first one that
+    - `draft` begins an epoch and requests `count` draft tokens; they come in replies of `chunk`, after a first one that
     may be of another size, each as soon as it is full.
-    `advance` raises the count while the epoch runs: `count` is the window's end, and the drafter stops there.
-    - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: whatever belongs to
-    an older epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are old news,
-    known by their number.
-    - With `branch_depth` the drafter also prepares continuations: what it would propose if a draft token were refused and
-    replaced by its own runner-up there. They are sent unasked, with any reply of the epoch. When a refusal matches one,
-    the next `draft` names it in `adopt`, and the epoch begins with what the branch holds.
+    `advance` raises the count while the epoch runs; the drafter stops there.
+    - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: work for an older
+    epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are known by their
+    number, and are to be ignored.
+    - With `branch_depth` the drafter also prepares continuations: what it would draft if a draft token were refused and
+    replaced by its own runner-up there. They are sent with any reply of the epoch. When a refusal matches one, the next
+    `draft` names it in `adopt`, and the epoch begins with the draft tokens of that branch.
     A drafter keeps those branches of the latest epoch that end among its newest 64 draft tokens or after them.
     - A `draft` has at least one `drafted` of its epoch and a `score` one `scored`, unless a newer `draft` is sent before;
     an `advance` has no reply of its own.
-    What is sent, and when, depends on the numbers asked for and on rows, never on what was drawn.
+    What is sent, and when, depends on the requested numbers and on rows, never on what was drawn.
     """
 
     def __init__(self, channel):
@@ -65,23 +65,23 @@ class DrafterStub:
 
 
 class DrafterServicer:
-    """The model that guesses. One stream is one session: the first request is `open`, and its reply is `opened`. Ending the
+    """The model that drafts. One stream is one session: the first request is `open`, and its reply is `opened`. Ending the
     stream, from either side, ends the session.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
-    - `draft` begins an epoch and asks for `count` draft tokens; they come in replies of `chunk`, after a first one that
+    - `draft` begins an epoch and requests `count` draft tokens; they come in replies of `chunk`, after a first one that
     may be of another size, each as soon as it is full.
-    `advance` raises the count while the epoch runs: `count` is the window's end, and the drafter stops there.
-    - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: whatever belongs to
-    an older epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are old news,
-    known by their number.
-    - With `branch_depth` the drafter also prepares continuations: what it would propose if a draft token were refused and
-    replaced by its own runner-up there. They are sent unasked, with any reply of the epoch. When a refusal matches one,
-    the next `draft` names it in `adopt`, and the epoch begins with what the branch holds.
+    `advance` raises the count while the epoch runs; the drafter stops there.
+    - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: work for an older
+    epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are known by their
+    number, and are to be ignored.
+    - With `branch_depth` the drafter also prepares continuations: what it would draft if a draft token were refused and
+    replaced by its own runner-up there. They are sent with any reply of the epoch. When a refusal matches one, the next
+    `draft` names it in `adopt`, and the epoch begins with the draft tokens of that branch.
     A drafter keeps those branches of the latest epoch that end among its newest 64 draft tokens or after them.
     - A `draft` has at least one `drafted` of its epoch and a `score` one `scored`, unless a newer `draft` is sent before;
     an `advance` has no reply of its own.
-    What is sent, and when, depends on the numbers asked for and on rows, never on what was drawn.
+    What is sent, and when, depends on the requested numbers and on rows, never on what was drawn.
     """
 
     def Describe(self, request, context):
@@ -118,23 +118,23 @@ def add_DrafterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Drafter:
-    """The model that guesses. One stream is one session: the first request is `open`, and its reply is `opened`. Ending the
+    """The model that drafts. One stream is one session: the first request is `open`, and its reply is `opened`. Ending the
     stream, from either side, ends the session.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
-    - `draft` begins an epoch and asks for `count` draft tokens; they come in replies of `chunk`, after a first one that
+    - `draft` begins an epoch and requests `count` draft tokens; they come in replies of `chunk`, after a first one that
     may be of another size, each as soon as it is full.
-    `advance` raises the count while the epoch runs: `count` is the window's end, and the drafter stops there.
-    - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: whatever belongs to
-    an older epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are old news,
-    known by their number.
-    - With `branch_depth` the drafter also prepares continuations: what it would propose if a draft token were refused and
-    replaced by its own runner-up there. They are sent unasked, with any reply of the epoch. When a refusal matches one,
-    the next `draft` names it in `adopt`, and the epoch begins with what the branch holds.
+    `advance` raises the count while the epoch runs; the drafter stops there.
+    - The drafter drafts as if all of it were accepted. A newer `draft` is the rewind after a refusal: work for an older
+    epoch is dropped at once, between two forwards. Replies of an older epoch that were under way are known by their
+    number, and are to be ignored.
+    - With `branch_depth` the drafter also prepares continuations: what it would draft if a draft token were refused and
+    replaced by its own runner-up there. They are sent with any reply of the epoch. When a refusal matches one, the next
+    `draft` names it in `adopt`, and the epoch begins with the draft tokens of that branch.
     A drafter keeps those branches of the latest epoch that end among its newest 64 draft tokens or after them.
     - A `draft` has at least one `drafted` of its epoch and a `score` one `scored`, unless a newer `draft` is sent before;
     an `advance` has no reply of its own.
-    What is sent, and when, depends on the numbers asked for and on rows, never on what was drawn.
+    What is sent, and when, depends on the requested numbers and on rows, never on what was drawn.
     """
 
     @staticmethod

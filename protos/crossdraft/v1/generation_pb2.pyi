@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("id", "model", "text", "ids", "chat", "options", "drafter", "method", "k", "max_tokens", "drafter_temperature", "seed", "choice", "ignore_eos", "stop", "logprobs", "committed", "allow_inexact", "audit", "overlap", "window", "wait", "branches", "branch_width", "paths", "speculation", "row_width", "head")
+    __slots__ = ("id", "model", "text", "ids", "chat", "options", "drafter", "method", "num_speculative_tokens", "max_tokens", "drafter_temperature", "seed", "choice", "ignore_eos", "stop", "logprobs", "committed", "allow_inexact", "audit", "overlap", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width", "paths", "speculation", "row_width", "head")
     class Overlap(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         AUTO: _ClassVar[GenerateRequest.Overlap]
@@ -26,7 +26,7 @@ class GenerateRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
-    K_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -38,8 +38,8 @@ class GenerateRequest(_message.Message):
     ALLOW_INEXACT_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_FIELD_NUMBER: _ClassVar[int]
-    WAIT_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     BRANCH_WIDTH_FIELD_NUMBER: _ClassVar[int]
     PATHS_FIELD_NUMBER: _ClassVar[int]
@@ -54,7 +54,7 @@ class GenerateRequest(_message.Message):
     options: _common_pb2.SamplingOptions
     drafter: str
     method: str
-    k: int
+    num_speculative_tokens: int
     max_tokens: int
     drafter_temperature: float
     seed: int
@@ -66,15 +66,15 @@ class GenerateRequest(_message.Message):
     allow_inexact: bool
     audit: bool
     overlap: GenerateRequest.Overlap
-    window: int
-    wait: int
+    max_draft_tokens: int
+    min_draft_tokens: int
     branches: int
     branch_width: int
     paths: int
     speculation: bool
     row_width: int
     head: int
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Union[PromptIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., drafter: _Optional[str] = ..., method: _Optional[str] = ..., k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drafter_temperature: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., allow_inexact: _Optional[bool] = ..., audit: _Optional[bool] = ..., overlap: _Optional[_Union[GenerateRequest.Overlap, str]] = ..., window: _Optional[int] = ..., wait: _Optional[int] = ..., branches: _Optional[int] = ..., branch_width: _Optional[int] = ..., paths: _Optional[int] = ..., speculation: _Optional[bool] = ..., row_width: _Optional[int] = ..., head: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Union[PromptIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., drafter: _Optional[str] = ..., method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drafter_temperature: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., allow_inexact: _Optional[bool] = ..., audit: _Optional[bool] = ..., overlap: _Optional[_Union[GenerateRequest.Overlap, str]] = ..., max_draft_tokens: _Optional[int] = ..., min_draft_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., branch_width: _Optional[int] = ..., paths: _Optional[int] = ..., speculation: _Optional[bool] = ..., row_width: _Optional[int] = ..., head: _Optional[int] = ...) -> None: ...
 
 class PromptIds(_message.Message):
     __slots__ = ("ids",)
@@ -165,9 +165,9 @@ class Ended(_message.Message):
     def __init__(self, id: _Optional[str] = ..., reason: _Optional[_Union[Ended.Reason, str]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
 
 class Statistics(_message.Message):
-    __slots__ = ("method", "k", "prompt_tokens", "tokens", "accepted", "corrected", "bonus", "passes", "row_misses", "rows_fetched", "epochs", "draft_tokens", "stood_aside", "drafter_lost", "seconds", "first_token_seconds", "drafter_seconds", "target_seconds", "wire_seconds", "verification_seconds", "bytes_sent", "bytes_received", "scores", "audited", "proposed_at", "judged_at", "accepted_at", "rows_completed", "drafters_lost", "targets_lost", "rewinds", "branches", "branch_tokens", "branches_tried", "branches_hit", "stalls", "speculated", "events", "target_bytes", "drafter_bytes", "idle_seconds", "target_lane_seconds", "runs", "lanes")
+    __slots__ = ("method", "num_speculative_tokens", "prompt_tokens", "tokens", "accepted", "corrected", "bonus", "passes", "row_misses", "rows_fetched", "epochs", "draft_tokens", "stood_aside", "drafter_lost", "seconds", "first_token_seconds", "drafter_seconds", "target_seconds", "wire_seconds", "verification_seconds", "bytes_sent", "bytes_received", "scores", "audited", "drafted_at", "judged_at", "accepted_at", "rows_completed", "drafters_lost", "targets_lost", "rewinds", "branches", "branch_tokens", "branches_tried", "branches_hit", "stalls", "speculated", "events", "target_bytes", "drafter_bytes", "idle_seconds", "target_lane_seconds", "runs", "lanes")
     METHOD_FIELD_NUMBER: _ClassVar[int]
-    K_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -190,7 +190,7 @@ class Statistics(_message.Message):
     BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
-    PROPOSED_AT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_AT_FIELD_NUMBER: _ClassVar[int]
     JUDGED_AT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
     ROWS_COMPLETED_FIELD_NUMBER: _ClassVar[int]
@@ -211,7 +211,7 @@ class Statistics(_message.Message):
     RUNS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     method: str
-    k: int
+    num_speculative_tokens: int
     prompt_tokens: int
     tokens: int
     accepted: int
@@ -234,7 +234,7 @@ class Statistics(_message.Message):
     bytes_received: int
     scores: int
     audited: int
-    proposed_at: _containers.RepeatedScalarFieldContainer[int]
+    drafted_at: _containers.RepeatedScalarFieldContainer[int]
     judged_at: _containers.RepeatedScalarFieldContainer[int]
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
     rows_completed: int
@@ -254,7 +254,7 @@ class Statistics(_message.Message):
     target_lane_seconds: float
     runs: int
     lanes: _containers.RepeatedCompositeFieldContainer[Lane]
-    def __init__(self, method: _Optional[str] = ..., k: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., corrected: _Optional[int] = ..., bonus: _Optional[int] = ..., passes: _Optional[int] = ..., row_misses: _Optional[int] = ..., rows_fetched: _Optional[int] = ..., epochs: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., stood_aside: _Optional[int] = ..., drafter_lost: _Optional[str] = ..., seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., drafter_seconds: _Optional[float] = ..., target_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., verification_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., scores: _Optional[int] = ..., audited: _Optional[int] = ..., proposed_at: _Optional[_Iterable[int]] = ..., judged_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., rows_completed: _Optional[int] = ..., drafters_lost: _Optional[int] = ..., targets_lost: _Optional[int] = ..., rewinds: _Optional[int] = ..., branches: _Optional[int] = ..., branch_tokens: _Optional[int] = ..., branches_tried: _Optional[int] = ..., branches_hit: _Optional[int] = ..., stalls: _Optional[int] = ..., speculated: _Optional[int] = ..., events: _Optional[int] = ..., target_bytes: _Optional[int] = ..., drafter_bytes: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., target_lane_seconds: _Optional[float] = ..., runs: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ...) -> None: ...
+    def __init__(self, method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., corrected: _Optional[int] = ..., bonus: _Optional[int] = ..., passes: _Optional[int] = ..., row_misses: _Optional[int] = ..., rows_fetched: _Optional[int] = ..., epochs: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., stood_aside: _Optional[int] = ..., drafter_lost: _Optional[str] = ..., seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., drafter_seconds: _Optional[float] = ..., target_seconds: _Optional[float] = ..., wire_seconds: _Optional[float] = ..., verification_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., scores: _Optional[int] = ..., audited: _Optional[int] = ..., drafted_at: _Optional[_Iterable[int]] = ..., judged_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ..., rows_completed: _Optional[int] = ..., drafters_lost: _Optional[int] = ..., targets_lost: _Optional[int] = ..., rewinds: _Optional[int] = ..., branches: _Optional[int] = ..., branch_tokens: _Optional[int] = ..., branches_tried: _Optional[int] = ..., branches_hit: _Optional[int] = ..., stalls: _Optional[int] = ..., speculated: _Optional[int] = ..., events: _Optional[int] = ..., target_bytes: _Optional[int] = ..., drafter_bytes: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., target_lane_seconds: _Optional[float] = ..., runs: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("role", "bytes_sent", "bytes_received", "trip_counts", "trip_seconds", "queued_seconds", "model_seconds", "codec_seconds", "open_seconds", "idle_seconds", "lost")

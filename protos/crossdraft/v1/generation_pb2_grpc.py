@@ -26,13 +26,13 @@ if _version_not_supported:
 
 
 class GenerationStub:
-    """What clients speak to. Health and reflection are on the same port.
+    """The API for clients. Health and reflection are on the same port.
 
     Metadata of a call: `authorization: Bearer KEY`, where the server has API keys. Metadata of its reply: `x-request-id`.
-    Status codes: INVALID_ARGUMENT, the request means nothing or cannot be served, and the text says what to change;
-    NOT_FOUND, no model or drafter of this name; UNAUTHENTICATED, no key or a wrong one; RESOURCE_EXHAUSTED, either no room
-    now, and the trailing metadata `grpc-retry-pushback-ms` says when to ask again, or a message over the size limit;
-    OUT_OF_RANGE, the prompt is longer than the model's context; UNAVAILABLE, there is no target now.
+    Status codes: INVALID_ARGUMENT, the request is malformed or cannot be served, and the text says what to change;
+    NOT_FOUND, no model or drafter of this name; UNAUTHENTICATED, no key or a wrong one; RESOURCE_EXHAUSTED, either the
+    server is full, and the trailing metadata `grpc-retry-pushback-ms` says when to retry, or a message is too large;
+    OUT_OF_RANGE, the prompt is longer than the model's context; UNAVAILABLE, no target can be reached now.
     """
 
     def __init__(self, channel):
@@ -54,18 +54,18 @@ class GenerationStub:
 
 
 class GenerationServicer:
-    """What clients speak to. Health and reflection are on the same port.
+    """The API for clients. Health and reflection are on the same port.
 
     Metadata of a call: `authorization: Bearer KEY`, where the server has API keys. Metadata of its reply: `x-request-id`.
-    Status codes: INVALID_ARGUMENT, the request means nothing or cannot be served, and the text says what to change;
-    NOT_FOUND, no model or drafter of this name; UNAUTHENTICATED, no key or a wrong one; RESOURCE_EXHAUSTED, either no room
-    now, and the trailing metadata `grpc-retry-pushback-ms` says when to ask again, or a message over the size limit;
-    OUT_OF_RANGE, the prompt is longer than the model's context; UNAVAILABLE, there is no target now.
+    Status codes: INVALID_ARGUMENT, the request is malformed or cannot be served, and the text says what to change;
+    NOT_FOUND, no model or drafter of this name; UNAUTHENTICATED, no key or a wrong one; RESOURCE_EXHAUSTED, either the
+    server is full, and the trailing metadata `grpc-retry-pushback-ms` says when to retry, or a message is too large;
+    OUT_OF_RANGE, the prompt is longer than the model's context; UNAVAILABLE, no target can be reached now.
     """
 
     def Generate(self, request, context):
-        """One output. Its replies are its tokens, each as soon as it is committed, and `ended`. Cancelling it gives everything
-        back; a client that does not read for long is cancelled.
+        """One output: replies with its tokens, each as soon as it is committed, then `ended`. Cancelling the call frees all it
+        holds; the server cancels a client that does not read for long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,13 +99,13 @@ def add_GenerationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Generation:
-    """What clients speak to. Health and reflection are on the same port.
+    """The API for clients. Health and reflection are on the same port.
 
     Metadata of a call: `authorization: Bearer KEY`, where the server has API keys. Metadata of its reply: `x-request-id`.
-    Status codes: INVALID_ARGUMENT, the request means nothing or cannot be served, and the text says what to change;
-    NOT_FOUND, no model or drafter of this name; UNAUTHENTICATED, no key or a wrong one; RESOURCE_EXHAUSTED, either no room
-    now, and the trailing metadata `grpc-retry-pushback-ms` says when to ask again, or a message over the size limit;
-    OUT_OF_RANGE, the prompt is longer than the model's context; UNAVAILABLE, there is no target now.
+    Status codes: INVALID_ARGUMENT, the request is malformed or cannot be served, and the text says what to change;
+    NOT_FOUND, no model or drafter of this name; UNAUTHENTICATED, no key or a wrong one; RESOURCE_EXHAUSTED, either the
+    server is full, and the trailing metadata `grpc-retry-pushback-ms` says when to retry, or a message is too large;
+    OUT_OF_RANGE, the prompt is longer than the model's context; UNAVAILABLE, no target can be reached now.
     """
 
     @staticmethod

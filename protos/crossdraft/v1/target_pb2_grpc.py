@@ -27,9 +27,9 @@ if _version_not_supported:
 
 
 class TargetStub:
-    """The model whose distribution is served. One stream is one session: the first request is `open`, and every request is
-    answered in the same order: by one reply, a run by one or more, `run_to` by none. Requests may be sent while others
-    are unanswered. Ending the stream, from either side, ends the session.
+    """The model whose distribution is sampled. One stream is one session: the first request is `open`. Requests are answered
+    in order: each by one reply, a run by one or more, `run_to` by none. Requests may be sent while others are unanswered.
+    Ending the stream, from either side, ends the session.
     """
 
     def __init__(self, channel):
@@ -51,9 +51,9 @@ class TargetStub:
 
 
 class TargetServicer:
-    """The model whose distribution is served. One stream is one session: the first request is `open`, and every request is
-    answered in the same order: by one reply, a run by one or more, `run_to` by none. Requests may be sent while others
-    are unanswered. Ending the stream, from either side, ends the session.
+    """The model whose distribution is sampled. One stream is one session: the first request is `open`. Requests are answered
+    in order: each by one reply, a run by one or more, `run_to` by none. Requests may be sent while others are unanswered.
+    Ending the stream, from either side, ends the session.
     """
 
     def Describe(self, request, context):
@@ -90,9 +90,9 @@ def add_TargetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Target:
-    """The model whose distribution is served. One stream is one session: the first request is `open`, and every request is
-    answered in the same order: by one reply, a run by one or more, `run_to` by none. Requests may be sent while others
-    are unanswered. Ending the stream, from either side, ends the session.
+    """The model whose distribution is sampled. One stream is one session: the first request is `open`. Requests are answered
+    in order: each by one reply, a run by one or more, `run_to` by none. Requests may be sent while others are unanswered.
+    Ending the stream, from either side, ends the session.
     """
 
     @staticmethod

@@ -1,6 +1,7 @@
-"""A drafter without a model: it copies bytes of the text. Nothing here needs torch.
+"""A drafter without a model: it looks up how the text went on when its last letters were seen before, and copies that
+(prompt look-up). Its tokens are bytes.
 
-Its draft tokens are a function of the text alone, so each row is certain, and noise changes nothing.
+Its draft tokens are a function of the text alone, so each row is one-hot, and noise changes nothing.
 """
 
 import asyncio
@@ -9,14 +10,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from crossdraft.drafter.drafting import Epoch, Packing
-from crossdraft.drafter.session import Conversation, Reply, Request, Send
-from crossdraft.engine.emulation import Pace
+from crossdraft.drafter.conversation import Conversation, Epoch, Reply, ReplyBuffer, Request, Send
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Listening, Server, serve
@@ -25,10 +24,10 @@ from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
 from crossdraft.types.messages import Description, OpenDrafter, Score, Scored
 from crossdraft.types.rows import DraftToken, Row
 
+if TYPE_CHECKING:
+    from crossdraft.engine.emulation import Pace  # at run time nothing here needs torch
+
 UNLIMITED = 2**31 - 1  # bytes of context: nothing but memory limits it
-
-
-# Looking up how a text went on when its last letters were seen before (prompt look-up, an n-gram drafter).
 
 
 @dataclass(frozen=True)
@@ -50,26 +49,64 @@ class Lengths:
             )
 
 
+def continuation(text: Letters, count: int, lengths: Lengths) -> Letters:
+    """At most `count` letters that followed the longest match of the text's end, and the newest of several.
+
+    A match that overlaps the text's end is copied again and again: what follows it is what is being copied. Control
+    symbols do not match and are not copied.
+    """
+    start = _found(text, lengths)
+    if start is None:
+        return NOTHING
+    followed = text[start : start + count]
+    followed *= -(-count // len(followed))  # shorter than `count` only where the text ends: repeated
+    return plain_beginning(Letters(followed[:count]))
+
+
+def plain_beginning(letters: Letters) -> Letters:
+    """The letters before the first control symbol."""
+    end = next((place for place, letter in enumerate(letters) if ord(letter) >= FIRST_CONTROL), len(letters))
+    return Letters(letters[:end])
+
+
+def _found(text: Letters, lengths: Lengths) -> int | None:
+    """Where the letters after the match begin. If n letters match, so do fewer: the longest is found by bisection."""
+    ending = Letters(text[-lengths.longest :][::-1])
+    least, most = lengths.shortest, len(plain_beginning(ending))
+    found = None
+    while least <= most:
+        # At first the fewest letters: where they do not match, nothing does.
+        size = lengths.shortest if found is None else (least + most + 1) // 2
+        place = text.rfind(text[-size:], 0, len(text) - 1)
+        if place < 0 and found is None:
+            return None
+        if place < 0:
+            most = size - 1
+        else:
+            found, least = place + size, size + 1
+    return found
+
+
 @dataclass(frozen=True)
 class ServeNgram:
     """An n-gram drafter service: how it matches, and where it listens."""
 
     lengths: Lengths = field(default_factory=Lengths)
     listening: Listening = field(default_factory=Listening)
-    pace: Pace | None = None  # of each draft, all of whose bytes are one step; None: as fast as it is
+    pace: "Pace | None" = None  # emulated time of each draft, all of whose bytes are one step; None: no delay
 
 
 class NgramSession:
     """One output that is guessed from its own text and its prompt's."""
 
-    def __init__(self, lengths: Lengths, opening: OpenDrafter, pace: Pace | None = None) -> None:
+    def __init__(self, lengths: Lengths, opening: OpenDrafter, pace: "Pace | None" = None) -> None:
         self._pace = pace
         self._lengths = lengths
         self._opening = opening
         self._text = opening.prompt
         self._origin = len(opening.prompt)  # letters
         self._allowed = None if opening.allowed is None else frozenset(opening.allowed.tolist())
-        self._packing: Packing
+        self._replies: ReplyBuffer
 
     def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
         """Draft tokens that go on with the text as it is said to be, and scores of them. There are no branches.
@@ -81,7 +118,7 @@ class NgramSession:
         return Conversation(self).replies(requests)
 
     async def close(self) -> None:
-        """Nothing is held but the text."""
+        """It holds nothing but the text."""
 
     def begin(self, epoch: Epoch) -> None:
         """As in `conversation.Drafter`."""
@@ -91,12 +128,12 @@ class NgramSession:
         if request.adopt:
             raise ProtocolBroken(f"there is no branch {request.adopt}: a drafter that copies prepares none")
         self._text = Letters(self._text[: self._origin + request.offset] + request.letters)
-        self._packing = Packing(epoch)
+        self._replies = ReplyBuffer(epoch)
 
     async def draft(self, epoch: Epoch, send: Send) -> None:
         """As in `conversation.Drafter`. Copying takes no time: all that is wanted is there at once."""
-        self._packing.resume()
-        missing = epoch.count - self._packing.made
+        self._replies.resume()
+        missing = epoch.count - self._replies.made
         if self._pace is not None:
             await asyncio.sleep(self._pace.seconds(missing))
         ids = [byte_ids()[letter] for letter in continuation(self._text, missing, self._lengths)]
@@ -104,11 +141,11 @@ class NgramSession:
             ids = list(takewhile(self._allowed.__contains__, ids))
         self._text = Letters(self._text + byte_vocabulary().letters_of(ids))
         for token in ids:
-            self._packing.propose(DraftToken(token, Row.certain(token) if self._opening.row_width else None))
-        for reply in self._packing.due():
+            self._replies.add(DraftToken(token, Row.certain(token) if self._opening.row_width else None))
+        for reply in self._replies.due():
             send(reply)
         if len(ids) < missing:
-            send(self._packing.last("no earlier text goes on from here that far"))
+            send(self._replies.last("no earlier text goes on from here that far"))
 
     async def score(self, epoch: Epoch, request: Score) -> Scored:
         """As in `conversation.Drafter`: what is copied is certain."""
@@ -122,7 +159,7 @@ class NgramService:
     """Sessions that share nothing."""
 
     lengths: Lengths = field(default_factory=Lengths)
-    pace: Pace | None = None
+    pace: "Pace | None" = None
 
     @property
     def description(self) -> Description:
@@ -183,41 +220,3 @@ def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Request, Reply]:
 async def serve_ngram(options: ServeNgram, output: TextIO = sys.stdout) -> None:
     """Serves until SIGTERM or SIGINT; prints one line of JSON on `output` once it listens; raises CannotListen."""
     await serve(ngram_server(options), output)
-
-
-def continuation(text: Letters, count: int, lengths: Lengths) -> Letters:
-    """At most `count` letters that followed the longest match of the text's end, and the newest of several.
-
-    A match at the text's own end goes round: what follows it is what is being copied. Control symbols do not match and
-    are not copied.
-    """
-    start = _found(text, lengths)
-    if start is None:
-        return NOTHING
-    followed = text[start : start + count]
-    followed *= -(-count // len(followed))  # all of it was copied if it is too short: the text ends there
-    return plain_beginning(Letters(followed[:count]))
-
-
-def plain_beginning(letters: Letters) -> Letters:
-    """The letters before the first control symbol."""
-    end = next((place for place, letter in enumerate(letters) if ord(letter) >= FIRST_CONTROL), len(letters))
-    return Letters(letters[:end])
-
-
-def _found(text: Letters, lengths: Lengths) -> int | None:
-    """Where the letters after the match begin. If n letters match, so do fewer: the longest is found by bisection."""
-    ending = Letters(text[-lengths.longest :][::-1])
-    least, most = lengths.shortest, len(plain_beginning(ending))
-    found = None
-    while least <= most:
-        # At first the fewest letters: where they do not match, nothing does.
-        size = lengths.shortest if found is None else (least + most + 1) // 2
-        place = text.rfind(text[-size:], 0, len(text) - 1)
-        if place < 0 and found is None:
-            return None
-        if place < 0:
-            most = size - 1
-        else:
-            found, least = place + size, size + 1
-    return found

@@ -1,113 +1,142 @@
-"""Scores of one draft: its distribution is evaluated over trees of tokens, as far as strings may begin with their
-letters.
+"""Scores: how probable it is that the text of a draft begins with a string (`slrs`).
+
+A text of at most n tokens begins with x if its first tokens' letters u are a proper prefix of x and the next token's
+letters begin with the rest of x. So G(x) = Σ_u P(u) Σ_d q(d | u), over all sequences u of fewer than n tokens whose
+letters are a proper prefix of x, and all tokens d whose letters begin with the rest of x after u. The number of these
+sequences grows exponentially with the tokens that x needs; leaving any out would bias the scores, so none is left out.
 """
 
 import asyncio
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
-from crossdraft.drafter.sampling import Equipment, Masses, Node, Proposing, Question
+import numpy as np
+
+from crossdraft.drafter.sampling import DrawSource
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import Distribution
-from crossdraft.text.letters import Letters
-from crossdraft.types.rows import Probabilities
+from crossdraft.engine.served_model import RunningModel
+from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, common_length
+from crossdraft.text.tries import Trie
+from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.types.rows import Ids, Probabilities
 from crossdraft.types.trees import ROOT, Path, TokenTree
 
-STEP = 128  # nodes that are taken together
-TREE = 512  # nodes of one tree: attention and the mask grow with it
-KEPT = 1 << 20  # ids of all distributions that are kept for the next score: 16 MiB
-DRAWN = 1 << 12  # ids of a distribution that is worth keeping while it is drawn from
+STEP = 128  # nodes that are evaluated together
+TREE_NODES = 512  # of one tree: attention and the mask grow with it
+MOST_KEPT = 1 << 20  # ids of all distributions that are kept for the next score: 16 MiB
+MOST_DRAWN = 1 << 12  # ids of a distribution that is worth keeping while it is drawn from
 
 
-class Scoring:
-    """The probabilities of strings as the beginning of one draft.
+class VocabularyIndex:
+    """A vocabulary in the order of its letters."""
 
-    The sum runs over every way to write a beginning of a string in tokens. Their number grows exponentially with
-    the strings' lengths in tokens; leaving any out would bias the scores, so none is, and the cost is time.
-    """
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.places: Ids = np.empty(vocabulary.size, dtype=np.int64)  # shape (V,), place of each id in that order
+        self._trie = Trie(vocabulary)
+        self.places[self._trie.order] = np.arange(vocabulary.size)
 
-    def __init__(self, equipment: Equipment, proposing: Proposing, session: Hashable, ids: Path) -> None:
-        """`ids` is what the model was fed when the draft began."""
-        self._equipment = equipment
-        self._proposing = proposing
-        self._session = session
-        self._ids = ids
-        self._drawn: dict[Path, Distribution] = {}
-        self._distributions: dict[Path, Masses] = {}
-        self._held = 0  # ids of those
-        self._tree = _Growing(equipment.running.description.context - len(ids))
-
-    def drawn(self, path: Path, distribution: Distribution) -> None:
-        """The distribution that the draft itself used after its tokens `path`: then what it drew has a score
-        above 0.
-        """
-        if len(distribution[0]) <= DRAWN:
-            self._drawn[path] = distribution
-
-    async def probabilities(self, strings: Sequence[Letters], tokens: int) -> tuple[Probabilities, float]:
-        """Of each string that the text of the first `tokens` draft tokens begins with it; and the seconds in the
-        model.
-        """
-        question = await asyncio.to_thread(self._question, strings)
-        level, seconds = [Node()], 0.0
-        for left in range(tokens - 1, -1, -1):
-            deeper: list[Node] = []
-            for at in range(0, len(level), STEP):
-                nodes = level[at : at + STEP]
-                distributions, spent = await self._evaluated([node.path for node in nodes])
-                seconds += spent
-                deeper += await asyncio.to_thread(self._added, question, nodes, distributions, left == 0)
-            level = deeper
-        return question.answer, seconds
-
-    def _question(self, strings: Sequence[Letters]) -> Question:
-        return Question(strings, self._equipment.index)  # the first one sorts the vocabulary
-
-    async def _evaluated(self, paths: Sequence[Path]) -> tuple[dict[Path, Distribution], float]:
-        """The distributions after paths, where they are not known yet."""
-        known = {path: self._drawn[path] for path in paths if path in self._drawn and path not in self._distributions}
-        missing = [path for path in paths if path not in self._distributions and path not in known]
-        if not missing:
-            return known, 0.0
-        found, seconds = await self._equipment.running.thread.run(self._evaluate(missing))
-        return known | found, seconds
-
-    def _evaluate(self, paths: Sequence[Path]) -> Job[tuple[dict[Path, Distribution], float]]:
-        """Runs in the model thread."""
-        seconds = 0.0
-        found: dict[Path, Distribution] = {}
-        for group in self._tree.groups(paths):
-            ordered = sorted(group, key=self._tree.row)
-            wanted = tuple(self._tree.row(path) for path in ordered)
-            answer: ForwardResult = yield ForwardRequest(self._session, self._ids, self._tree.tree, wanted)
-            seconds += answer.seconds
-            began = time.perf_counter()
-            distributions = yield from self._proposing.distributions(answer.logits)
-            found.update(zip(ordered, distributions, strict=True))
-            seconds += time.perf_counter() - began
-        return found, seconds
-
-    def _added(
-        self, question: Question, nodes: Sequence[Node], distributions: dict[Path, Distribution], last: bool
-    ) -> list[Node]:
-        deeper: list[Node] = []
-        for node in nodes:
-            masses = self._distributions.get(node.path)
-            if masses is None:
-                masses = Masses.of(*distributions[node.path], self._equipment.index)
-                if self._held + len(masses.places) <= KEPT:
-                    self._held += len(masses.places)
-                    self._distributions[node.path] = masses
-            deeper += question.add(node, masses, last)
-        return deeper
+    def span(self, prefix: Letters) -> tuple[int, int]:
+        """The places, first and behind the last, of the tokens that begin with `prefix`."""
+        return self._trie.span(prefix)
 
 
-class _Growing:
+@dataclass(frozen=True, eq=False)
+class SortedDistribution:
+    """A distribution over next tokens, in the order of their letters."""
+
+    places: Ids  # shape (n,), ascending, of the ids that are possible
+    weights: Probabilities  # shape (n,)
+
+    @staticmethod
+    def of(ids: Ids, probabilities: Probabilities, index: VocabularyIndex) -> "SortedDistribution":
+        """A distribution as it is drawn from; both shape (n,)."""
+        places = index.places[ids]
+        order = np.argsort(places)
+        return SortedDistribution(places[order], probabilities[order])
+
+    def within(self, spans: Sequence[tuple[int, int]]) -> Probabilities:
+        """The probability of each span of places, shape (len(spans),); exactly 0 where nothing is possible."""
+        sums = np.concatenate([np.zeros(1), np.cumsum(self.weights)])
+        first, end = np.searchsorted(self.places, np.array(spans, dtype=np.int64).reshape(-1, 2).T)
+        masses: Probabilities = sums[end] - sums[first]
+        return masses
+
+    def weight(self, place: int) -> float:
+        """The probability of the id at a place."""
+        at = int(np.searchsorted(self.places, place))
+        return float(self.weights[at]) if at < len(self.places) and self.places[at] == place else 0.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """A token sequence u that some string goes on after."""
+
+    path: Path = ()
+    letters: Letters = NOTHING  # of the path
+    probability: float = 1.0  # P(u)
+
+
+class PrefixSums:
+    """The sums G(x) of several strings x, added up node by node."""
+
+    def __init__(self, strings: Sequence[Letters], index: VocabularyIndex) -> None:
+        self._index = index
+        self._asked = strings
+        self._strings = sorted(set(strings))
+        # The nodes of what a string has in common with the one before it were made there. A whole string has no node.
+        pairs = zip(self._strings, self._strings[1:], strict=False)
+        self._common = [0, *(min(common_length(one, other), len(one) - 1) for one, other in pairs)]
+        self._totals = np.zeros(len(self._strings))
+
+    @property
+    def probabilities(self) -> Probabilities:
+        """Of the strings as they were asked for, shape (n,)."""
+        places = {string: place for place, string in enumerate(self._strings)}
+        totals: Probabilities = np.minimum(self._totals, 1.0)  # rounding may sum to a little more
+        return totals[[places[string] for string in self._asked]]
+
+    def add(self, node: Node, distribution: SortedDistribution, last: bool) -> list[Node]:
+        """Adds the tokens that complete a string after a node; returns the nodes after it, none if it was the last."""
+        start, longest = len(node.letters), self._index.vocabulary.longest
+        due = [place for place in self._beyond(node.letters) if len(self._strings[place]) - start <= longest]
+        if due:
+            spans = [self._index.span(Letters(self._strings[place][start:])) for place in due]
+            self._totals[due] += node.probability * distribution.within(spans)
+        return [] if last else list(self._children(node, distribution))
+
+    def _children(self, node: Node, distribution: SortedDistribution) -> Iterator[Node]:
+        start, longest = len(node.letters), self._index.vocabulary.longest
+        known = start
+        for place in self._beyond(node.letters):
+            string = self._strings[place]
+            for end in range(max(known, start) + 1, min(len(string) - 1, start + longest) + 1):
+                yield from self._nodes(node, Letters(string[:end]), distribution)
+            known = self._common[place + 1] if place + 1 < len(self._common) else 0
+
+    def _nodes(self, node: Node, letters: Letters, distribution: SortedDistribution) -> Iterator[Node]:
+        for token in self._index.vocabulary.ids_of(Letters(letters[len(node.letters) :])):
+            weight = distribution.weight(int(self._index.places[token]))
+            if weight > 0:
+                yield Node((*node.path, token), letters, node.probability * weight)
+
+    def _beyond(self, letters: Letters) -> range:
+        """Places of the strings that begin with these letters and are longer."""
+        first = bisect_left(self._strings, letters)
+        if first < len(self._strings) and self._strings[first] == letters:
+            first += 1
+        return range(first, bisect_left(self._strings, letters + AFTER_ALL, first))
+
+
+class PathTree:
     """A tree that paths are added to, so that the engine feeds only what is new; begun anew when it is full."""
 
     def __init__(self, room: int) -> None:
-        self._room = min(room, TREE)  # nodes
+        self._room = min(room, TREE_NODES)  # nodes
         self._clear()
 
     @property
@@ -115,7 +144,7 @@ class _Growing:
         return TokenTree(tuple(self._tokens), tuple(self._parents))
 
     def row(self, path: Path) -> int:
-        """The row of its logits."""
+        """The row of the logits after a path."""
         return self._nodes[path] + 1
 
     def groups(self, paths: Sequence[Path]) -> Iterator[list[Path]]:
@@ -146,3 +175,95 @@ class _Growing:
                 self._nodes[path[:length]] = len(self._tokens)
                 self._parents.append(self._nodes[path[: length - 1]])
                 self._tokens.append(path[length - 1])
+
+
+class Scoring:
+    """The probabilities of strings as the beginning of one draft.
+
+    Args:
+        running: the drafter's model.
+        index: gives that of its vocabulary; not called in the event loop, as the first call sorts the vocabulary.
+        source: what the draft is drawn from.
+        session: the engine's name for it.
+        ids: what the model was fed when the draft began.
+    """
+
+    def __init__(
+        self,
+        running: RunningModel,
+        index: Callable[[], VocabularyIndex],
+        source: DrawSource,
+        session: Hashable,
+        ids: Path,
+    ) -> None:
+        self._running = running
+        self._index = index
+        self._source = source
+        self._session = session
+        self._ids = ids
+        self._drawn: dict[Path, Distribution] = {}
+        self._distributions: dict[Path, SortedDistribution] = {}
+        self._held = 0  # ids of those
+        self._tree = PathTree(running.description.context - len(ids))
+
+    def drawn(self, path: Path, distribution: Distribution) -> None:
+        """The distribution that the draft itself used after its tokens `path`.
+
+        It is used again for scores, so that what was drawn has a score above 0.
+        """
+        if len(distribution[0]) <= MOST_DRAWN:
+            self._drawn[path] = distribution
+
+    async def probabilities(self, strings: Sequence[Letters], tokens: int) -> tuple[Probabilities, float]:
+        """For each string, that the text of the first `tokens` draft tokens begins with it, shape (len(strings),); and
+        the seconds in the model.
+        """
+        sums = await asyncio.to_thread(lambda: PrefixSums(strings, self._index()))
+        level, seconds = [Node()], 0.0
+        for left in range(tokens - 1, -1, -1):
+            deeper: list[Node] = []
+            for at in range(0, len(level), STEP):
+                nodes = level[at : at + STEP]
+                distributions, spent = await self._evaluated([node.path for node in nodes])
+                seconds += spent
+                deeper += await asyncio.to_thread(self._add, sums, nodes, distributions, left == 0)
+            level = deeper
+        return sums.probabilities, seconds
+
+    async def _evaluated(self, paths: Sequence[Path]) -> tuple[dict[Path, Distribution], float]:
+        """The distributions after paths, where they are not sorted yet."""
+        known = {path: self._drawn[path] for path in paths if path in self._drawn and path not in self._distributions}
+        missing = [path for path in paths if path not in self._distributions and path not in known]
+        if not missing:
+            return known, 0.0
+        found, seconds = await self._running.thread.run(self._evaluate(missing))
+        return known | found, seconds
+
+    def _evaluate(self, paths: Sequence[Path]) -> Job[tuple[dict[Path, Distribution], float]]:
+        """Runs in the model thread."""
+        seconds = 0.0
+        found: dict[Path, Distribution] = {}
+        for group in self._tree.groups(paths):
+            ordered = sorted(group, key=self._tree.row)
+            wanted = tuple(self._tree.row(path) for path in ordered)
+            answer: ForwardResult = yield ForwardRequest(self._session, self._ids, self._tree.tree, wanted)
+            seconds += answer.seconds
+            began = time.perf_counter()
+            distributions = yield from self._source.distributions(answer.logits)
+            found.update(zip(ordered, distributions, strict=True))
+            seconds += time.perf_counter() - began
+        return found, seconds
+
+    def _add(
+        self, sums: PrefixSums, nodes: Sequence[Node], distributions: dict[Path, Distribution], last: bool
+    ) -> list[Node]:
+        deeper: list[Node] = []
+        for node in nodes:
+            distribution = self._distributions.get(node.path)
+            if distribution is None:
+                distribution = SortedDistribution.of(*distributions[node.path], self._index())
+                if self._held + len(distribution.places) <= MOST_KEPT:
+                    self._held += len(distribution.places)
+                    self._distributions[node.path] = distribution
+            deeper += sums.add(node, distribution, last)
+        return deeper

@@ -1,23 +1,37 @@
-"""The drafter service: opens sessions on one model, and is served."""
+"""The drafter service: sessions on one model, and its server."""
 
 import asyncio
 import sys
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
-from crossdraft.drafter.sampling import Equipment
-from crossdraft.drafter.session import DrafterSession, Reply, Request
+import numpy as np
+
+from crossdraft.drafter.context import Context, NoRoomError
+from crossdraft.drafter.conversation import Conversation, Epoch, Reply, Request, Send
+from crossdraft.drafter.drafting import BranchShape, Drafting, FinishedBranches, SessionState
+from crossdraft.drafter.sampling import DrawSource, OwnTokens, TargetTokens
+from crossdraft.drafter.scoring import Scoring, VocabularyIndex
+from crossdraft.engine.model_thread import Job, ModelThreadClosedError
+from crossdraft.engine.sampler import Draws, KeyedDraws, RandomDraws
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
-from crossdraft.text.letters import Side
-from crossdraft.types.messages import Description, OpenDrafter
+from crossdraft.text.letters import NOTHING, Side
+from crossdraft.text.tokenization import NotExpressible
+from crossdraft.types.messages import Description, Draft, Drafted, NoiseKey, OpenDrafter, Score, Scored
+from crossdraft.types.rows import Whose
+from crossdraft.verification.noise import KeyedNoise
 
-ADVICE = "make one with: crossdraft affinity --target TARGET --drafter DRAFTER CORPUS -o FILE"
+MAKE_AFFINITY = "make one with `crossdraft affinity --target TARGET --drafter DRAFTER CORPUS -o FILE`"
+SERVE_AFFINITY = "make one with `crossdraft affinity` and serve it with --affinity"
 DrafterServer = Server[OpenDrafter, Request, Reply]
 
 
@@ -35,7 +49,7 @@ class DrafterService:
     """Sessions on one running model."""
 
     running: RunningModel
-    affinity: Affinity | None = None
+    affinity: Affinity | None = None  # for `rdk`: to the tokens of one target
 
     @cached_property
     def description(self) -> Description:
@@ -43,30 +57,149 @@ class DrafterService:
         return replace(self.running.description, affinity="" if self.affinity is None else self.affinity.target)
 
     @cached_property
-    def _equipment(self) -> Equipment:
-        return Equipment(self.running, self.affinity)
+    def index(self) -> VocabularyIndex:
+        """The drafter's tokens by their letters; made when the first score is asked for."""
+        return VocabularyIndex(self.running.tokenization.vocabulary)
 
-    async def open(self, request: OpenDrafter) -> DrafterSession:
-        """A new session. Its prompt is tokenized in a thread: it may be long, and other sessions wait for this one.
+    @cached_property
+    def _target_noise(self) -> KeyedNoise:
+        """The noise of the target that the affinity matrix is for."""
+        assert self.affinity is not None
+        return KeyedNoise.of(self.affinity)
+
+    def source(self, opening: OpenDrafter) -> DrawSource:
+        """What a session's draft tokens are drawn from."""
+        if not opening.redistribute:
+            return OwnTokens(self.running, opening)
+        assert self.affinity is not None  # `open` has checked it
+        return TargetTokens(self.running, opening, self.affinity, self._target_noise)
+
+    async def open(self, request: OpenDrafter) -> "DrafterSession":
+        """A new session. Its prompt is tokenized in a thread: it may be long, and other sessions must not wait for it.
 
         Raises:
             ProtocolBroken: it is to draw tokens of a target for which this drafter has no affinity matrix.
         """
         served = self.description.affinity
         if request.redistribute and not served:
-            raise ProtocolBroken(
-                "this drafter has no affinity matrix: make one with `crossdraft affinity` and serve it with --affinity"
-            )
+            raise ProtocolBroken(f"this drafter has no affinity matrix: {SERVE_AFFINITY}")
         if request.redistribute not in ("", served):
             raise ProtocolBroken(
-                "this drafter's affinity matrix is for a target with another tokenizer: make one with "
-                "`crossdraft affinity` and serve it with --affinity"
+                f"this drafter's affinity matrix is for a target with another tokenizer: {SERVE_AFFINITY}"
             )
-        return await asyncio.to_thread(DrafterSession, self._equipment, request)
+        return await asyncio.to_thread(DrafterSession, self, request)
 
     async def close(self) -> None:
         """Ends the model's thread."""
         await asyncio.to_thread(self.running.close)
+
+
+class DrafterSession:
+    """One output that a drafter guesses ahead of.
+
+    The text and what is drafted after it belong to the jobs in the model thread. A job that was dropped is never
+    stepped again once a later one has begun, so that they need no lock.
+    """
+
+    def __init__(self, service: DrafterService, opening: OpenDrafter) -> None:
+        running = service.running
+        self._service = service
+        self._thread = running.thread
+        self._opening = opening
+        self._state = SessionState(
+            session=self,
+            context=Context(running.tokenization, opening.prompt, running.description.context, opening.templated),
+            source=service.source(opening),
+            vocabulary=running.tokenization.vocabulary,
+            rows=opening.row_width > 0,
+            branches=FinishedBranches(),
+        )
+        self._random = RandomDraws(np.random.default_rng())  # seeded by the operating system
+        self._pending: deque[Epoch] = deque()  # whose text is not the context's yet
+        self._latest: tuple[Epoch, Drafting, Scoring] | None = None
+
+    def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
+        """Draft tokens that go on with the text as the requests say it is, and scores of them.
+
+        Raises:
+            ProtocolBroken: an epoch is over or has not begun, the output has fewer letters than it is to be rewound to,
+                or there is no such branch, or no such draft to be scored.
+        """
+        return Conversation(self).replies(requests)
+
+    async def close(self) -> None:
+        """Frees its KV slots."""
+        with suppress(ModelThreadClosedError):  # the cache is gone with the thread
+            await self._thread.close_session(self)
+
+    def begin(self, epoch: Epoch) -> None:
+        """As in `conversation.Drafter`."""
+        self._pending.append(epoch)
+
+    async def draft(self, epoch: Epoch, send: Send) -> None:
+        """As in `conversation.Drafter`.
+
+        An end of sequence is a draft token like any other: whether drafting goes on must not depend on what was drawn.
+        """
+        await self._thread.run(self._job(epoch, send))
+
+    async def score(self, epoch: Epoch, request: Score) -> Scored:
+        """As in `conversation.Drafter`."""
+        if self._state.source.whose is Whose.TARGET:
+            raise ProtocolBroken("drafts of the target's tokens have no scores: open a session without redistribute")
+        if self._latest is None or self._latest[0] is not epoch:
+            raise ProtocolBroken(f"epoch {epoch.number} has no draft to be scored: the drafter stood aside")
+        scoring = self._latest[2]
+        return Scored(request.epoch, *await scoring.probabilities(request.strings, request.tokens))
+
+    def _job(self, epoch: Epoch, send: Send) -> Job[None]:
+        """Runs in the model thread."""
+        # Each epoch's text is a change of the text of the one before, also where that one was over before its job came.
+        while self._pending and self._pending[0].number <= epoch.number:
+            begun = self._pending.popleft()
+            self._latest = None
+            try:
+                self._latest = begun, *self._begin(begun)
+            except (NotExpressible, NoRoomError) as reason:
+                begun.aside = True
+                send(Drafted(begun.number, (), 0.0, str(reason)))
+        if self._latest is not None and self._latest[0] is epoch:
+            yield from self._latest[1].run(send)
+
+    def _begin(self, epoch: Epoch) -> tuple[Drafting, Scoring]:
+        """Brings the text to where a new epoch begins. Raises NoRoomError, NotExpressible and ProtocolBroken."""
+        request, state, shape = epoch.request, self._state, self._shape(epoch.request)
+        adopted = state.branches.adopt(request, state.context)
+        if state.source.obstacle:
+            raise NoRoomError(state.source.obstacle)
+        if adopted is None:
+            state.context.rewind(request.offset, request.letters)
+        else:  # its tokens as they were drafted, not as the tokenizer would write them
+            state.context.rewind(adopted.offset, NOTHING)
+            state.context.append(adopted.key)
+        state.context.fit(request.count + shape.room)
+        service = self._service
+        scoring = Scoring(service.running, lambda: service.index, state.source, self, state.context.ids)
+        drafting = Drafting(state, epoch, shape, self._draws(epoch.number), scoring)
+        if adopted is not None:
+            drafting.adopt(adopted)
+        return drafting, scoring
+
+    def _shape(self, request: Draft) -> BranchShape:
+        """No branches where each draw is audited, where they would leave too little text, nor of the target's tokens,
+        whose text the drafter re-tokenizes."""
+        asked = BranchShape(request.branch_depth, request.branch_width)
+        foreign = self._state.source.whose is Whose.TARGET
+        if self._opening.audited or foreign or not asked.fits(self._state.context.capacity):
+            return BranchShape(0, 0)
+        return asked
+
+    def _draws(self, epoch: int) -> Draws:
+        """Where an epoch's draws come from."""
+        noise = self._opening.noise
+        if noise is None:
+            return self._random
+        return KeyedDraws(self._state.source.noise, NoiseKey(noise.seed, epoch) if self._opening.audited else noise)
 
 
 async def drafter_server(options: ServeDrafter) -> DrafterServer:
@@ -75,15 +208,15 @@ async def drafter_server(options: ServeDrafter) -> DrafterServer:
     Raises:
         ValueError: the model cannot be run with these options, or the affinity matrix is not one for it.
     """
-    service = await asyncio.to_thread(_service, options)
-    return Server(DRAFTER, service, options.listening, options.model.emulation.marks, service.running.use)
+    service = await asyncio.to_thread(_load, options)
+    return Server(DRAFTER, service, options.listening, options.model.emulation.marks, service.running.statistics)
 
 
-def _service(options: ServeDrafter) -> DrafterService:
+def _load(options: ServeDrafter) -> DrafterService:
     try:
         affinity = None if options.affinity is None else load_affinity(options.affinity)
     except OSError as error:
-        raise AffinityMismatch(f"{options.affinity} cannot be read: {error.strerror}; {ADVICE}") from error
+        raise AffinityMismatch(f"{options.affinity} cannot be read: {error.strerror}; {MAKE_AFFINITY}") from error
     running = run_model(options.model, Side.DRAFTER)
     if affinity is not None:
         try:

@@ -1,6 +1,5 @@
 """A model as a service runs it: loaded, in its thread, with its tokenization and its noise."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +18,7 @@ from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.messages import Description
 from crossdraft.types.rows import Ids
+from crossdraft.types.statistics import ModelStatistics
 from crossdraft.verification.noise import KeyedNoise
 
 
@@ -37,21 +37,6 @@ class ModelOptions:
     emulation: Emulation = NOTHING_EMULATED
     reuse: bool = True  # a session may begin with a prefix that another one computed
     eager: bool = False  # no forward is captured as a CUDA graph; elsewhere none is in any case
-
-
-@dataclass(frozen=True)
-class Use:
-    """What a model has done since it was loaded, for metrics (`rpc.metrics.ModelUse`)."""
-
-    steps: int  # batched forwards
-    seconds: float  # in them, and in what was drawn from their logits
-    batches: Mapping[int, int]  # by number of sessions: steps that had so many
-    tokens: int  # computed
-    places: int  # KV slots: tokens that the cache can hold
-    held: int  # ... and that are allocated to live sessions now
-    answers: int  # forward requests, such as passes and steps of a draft, that were completed
-    queued: float  # seconds that these waited for their first steps
-    evictions: int  # sessions whose KV slots were given to others
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,19 +98,19 @@ class RunningModel:
         """The ids that columns of logits stand for, in the same shape."""
         return columns if self.kept is None else self.kept[columns]
 
-    def use(self) -> Use:
+    def statistics(self) -> ModelStatistics:
         """What the model has done so far. May be called from any thread."""
         thread = self.thread
         engine = thread.engine
-        return Use(
+        return ModelStatistics(
             steps=thread.steps,
             seconds=thread.seconds,
             batches=dict(thread.batches),
             tokens=engine.computed,
-            places=engine.slots,
-            held=engine.slots_in_use,
-            answers=thread.answers,
-            queued=thread.queued,
+            kv_slots=engine.slots,
+            kv_slots_used=engine.slots_in_use,
+            requests=thread.answers,
+            queued_seconds=thread.queued,
             evictions=thread.preemptions,
         )
 

@@ -1,21 +1,33 @@
-"""Clients of the two services: they describe themselves, and open sessions that speak in plain values."""
+"""Clients of the two services: each has a channel, gets the model's description, and opens sessions."""
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec, drafter_codec, target_codec
 from crossdraft.rpc.errors import BadMessage, Internal, NotServed, from_status
-from crossdraft.rpc.security import ClientCredentials, Shown
-from crossdraft.rpc.streams import DrafterDues, DrafterSession, TargetDues, TargetSession, Wire, open_session
+from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
+from crossdraft.rpc.streams import (
+    DrafterOutstanding,
+    DrafterSession,
+    Stream,
+    StreamMethod,
+    TargetOutstanding,
+    TargetSession,
+    open_session,
+)
 from crossdraft.rpc.transport import MessageLimit, ServiceChannel
 from crossdraft.types.messages import Description, OpenDrafter, OpenTarget
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
+
+Open = TypeVar("Open", OpenTarget, OpenDrafter)
+Session = TypeVar("Session", bound=Stream[Any, Any])
 
 
 @dataclass(frozen=True)
@@ -35,13 +47,13 @@ class Patience:
 
 
 @dataclass(eq=False)
-class _Client:
+class _Client(ABC, Generic[Open, Session]):
     """One channel to one service. Must be made in a running event loop, and closed."""
 
     address: str  # host:port
     patience: Patience = field(default_factory=Patience)
     limit: MessageLimit = field(default_factory=MessageLimit)
-    tls: ClientCredentials | Shown | None = None  # None: plaintext
+    tls: ClientCredentials | RenewedCredentials | None = None  # None: plaintext
     _channel: ServiceChannel = field(init=False, repr=False)
     _description: Description | None = field(default=None, init=False, repr=False)
 
@@ -79,12 +91,29 @@ class _Client:
                 raise NotServed(f"{what} (is it the {self.other}? check the addresses)") from error
             raise from_status(error.code(), error.details(), self.service) from error
         except (BadMessage, DecodeError) as error:
-            raise Internal(f"{self.service} describes itself in a way that means nothing: {error}") from error
+            raise Internal(f"{self.service} sent a description that cannot be decoded: {error}") from error
         return self._description
 
     async def described(self) -> Description:
-        """What the service said when it was last asked; asks if it never was."""
+        """The latest description; asks for it if there is none."""
         return self._description or await self.describe()
+
+    async def open(self, request: Open) -> Session:
+        """An open session; raises ServiceError. Close it, or use `session`."""
+        description = await self.described()
+        session = self._stream(request, description.vocabulary_size)
+        await open_session(session, request, description.fingerprint)
+        return session
+
+    @asynccontextmanager
+    async def session(self, request: Open) -> AsyncIterator[Session]:
+        """An open session that is closed at the end of the block; raises ServiceError."""
+        async with await self.open(request) as session:
+            yield session
+
+    @abstractmethod
+    def _stream(self, request: Open, vocabulary_size: int) -> Session:
+        """A stream on which a session can be opened."""
 
     def reachable(self) -> bool | None:
         """As `ServiceChannel.reachable`."""
@@ -103,60 +132,39 @@ class _Client:
         await self.close()
 
 
-class TargetClient(_Client):
+class TargetClient(_Client[OpenTarget, TargetSession]):
     """A target at an address."""
 
     role = "target"
     other = "drafter"
     describe_method = "/crossdraft.v1.Target/Describe"
 
-    async def open(self, request: OpenTarget) -> TargetSession:
-        """An open session; raises ServiceError. Close it, or use `session`."""
-        description = await self.described()
-        size = description.vocabulary_size
-        wire = Wire(
+    def _stream(self, request: OpenTarget, vocabulary_size: int) -> TargetSession:
+        method = StreamMethod(
             "/crossdraft.v1.Target/Verify",
             self.limit,
             target_codec.encode_request,
-            lambda raw: target_codec.decode_reply(target_pb2.VerifyReply.FromString(raw), size),
-            TargetDues,
+            lambda raw: target_codec.decode_reply(target_pb2.VerifyReply.FromString(raw), vocabulary_size),
+            TargetOutstanding,
         )
-        session = TargetSession(self.channel, wire, self.service, self.patience.reply_seconds)
-        await open_session(session, request, description.fingerprint)
-        return session
-
-    @asynccontextmanager
-    async def session(self, request: OpenTarget) -> AsyncIterator[TargetSession]:
-        """An open session that is closed at the end of the block; raises ServiceError."""
-        async with await self.open(request) as session:
-            yield session
+        return TargetSession(self.channel, method, self.service, self.patience.reply_seconds)
 
 
-class DrafterClient(_Client):
+class DrafterClient(_Client[OpenDrafter, DrafterSession]):
     """A drafter at an address."""
 
     role = "drafter"
     other = "target"
     describe_method = "/crossdraft.v1.Drafter/Describe"
 
-    async def open(self, request: OpenDrafter) -> DrafterSession:
-        """An open session; raises ServiceError. Close it, or use `session`."""
-        description = await self.described()
-        # With `redistribute` it speaks in the target's ids, which this client does not know.
-        size = None if request.redistribute else description.vocabulary_size
-        wire = Wire(
+    def _stream(self, request: OpenDrafter, vocabulary_size: int) -> DrafterSession:
+        # With `redistribute` the drafter uses the target's ids, which this client does not know.
+        size = None if request.redistribute else vocabulary_size
+        method = StreamMethod(
             "/crossdraft.v1.Drafter/Draft",
             self.limit,
             drafter_codec.encode_request,
             lambda raw: drafter_codec.decode_reply(drafter_pb2.DraftReply.FromString(raw), size),
-            DrafterDues,
+            DrafterOutstanding,
         )
-        session = DrafterSession(self.channel, wire, self.service, self.patience.reply_seconds)
-        await open_session(session, request, description.fingerprint)
-        return session
-
-    @asynccontextmanager
-    async def session(self, request: OpenDrafter) -> AsyncIterator[DrafterSession]:
-        """An open session that is closed at the end of the block; raises ServiceError."""
-        async with await self.open(request) as session:
-            yield session
+        return DrafterSession(self.channel, method, self.service, self.patience.reply_seconds)

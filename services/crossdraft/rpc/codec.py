@@ -1,6 +1,11 @@
-"""Protobuf to domain values and back: what both services have in common.
+"""Protobuf messages to plain values and back: what target and drafter messages have in common.
 
-Decoding checks everything that a value must fulfil, and raises `BadMessage` with a text that names the field.
+Decoding checks everything that a value must fulfil, and raises `BadMessage` with a text that names the field. Sizes are
+checked before anything is made of a field, as a few bytes can ask for much memory.
+
+Rows travel as multiples of 2^-24, several in one message as columns. Those of a drafter are on this grid already, since
+it draws from what it sends; those of a target are rounded here, before anything is decided by them, which moves the
+distribution by at most 3e-8 an id.
 """
 
 import math
@@ -12,25 +17,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.transport import MOST_BIASES, MOST_IDS, MOST_NUMBERS, check_most
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, Side
 from crossdraft.types.messages import Description, NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.v1 import common_pb2 as pb
-from crossdraft.v1 import target_pb2 as v1_pb
+from crossdraft.v1 import target_pb2 as target_pb
 
+MAX_IDS = 1 << 22  # of one list: no context is longer
+MAX_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
+MAX_BIASES = 1 << 16  # of a request's logit_bias
+MAX_BITS = 32  # of a number
+MAX_MICROSECONDS = 2**32 - 1
 MICRO = 1_000_000  # microseconds in a second
-LONGEST = 2**32 - 1  # microseconds
+GRID = 1 << 24  # steps that a probability of one has
+LEADING = 8  # ids of each row that may be much more probable than the others
+SUM_TOLERANCE = 1e-4  # of a row's sum; float32 rounding of any row stays below it
+LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
 FIRST_OF_SIDES = min(side.value for side in Side)
 ROLES = frozenset(role.value for role in Role)
 
 
-@dataclass(frozen=True)
-class Opened:
-    """The session is open."""
-
-    fingerprint: str  # of the model that is served
+def check_max(count: int, most: int, name: str) -> None:
+    """Raises BadMessage if there is more than there may be."""
+    if count > most:
+        raise BadMessage(f"{name} has {count}; at most {most} are taken")
 
 
 def encode_letters(letters: Letters) -> bytes:
@@ -57,7 +68,7 @@ def decode_letters(raw: bytes, name: str) -> Letters:
 
 def decode_id_tuple(field: Sequence[int], name: str, vocabulary_size: int | None) -> tuple[int, ...]:
     """A few token ids; raises BadMessage if one is outside the vocabulary (where its size is known)."""
-    check_most(len(field), MOST_IDS, name)
+    check_max(len(field), MAX_IDS, name)
     ids = tuple(field)
     if vocabulary_size is not None and ids and max(ids) >= vocabulary_size:
         raise BadMessage(f"{name} has the id {max(ids)}, but the vocabulary has {vocabulary_size} ids")
@@ -68,7 +79,7 @@ def encode_seconds(seconds: float) -> int:
     """A duration in microseconds, at most the 71 minutes that a field holds; raises ValueError if it is none."""
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"seconds is {seconds}; it must be 0 or more")
-    return min(round(seconds * MICRO), LONGEST)
+    return min(round(seconds * MICRO), MAX_MICROSECONDS)
 
 
 def decode_seconds(microseconds: int) -> float:
@@ -91,7 +102,7 @@ def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
 
 def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> SamplingOptions:
     """Sampling options; raises BadMessage when one is out of its range."""
-    check_most(len(message.logit_bias), MOST_BIASES, "options.logit_bias")
+    check_max(len(message.logit_bias), MAX_BIASES, "options.logit_bias")
     decode_id_tuple([bias.id for bias in message.logit_bias], "options.logit_bias", vocabulary_size)
     try:
         return SamplingOptions(
@@ -170,15 +181,97 @@ def _decode_template(message: pb.ChatTemplate) -> ChatTemplate:
     return ChatTemplate(message.source, tuple(sorted(message.tokens.items())))
 
 
-# Protobuf to domain values and back: rows.
-#
-# Rows travel as multiples of 2^-24, several in one message as columns. Those of a drafter are on this grid already,
-# since it draws from what it sends; those of a target are rounded here, before anything is decided by them, which
-# moves the distribution by at most 3e-8 an id.
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """Lists one after another."""
 
-GRID = 1 << 24  # steps that a probability of one has
-LEADING = 8  # ids of each row that may be much more probable than the others
-SUM_TOLERANCE = 1e-4  # of a row's sum; float32 rounding of any row stays below it
+    counts: tuple[int, ...]  # the length of each
+    ids: Ids  # shape (n,), n the sum of the counts
+
+    @cached_property
+    def owners(self) -> Ids:
+        """Which list each id belongs to, shape (n,)."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @property
+    def spans(self) -> Iterator[slice]:
+        """Where each list is."""
+        end = 0
+        for count in self.counts:
+            yield slice(end, end := end + count)
+
+    def sums(self, values: NDArray[np.int64] | Probabilities) -> Probabilities:
+        """Of the values of each list, shape (m,); `values` has shape (n,). Exact for integers below 2^53."""
+        if len(self.counts) == 1:
+            return np.array([values.sum()], dtype=np.float64)
+        return np.bincount(self.owners, values, len(self.counts)).astype(np.float64, copy=False)
+
+    def split(self) -> list[Ids]:
+        """The lists."""
+        return [self.ids[span] for span in self.spans]
+
+
+def encode_numbers(values: Ids) -> pb.Numbers:
+    """Numbers (n,), int64, 0 to 2^32 - 1, in as many bits as the largest needs."""
+    bits = max(1, int(values.max()).bit_length()) if len(values) else 1
+    fields = np.unpackbits(_bytes_of(values), axis=1, count=bits, bitorder="little")
+    return pb.Numbers(count=len(values), bits=bits, data=np.packbits(fields, bitorder="little").tobytes())
+
+
+def decode_numbers(message: pb.Numbers, name: str) -> Ids:
+    """Numbers, shape (n,), int64; raises BadMessage unless there are as many bits as are needed."""
+    count, bits = message.count, message.bits
+    if not count:
+        return NO_IDS
+    if not 1 <= bits <= MAX_BITS or len(message.data) != (count * bits + 7) // 8:
+        raise BadMessage(f"{name} has {len(message.data)} bytes, which are not {count} numbers of {bits} bits")
+    check_max(count, MAX_NUMBERS, name)
+    raw = np.frombuffer(message.data, dtype=np.uint8)
+    fields = np.unpackbits(raw, count=count * bits, bitorder="little").reshape(count, bits)
+    wide = np.zeros((count, 4), dtype=np.uint8)
+    narrow = np.packbits(fields, axis=1, bitorder="little")
+    wide[:, : narrow.shape[1]] = narrow
+    return wide.view("<u4")[:, 0].astype(np.int64)
+
+
+def encode_ids(ids: Ids | None) -> pb.Numbers | None:
+    """A list of ids, which may be empty, or nothing."""
+    return None if ids is None else encode_numbers(ids)
+
+
+def decode_ids(message: pb.Numbers, name: str, vocabulary_size: int | None) -> Ids:
+    """Token ids, shape (n,), int64; raises BadMessage if one is outside the vocabulary (where its size is known)."""
+    return checked(decode_numbers(message, name), name, vocabulary_size)
+
+
+def checked(ids: Ids, name: str, vocabulary_size: int | None) -> Ids:
+    """The ids themselves; raises BadMessage if one is outside the vocabulary (where its size is known)."""
+    if vocabulary_size is not None and ids.size and int(ids.max()) >= vocabulary_size:
+        raise BadMessage(f"{name} has the id {int(ids.max())}, but the vocabulary has {vocabulary_size} ids")
+    return ids
+
+
+def joined(lists: Sequence[Ids]) -> Lists:
+    """Lists that are separate so far, at least one."""
+    return Lists(tuple(map(len, lists)), lists[0] if len(lists) == 1 else np.concatenate(lists))
+
+
+def encode_lists(lists: Lists) -> pb.IdLists:
+    """Lists of ids."""
+    return pb.IdLists(counts=lists.counts, ids=encode_numbers(lists.ids))
+
+
+def decode_lists(message: pb.IdLists, name: str, vocabulary_size: int | None) -> Lists:
+    """Lists of ids; raises BadMessage if there are more or fewer ids than they say, or ids outside the vocabulary."""
+    lists = Lists(tuple(message.counts), decode_ids(message.ids, name, vocabulary_size))
+    if sum(lists.counts) != len(lists.ids):
+        raise BadMessage(f"{name} has {len(lists.ids)} ids for lists of {sum(lists.counts)}")
+    return lists
+
+
+def _bytes_of(values: Ids) -> NDArray[np.uint8]:
+    """The four bytes of each, the lowest first: shape (n, 4)."""
+    return values.astype("<u4").view(np.uint8).reshape(-1, 4)
 
 
 def encode_rows(rows: Sequence[Row]) -> pb.Rows:
@@ -245,39 +338,6 @@ def check_distribution(masses: Probabilities, name: str) -> None:
         raise BadMessage(f"{name} sums to {total:.6g}; it must be 1 within {SUM_TOLERANCE}")
 
 
-# Whole numbers in bit fields, and lists of ids: both ways by a few numpy calls, whatever their number.
-
-
-@dataclass(frozen=True, eq=False)
-class Lists:
-    """Lists one after another."""
-
-    counts: tuple[int, ...]  # the length of each
-    ids: Ids  # shape (n,), n the sum of the counts
-
-    @cached_property
-    def owners(self) -> Ids:
-        """Which list each id belongs to, shape (n,)."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
-
-    @property
-    def spans(self) -> Iterator[slice]:
-        """Where each list is."""
-        end = 0
-        for count in self.counts:
-            yield slice(end, end := end + count)
-
-    def sums(self, values: NDArray[np.int64] | Probabilities) -> Probabilities:
-        """Of the values of each list, shape (m,); `values` has shape (n,). Exact for integers below 2^53."""
-        if len(self.counts) == 1:
-            return np.array([values.sum()], dtype=np.float64)
-        return np.bincount(self.owners, values, len(self.counts)).astype(np.float64, copy=False)
-
-    def split(self) -> list[Ids]:
-        """The lists."""
-        return [self.ids[span] for span in self.spans]
-
-
 def _steps(probabilities: Probabilities, lists: Lists, tails: Probabilities) -> Ids:
     """Probabilities in steps. The largest of a row takes what rounding leaves: a whole row must sum to one, and a tail
     must have a step at least. The others depend on nothing else that is listed: they are the same in every reply."""
@@ -296,7 +356,7 @@ def _steps(probabilities: Probabilities, lists: Lists, tails: Probabilities) -> 
 
 def _distinct(lists: Lists) -> bool:
     """Whether no list has an id twice."""
-    ids = np.sort(lists.ids if len(lists.counts) == 1 else (lists.owners << MOST_BITS) | lists.ids)
+    ids = np.sort(lists.ids if len(lists.counts) == 1 else (lists.owners << MAX_BITS) | lists.ids)
     return not bool((ids[1:] == ids[:-1]).any())
 
 
@@ -326,15 +386,10 @@ def _leading(lists: Lists) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return leading
 
 
-# Protobuf to domain values and back: the target's own draws, several in one message as columns.
-
-LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
-
-
-def encode_samples(samples: Sequence[Sample]) -> v1_pb.Samples:
+def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
     """Samples with as many likely ids each."""
     beside = [pair for sample in samples for pair in sample.likely]
-    return v1_pb.Samples(
+    return target_pb.Samples(
         tokens=[sample.token for sample in samples],
         log_probabilities=[sample.log_probability for sample in samples],
         likely=[token for token, _ in beside],
@@ -342,7 +397,7 @@ def encode_samples(samples: Sequence[Sample]) -> v1_pb.Samples:
     )
 
 
-def decode_samples(message: v1_pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
+def decode_samples(message: target_pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
     """The same samples; raises BadMessage."""
     tokens = decode_id_tuple(message.tokens, "samples.tokens", vocabulary_size)
     log_probabilities = tuple(message.log_probabilities)
@@ -359,70 +414,3 @@ def decode_samples(message: v1_pb.Samples, vocabulary_size: int | None) -> tuple
     pairs = tuple(zip(likely, values, strict=True))
     beside = (pairs[place * each : (place + 1) * each] for place in range(len(tokens)))
     return tuple(map(Sample, tokens, log_probabilities, beside))
-
-
-MOST_BITS = 32
-LAST_ID = (1 << MOST_BITS) - 1  # that a field holds
-
-
-def encode_numbers(values: Ids) -> pb.Numbers:
-    """Numbers (n,), int64, 0 to 2^32 - 1, in as many bits as the largest needs."""
-    bits = max(1, int(values.max()).bit_length()) if len(values) else 1
-    fields = np.unpackbits(_bytes_of(values), axis=1, count=bits, bitorder="little")
-    return pb.Numbers(count=len(values), bits=bits, data=np.packbits(fields, bitorder="little").tobytes())
-
-
-def decode_numbers(message: pb.Numbers, name: str) -> Ids:
-    """Numbers, shape (n,), int64; raises BadMessage unless there are as many bits as are needed."""
-    count, bits = message.count, message.bits
-    if not count:
-        return NO_IDS
-    if not 1 <= bits <= MOST_BITS or len(message.data) != (count * bits + 7) // 8:
-        raise BadMessage(f"{name} has {len(message.data)} bytes, which are not {count} numbers of {bits} bits")
-    check_most(count, MOST_NUMBERS, name)
-    raw = np.frombuffer(message.data, dtype=np.uint8)
-    fields = np.unpackbits(raw, count=count * bits, bitorder="little").reshape(count, bits)
-    wide = np.zeros((count, 4), dtype=np.uint8)
-    narrow = np.packbits(fields, axis=1, bitorder="little")
-    wide[:, : narrow.shape[1]] = narrow
-    return wide.view("<u4")[:, 0].astype(np.int64)
-
-
-def encode_ids(ids: Ids | None) -> pb.Numbers | None:
-    """A list of ids, which may be empty, or nothing."""
-    return None if ids is None else encode_numbers(ids)
-
-
-def decode_ids(message: pb.Numbers, name: str, vocabulary_size: int | None) -> Ids:
-    """Token ids, shape (n,), int64; raises BadMessage if one is outside the vocabulary (where its size is known)."""
-    return checked(decode_numbers(message, name), name, vocabulary_size)
-
-
-def checked(ids: Ids, name: str, vocabulary_size: int | None) -> Ids:
-    """The ids themselves; raises BadMessage if one is outside the vocabulary (where its size is known)."""
-    if vocabulary_size is not None and ids.size and int(ids.max()) >= vocabulary_size:
-        raise BadMessage(f"{name} has the id {int(ids.max())}, but the vocabulary has {vocabulary_size} ids")
-    return ids
-
-
-def joined(lists: Sequence[Ids]) -> Lists:
-    """Lists that are separate so far, at least one."""
-    return Lists(tuple(map(len, lists)), lists[0] if len(lists) == 1 else np.concatenate(lists))
-
-
-def encode_lists(lists: Lists) -> pb.IdLists:
-    """Lists of ids."""
-    return pb.IdLists(counts=lists.counts, ids=encode_numbers(lists.ids))
-
-
-def decode_lists(message: pb.IdLists, name: str, vocabulary_size: int | None) -> Lists:
-    """Lists of ids; raises BadMessage if there are more or fewer ids than they say, or ids outside the vocabulary."""
-    lists = Lists(tuple(message.counts), decode_ids(message.ids, name, vocabulary_size))
-    if sum(lists.counts) != len(lists.ids):
-        raise BadMessage(f"{name} has {len(lists.ids)} ids for lists of {sum(lists.counts)}")
-    return lists
-
-
-def _bytes_of(values: Ids) -> NDArray[np.uint8]:
-    """The four bytes of each, the lowest first: shape (n, 4)."""
-    return values.astype("<u4").view(np.uint8).reshape(-1, 4)

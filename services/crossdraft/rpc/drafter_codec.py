@@ -1,19 +1,32 @@
-"""Protobuf to domain values and back: what is said to a drafter and by it."""
+"""Protobuf messages to plain values and back: those to a drafter and from it."""
 
 import numpy as np
 
 from crossdraft.rpc import codec
-from crossdraft.rpc.codec import Opened
+from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.transport import LONGEST_STRING, MOST_BRANCHES, MOST_STRINGS, WIDEST_ROW, check_most
 from crossdraft.text.letters import NOTHING
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Branch, Draft, Drafted, OpenDrafter, Score, Scored
+from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
+    Advance,
+    Branch,
+    Draft,
+    Drafted,
+    OpenDrafter,
+    Opened,
+    Score,
+    Scored,
+)
 from crossdraft.types.rows import DraftToken, Whose
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import drafter_pb2 as pb
 
 Request = OpenDrafter | Draft | Advance | Score
 Reply = Opened | Drafted | Scored
+MAX_ROW_WIDTH = 1 << 16  # ids
+MAX_STRINGS = 4096  # of one request for scores
+MAX_STRING = 1 << 16  # letters of each of them
+MAX_BRANCHES = MOST_DRAFT_TOKENS * MOST_DRAFT_TOKENS  # in one reply
 
 
 def encode_request(request: Request) -> pb.DraftRequest:
@@ -90,7 +103,7 @@ def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDr
     allowed = codec.decode_ids(message.allowed, "allowed", vocabulary_size) if message.HasField("allowed") else None
     if message.audited and not message.HasField("noise"):
         raise BadMessage("audited needs noise: without it no draw can be recomputed")
-    check_most(message.row_width, WIDEST_ROW, "row_width")
+    check_max(message.row_width, MAX_ROW_WIDTH, "row_width")
     return OpenDrafter(
         prompt=codec.decode_letters(message.prompt, "prompt"),
         options=codec.decode_options(message.options, vocabulary_size),
@@ -133,7 +146,7 @@ def _decode_draft(message: pb.Draft) -> Draft:
 
 
 def _decode_advance(message: pb.Advance) -> Advance:
-    # No upper limit: an epoch in which everything holds may be long. It is the window that is short.
+    # No upper limit: an epoch in which everything is accepted may be long. What is limited is each advance.
     if not message.count:
         raise BadMessage("count must be at least 1: how many draft tokens of the epoch are wanted")
     return Advance(message.epoch, message.count)
@@ -150,9 +163,9 @@ def _encode_score(request: Score) -> pb.Score:
 
 def _decode_score(message: pb.Score) -> Score:
     _check_draft_tokens(message.tokens, "tokens", "how many draft tokens' text counts")
-    check_most(len(message.strings), MOST_STRINGS, "strings")
+    check_max(len(message.strings), MAX_STRINGS, "strings")
     strings = tuple(codec.decode_letters(raw, f"strings[{place}]") for place, raw in enumerate(message.strings))
-    check_most(max(map(len, strings), default=0), LONGEST_STRING, "the longest of strings")
+    check_max(max(map(len, strings), default=0), MAX_STRING, "the longest of strings")
     if not all(strings):
         raise BadMessage(f"strings[{strings.index(NOTHING)}] is empty; every text begins with nothing")
     return Score(message.epoch, message.offset, strings, message.tokens)
@@ -193,7 +206,7 @@ def _encode_drafted(reply: Drafted) -> pb.Drafted:
 def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted:
     # The vocabulary that is known is the drafter's own; ids of the target's are checked by who knows them.
     size = None if message.target_ids else vocabulary_size
-    check_most(len(message.branches), MOST_BRANCHES, "branches")
+    check_max(len(message.branches), MAX_BRANCHES, "branches")
     return Drafted(
         epoch=message.epoch,
         draft_tokens=_decode_draft_tokens(message, size),

@@ -1,10 +1,10 @@
-"""What clients and the Generation service say to each other, as plain values."""
+"""The service Generation: its messages as plain values, their codec, a client, and the server's handlers."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, cast
 
@@ -27,69 +27,26 @@ from crossdraft.rpc.errors import (
 )
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit
+from crossdraft.session.events import Reason
 from crossdraft.types.messages import SamplingOptions
-from crossdraft.types.statistics import Kind
+from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap, Prompt, RequestError
+from crossdraft.types.statistics import Kind, LaneFigures, Statistics, Trips
 from crossdraft.v1 import generation_pb2 as pb
 
-
-@dataclass(frozen=True)
-class LaneCost:
-    """What one session with a service cost. The fields are those of the proto."""
-
-    role: str
-    bytes_sent: int
-    bytes_received: int
-    trip_counts: tuple[int, ...]
-    trip_seconds: float
-    queued_seconds: float
-    model_seconds: float
-    codec_seconds: float
-    open_seconds: float
-    idle_seconds: float
-    lost: str
-
-
-Figure = str | int | float | tuple[int, ...] | tuple[LaneCost, ...]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What somebody says in a chat."""
-
-    role: str  # such as system, user, assistant
-    content: str
+SERVICE = "crossdraft.v1.Generation"
+KEY = "authorization"  # in the metadata
+Context = grpc.aio.ServicerContext[bytes, bytes]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Generate:
-    """Asks for one output. None: the server's default."""
+    """Asks for one output."""
 
-    prompt: str | tuple[int, ...] | tuple[Turn, ...]  # text, target ids, or a chat; the empty tuple is no ids
+    request: GenerationRequest  # all but `explain` and `record`, which are for the process that runs the session
     id: str = ""  # of the request; empty: the server makes one
     model: str = ""  # empty: the only one
-    drafter: str | None = None  # one of the model's; empty: plain decoding
-    options: SamplingOptions | None = None
-    method: str | None = None
-    k: int | None = None
-    max_tokens: int | None = None
-    drafter_temperature: float | None = None
-    seed: int | None = None
-    choice: int | None = None
-    ignore_eos: bool | None = None
-    stop: tuple[str, ...] | None = None
-    logprobs: int | None = None
-    committed: tuple[int, ...] | None = None  # output ids that were delivered already
-    allow_inexact: bool | None = None
-    audit: bool | None = None
-    overlap: str | None = None  # auto, on or off
-    window: int | None = None
-    wait: int | None = None
-    branches: int | None = None
-    branch_width: int | None = None
-    paths: int | None = None
-    speculation: bool | None = None
-    row_width: int | None = None
-    head: int | None = None
+    drafter: str | None = None  # one of the model's; None: its default one; empty: plain decoding
 
 
 @dataclass(frozen=True)
@@ -110,8 +67,8 @@ class GenerationEnded:
     """The end of an output, after its tokens."""
 
     id: str  # of the request
-    reason: str  # stop, length, cancelled or failed
-    figures: Mapping[str, Figure]  # by their names in the proto
+    reason: Reason
+    statistics: Statistics  # without the addresses of services
 
 
 @dataclass(frozen=True)
@@ -128,28 +85,40 @@ class Served:
 
 Reply = Generated | GenerationEnded
 
-
-# Protobuf to plain values and back: what clients and the Generation service say to each other.
-
-# Fields of both, of the same name and kind. Of the others, unset and empty are the same.
-SCALARS = tuple(
-    name
-    for name in pb.GenerateRequest.DESCRIPTOR.fields_by_name
-    if name not in ("text", "ids", "chat", "options", "stop", "committed", "overlap")
+# Fields with other names in the protos than in the records.
+IN_PROTO = {
+    "k": "num_speculative_tokens",
+    "window": "max_draft_tokens",
+    "wait": "min_draft_tokens",
+    "proposed_at": "drafted_at",
+}
+FROM_PROTO = {name: own for own, name in IN_PROTO.items()}
+# Fields of GenerationRequest as the proto has them, but for the prompt, the options and the method of overlap.
+SETTINGS = tuple(
+    one.name
+    for one in fields(GenerationRequest)
+    if one.name not in ("prompt", "options", "overlap", "explain", "record")
 )
+DEFAULTS = {one.name: one.default for one in fields(GenerationRequest)}
 
 
-def encode_request(request: Generate) -> pb.GenerateRequest:
-    """One request.
+def encode_request(asked: Generate) -> pb.GenerateRequest:
+    """One request. Fields that have the default of both sides are left unset.
 
     Raises:
         ValueError: a value does not fit its field; the text says which.
     """
-    given = {name: value for name in SCALARS if (value := getattr(request, name)) is not None}
+    request = asked.request
+    given = {name: value for name in SETTINGS if (value := getattr(request, name)) != DEFAULTS[name]}
     try:
-        overlap = None if request.overlap is None else request.overlap.upper()
-        message = pb.GenerateRequest(**given, stop=request.stop, committed=request.committed, overlap=overlap)
-        if request.options is not None:
+        message = pb.GenerateRequest(
+            **{IN_PROTO.get(name, name): value for name, value in given.items()},
+            id=asked.id,
+            model=asked.model,
+            drafter=asked.drafter,
+            overlap=request.overlap.name,
+        )
+        if request.options != SamplingOptions():
             message.options.CopyFrom(codec.encode_options(request.options))
         _encode_prompt(request.prompt, message)
     except TypeError as error:
@@ -157,37 +126,48 @@ def encode_request(request: Generate) -> pb.GenerateRequest:
     return message
 
 
-def _encode_prompt(prompt: str | tuple[int, ...] | tuple[Turn, ...], message: pb.GenerateRequest) -> None:
-    if isinstance(prompt, str):
-        message.text = prompt
-    elif prompt and isinstance(prompt[0], Turn):
-        message.chat.messages.extend(pb.ChatMessage(role=turn.role, content=turn.content) for turn in prompt)
-    else:
-        message.ids.ids.extend(cast(tuple[int, ...], prompt))
-        message.ids.SetInParent()
+def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
+    match prompt:
+        case str():
+            message.text = prompt
+        case Chat():
+            message.chat.messages.extend(pb.ChatMessage(role=one.role, content=one.content) for one in prompt.messages)
+        case _:
+            message.ids.ids.extend(prompt)
 
 
 def decode_request(message: pb.GenerateRequest) -> Generate:
-    """One request; raises BadMessage."""
-    given: dict[str, Any] = {name: getattr(message, name) for name in SCALARS if _is_set(message, name)}
-    return Generate(
-        _decode_prompt(message),
-        options=codec.decode_options(message.options, None) if message.HasField("options") else None,
-        stop=tuple(message.stop),
-        committed=tuple(message.committed),
-        overlap=_name(pb.GenerateRequest.Overlap, message.overlap, "overlap"),
-        **given,
-    )
+    """One request; raises BadRequest."""
+    given = {name: _value(message, name) for name in SETTINGS if _is_set(message, IN_PROTO.get(name, name))}
+    if message.HasField("options"):
+        given["options"] = codec.decode_options(message.options, None)
+    overlap = _name(pb.GenerateRequest.Overlap, message.overlap, "overlap")
+    prompt = _decode_prompt(message)
+    try:
+        request = GenerationRequest(prompt, overlap=Overlap(overlap), **given)
+    except RequestError as error:
+        raise BadRequest(str(error)) from error
+    return Generate(request, message.id, message.model, message.drafter if message.HasField("drafter") else None)
 
 
-def _decode_prompt(message: pb.GenerateRequest) -> str | tuple[int, ...] | tuple[Turn, ...]:
+def _value(message: pb.GenerateRequest, name: str) -> Any:
+    value = getattr(message, IN_PROTO.get(name, name))
+    return value if isinstance(value, str | int | float) else tuple(value)
+
+
+def _is_set(message: pb.GenerateRequest, name: str) -> bool:
+    presence = message.DESCRIPTOR.fields_by_name[name].has_presence
+    return message.HasField(cast(Any, name)) if presence else bool(getattr(message, name))
+
+
+def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
     match message.WhichOneof("prompt"):
         case "text" if message.text:
             return message.text
         case "ids" if message.ids.ids:
             return tuple(message.ids.ids)
         case "chat" if message.chat.messages:
-            return tuple(Turn(one.role, one.content) for one in message.chat.messages)
+            return Chat(tuple(Message(one.role, one.content) for one in message.chat.messages))
         case _:
             raise BadMessage("there is no prompt; give text, ids or a chat, and at least one character, id or message")
 
@@ -198,9 +178,8 @@ def encode_reply(reply: Reply) -> pb.GenerateReply:
         case Generated():
             return pb.GenerateReply(token=_encode_token(reply))
         case GenerationEnded():
-            ended = pb.Ended(id=reply.id, reason=reply.reason.upper())
-            ended.statistics.CopyFrom(_encode_figures(reply.figures))
-            return pb.GenerateReply(ended=ended)
+            statistics = _encode_statistics(reply.statistics)
+            return pb.GenerateReply(ended=pb.Ended(id=reply.id, reason=reply.reason.name, statistics=statistics))
 
 
 def decode_reply(message: pb.GenerateReply) -> Reply:
@@ -210,8 +189,8 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
             return _decode_token(message.token)
         case "ended":
             ended = message.ended
-            reason = _name(pb.Ended.Reason, ended.reason, "ended.reason")
-            return GenerationEnded(ended.id, reason, _decode_figures(ended.statistics))
+            reason = _name(pb.Ended.Reason, ended.reason, "ended.reason", needed=True)
+            return GenerationEnded(ended.id, Reason(reason), _decode_statistics(ended.statistics))
         case _:
             raise BadMessage("a GenerateReply must be one of token and ended")
 
@@ -229,9 +208,7 @@ def _encode_token(token: Generated) -> pb.Token:
 
 
 def _decode_token(message: pb.Token) -> Generated:
-    kind = _name(pb.Token.Kind, message.kind, "token.kind")
-    if kind == "unknown":
-        raise BadMessage("token.kind is not set")
+    kind = _name(pb.Token.Kind, message.kind, "token.kind", needed=True)
     return Generated(
         id=message.id,
         raw=message.raw,
@@ -268,15 +245,27 @@ def decode_models(message: pb.ModelsReply) -> tuple[Served, ...]:
     )
 
 
-def _encode_figures(figures: Mapping[str, Figure]) -> pb.Statistics:
-    lanes = cast(Iterable[LaneCost], figures.get("lanes", ()))
-    counted = {name: value for name, value in figures.items() if name != "lanes"}
-    return pb.Statistics(**cast(dict[str, Any], counted), lanes=[pb.Lane(**asdict(lane)) for lane in lanes])
+def _encode_statistics(statistics: Statistics) -> pb.Statistics:
+    given = {IN_PROTO.get(name, name): value for name, value in vars(statistics).items() if name != "lanes"}
+    return pb.Statistics(**given, lanes=map(_encode_lane, statistics.lanes))
 
 
-def _decode_figures(message: pb.Statistics) -> Mapping[str, Figure]:
-    figures: dict[str, Any] = _plain(message)
-    return figures | {"lanes": tuple(LaneCost(**_plain(lane)) for lane in message.lanes)}
+def _encode_lane(lane: LaneFigures) -> pb.Lane:
+    """Without the service's address, which clients must not see."""
+    given = {name: value for name, value in vars(lane).items() if name not in ("address", "trips")}
+    trips = lane.trips
+    return pb.Lane(**given, trip_counts=trips.counts, trip_seconds=trips.seconds, queued_seconds=trips.queued_seconds)
+
+
+def _decode_statistics(message: pb.Statistics) -> Statistics:
+    given = {FROM_PROTO.get(name, name): value for name, value in _plain(message).items()}
+    return Statistics(**given | {"lanes": tuple(map(_decode_lane, message.lanes))})
+
+
+def _decode_lane(message: pb.Lane) -> LaneFigures:
+    given = _plain(message)
+    trips = Trips(given.pop("trip_counts"), given.pop("trip_seconds"), given.pop("queued_seconds"))
+    return LaneFigures(address="", trips=trips, **given)
 
 
 def _plain(message: pb.Statistics | pb.Lane) -> dict[str, Any]:
@@ -285,19 +274,13 @@ def _plain(message: pb.Statistics | pb.Lane) -> dict[str, Any]:
     return {name: value if isinstance(value, str | int | float) else tuple(value) for name, value in values}
 
 
-def _is_set(message: pb.GenerateRequest, name: str) -> bool:
-    presence = message.DESCRIPTOR.fields_by_name[name].has_presence
-    return message.HasField(cast(Any, name)) if presence else bool(getattr(message, name))
-
-
-def _name(kinds: Any, number: int, field: str) -> str:
-    """What the plain values call an enum's value; raises BadMessage if it has none."""
+def _name(kinds: Any, number: int, field: str, needed: bool = False) -> str:
+    """The lower-case name of an enum's value; raises BadMessage if it has none, or is not set and needed."""
     if number not in kinds.values():
         raise BadMessage(f"{field} has the value {number}; known are {', '.join(kinds.keys())}")
+    if needed and not number:
+        raise BadMessage(f"{field} is not set")
     return cast(str, kinds.Name(number)).lower()
-
-
-# A client of Generation that speaks in plain values.
 
 
 @dataclass(eq=False)
@@ -397,21 +380,13 @@ class GenerationClient:
             pushback = next((value for key, value in trailer if key == PUSHBACK), "")
             raise from_status(error.code(), error.details(), self.server, pushback) from error
         except (BadMessage, DecodeError) as error:
-            raise Internal(f"{self.server} sent a reply that means nothing: {error}") from error
+            raise Internal(f"{self.server} sent a reply that cannot be decoded: {error}") from error
         except asyncio.CancelledError as error:
             # gRPC raises it, too, in a task that reads from a call that was ended elsewhere.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             raise Cancelled(f"{self.server}: the call was cancelled") from error
-
-
-# The server's half of Generation: keys before anything else, replies as they are made, errors as status codes.
-
-log = logging.getLogger(__name__)
-SERVICE = "crossdraft.v1.Generation"
-KEY = "authorization"  # in the metadata
-Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class Generator(Protocol):
@@ -469,10 +444,10 @@ class GenerationHandlers:
         """One output. It ends with its last token, with the client's cancellation or deadline, or with an error."""
         try:
             self._admit(context)
-            asked = _decoded(request, context)
-            with log_context.about(request=asked.id, peer=context.peer()):
-                await context.send_initial_metadata(((REQUEST_ID, asked.id),))
-                async with aclosing(self._service.generate(asked)) as replies:
+            message = _parsed(request, context)
+            with log_context.about(request=message.id, peer=context.peer()):
+                await context.send_initial_metadata(((REQUEST_ID, message.id),))
+                async with aclosing(self._service.generate(decode_request(message))) as replies:
                     async for reply in replies:
                         await self._write(reply, context)
         except ServiceError as error:
@@ -493,15 +468,16 @@ class GenerationHandlers:
             raise Cancelled(f"nothing was read for {self._stalled_seconds:g} s") from error
 
 
-def _decoded(raw: bytes, context: Context) -> Generate:
-    """The request, with an id in any case; raises BadMessage."""
+def _parsed(raw: bytes, context: Context) -> pb.GenerateRequest:
+    """The message, with an id in any case; raises BadMessage."""
     try:
-        asked = decode_request(pb.GenerateRequest.FromString(raw))
-        return replace(asked, id=log_context.request_id(asked.id or _metadata(context, REQUEST_ID)))
+        message = pb.GenerateRequest.FromString(raw)
+        message.id = log_context.request_id(message.id or _metadata(context, REQUEST_ID))
     except DecodeError as error:
         raise BadMessage(f"not a GenerateRequest: {error}") from error
     except RequestIdError as error:
         raise BadMessage(str(error)) from error
+    return message
 
 
 def _metadata(context: Context, name: str) -> str | None:

@@ -1,10 +1,12 @@
-"""The metrics of one service: its sessions, and what its model does. They are read when they are asked for."""
+"""Metrics for Prometheus: those of one service (its sessions and its model), a registry, and a port that serves them.
+
+They are computed when they are scraped.
+"""
 
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Protocol
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -13,7 +15,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import Activity, Tally
+from crossdraft.types.statistics import ModelStatistics
 
+# Metrics that vLLM has too are named as there, after this prefix in place of `vllm:`. The colon is for recording rules,
+# and promtool refuses it.
+PREFIX = "crossdraft_"
 LABELS = ("model_name", "role")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # bounds of the histogram, sessions
 TOTALS: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
@@ -25,133 +31,18 @@ TOTALS: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
     ("requests", "Messages of sessions that came.", lambda tally: tally.requests),
     ("replies", "Messages of sessions that were sent.", lambda tally: tally.replies),
 )
-
-
-class ModelUse(Protocol):
-    """What a model has done since it was loaded; counted in its thread."""
-
-    @property
-    def steps(self) -> int:
-        """Batched forwards."""
-
-    @property
-    def seconds(self) -> float:
-        """In them, and in what was drawn from their logits."""
-
-    @property
-    def batches(self) -> Mapping[int, int]:
-        """By number of sessions: steps that had so many."""
-
-    @property
-    def tokens(self) -> int:
-        """That were fed."""
-
-    @property
-    def places(self) -> int:
-        """Tokens whose keys and values the cache can hold."""
-
-    @property
-    def held(self) -> int:
-        """... and that live sessions hold now."""
-
-    @property
-    def answers(self) -> int:
-        """Works, such as passes and steps of a draft, that were answered."""
-
-    @property
-    def queued(self) -> float:
-        """Seconds that these waited for their first steps."""
-
-    @property
-    def evictions(self) -> int:
-        """Sessions that gave their places in the cache to others."""
-
-
-class ServiceMetrics:
-    """A Prometheus collector.
-
-    Args:
-        role, model: labels of all that it says.
-        activity: of the server.
-        use: of the model; None: there is none.
-    """
-
-    def __init__(self, role: str, model: str, activity: Activity, use: Callable[[], ModelUse] | None = None) -> None:
-        self._labels = (model, role)
-        self._activity = activity
-        self._use = use
-
-    def collect(self) -> Iterator[Metric]:
-        """As prometheus_client wants it."""
-        yield from self._sessions()
-        total = self._activity.total()
-        for name, text, value in TOTALS:
-            yield self._counter(name, text, value(total))
-        wire = CounterMetricFamily(
-            f"{PREFIX}service_bytes", "Serialized messages of sessions, by direction.", labels=(*LABELS, "direction")
-        )
-        wire.add_metric((*self._labels, "received"), total.bytes_received)
-        wire.add_metric((*self._labels, "sent"), total.bytes_sent)
-        yield wire
-        if self._use is not None:
-            yield from self._model(self._use())
-
-    def _sessions(self) -> Iterator[Metric]:
-        activity = self._activity
-        yield self._gauge("service_open_sessions", "Sessions that are open.", activity.open)
-        yield self._counter("sessions", "Sessions that were opened.", activity.opened)
-        ended = CounterMetricFamily(
-            f"{PREFIX}service_sessions_ended",
-            "Sessions that ended, by how: closed, or the class of an error.",
-            labels=(*LABELS, "outcome"),
-        )
-        for outcome, count in sorted(activity.ended.items()):
-            ended.add_metric((*self._labels, outcome), count)
-        yield ended
-        yield self._counter("session_seconds", "Seconds that sessions were open which have ended.", activity.seconds)
-
-    def _model(self, use: ModelUse) -> Iterator[Metric]:
-        yield self._counter("model_steps", "Batched forwards of the model.", use.steps)
-        yield self._counter(
-            "model_seconds", "Seconds in the model's forwards, and in drawing from their logits.", use.seconds
-        )
-        yield self._counter("model_tokens", "Tokens that were fed to the model.", use.tokens)
-        yield self._counter("model_answers", "Works, such as passes and steps of a draft, answered.", use.answers)
-        yield self._counter("model_queue_seconds", "Seconds that these waited for the model.", use.queued)
-        yield self._counter("model_evictions", "Sessions that gave their places in the cache to others.", use.evictions)
-        text = "KV-cache usage, as the share of its places that open sessions hold. 1 means 100 percent usage."
-        yield self._gauge("kv_cache_usage_perc", text, use.held / use.places)
-        batches = HistogramMetricFamily(f"{PREFIX}service_batch_size", "Sessions in one forward.", labels=LABELS)
-        sizes = dict(use.batches)
-        sessions = sum(size * count for size, count in sizes.items())
-        batches.add_metric(self._labels, cumulative(sizes), sessions)
-        yield batches
-
-    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"{PREFIX}service_{name}", text, labels=LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-
-def cumulative(sizes: Mapping[int, int]) -> list[tuple[str, float]]:
-    """Buckets of a histogram, each with all that is below it."""
-    counts = [0] * (len(BATCHES) + 1)
-    for size, count in sizes.items():
-        counts[bisect_left(BATCHES, size)] += count
-    bounds = (*(f"{bound}.0" for bound in BATCHES), "+Inf")
-    return list(zip(bounds, map(float, accumulate(counts)), strict=True))
-
-
-# Metrics as Prometheus reads them: a registry, its text, and a port that answers with it.
-
-# The names after it are those that vLLM's have after `vllm:`. The colon is for names of recording rules, and promtool
-# refuses it.
-PREFIX = "crossdraft_"
+MODEL_TOTALS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("model_steps", "Batched forwards of the model.", lambda model: model.steps),
+    (
+        "model_seconds",
+        "Seconds in the model's forwards, and in drawing from their logits.",
+        lambda model: model.seconds,
+    ),
+    ("model_tokens", "Tokens that were fed to the model.", lambda model: model.tokens),
+    ("model_answers", "Answered forward requests, such as passes and steps of a draft.", lambda model: model.requests),
+    ("model_queue_seconds", "Seconds that forward requests waited for the model.", lambda model: model.queued_seconds),
+    ("model_evictions", "Sessions whose KV slots were given to others.", lambda model: model.evictions),
+)
 
 
 class Registry(CollectorRegistry):
@@ -193,3 +84,79 @@ class Exporter:
         if server is not None:
             await asyncio.to_thread(server.shutdown)
             server.server_close()
+
+
+class ServiceMetrics:
+    """A Prometheus collector.
+
+    Args:
+        role, model: labels of all metrics.
+        activity: of the server.
+        statistics: of the model; None: there is none.
+    """
+
+    def __init__(
+        self, role: str, model: str, activity: Activity, statistics: Callable[[], ModelStatistics] | None = None
+    ) -> None:
+        self._labels = (model, role)
+        self._activity = activity
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        """As prometheus_client wants it."""
+        yield from self._sessions()
+        total = self._activity.total()
+        for name, text, value in TOTALS:
+            yield self._counter(name, text, value(total))
+        wire = CounterMetricFamily(
+            f"{PREFIX}service_bytes", "Serialized messages of sessions, by direction.", labels=(*LABELS, "direction")
+        )
+        wire.add_metric((*self._labels, "received"), total.bytes_received)
+        wire.add_metric((*self._labels, "sent"), total.bytes_sent)
+        yield wire
+        if self._statistics is not None:
+            yield from self._model(self._statistics())
+
+    def _sessions(self) -> Iterator[Metric]:
+        activity = self._activity
+        yield self._gauge("service_open_sessions", "Sessions that are open.", activity.open)
+        yield self._counter("sessions", "Sessions that were opened.", activity.opened)
+        ended = CounterMetricFamily(
+            f"{PREFIX}service_sessions_ended",
+            "Sessions that ended, by how: closed, or the class of an error.",
+            labels=(*LABELS, "outcome"),
+        )
+        for outcome, count in sorted(activity.ended.items()):
+            ended.add_metric((*self._labels, outcome), count)
+        yield ended
+        yield self._counter("session_seconds", "Seconds that sessions were open which have ended.", activity.seconds)
+
+    def _model(self, statistics: ModelStatistics) -> Iterator[Metric]:
+        for name, text, value in MODEL_TOTALS:
+            yield self._counter(name, text, value(statistics))
+        text = "KV-cache usage, as the share of KV slots that open sessions hold. 1 means 100 percent usage."
+        yield self._gauge("kv_cache_usage_perc", text, statistics.kv_slots_used / statistics.kv_slots)
+        batches = HistogramMetricFamily(f"{PREFIX}service_batch_size", "Sessions in one forward.", labels=LABELS)
+        sizes = dict(statistics.batches)
+        sessions = sum(size * count for size, count in sizes.items())
+        batches.add_metric(self._labels, cumulative(sizes), sessions)
+        yield batches
+
+    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"{PREFIX}service_{name}", text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+
+def cumulative(sizes: Mapping[int, int]) -> list[tuple[str, float]]:
+    """Buckets of a histogram, each with all that is below it."""
+    counts = [0] * (len(BATCHES) + 1)
+    for size, count in sizes.items():
+        counts[bisect_left(BATCHES, size)] += count
+    bounds = (*(f"{bound}.0" for bound in BATCHES), "+Inf")
+    return list(zip(bounds, map(float, accumulate(counts)), strict=True))

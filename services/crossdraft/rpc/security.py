@@ -92,8 +92,8 @@ def client_credentials(files: TlsFiles) -> ClientCredentials:
     return grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
 
 
-class Shown:
-    """What a client shows and trusts: the files as they are, read again when they have changed.
+class RenewedCredentials:
+    """A client's credentials: its files, read again when they have changed.
 
     Raises:
         TlsError: they cannot be used now.

@@ -19,24 +19,24 @@ from grpc_reflection.v1alpha import reflection
 
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import Activity, Answer, Ask, Handlers, Open, Role, Service, SessionLimits
-from crossdraft.rpc.metrics import Exporter, ModelUse, Registry, ServiceMetrics
+from crossdraft.rpc.metrics import Exporter, Registry, ServiceMetrics
 from crossdraft.rpc.security import FrontFiles, TlsFiles, server_credentials
 from crossdraft.rpc.transport import SERVER_OPTIONS, ChannelOptions, MessageLimit
+from crossdraft.types.statistics import ModelStatistics
+
+log = logging.getLogger(__name__)
 
 
 class Serving(Protocol):
-    """What serves from the begin of a block to its end."""
+    """What serves while an `async with` block runs."""
 
     def ready_line(self) -> str:
-        """One line of JSON that says where what is served."""
+        """One line of JSON: what is served, and where."""
         ...
 
     async def __aenter__(self) -> object: ...
 
     async def __aexit__(self, *error: object) -> object: ...
-
-
-# Where a process is spoken to over gRPC: listening, health, reflection, and an end that lets calls finish.
 
 
 @dataclass(frozen=True)
@@ -74,114 +74,8 @@ class Listening:
             return self.host == "localhost"
 
 
-class Server(Generic[Open, Ask, Answer]):
-    """A gRPC server of one service. Must be made in a running event loop."""
-
-    def __init__(
-        self,
-        role: Role[Open, Ask, Answer],
-        service: Service[Open, Ask, Answer],
-        listening: Listening,
-        marks: Mapping[str, str | float] = MappingProxyType({}),  # what else the ready line says
-        use: Callable[[], ModelUse] | None = None,  # of its model, for metrics; None: it has none
-    ) -> None:
-        self._marks = dict(marks)
-        self._role = role
-        self._service = service
-        self._listening = listening
-        handlers = Handlers(role, service, listening.sessions)
-        self._endpoint = Endpoint(listening, {role.service: handlers.registered()})
-        self.registry = Registry()
-        self.registry.register(ServiceMetrics(role.name, service.description.model, handlers.activity, use))
-        self._exporter = Exporter(self.registry)
-        self.metrics = ""  # host:port where Prometheus reads, once it listens; empty: nowhere
-        self._activity = handlers.activity
-
-    @property
-    def activity(self) -> Activity:
-        """What its sessions do."""
-        return self._activity
-
-    @property
-    def address(self) -> str:
-        """host:port, once it listens."""
-        return self._endpoint.address
-
-    async def start(self) -> str:
-        """Begins to listen; returns the address.
-
-        Raises:
-            CannotListen: the port is taken, or not for this user, or the host is not of this machine.
-        """
-        listening = self._listening
-        if listening.metrics_port is not None:
-            self.metrics = self._exporter.start(listening.host, listening.metrics_port)
-            self._marks["metrics"] = self.metrics
-        try:
-            return await self._endpoint.start()
-        except BaseException:
-            await self._exporter.stop()
-            raise
-
-    async def drain(self) -> None:
-        """Reports NOT_SERVING, takes no new session, lets open ones go on for the grace period, and ends."""
-        await self._endpoint.drain()
-        await self._exporter.stop()
-        await self._service.close()
-
-    def ready_line(self) -> str:
-        """One line of JSON that says where what is served."""
-        description = self._service.description
-        return json.dumps(
-            {
-                "ready": True,
-                "role": self._role.name,
-                "address": self.address,
-                "model": description.model,
-                "fingerprint": description.fingerprint,
-                **self._marks,
-            }
-        )
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.drain()
-
-
-async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; prints the ready line on `output` once it listens.
-
-    Raises:
-        CannotListen: as `Server.start`.
-    """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        async with server:
-            settle()
-            print(server.ready_line(), file=output, flush=True)
-            await stop.wait()
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Runs a service's main coroutine on uvloop, whose streams cost a third less than asyncio's."""
-    uvloop.run(main)
-
-
-log = logging.getLogger(__name__)
-
-
 def warn_if_open(listening: Listening, address: str) -> None:
-    """Says that others can read and ask what passes over an address without TLS, if they can reach it."""
+    """Logs a warning if others can reach an address without TLS: they could read and use it."""
     if not listening.local:
         log.warning(
             "%s is open to whoever can reach it, unencrypted: give it a certificate (see its --help; "
@@ -256,14 +150,114 @@ class Endpoint:
         await self._server.stop(self._listening.grace_seconds)
 
 
-# What a process that serves keeps in memory.
+class Server(Generic[Open, Ask, Answer]):
+    """A gRPC server of one service. Must be made in a running event loop."""
+
+    def __init__(
+        self,
+        role: Role[Open, Ask, Answer],
+        service: Service[Open, Ask, Answer],
+        listening: Listening,
+        marks: Mapping[str, str | float] = MappingProxyType({}),  # further fields of the ready line
+        statistics: Callable[[], ModelStatistics] | None = None,  # of its model, for metrics; None: it has none
+    ) -> None:
+        self._marks = dict(marks)
+        self._role = role
+        self._service = service
+        self._listening = listening
+        handlers = Handlers(role, service, listening.sessions)
+        self._endpoint = Endpoint(listening, {role.service: handlers.registered()})
+        self.registry = Registry()
+        self.registry.register(ServiceMetrics(role.name, service.description.model, handlers.activity, statistics))
+        self._exporter = Exporter(self.registry)
+        self.metrics = ""  # host:port where Prometheus reads, once it listens; empty: nowhere
+        self._activity = handlers.activity
+
+    @property
+    def activity(self) -> Activity:
+        """What its sessions do."""
+        return self._activity
+
+    @property
+    def address(self) -> str:
+        """host:port, once it listens."""
+        return self._endpoint.address
+
+    async def start(self) -> str:
+        """Begins to listen; returns the address.
+
+        Raises:
+            CannotListen: the port is taken, or not for this user, or the host is not of this machine.
+        """
+        listening = self._listening
+        if listening.metrics_port is not None:
+            self.metrics = self._exporter.start(listening.host, listening.metrics_port)
+            self._marks["metrics"] = self.metrics
+        try:
+            return await self._endpoint.start()
+        except BaseException:
+            await self._exporter.stop()
+            raise
+
+    async def drain(self) -> None:
+        """Reports NOT_SERVING, takes no new session, lets open ones go on for the grace period, and ends."""
+        await self._endpoint.drain()
+        await self._exporter.stop()
+        await self._service.close()
+
+    def ready_line(self) -> str:
+        """One line of JSON: what is served, and where."""
+        description = self._service.description
+        return json.dumps(
+            {
+                "ready": True,
+                "role": self._role.name,
+                "address": self.address,
+                "model": description.model,
+                "fingerprint": description.fingerprint,
+                **self._marks,
+            }
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain()
 
 
-def settle() -> None:
-    """For a process that has loaded what it keeps: from now on Python's collector leaves all of that alone.
+async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
+    """Serves until SIGTERM or SIGINT, then drains; prints the ready line on `output` once it listens.
+
+    Raises:
+        CannotListen: as `Server.start`.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with server:
+            freeze_heap()
+            print(server.ready_line(), file=output, flush=True)
+            await stop.wait()
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Runs a service's main coroutine on uvloop, whose streams cost a third less than asyncio's."""
+    uvloop.run(main)
+
+
+def freeze_heap() -> None:
+    """Makes Python's garbage collector ignore all objects that exist now. For a process that has loaded its model.
 
     A full collection goes through every object. With a model, its libraries and a vocabulary there are a million of
-    them, so that each one was a pause of 240 ms for all that is being served.
+    them, and each collection would pause everything for 240 ms.
     """
     gc.collect()
     gc.freeze()

@@ -1,18 +1,17 @@
-"""One bidirectional stream as a session: requests out without waiting, replies in, both counted, waiting bounded."""
+"""The client's side of a session: one bidirectional stream, requests out without waiting, replies in, waits bounded."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from crossdraft.rpc import drafter_codec, target_codec
-from crossdraft.rpc.codec import Opened
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
 from crossdraft.rpc.log_context import to_metadata
 from crossdraft.rpc.transport import MessageLimit
@@ -22,6 +21,7 @@ from crossdraft.types.messages import (
     Drafted,
     FetchRow,
     OpenDrafter,
+    Opened,
     Pass,
     PassDone,
     RowFetched,
@@ -32,8 +32,9 @@ from crossdraft.types.messages import (
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+Expected = TypeVar("Expected")
 
-FOREIGN = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)  # what using a call raises
+GRPC_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)  # raised by using a call
 
 
 @dataclass
@@ -45,68 +46,127 @@ class Traffic:
     bytes_sent: int = 0  # serialized, before HTTP/2 frames
     bytes_received: int = 0
     seconds_waited: float = 0.0  # for replies
-    codec_seconds: float = 0.0  # in which messages were made of requests, and replies of messages
+    codec_seconds: float = 0.0  # making messages of requests, and replies of messages
 
 
-# Which requests of a session still wait for a reply: what a client's patience is measured against.
-
-Request_contra = TypeVar("Request_contra", contravariant=True)
-Reply_contra = TypeVar("Reply_contra", contravariant=True)
-
-
-class Dues(Protocol[Request_contra, Reply_contra]):
-    """What a service owes one session."""
+class Outstanding(ABC, Generic[Request, Reply]):
+    """The replies that are due in one session. While one is, the client's patience runs."""
 
     @property
-    def owed(self) -> bool:
+    @abstractmethod
+    def due(self) -> bool:
         """Whether a reply is due."""
-        ...
 
-    def sent(self, request: Request_contra) -> bool:
+    @abstractmethod
+    def sent(self, request: Request) -> bool:
         """Counts a request; returns whether the wait for a reply begins with it."""
-        ...
 
-    def came(self, reply: Reply_contra) -> None:
+    @abstractmethod
+    def received(self, reply: Reply) -> None:
         """Counts a reply."""
-        ...
+
+
+class TargetOutstanding(Outstanding[target_codec.Request, target_codec.Reply]):
+    """A target owes one reply for each request, in order: the wait begins with the oldest that has none.
+
+    For a run it owes several, each within the time of one; for `RunTo` it owes none.
+    """
+
+    def __init__(self) -> None:
+        self._unanswered = 0
+
+    @property
+    def due(self) -> bool:
+        return self._unanswered > 0
+
+    def sent(self, request: target_codec.Request) -> bool:
+        if isinstance(request, RunTo):
+            return False
+        self._unanswered += 1
+        return self._unanswered == 1
+
+    def received(self, reply: target_codec.Reply) -> None:
+        if not (isinstance(reply, PassDone) and reply.more):
+            self._unanswered = max(0, self._unanswered - 1)
+
+
+class DrafterOutstanding(Outstanding[drafter_codec.Request, drafter_codec.Reply]):
+    """A drafter owes the newest `Draft` a first reply, and each `Score` since then one.
+
+    It owes nothing for older requests, for an `Advance`, nor the later replies of an epoch: how long draft tokens are
+    worth waiting for is decided by the session.
+    """
+
+    def __init__(self) -> None:
+        self._opening = False
+        self._epoch = 0
+        self._draft = False
+        self._scores = 0
+
+    @property
+    def due(self) -> bool:
+        return self._opening or self._draft or self._scores > 0
+
+    def sent(self, request: drafter_codec.Request) -> bool:
+        before = self.due
+        match request:
+            case OpenDrafter():
+                self._opening = True
+            case Draft():
+                self._epoch, self._draft, self._scores = request.epoch, True, 0
+                return True
+            case Score():
+                self._scores += 1
+            case Advance():
+                pass
+        return self.due and not before
+
+    def received(self, reply: drafter_codec.Reply) -> None:
+        match reply:
+            case Opened():
+                self._opening = False
+            case Drafted(epoch=self._epoch):
+                self._draft = False
+            case Scored(epoch=self._epoch):
+                self._scores = max(0, self._scores - 1)
 
 
 @dataclass(frozen=True)
-class Wire(Generic[Request, Reply]):
-    """How the two kinds of messages of one method become bytes and are read from them."""
+class StreamMethod(Generic[Request, Reply]):
+    """A bidirectional method: how its messages become bytes and are read from them, and which replies are due."""
 
-    method: str  # full path
+    path: str  # such as /crossdraft.v1.Target/Verify
     limit: MessageLimit
     write: Callable[[Request], Message]
     read: Callable[[bytes], Reply]  # raises BadMessage, or protobuf's DecodeError
-    dues: Callable[[], Dues[Request, Reply]]  # of a new session
+    outstanding: Callable[[], Outstanding[Request, Reply]]  # of a new session
 
 
 class Stream(Generic[Request, Reply]):
-    """An open stream. `send` does not wait for replies, and `receive` takes whatever comes next.
+    """An open stream. `send` does not wait for replies, and `receive` returns whatever comes next.
 
-    While a reply is due (`Dues`), `receive` waits for a limited time: counted from its call, or from the request that
-    made the reply due if that was sent later. While none is due it waits as long as the stream lives, which may be
+    While a reply is due (`Outstanding`), `receive` waits for a limited time: counted from its call, or from the request
+    that made the reply due if that was sent later. While none is due it waits as long as the stream lives, which may be
     hours; gRPC's keepalive tells when the link is cut or the service hangs. After any error the stream is closed.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, wire: Wire[Request, Reply], service: str, reply_seconds: float
+        self, channel: grpc.aio.Channel, method: StreamMethod[Request, Reply], service: str, reply_seconds: float
     ) -> None:
         self.traffic = Traffic()
-        self._channel = channel  # that nobody refers to any more closes itself
-        self._wire = wire
-        self.service = service
+        self.service = service  # what error texts call it
+        self._channel = channel  # kept: gRPC closes a channel that nobody refers to
+        self._method = method
         self._reply_seconds = reply_seconds
-        self._dues = wire.dues()
+        self._outstanding = method.outstanding()
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self._closed = False
         self._receiving = False
         self._timer: asyncio.TimerHandle | None = None  # runs while `receive` waits for a reply that is due
-        self._late = False  # ... and has run out
+        self._timed_out = False
         # Bytes, not messages: their sizes are counted here.
-        method = channel.stream_stream(wire.method, bytes, bytes)
-        self._call = method(None, metadata=to_metadata())  # no iterator: requests are written one by one
+        call = channel.stream_stream(method.path, bytes, bytes)
+        self._call = call(None, metadata=to_metadata())  # no iterator: requests are written one by one
 
     async def send(self, request: Request) -> None:
         """Sends one request, after those that other tasks are sending; does not wait for a reply.
@@ -116,16 +176,16 @@ class Stream(Generic[Request, Reply]):
             ServiceError: the stream is closed; the error says why.
         """
         began = time.perf_counter()
-        raw = self._wire.write(request).SerializeToString()
+        raw = self._method.write(request).SerializeToString()
         self.traffic.codec_seconds += time.perf_counter() - began
-        if len(raw) > self._wire.limit.bytes:
-            raise TooLarge(f"a {type(request).__name__} of {len(raw)} bytes is over this client's {self._wire.limit}")
-        if self._dues.sent(request) and self._receiving:
-            self._wait_anew()
+        if len(raw) > self._method.limit.bytes:
+            raise TooLarge(f"a {type(request).__name__} of {len(raw)} bytes is over this client's {self._method.limit}")
+        if self._outstanding.sent(request) and self._receiving:
+            self._restart_timer()
         async with self._writing:
             try:
                 await self._call.write(raw)
-            except FOREIGN as error:
+            except GRPC_ERRORS as error:
                 raise await self._meaning(error) from error
         self.traffic.messages_sent += 1
         self.traffic.bytes_sent += len(raw)
@@ -136,15 +196,15 @@ class Stream(Generic[Request, Reply]):
         Raises:
             TimedOut: it did not come in time.
             Closed: the session was ended in order, by the service or by `close`.
-            ServiceError: the stream is broken, or the reply means nothing.
+            ServiceError: the stream is broken, or the reply cannot be decoded.
         """
         began = time.monotonic()
         self._receiving = True
-        if self._dues.owed:
-            self._wait_anew()
+        if self._outstanding.due:
+            self._restart_timer()
         try:
             raw = await self._call.read()
-        except FOREIGN as error:
+        except GRPC_ERRORS as error:
             raise await self._meaning(error) from error
         finally:
             self._receiving = False
@@ -157,7 +217,7 @@ class Stream(Generic[Request, Reply]):
         began = time.perf_counter()
         reply = self._decoded(raw)
         self.traffic.codec_seconds += time.perf_counter() - began
-        self._dues.came(reply)
+        self._outstanding.received(reply)
         return reply
 
     async def ask(self, request: Request) -> Reply:
@@ -166,7 +226,7 @@ class Stream(Generic[Request, Reply]):
         return await self.receive()
 
     async def close(self) -> None:
-        """Ends the session; the service gives back what it held."""
+        """Ends the session; the service frees what it held."""
         self._closed = True
         self._call.cancel()
 
@@ -187,32 +247,31 @@ class Stream(Generic[Request, Reply]):
         except Closed:
             raise StopAsyncIteration from None
 
-    def _wait_anew(self) -> None:
-        """From now on a reply is due."""
+    def _restart_timer(self) -> None:
         self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(self._reply_seconds, self._give_up)
+        self._timer = asyncio.get_running_loop().call_later(self._reply_seconds, self._time_out)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         """Ends the call, and `receive` with it."""
-        self._late = True
+        self._timed_out = True
         self._call.cancel()
 
     def _decoded(self, raw: bytes) -> Reply:
         try:
-            return self._wire.read(raw)
+            return self._method.read(raw)
         except (BadMessage, DecodeError) as error:
             self._call.cancel()
-            raise Internal(f"{self.service} sent a reply that means nothing: {error}") from error
+            raise Internal(f"{self.service} sent a reply that cannot be decoded: {error}") from error
 
     async def _meaning(self, error: BaseException) -> ServiceError:
-        """What it means that gRPC has raised this; raises it again if it is the task's own cancellation."""
+        """The error for what gRPC has raised; raises it again if it is the cancellation of the task itself."""
         if isinstance(error, asyncio.CancelledError):
-            # gRPC raises it in every task that uses a call that somebody else has cancelled.
+            # gRPC raises it in every task that uses a call that was cancelled elsewhere.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise error
@@ -220,7 +279,7 @@ class Stream(Generic[Request, Reply]):
 
     async def _reason(self) -> ServiceError:
         """Why the call, which has ended, did so."""
-        if self._late:
+        if self._timed_out:
             return TimedOut(f"{self.service}: no reply within {self._reply_seconds:g} s")
         code = await self._call.code()
         if self._closed or code is grpc.StatusCode.OK:
@@ -228,18 +287,13 @@ class Stream(Generic[Request, Reply]):
         return from_status(code, await self._call.details(), self.service)
 
 
-# Open sessions with a service: requests and replies as plain values, each reply checked against what was asked.
-
-Expected = TypeVar("Expected")
-
-
 class TargetSession(Stream[target_codec.Request, target_codec.Reply]):
-    """An open session with a target."""
+    """An open session with a target. Each reply is checked against what was asked."""
 
     async def run(self, request: Pass) -> PassDone:
         """One pass; raises ServiceError."""
-        done = _expected(await self.ask(request), PassDone, self.service)
-        _same(done.number, request.number, "pass", self.service)
+        done = _expect(await self.ask(request), PassDone, self.service)
+        _expect_number(done.number, request.number, "pass", self.service)
         if len(done.nodes) != len(request.answered):
             raise Internal(f"{self.service} answered {len(done.nodes)} of {len(request.answered)} nodes")
         return done
@@ -249,44 +303,44 @@ class TargetSession(Stream[target_codec.Request, target_codec.Reply]):
         await self.send(request)
         more = True
         while more:
-            done = _expected(await self.receive(), PassDone, self.service)
-            _same(done.number, request.number, "pass", self.service)
+            done = _expect(await self.receive(), PassDone, self.service)
+            _expect_number(done.number, request.number, "pass", self.service)
             more = done.more
             yield done
 
     async def fetch(self, request: FetchRow) -> RowFetched:
         """More of the row of one node of the latest pass; raises ServiceError."""
-        fetched = _expected(await self.ask(request), RowFetched, self.service)
-        _same(fetched.node, request.node, "node", self.service)
+        fetched = _expect(await self.ask(request), RowFetched, self.service)
+        _expect_number(fetched.node, request.node, "node", self.service)
         return fetched
 
 
 class DrafterSession(Stream[drafter_codec.Request, drafter_codec.Reply]):
-    """An open session with a drafter. `draft` and `score` are for those who want one thing at a time."""
+    """An open session with a drafter. `draft` and `score` are for callers that wait for each reply."""
 
     async def draft(self, request: Draft) -> Drafted:
         """The first reply of an epoch: all of it, unless the request asks for smaller chunks; raises ServiceError."""
         await self.send(request)
         while True:
-            drafted = _expected(await self.receive(), Drafted, self.service)
-            if drafted.epoch >= request.epoch:  # else the drafter did not know yet
+            drafted = _expect(await self.receive(), Drafted, self.service)
+            if drafted.epoch >= request.epoch:  # else it was under way when the request was sent
                 break
-        _same(drafted.epoch, request.epoch, "epoch", self.service)
+        _expect_number(drafted.epoch, request.epoch, "epoch", self.service)
         return drafted
 
     async def score(self, request: Score) -> Scored:
         """How probable strings are as the beginning of the epoch's draft; raises ServiceError."""
-        scored = _expected(await self.ask(request), Scored, self.service)
-        _same(scored.epoch, request.epoch, "epoch", self.service)
+        scored = _expect(await self.ask(request), Scored, self.service)
+        _expect_number(scored.epoch, request.epoch, "epoch", self.service)
         if len(scored.probabilities) != len(request.strings):
             raise Internal(f"{self.service} scored {len(scored.probabilities)} of {len(request.strings)} strings")
         return scored
 
 
 async def open_session(session: Stream[Request, Reply], request: Request, fingerprint: str) -> None:
-    """Opens a session, and sees that the model is the one that was described."""
+    """Opens a session, and checks that the model is the one with this fingerprint. Raises ServiceError."""
     try:
-        opened = _expected(await session.ask(request), Opened, session.service)
+        opened = _expect(await session.ask(request), Opened, session.service)
         if opened.fingerprint != fingerprint:
             raise NotServed(f"{session.service} serves another model than it described; describe it again")
     except BaseException:
@@ -294,113 +348,12 @@ async def open_session(session: Stream[Request, Reply], request: Request, finger
         raise
 
 
-def _expected(reply: object, kind: type[Expected], service: str) -> Expected:
+def _expect(reply: object, kind: type[Expected], service: str) -> Expected:
     if not isinstance(reply, kind):
         raise Internal(f"{service} sent {type(reply).__name__} where {kind.__name__} was due")
     return reply
 
 
-def _same(got: int, due: int, name: str, service: str) -> None:
+def _expect_number(got: int, due: int, name: str, service: str) -> None:
     if got != due:
         raise Internal(f"{service} answered {name} {got} where {due} was due")
-
-
-class TargetDues:
-    """A target owes one reply for each request, in order: the wait begins with the oldest that has none.
-
-    For a run it owes several, each within the time of one; to `RunTo` it owes none.
-    """
-
-    def __init__(self) -> None:
-        self._unanswered = 0
-
-    @property
-    def owed(self) -> bool:
-        """As in `Dues`."""
-        return self._unanswered > 0
-
-    def sent(self, request: target_codec.Request) -> bool:
-        """As in `Dues`."""
-        if isinstance(request, RunTo):
-            return False
-        self._unanswered += 1
-        return self._unanswered == 1
-
-    def came(self, reply: target_codec.Reply) -> None:
-        """As in `Dues`."""
-        if not (isinstance(reply, PassDone) and reply.more):
-            self._unanswered = max(0, self._unanswered - 1)
-
-
-class DrafterDues:
-    """A drafter owes the newest Draft a first reply, and each Score since then one. Older requests are owed nothing.
-
-    It owes nothing for an Advance, nor the later replies of an epoch: how long draft tokens are worth waiting for is
-    for the session to say.
-    """
-
-    def __init__(self) -> None:
-        self._opening = False
-        self._epoch = 0
-        self._draft = False
-        self._scores = 0
-
-    @property
-    def owed(self) -> bool:
-        """As in `Dues`."""
-        return self._opening or self._draft or self._scores > 0
-
-    def sent(self, request: drafter_codec.Request) -> bool:
-        """As in `Dues`."""
-        before = self.owed
-        match request:
-            case OpenDrafter():
-                self._opening = True
-            case Draft():
-                self._epoch, self._draft, self._scores = request.epoch, True, 0
-                return True
-            case Score():
-                self._scores += 1
-            case Advance():
-                pass
-        return self.owed and not before
-
-    def came(self, reply: drafter_codec.Reply) -> None:
-        """As in `Dues`; what belongs to another epoch than the newest counts for nothing."""
-        match reply:
-            case Opened():
-                self._opening = False
-            case Drafted(epoch=self._epoch):
-                self._draft = False
-            case Scored(epoch=self._epoch):
-                self._scores = max(0, self._scores - 1)
-
-
-# Takes messages as they arrive, whatever else is under way.
-
-Item = TypeVar("Item")
-UNREAD = 64  # messages that wait to be taken; a source that has more is held back
-
-
-@asynccontextmanager
-async def inbox(source: AsyncIterator[Item]) -> AsyncIterator[AsyncIterator[Item]]:
-    """Reads a source while the block runs, and yields what it had, in order, up to its end.
-
-    Raises:
-        BaseExceptionGroup: of what the block raised, or of what the source did: that ends the block at once.
-    """
-    waiting: asyncio.Queue[Item | None] = asyncio.Queue(UNREAD)
-
-    async def fill() -> None:
-        async for item in source:
-            await waiting.put(item)
-        await waiting.put(None)
-
-    async def taken() -> AsyncIterator[Item]:
-        while (item := await waiting.get()) is not None:
-            yield item
-
-    async with asyncio.TaskGroup() as group:
-        filling = group.create_task(fill())
-        yield taken()
-        filling.cancel()

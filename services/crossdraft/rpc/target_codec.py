@@ -1,13 +1,14 @@
-"""Protobuf to domain values and back: what is said to a target and by it."""
+"""Protobuf messages to plain values and back: those to a target and from it."""
 
 from crossdraft.rpc import codec
-from crossdraft.rpc.codec import Opened
+from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.transport import MOST_NODES, WIDEST_HEAD, check_most
 from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
     MOST_LIKELY,
     MOST_RUN,
     FetchRow,
+    Opened,
     OpenTarget,
     Pass,
     PassDone,
@@ -23,6 +24,8 @@ from crossdraft.v1 import target_pb2 as pb
 Request = OpenTarget | Pass | FetchRow | RunTo
 Reply = Opened | PassDone | RowFetched
 DEFAULT_HEAD = 64  # ids of a row that travel when the client does not say how many
+MAX_HEAD = 4096
+MAX_NODES = 17 * MOST_DRAFT_TOKENS  # of a pass's tree: sixteen paths, and some
 
 
 def encode_request(request: Request) -> pb.VerifyRequest:
@@ -91,7 +94,7 @@ def _encode_open(request: OpenTarget) -> pb.OpenTarget:
 def _decode_open(message: pb.OpenTarget, vocabulary_size: int | None) -> OpenTarget:
     if not message.prompt:
         raise BadMessage("prompt is empty; a target needs at least one id, for instance its begin of sequence")
-    check_most(message.head, WIDEST_HEAD, "head")
+    check_max(message.head, MAX_HEAD, "head")
     if message.likely > MOST_LIKELY:
         raise BadMessage(f"likely must be at most {MOST_LIKELY}, got {message.likely}")
     return OpenTarget(
@@ -141,13 +144,13 @@ def _decode_pass(message: pb.Pass, vocabulary_size: int | None) -> Pass:
 
 
 def _check_run(message: pb.Pass) -> None:
-    check_most(message.run, MOST_RUN, "run")
+    check_max(message.run, MOST_RUN, "run")
     if message.run > 1 and (message.tree.tokens or not message.draws):
         raise BadMessage("a run of several tokens needs draws, and has no tree")
 
 
 def _decode_tree(message: pb.TokenTree, vocabulary_size: int | None) -> TokenTree:
-    check_most(len(message.tokens), MOST_NODES, "tree.tokens")
+    check_max(len(message.tokens), MAX_NODES, "tree.tokens")
     tokens = codec.decode_id_tuple(message.tokens, "tree.tokens", vocabulary_size)
     parents = tuple(parent - 1 for parent in message.parents) or tuple(range(ROOT, ROOT + len(tokens)))
     try:

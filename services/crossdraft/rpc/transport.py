@@ -1,4 +1,4 @@
-"""The settings of gRPC that client and server must agree on, in one place."""
+"""Settings of gRPC that client and server must agree on, and a client's channel to one service."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,9 +6,7 @@ from weakref import WeakSet
 
 import grpc
 
-from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.security import ClientCredentials, Shown
-from crossdraft.types.messages import MOST_DRAFT_TOKENS
+from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
 
 MIB = 1 << 20
 ChannelOptions = tuple[tuple[str, int], ...]
@@ -104,8 +102,6 @@ FRONT_SERVER_OPTIONS: ChannelOptions = (
 )
 
 
-# A client's channel to one service: whether it is connected, and another one once its certificate was replaced.
-
 REACHABLE: Mapping[grpc.ChannelConnectivity, bool] = {
     grpc.ChannelConnectivity.READY: True,
     grpc.ChannelConnectivity.TRANSIENT_FAILURE: False,
@@ -122,17 +118,17 @@ class ServiceChannel:
         tls: what is shown and trusted: as it is now, or as files have it whenever a session begins; None: plaintext.
     """
 
-    def __init__(self, address: str, limit: MessageLimit, tls: ClientCredentials | Shown | None) -> None:
+    def __init__(self, address: str, limit: MessageLimit, tls: ClientCredentials | RenewedCredentials | None) -> None:
         self._address = address
         self._options = client_options(tls is not None) + limit.options()
         self._tls = tls
-        self._credentials = tls.now() if isinstance(tls, Shown) else tls
+        self._credentials = tls.now() if isinstance(tls, RenewedCredentials) else tls
         self._channel = self._made()
         self._all = WeakSet((self._channel,))  # a replaced one closes itself with the last of its sessions
 
     def current(self) -> grpc.aio.Channel:
         """The channel for what begins now. What has begun goes on over its own."""
-        if isinstance(self._tls, Shown) and (credentials := self._tls.now()) is not self._credentials:
+        if isinstance(self._tls, RenewedCredentials) and (credentials := self._tls.now()) is not self._credentials:
             self._credentials = credentials
             self._channel = self._made()
             self._all.add(self._channel)
@@ -154,22 +150,3 @@ class ServiceChannel:
         if self._credentials is None:
             return grpc.aio.insecure_channel(self._address, options=self._options)
         return grpc.aio.secure_channel(self._address, self._credentials, options=self._options)
-
-
-# What a message may hold at most: checked before anything is made of it, as a few bytes can ask for much.
-
-MOST_IDS = 1 << 22  # of one list: no context is longer
-MOST_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
-MOST_NODES = 17 * MOST_DRAFT_TOKENS  # of a pass's tree: sixteen paths, and some
-WIDEST_HEAD = 4096  # ids of a target's row that travel unasked
-WIDEST_ROW = 1 << 16  # ids of a drafter's row
-MOST_BIASES = 1 << 16  # of a request's logit_bias
-MOST_STRINGS = 4096  # of one question for scores
-LONGEST_STRING = 1 << 16  # letters of each of them
-MOST_BRANCHES = MOST_DRAFT_TOKENS * MOST_DRAFT_TOKENS  # in one reply
-
-
-def check_most(count: int, most: int, name: str) -> None:
-    """Raises BadMessage if there is more than there may be."""
-    if count > most:
-        raise BadMessage(f"{name} has {count}; at most {most} are taken")

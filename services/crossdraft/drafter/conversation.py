@@ -1,0 +1,323 @@
+"""A drafter session's stream, without any model: which epoch is drafted, how far, and when its replies are sent.
+
+Requests change what is drafted, and replies leave as they are made. An *epoch* is one draft: a `Draft` request begins
+it, `Advance` asks for more of it, and the next `Draft` ends it. What drafts is a `Drafter`: a model, or a text look-up.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from typing import Protocol
+
+from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Branch, Draft, Drafted, Score, Scored
+from crossdraft.types.rows import DraftToken
+
+Request = Draft | Advance | Score
+Reply = Drafted | Scored
+Send = Callable[[Drafted], None]  # may be called from any thread; returns at once
+
+# Draft tokens drafted ahead of what the client has read: a client that never reads must not fill the memory. One that
+# reads never notices, as it asks for at most MOST_DRAFT_TOKENS beyond what it has verified.
+MOST_UNREAD = 2 * MOST_DRAFT_TOKENS
+UNREAD_SCORES = 16  # scores are computed once fewer replies than this wait to be read
+
+
+class Epoch:
+    """One draft: what was asked for, and how far it has come.
+
+    The event loop and the thread that drafts share it without a lock: each attribute is written by one of them.
+    """
+
+    def __init__(self, request: Draft) -> None:
+        self.request = request
+        self.count = request.count  # draft tokens wanted so far; written by the event loop
+        self.asked = request.count  # the same before MOST_UNREAD limits it; written by the event loop
+        self.over = False  # a newer epoch has begun: nothing more is to be done; written by the event loop
+        self.sent = 0  # draft tokens that the other side has, adopted ones included; written by who drafts
+        self.aside = False  # the drafter stands aside: no more will come; written by who drafts
+
+    @property
+    def number(self) -> int:
+        """As the client counts."""
+        return self.request.epoch
+
+    @property
+    def start(self) -> int:
+        """Letters since the start of the output, where the draft begins."""
+        return self.request.offset + len(self.request.letters)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether draft tokens are wanted that were not sent yet."""
+        return self.sent < self.count and not (self.over or self.aside)
+
+    def allow(self, read: int) -> bool:
+        """The client has read so many draft tokens; returns whether more are wanted now than before."""
+        before = self.count
+        self.count = max(before, min(self.asked, read + MOST_UNREAD))
+        return self.count > before
+
+
+class Epochs:
+    """The latest epoch of a session. Its methods raise ProtocolBroken for a request that is not due, and change nothing
+    then."""
+
+    def __init__(self) -> None:
+        self._latest: Epoch | None = None
+        self._read = 0  # draft tokens of the latest epoch that the client has read
+
+    @property
+    def number(self) -> int:
+        """Of the latest epoch; -1 before the first."""
+        return self._latest.number if self._latest is not None else -1
+
+    @property
+    def held(self) -> bool:
+        """Whether more is to be drafted once the client has read what there is."""
+        epoch = self._latest
+        return epoch is not None and epoch.asked > epoch.count and not (epoch.over or epoch.aside)
+
+    def begin(self, request: Draft) -> Epoch:
+        """A new epoch; the one before is over."""
+        if request.epoch < self.number:
+            raise ProtocolBroken(f"epoch {request.epoch} is over; the latest is {self.number}")
+        if request.epoch == self.number:
+            raise ProtocolBroken(f"epoch {request.epoch} has begun already; an Advance asks for more of it")
+        self.close()
+        self._latest, self._read = Epoch(request), 0
+        return self._latest
+
+    def advance(self, request: Advance) -> Epoch | None:
+        """The epoch of which more is wanted now.
+
+        None if that epoch is over (its end and the request have crossed), or if the client must first read what was
+        drafted before.
+        """
+        if request.epoch < self.number:
+            return None
+        if self._latest is None or request.epoch > self.number:
+            raise ProtocolBroken(f"epoch {request.epoch} has not begun; a Draft begins it")
+        asked = self._latest.asked
+        if not asked <= request.count <= asked + MOST_DRAFT_TOKENS:
+            raise ProtocolBroken(
+                f"epoch {request.epoch} may advance from {asked} draft tokens to at most {asked + MOST_DRAFT_TOKENS}, "
+                f"not to {request.count}"
+            )
+        self._latest.asked = request.count
+        return self._latest if self._latest.allow(self._read) else None
+
+    def read(self, reply: Drafted) -> Epoch | None:
+        """The client has read a reply; the epoch of which more is wanted now, if there is one."""
+        if self._latest is None or reply.epoch != self.number:
+            return None
+        self._read = reply.first + len(reply.draft_tokens)
+        return self._latest if self._latest.allow(self._read) else None
+
+    def scored(self, request: Score) -> Epoch:
+        """The epoch whose draft is to be scored."""
+        if self._latest is not None and request.epoch != self.number:
+            raise ProtocolBroken(f"epoch {request.epoch} cannot be scored; the latest is {self.number}")
+        if self._latest is None or request.offset != self._latest.start:
+            raise ProtocolBroken(f"no draft of epoch {request.epoch} began at letter {request.offset}")
+        if request.tokens > self._latest.count:
+            raise ProtocolBroken(
+                f"a score of {request.tokens} draft tokens was asked for, and the draft was of {self._latest.count}"
+            )
+        return self._latest
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+        if self._latest is not None:
+            self._latest.over = True
+
+
+class ReplyBuffer:
+    """Draft tokens and branches of an epoch that were not sent yet, and the replies that they become.
+
+    When a reply is due depends on numbers of draft tokens only, never on what was drawn (the release rule): it is when
+    a reply is full, or all that are wanted are there. Finished branches go with the next reply, or alone once all draft
+    tokens are sent. So a branch never arrives before the draft token that it replaces.
+    """
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+        self._draft_tokens: list[DraftToken] = []
+        self._branches: list[Branch] = []
+        self._since = self._queued = 0.0
+        self.resume()
+
+    @property
+    def made(self) -> int:
+        """Draft tokens of the epoch so far, sent or not."""
+        return self._epoch.sent + len(self._draft_tokens)
+
+    def resume(self) -> None:
+        """Time counts from now on: nothing was drafted before."""
+        self._since = time.perf_counter()
+        self._queued = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """So many seconds were spent waiting for the model; the next reply reports them apart."""
+        self._queued += seconds
+
+    def add(self, draft_token: DraftToken) -> None:
+        """One more draft token."""
+        self._draft_tokens.append(draft_token)
+
+    def add_branch(self, branch: Branch) -> None:
+        """A branch that is finished."""
+        self._branches.append(branch)
+
+    def due(self) -> Iterator[Drafted]:
+        """The replies that are to be sent now."""
+        epoch, request = self._epoch, self._epoch.request
+        while True:
+            size = request.first - epoch.sent if epoch.sent < request.first else request.chunk
+            left = max(0, epoch.count - epoch.sent)
+            ready = min(len(self._draft_tokens), left)
+            if ready >= size or (ready == left and (ready or self._branches)):
+                yield self._reply(min(ready, size), "")
+            else:
+                return
+
+    def last(self, reason: str) -> Drafted:
+        """The epoch's last reply: all that is left, and why no more will come."""
+        self._epoch.aside = True
+        return self._reply(len(self._draft_tokens), reason)
+
+    def _reply(self, size: int, reason: str) -> Drafted:
+        epoch, now = self._epoch, time.perf_counter()
+        taken, branches, first = tuple(self._draft_tokens[:size]), tuple(self._branches), epoch.sent
+        del self._draft_tokens[:size]
+        self._branches.clear()
+        epoch.sent += size
+        queued, self._queued = self._queued, 0.0
+        seconds, self._since = max(0.0, now - self._since - queued), now
+        return Drafted(epoch.number, taken, seconds, reason, first, branches, queued)
+
+
+class Drafter(Protocol):
+    """What drafts in one session. Its methods raise ServiceError where an epoch is not possible."""
+
+    def begin(self, epoch: Epoch) -> None:
+        """A new epoch says what the text is; called once for each, in order, also for one that is soon over."""
+        ...
+
+    async def draft(self, epoch: Epoch, send: Send) -> None:
+        """Sends draft tokens until no more are wanted; called again when more are.
+
+        Cancelled when a newer epoch begins, perhaps before it has done anything. That one may be drafted at once: what
+        is under way ends before the text is touched for it.
+        """
+        ...
+
+    async def score(self, epoch: Epoch, request: Score) -> Scored:
+        """Scores of the epoch's draft."""
+        ...
+
+
+class Conversation:
+    """One session's requests and replies."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._epochs = Epochs()
+        self._drafting: asyncio.Task[None] | None = None
+        # Bounded by MOST_UNREAD and UNREAD_SCORES. None ends the replies, an error is raised from them.
+        self._replies: asyncio.Queue[Reply | BaseException | None] = asyncio.Queue()
+        self._taken = asyncio.Event()  # a reply was taken from the queue
+
+    async def replies(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
+        """The replies, until the requests end and what they asked for is done. Raises ServiceError.
+
+        No reply of an epoch comes after the request that begins the next one was read.
+        """
+        listening = asyncio.create_task(self._listen(requests))
+        listening.add_done_callback(self._listened)
+        try:
+            while (reply := await self._replies.get()) is not None:
+                self._taken.set()
+                if isinstance(reply, BaseException):
+                    raise reply
+                if reply.epoch == self._epochs.number:
+                    yield reply
+                    if isinstance(reply, Drafted):
+                        self._go_on(self._epochs.read(reply))
+        finally:
+            self._epochs.close()
+            tasks = [task for task in (listening, self._drafting) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen(self, requests: AsyncIterator[Request]) -> None:
+        async for request in requests:
+            match request:
+                case Draft():
+                    self._begin(request)
+                case Advance():
+                    self._go_on(self._epochs.advance(request))
+                case Score():
+                    await self._score(request)
+        while self._epochs.held:
+            await self._next_taken()
+        await self._drafted()
+
+    def _begin(self, request: Draft) -> None:
+        epoch = self._epochs.begin(request)
+        self._drop_old_replies()
+        self._drafter.begin(epoch)
+        if self._drafting is not None:
+            self._drafting.cancel()
+        self._draft(epoch)
+
+    async def _score(self, request: Score) -> None:
+        epoch = self._epochs.scored(request)
+        await self._drafted()
+        while self._replies.qsize() >= UNREAD_SCORES:
+            await self._next_taken()
+        self._replies.put_nowait(await self._drafter.score(epoch, request))
+
+    def _drop_old_replies(self) -> None:
+        """What waits is of epochs that are over; only their failures still count."""
+        waiting = [self._replies.get_nowait() for _ in range(self._replies.qsize())]
+        for reply in waiting:
+            if isinstance(reply, BaseException):
+                self._replies.put_nowait(reply)
+
+    async def _next_taken(self) -> None:
+        self._taken.clear()
+        await self._taken.wait()
+
+    def _go_on(self, epoch: Epoch | None) -> None:
+        """Drafts on, if more is wanted and no task is drafting."""
+        if epoch is not None and (self._drafting is None or self._drafting.done()):
+            self._draft(epoch)
+
+    def _draft(self, epoch: Epoch) -> None:
+        self._drafting = asyncio.create_task(self._run(epoch))
+        self._drafting.add_done_callback(self._failed)
+
+    async def _run(self, epoch: Epoch) -> None:
+        loop, replies = asyncio.get_running_loop(), self._replies
+
+        def send(reply: Drafted) -> None:
+            if not epoch.over:  # a loop that has ended takes no more calls
+                loop.call_soon_threadsafe(replies.put_nowait, reply)
+
+        # What was asked for while the last draft tokens were made is still wanted.
+        while epoch.wanted:
+            await self._drafter.draft(epoch, send)
+
+    async def _drafted(self) -> None:
+        """Waits until what is wanted is drafted; its errors come with the replies."""
+        if self._drafting is not None:
+            await asyncio.wait((self._drafting,))
+
+    def _failed(self, drafting: asyncio.Task[None]) -> None:
+        if not drafting.cancelled() and (error := drafting.exception()) is not None:
+            self._replies.put_nowait(error)
+
+    def _listened(self, listening: asyncio.Task[None]) -> None:
+        self._replies.put_nowait(None if listening.cancelled() else listening.exception())
