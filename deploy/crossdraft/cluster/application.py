@@ -29,14 +29,14 @@ from crossdraft.cluster.config import (
     orchestrator_name,
 )
 from crossdraft.cluster.directory import Entry, FarDirectory, Role, announced
-from crossdraft.cluster.failover import ClusterOutputs, Lost, Together
+from crossdraft.cluster.failover import ClusterBackend, Lost, Together
 from crossdraft.cluster.metrics import LossMetrics, add_scraping
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.serving.http import HttpOptions, RateLimit, make_app
 from crossdraft.serving.logs import logged
-from crossdraft.serving.metrics import Measured, Metrics
-from crossdraft.serving.outputs import Order, OverloadedError, ServedModel
+from crossdraft.serving.metrics import MeasuredBackend, Metrics
+from crossdraft.serving.backend import OutputRequest, OverloadedError, ServedModel
 
 BESIDE_OUTPUTS = 16  # calls of a replica at once besides its outputs: questions for models and health
 MOST_STREAMS = 4096  # requests of one ingress at once
@@ -132,8 +132,8 @@ class Measuring:
     def __init__(self, told: Fronted) -> None:
         self.metrics = Metrics()
         handles = {model: _measuring_orchestrators(model) for model in told.models}
-        outputs = ClusterOutputs(handles, LossMetrics(self.metrics.registry))
-        self.outputs = Measured(outputs, self.metrics)
+        outputs = ClusterBackend(handles, LossMetrics(self.metrics.registry))
+        self.outputs = MeasuredBackend(outputs, self.metrics)
         self.exporter = Exporter(self.metrics.registry)
 
 
@@ -142,8 +142,8 @@ def http_app(told: Fronted, http: Http, measuring: Measuring) -> FastAPI:
     options = HttpOptions(
         keys=told.keys,
         rate=rate_of(http),
-        most_bytes=http.max_request_mib * MIB,
-        most_choices=http.max_choices,
+        max_bytes=http.max_request_mib * MIB,
+        max_choices=http.max_choices,
         stalled_seconds=http.stalled_seconds,
         metrics=measuring.metrics.text,
     )
@@ -165,7 +165,7 @@ class ServeOrchestrators:
             models: tuple[ServedModel, ...] = await self._handle.models.remote()
         return models
 
-    async def stream(self, order: Order) -> AsyncGenerator[Together, None]:
+    async def stream(self, order: OutputRequest) -> AsyncGenerator[Together, None]:
         """As `Orchestrators.stream`; closing it early cancels the replica's work."""
         with _foreign_errors():
             response: Any = self._handle.options(stream=True).stream.remote(order)

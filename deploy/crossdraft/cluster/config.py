@@ -286,7 +286,7 @@ class Orchestrated:
     model: str  # name of the served model
     target: str  # what its targets run, in one word: an output cannot go on with another model
     drafters: tuple[Guessing, ...]  # the default one first
-    most_outputs: int  # at once
+    max_outputs: int  # at once
     tls: TlsFiles | None  # what it shows to services
     metrics: bool  # it answers Prometheus
     log_format: LogFormat

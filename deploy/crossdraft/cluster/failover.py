@@ -15,12 +15,12 @@ from typing import Protocol
 from crossdraft.client import Kind, RequestError, Token
 from crossdraft.rpc.errors import NAMES, Cancelled, Internal, ServiceError, TimedOut, Unreachable
 from crossdraft.rpc.log_context import about
-from crossdraft.serving.outputs import (
+from crossdraft.serving.backend import (
     Ended,
-    Order,
+    OutputRequest,
     OverloadedError,
     ServedModel,
-    Traced,
+    TraceSpans,
     UnknownDrafterError,
     UnknownModelError,
 )
@@ -89,7 +89,7 @@ class Refusal:
         return SERVICE_ERRORS.get(self.name, Internal)(self.text)
 
 
-Piece = Began | Token | Traced | Ended | Alive | Refusal
+Piece = Began | Token | TraceSpans | Ended | Alive | Refusal
 
 
 # When a front takes an orchestrator for lost.
@@ -110,7 +110,7 @@ class Orchestrators(Protocol):
         """What one of them can make; raises Lost."""
         ...
 
-    def stream(self, order: Order) -> AsyncGenerator[Together, None]:
+    def stream(self, order: OutputRequest) -> AsyncGenerator[Together, None]:
         """The pieces that one of them sends, those together that come at once; raises Lost."""
         ...
 
@@ -150,7 +150,7 @@ class Attention:
 class Journal:
     """What a client has been given of one output: enough for another orchestrator to go on from there."""
 
-    order: Order
+    order: OutputRequest
     delivered: list[int] = field(default_factory=list)  # ids
     target: str = ""  # what the targets ran that made them
     kinds: Counter[Kind] = field(default_factory=Counter)  # of the tokens
@@ -159,7 +159,7 @@ class Journal:
     given_up: float = 0.0  # when it was given up, where `lost_at` is not None
 
     @property
-    def rest(self) -> Order:
+    def rest(self) -> OutputRequest:
         """The order for what is missing."""
         request = self.order.request
         committed = (*request.committed, *self.delivered)
@@ -181,8 +181,8 @@ class Journal:
         self.target = target
 
 
-class ClusterOutputs:
-    """`Outputs` of several models.
+class ClusterBackend:
+    """`Backend` of several models.
 
     Args:
         models: their orchestrators by name.
@@ -219,8 +219,8 @@ class ClusterOutputs:
             return self._served.get(name, ()) if self._hearing[name].lively else ()
         return self._served[name]
 
-    async def stream(self, order: Order) -> AsyncGenerator[Token | Traced | Ended, None]:
-        """As `Outputs.stream`."""
+    async def stream(self, order: OutputRequest) -> AsyncGenerator[Token | TraceSpans | Ended, None]:
+        """As `Backend.stream`."""
         orchestrators = self._models.get(order.model)
         if orchestrators is None:
             raise UnknownModelError(f"there is no model {order.model!r}; there is {', '.join(self._models)}")
@@ -241,7 +241,7 @@ class ClusterOutputs:
                 lost += 1
                 await asyncio.sleep(PAUSE)
 
-    def _noted(self, piece: Piece, journal: Journal, now: float) -> Token | Traced | Ended | None:
+    def _noted(self, piece: Piece, journal: Journal, now: float) -> Token | TraceSpans | Ended | None:
         """Keeps the journal; what the client is given of the piece."""
         match piece:
             case Refusal():
@@ -379,7 +379,7 @@ SEED_BYTES = 8
 ANOTHER_MODEL = "{!r} was replaced by another model while this output was being made; ask again"
 
 
-def resumable(order: Order) -> Order:
+def resumable(order: OutputRequest) -> OutputRequest:
     """The same order with its chance resolved, so that whoever goes on with it makes the same text.
 
     Where no method is named and the output is not greedy, the method is `seeded`: what began with `coupled` and is
@@ -399,7 +399,7 @@ def seed_of(id: str) -> int:
     return int.from_bytes(blake2b(id.encode(), digest_size=SEED_BYTES, key=b"crossdraft seed").digest(), "big")
 
 
-def exact_after_loss(order: Order) -> bool:
+def exact_after_loss(order: OutputRequest) -> bool:
     """Whether the rest of an output may be made by another orchestrator without changing its distribution."""
     return order.request.greedy or order.request.seed is not None
 

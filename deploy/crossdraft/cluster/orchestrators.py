@@ -16,7 +16,7 @@ from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.server import settle
 from crossdraft.serving.logs import logged
-from crossdraft.serving.outputs import LocalModel, LocalOptions, LocalOutputs, NamedDrafter, Order, ServedModel
+from crossdraft.serving.backend import LocalModel, LocalOptions, LocalBackend, NamedDrafter, OutputRequest, ServedModel
 
 log = logging.getLogger(__name__)
 ASKED_EVERY = 10.0  # seconds that one question to the directory lasts
@@ -31,8 +31,8 @@ class Orchestrator:
         self._logged = ExitStack()
         self._logged.enter_context(logged(told.log_format))
         self._told = told
-        self._options = LocalOptions(told.most_outputs, tls=told.tls)
-        self._outputs: LocalOutputs | None = None
+        self._options = LocalOptions(told.max_outputs, tls=told.tls)
+        self._outputs: LocalBackend | None = None
         self._known = asyncio.Event()  # the directory has named a target, and `_outputs` are there
         self._model: LocalModel | None = None  # as it was last followed
         self._metrics = OrchestratorMetrics(told.model)
@@ -50,7 +50,7 @@ class Orchestrator:
         except Unreachable:
             return ()
 
-    async def stream(self, order: Order) -> AsyncGenerator[tuple[Piece, ...], None]:
+    async def stream(self, order: OutputRequest) -> AsyncGenerator[tuple[Piece, ...], None]:
         """The pieces of one output, and something at least twice a second. Errors that can be expected are pieces."""
         yield (self._began,)
         with about(request=order.id):
@@ -65,13 +65,13 @@ class Orchestrator:
                 course.refused(error)
                 yield (Refusal.of(error),)
 
-    async def _made(self, order: Order) -> AsyncGenerator[Piece, None]:
+    async def _made(self, order: OutputRequest) -> AsyncGenerator[Piece, None]:
         outputs = await self._opened()
         async with aclosing(outputs.stream(order)) as made:
             async for piece in made:
                 yield piece
 
-    async def _opened(self) -> LocalOutputs:
+    async def _opened(self) -> LocalBackend:
         """Serve sends orders as soon as a replica is there, which may be before it knows a target."""
         try:
             async with asyncio.timeout(FIRST_TARGET):
@@ -109,7 +109,7 @@ class Orchestrator:
             return
         self._model = model
         if self._outputs is None:
-            self._outputs = await LocalOutputs([model], self._options).__aenter__()
+            self._outputs = await LocalBackend([model], self._options).__aenter__()
             settle()
             self._known.set()
         else:

@@ -1,4 +1,4 @@
-"""Outputs over gRPC: the service crossdraft.v1.Generation before `Outputs`."""
+"""The service crossdraft.v1.Generation in front of a `Backend`, and how its messages become the pipeline's values."""
 
 import asyncio
 import json
@@ -24,28 +24,35 @@ from crossdraft.rpc.generation import (
 )
 from crossdraft.rpc.server import Endpoint, Listening
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
+from crossdraft.serving.backend import (
+    MIN_RETRY_SECONDS,
+    Backend,
+    Ended,
+    OutputRequest,
+    OverloadedError,
+    ServedModel,
+    UnknownModelError,
+)
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
-from crossdraft.serving.outputs import Ended, Order, Outputs, OverloadedError, ServedModel, UnknownModelError
 from crossdraft.types.request import Chat, Message
 from crossdraft.types.statistics import LaneFigures, Trips
 
 log = logging.getLogger(__name__)
-REQUEST_LIMIT = MessageLimit(4)  # a prompt for a context of a million tokens is as large
-SHORTEST_WAIT = 1.0  # seconds that a client is asked to wait where nobody knows how long
-REPORTED_EVERY = 1.0  # seconds between two questions of the health service which models are there
+REQUEST_LIMIT = MessageLimit(4)  # MiB; enough for a prompt of a million tokens
+REPORT_INTERVAL = 1.0  # seconds between two updates of the health service
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Who may ask, and for how long outputs wait for their readers.
+    """Keys and limits of clients.
 
     Raises:
         ValueError: a value is out of its range.
     """
 
-    keys: Keys = field(default_factory=Keys)  # none: everybody may ask
-    rate: RateLimit | None = None  # of outputs and lists of models, for each holder of a key, else for each address
-    stalled_seconds: float = 60.0  # after which a client that does not read is given up
+    keys: Keys = field(default_factory=Keys)  # none: everybody may use it
+    rate: RateLimit | None = None  # of both methods, for each holder of a key, or each address where no key is needed
+    stalled_seconds: float = 60.0  # after which an output whose client does not read is cancelled
 
     def __post_init__(self) -> None:
         if not 0 < self.stalled_seconds < float("inf"):
@@ -53,18 +60,18 @@ class GenerationOptions:
 
 
 class GenerationService:
-    """Makes orders of what clients ask for, and replies of what comes of them."""
+    """What the gRPC handlers call: `admit` before everything else, then `models` or `generate`."""
 
     def __init__(
-        self, outputs: Outputs, options: GenerationOptions, clock: Callable[[], float] = time.monotonic
+        self, backend: Backend, options: GenerationOptions, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._outputs = outputs
+        self._backend = backend
         self._keys = options.keys
         self._rates = None if options.rate is None else Rates(options.rate)
         self._clock = clock
 
     def admit(self, authorization: str | None, peer: str) -> None:
-        """Whether a client may ask at all, and now; raises KeyRefused or Overloaded if not."""
+        """Checks a client's key and rate; raises KeyRefused or Overloaded."""
         try:
             holder = self._keys.holder(authorization)
         except KeyRefusedError as error:
@@ -77,26 +84,26 @@ class GenerationService:
 
     async def models(self) -> tuple[Served, ...]:
         """What is served now."""
-        return tuple(served(model) for model in await self._outputs.models())
+        return tuple(served(model) for model in await self._backend.models())
 
     async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
-        """Tokens, then the end; closing it early gives everything back. Raises ServiceError."""
+        """Tokens, then the end; closing it early releases everything. Raises ServiceError."""
         began = time.monotonic()
         model = await self._model(request)
         with _errors_of_clients():
-            order = Order(request.id, model, request_of(request), request.drafter)
-            async with aclosing(self._outputs.stream(order)) as made:
-                async for one in made:
-                    match one:
+            output = OutputRequest(request.id, model, request_of(request), request.drafter)
+            async with aclosing(self._backend.stream(output)) as items:
+                async for item in items:
+                    match item:
                         case Token():
-                            yield generated(one, 1000 * (time.monotonic() - began))
+                            yield generated(item, 1000 * (time.monotonic() - began))
                         case Ended():
-                            yield ended(one, request.id)
+                            yield ended(item, request.id)
 
     async def _model(self, request: Generate) -> str:
         if request.model:
             return request.model
-        names = [model.name for model in await self._outputs.models()]
+        names = [model.name for model in await self._backend.models()]
         if not names:
             raise errors.Unreachable("no model can be served now; ask again later")
         if len(names) > 1:
@@ -106,7 +113,7 @@ class GenerationService:
 
 @contextmanager
 def _errors_of_clients() -> Iterator[None]:
-    """Turns what goes wrong into what a client is told: what to change, or that no target is there, not where."""
+    """Turns errors of the backend into those for clients, without the addresses of services."""
     try:
         yield
     except RequestError as error:
@@ -121,7 +128,7 @@ def _errors_of_clients() -> Iterator[None]:
         raise errors.TooLarge("the prompt is too large for the target; shorten it") from error
     except errors.Full as error:
         text = "the targets have as many sessions as they take; ask again later"
-        raise errors.Overloaded(text, SHORTEST_WAIT) from error
+        raise errors.Overloaded(text, MIN_RETRY_SECONDS) from error
     except errors.ServiceError as error:
         log.info("an output failed: %s", error)
         raise errors.Unreachable("no target can make this output now; ask again later") from error
@@ -130,10 +137,10 @@ def _errors_of_clients() -> Iterator[None]:
 class GenerationServer:
     """A gRPC server of Generation, health and reflection. Must be made in a running event loop."""
 
-    def __init__(self, outputs: Outputs, listening: Listening, options: GenerationOptions) -> None:
-        self._outputs = outputs
-        self.marks: dict[str, str] = {}  # what else the ready line says
-        service = GenerationService(outputs, options)
+    def __init__(self, backend: Backend, listening: Listening, options: GenerationOptions) -> None:
+        self._backend = backend
+        self.marks: dict[str, str] = {}  # further fields of the ready line
+        service = GenerationService(backend, options)
         handlers = GenerationHandlers(service, options.stalled_seconds)
         self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)
         self._models: tuple[str, ...] = ()
@@ -146,7 +153,7 @@ class GenerationServer:
 
     async def start(self) -> str:
         """Begins to listen; returns the address; raises CannotListen."""
-        models = await self._outputs.models()
+        models = await self._backend.models()
         self._models = tuple(model.name for model in models)
         address = await self._endpoint.start(any(model.there for model in models))
         self._reporting = asyncio.create_task(self._report())
@@ -160,14 +167,14 @@ class GenerationServer:
         await self._endpoint.drain()
 
     async def _report(self) -> NoReturn:
-        """The health service says NOT_SERVING while no target of any model can be reached."""
+        """Keeps the health service at NOT_SERVING while no target of any model can be reached."""
         while True:
-            await asyncio.sleep(REPORTED_EVERY)
-            with suppress(OverloadedError):  # who makes them is busy, which changes nothing
-                await self._endpoint.report(any(model.there for model in await self._outputs.models()))
+            await asyncio.sleep(REPORT_INTERVAL)
+            with suppress(OverloadedError):  # a busy backend leaves the report as it is
+                await self._endpoint.report(any(model.there for model in await self._backend.models()))
 
     def ready_line(self) -> str:
-        """One line of JSON that says where what is served."""
+        """One line of JSON: role, address, models."""
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
         return json.dumps(line | self.marks)
 
@@ -180,30 +187,28 @@ class GenerationServer:
 
 
 def serve_generation(
-    outputs: Outputs, listening: Listening | None = None, options: GenerationOptions | None = None
+    backend: Backend, listening: Listening | None = None, options: GenerationOptions | None = None
 ) -> GenerationServer:
     """A server to use with `async with`, or between `start` and `drain`.
 
     Args:
-        outputs: what makes the outputs.
+        backend: makes the outputs.
         listening: where, by default any free port of this machine; its message limit is that of requests.
         options: keys and patience.
     """
-    return GenerationServer(outputs, listening or Listening(limit=REQUEST_LIMIT), options or GenerationOptions())
+    return GenerationServer(backend, listening or Listening(limit=REQUEST_LIMIT), options or GenerationOptions())
 
 
-# Between what clients and Generation say over gRPC and the values of the pipeline, both ways.
-
-# Of the same name and kind in both; of the others, `prompt` differs in kind.
+# Fields of `Generate` with the name and type of a GenerationRequest's; only `prompt` has another type.
 SAME = tuple(sorted({one.name for one in fields(Generate)} & {one.name for one in fields(GenerationRequest)}))
 SETTINGS = tuple(name for name in SAME if name != "prompt")
 FIGURES = tuple(one.name for one in fields(Statistics))
 OF_LANES = tuple(sorted({one.name for one in fields(LaneCost)} & {one.name for one in fields(LaneFigures)}))
-STAYS_HERE = ("explain", "record")  # of a GenerationRequest: what only the process can do that makes the output
+LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session
 
 
 def request_of(asked: Generate) -> GenerationRequest:
-    """What a client asks for; raises RequestError."""
+    """The request of a message; raises RequestError."""
     given = {name: value for name in SETTINGS if (value := getattr(asked, name)) is not None}
     prompt = asked.prompt
     if isinstance(prompt, str):
@@ -215,7 +220,7 @@ def request_of(asked: Generate) -> GenerationRequest:
 
 
 def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = "") -> Generate:
-    """What asks for an output of this request.
+    """The message for a request.
 
     Args:
         request: what to generate.
@@ -224,9 +229,9 @@ def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = 
         name: id of the request; empty: the server makes one.
 
     Raises:
-        RequestError: a server cannot do what it asks for.
+        RequestError: it has settings that a server cannot carry out.
     """
-    for kept in STAYS_HERE:
+    for kept in LOCAL_ONLY:
         if getattr(request, kept):
             raise RequestError(f"{kept} is not for a server: leave it out (--{kept}), or generate with --target")
     given: dict[str, Any] = {one: getattr(request, one) for one in SETTINGS}
@@ -240,30 +245,30 @@ def _prompt(request: GenerationRequest) -> str | tuple[int, ...] | tuple[Turn, .
 
 
 def generated(token: Token, milliseconds: float) -> Generated:
-    """A token, to be sent."""
+    """The message for a token."""
     return Generated(token.id, token.raw, token.text, token.kind, token.log_probability, token.top, milliseconds)
 
 
 def token_of(sent: Generated) -> Token:
-    """A token that was sent."""
+    """The token of a message."""
     return Token(sent.id, sent.text, sent.raw, sent.kind, sent.log_probability, sent.top)
 
 
 def ended(end: Ended, name: str) -> GenerationEnded:
-    """The end of the output of a request of this id, to be sent."""
+    """The message for the end of the output of the request with this id."""
     figures = {figure: getattr(end.statistics, figure) for figure in FIGURES}
     return GenerationEnded(name, end.reason.value, figures | {"lanes": tuple(map(_cost, end.statistics.lanes))})
 
 
 def ended_of(sent: GenerationEnded) -> Ended:
-    """An end that was sent; raises ValueError if its reason is unknown."""
+    """The end of a message; raises ValueError if its reason is unknown."""
     figures: Mapping[str, Any] = sent.figures
     lanes = tuple(map(_lane, figures.get("lanes", ())))
     return Ended(Reason(sent.reason), Statistics(**{**figures, "lanes": lanes}))
 
 
 def _cost(lane: LaneFigures) -> LaneCost:
-    """Without its address: where services are is no client's to know."""
+    """Without the service's address, which clients must not see."""
     figures = {name: getattr(lane, name) for name in OF_LANES}
     trips = lane.trips
     return LaneCost(
@@ -277,12 +282,12 @@ def _lane(cost: LaneCost) -> LaneFigures:
 
 
 def served(model: ServedModel) -> Served:
-    """A model, to be sent. Whether it is there now, the health service says."""
+    """The message for a model; the health service reports whether it can be reached."""
     figures = asdict(model)
     del figures["there"]
     return Served(**figures)
 
 
 def model_of(sent: Served) -> ServedModel:
-    """A model that was sent."""
+    """The model of a message."""
     return ServedModel(**asdict(sent))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.serving.cluster.running import RunningCluster
+    from tests.cluster.running import RunningCluster
 
 
 @pytest.fixture(scope="session")
 def cluster() -> "Iterator[RunningCluster]":
     """Two nodes with loopback addresses, and the usual configuration on them."""
-    from tests.serving.cluster.running import running
+    from tests.cluster.running import running
     from tests.serving.ports import free_port
 
     # Not below pytest's folder: paths of sockets in it would be too long.
