@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from crossdraft.client import GenerationRequest, Kind, Token
-from crossdraft.cluster.failover import Began, Lost, Piece, Together
+from crossdraft.cluster.failover import Began, Lost, Replies, Reply
 from crossdraft.serving.backend import OutputRequest, ServedModel
 
 SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
 REQUEST = OutputRequest("one", "small", GenerationRequest("go", seed=1))
 BEGAN = Began("a", "here 1")
-Act = Piece | Exception | None  # None: nothing for ever
+Act = Reply | Exception | None  # None: nothing for ever
 
 
 def token(number: int) -> Token:
@@ -28,7 +28,7 @@ class Scripted:
     async def models(self) -> tuple[ServedModel, ...]:
         return (SMALL,)
 
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Together, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         self.requests.append(request)
         try:
             for act in self.scripts.pop(0) if self.scripts else [Lost("nobody is there")]:

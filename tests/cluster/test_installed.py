@@ -13,7 +13,7 @@ from crossdraft.cluster.rollout import changes, fronts_of, services_of
 pytest.importorskip("ray", reason="the extra `serve` is not installed")
 with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
     warnings.simplefilter("ignore")
-    from crossdraft.cluster.application import application
+    from crossdraft.cluster.deploy import application
 TEXT = """\
 models:
   - name: small

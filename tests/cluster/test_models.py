@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from crossdraft.cluster import failover
-from crossdraft.cluster.failover import Attention, ClusterBackend, Lost
+from crossdraft.cluster.failover import ClusterBackend, DetectionLimits, Lost
 from crossdraft.serving.backend import ServedModel
 from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Scripted, token
 
@@ -34,9 +34,9 @@ async def test_a_model_whose_orchestrators_have_no_time_to_answer_is_served_whil
                 await asyncio.Event().wait()
             return await super().models()
 
-    monkeypatch.setattr(failover, "ASKED_SECONDS", 0.01)
+    monkeypatch.setattr(failover, "MODELS_SECONDS", 0.01)
     one = Busy([BEGAN, token(1)])
-    outputs = ClusterBackend({"small": one}, attention=Attention(silent=60.0))
+    outputs = ClusterBackend({"small": one}, limits=DetectionLimits(silent=60.0))
     assert await outputs.models() == (SMALL,)
     one.busy = True
     assert await outputs.models() == ()

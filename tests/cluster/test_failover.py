@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.client import GenerationRequest, Reason, RequestError, SamplingOptions
 from crossdraft.cluster import failover
-from crossdraft.cluster.failover import Alive, Attention, Began, ClusterBackend, Lost, Refusal, seed_of
+from crossdraft.cluster.failover import Alive, Began, ClusterBackend, DetectionLimits, Lost, Refusal, seed_of
 from crossdraft.rpc.errors import TimedOut, Unreachable
 from crossdraft.serving.backend import Ended, OutputRequest, OverloadedError, UnknownDrafterError, UnknownModelError
 from crossdraft.types.request import PromptTooLongError
@@ -17,7 +17,7 @@ from tests.cluster.scripted import BEGAN, REQUEST, Act, Scripted, token
 from tests.serving.fakes import figures
 
 ENDED = Ended(Reason.LENGTH, figures(3))
-SOON = Attention(silent=0.5)
+SOON = DetectionLimits(silent=0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +28,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def taken(
     orchestrators: Scripted,
     order: OutputRequest = REQUEST,
-    attention: Attention = SOON,
+    limits: DetectionLimits = SOON,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> list[object]:
-    outputs = ClusterBackend({"small": orchestrators}, clock=clock, attention=attention)
+    outputs = ClusterBackend({"small": orchestrators}, clock=clock, limits=limits)
     return [piece async for piece in outputs.stream(order)]
 
 
@@ -57,7 +57,7 @@ async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -
 async def test_after_a_loss_one_that_does_not_even_begin_is_given_up_soon() -> None:
     one = Scripted([BEGAN, token(1), Lost("it died")], [None], [None], [BEGAN, token(2), ENDED])
     async with asyncio.timeout(300):  # less than a silence
-        found = await taken(one, attention=Attention(silent=600.0, first=0.02, most=600.0, looks=0.01))
+        found = await taken(one, limits=DetectionLimits(silent=600.0, first=0.02, most=600.0, step=0.01))
     assert found[:2] == [token(1), token(2)]
     assert [order.generation.committed for order in one.requests] == [(), (1,), (1,), (1,)]
 
@@ -65,14 +65,14 @@ async def test_after_a_loss_one_that_does_not_even_begin_is_given_up_soon() -> N
 async def test_one_that_has_begun_has_all_the_time_of_a_silence() -> None:
     one = Scripted([BEGAN, token(1), Lost("it died")], [BEGAN, None], [BEGAN, token(2), ENDED])
     began = asyncio.get_running_loop().time()
-    await taken(one, attention=Attention(silent=0.5, first=0.01, looks=0.01))
+    await taken(one, limits=DetectionLimits(silent=0.5, first=0.01, step=0.01))
     assert asyncio.get_running_loop().time() - began >= 0.5
 
 
 async def test_one_that_was_given_up_late_is_replaced_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "LONGEST_SEARCH", 0.02)
+    monkeypatch.setattr(failover, "SEARCH_SECONDS", 0.02)
     one = Scripted([BEGAN, token(1), None], [BEGAN, token(2), ENDED])
-    found = await taken(one, attention=Attention(silent=0.1, looks=0.01), clock=time.monotonic)
+    found = await taken(one, limits=DetectionLimits(silent=0.1, step=0.01), clock=time.monotonic)
     assert found[:2] == [token(1), token(2)]
 
 
@@ -149,7 +149,7 @@ async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
     with pytest.raises(Unreachable, match="no orchestrator of 'small' can go on: nobody is there"):
         await taken(one, clock=lambda: float(next(times)))
     # It is 3 when the first one is lost, and a second later at each other one.
-    assert len(one.requests) == 1 + failover.LONGEST_SEARCH + 1
+    assert len(one.requests) == 1 + failover.SEARCH_SECONDS + 1
 
 
 @pytest.mark.parametrize(
