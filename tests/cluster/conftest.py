@@ -1,6 +1,7 @@
-"""One Ray cluster for all tests of this folder; it starts with the first test that wants it."""
+"""One Ray cluster for all tests of a session; it starts with the first test that wants it."""
 
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,17 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.cluster.running import RunningCluster
+
+with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
+    warnings.simplefilter("ignore")
+    pytest.importorskip("ray.serve", reason="the extra `serve` is not installed")
+SECONDS = 1800  # for a test, with the start of the cluster, which may be tried several times
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()) and item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -266,6 +266,7 @@ def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
     return None
 
 
+ANY_PORT = 0
 NAMESPACE = "crossdraft"  # of all actors
 DIRECTORY = "directory"  # an actor
 APPLICATION = "crossdraft"  # of Serve

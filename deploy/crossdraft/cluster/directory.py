@@ -7,6 +7,7 @@ sooner. Not Serve's or Ray's own lists of actors: these have no addresses of ser
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable
@@ -96,6 +97,18 @@ class Directory:
         """All of them, sorted."""
         found = [entry for entry, _ in self._heard.values()]
         return tuple(sorted(found, key=lambda one: (one.model, one.role, one.name, one.node, one.process)))
+
+
+def node_address() -> str:
+    """Of the node of this process."""
+    return str(ray.util.get_node_ip_address())
+
+
+def entry_of(role: Role, model: str, name: str, address: str, metrics: str, node: str) -> Entry:
+    """The entry of this process, which runs an actor."""
+    id = ray.get_runtime_context().get_actor_id()
+    assert id is not None  # only a driver has none
+    return Entry(id, role, model, name, address, metrics, node, os.getpid())
 
 
 class DirectoryGoneError(Exception):

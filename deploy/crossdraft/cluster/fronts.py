@@ -17,8 +17,9 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from crossdraft.cluster.actors import ANY_PORT, ServerConfig, entry_of, node_address
+from crossdraft.cluster.actors import ServerConfig
 from crossdraft.cluster.config import (
+    ANY_PORT,
     APPLICATION,
     Configuration,
     Front,
@@ -29,7 +30,15 @@ from crossdraft.cluster.config import (
     digest_of,
     orchestrator_name,
 )
-from crossdraft.cluster.directory import DirectoryGoneError, Entry, FarDirectory, Role, announced
+from crossdraft.cluster.directory import (
+    DirectoryGoneError,
+    Entry,
+    FarDirectory,
+    Role,
+    announced,
+    entry_of,
+    node_address,
+)
 from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Replies
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.rpc.metrics import Exporter

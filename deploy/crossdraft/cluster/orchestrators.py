@@ -9,9 +9,16 @@ from typing import NoReturn
 
 from prometheus_client import Counter, Gauge
 
-from crossdraft.cluster.actors import ANY_PORT, entry_of, node_address
-from crossdraft.cluster.config import OrchestratorConfig
-from crossdraft.cluster.directory import DirectoryGoneError, Entry, FarDirectory, Role, announced
+from crossdraft.cluster.config import ANY_PORT, OrchestratorConfig
+from crossdraft.cluster.directory import (
+    DirectoryGoneError,
+    Entry,
+    FarDirectory,
+    Role,
+    announced,
+    entry_of,
+    node_address,
+)
 from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.log_context import about
