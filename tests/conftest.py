@@ -30,5 +30,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not FULL:
         items[:] = [item for item in items if item.get_closest_marker("full") is None]
     for item in items:
-        group = "clusters" if "cluster" in item.path.parent.name else str(item.path)
+        group = "clusters" if "cluster" in item.path.parts else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))

@@ -1,11 +1,11 @@
-"""Outputs that are made without any model."""
+"""A backend without any model."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from crossdraft.client import Kind, Reason, Statistics, Token
-from crossdraft.serving.outputs import Ended, Order, ServedModel, UnknownModelError
+from crossdraft.serving.backend import Ended, OutputRequest, ServedModel, UnknownModelError
 
 TOY = ServedModel("toy", 1_700_000_000, 64, ("ngram", "small"), ("slem", "seeded"), chats=True)
 TOKENS = (
@@ -17,8 +17,8 @@ TOKENS = (
 
 
 @dataclass
-class FakeOutputs:
-    """Yields the same tokens to everybody; keeps the orders, and counts what runs."""
+class FakeBackend:
+    """Yields the same tokens to everybody; keeps the requests, and counts what runs."""
 
     tokens: Sequence[Token] = TOKENS
     reason: Reason = Reason.STOP
@@ -27,7 +27,7 @@ class FakeOutputs:
     fault_after: int = 0
     waits_after: int | None = None  # tokens, before `go_on` is waited for
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    orders: list[Order] = field(default_factory=list)
+    requests: list[OutputRequest] = field(default_factory=list)
     running: int = 0
     yielded: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -35,12 +35,12 @@ class FakeOutputs:
     async def models(self) -> tuple[ServedModel, ...]:
         return self.served
 
-    async def stream(self, order: Order) -> AsyncGenerator[Token | Ended, None]:
-        self.orders.append(order)
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Token | Ended, None]:
+        self.requests.append(request)
         await self._count(1)
         try:
-            if order.model not in {model.name for model in self.served}:
-                raise UnknownModelError(f"there is no model {order.model!r}; there is {self.served[0].name}")
+            if request.model not in {model.name for model in self.served}:
+                raise UnknownModelError(f"there is no model {request.model!r}; there is {self.served[0].name}")
             for number, token in enumerate(self.tokens):
                 await self._before(number)
                 self.yielded += 1

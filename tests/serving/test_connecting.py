@@ -7,7 +7,7 @@ import pytest
 
 from crossdraft.client import Pipeline
 from crossdraft.rpc.errors import Unreachable
-from crossdraft.serving.outputs import Addresses, Connection
+from crossdraft.serving.backend import Addresses, Connection
 
 
 class LatePipeline(Pipeline):

@@ -11,10 +11,10 @@ import pytest
 from crossdraft.client import GenerationRequest
 from crossdraft.rpc.handlers import Activity
 from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
-from crossdraft.serving.metrics import Measured, Metrics
-from crossdraft.serving.outputs import Order
+from crossdraft.serving.backend import OutputRequest
+from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from tests.serving.exposed import faults, names
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 
 FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "crossdraft.json"
 NAME = re.compile(rf"{PREFIX}[a-zA-Z0-9_]+")
@@ -31,7 +31,9 @@ class Used:
 async def front() -> str:
     """What a front says after an output."""
     metrics = Metrics()
-    async with aclosing(Measured(FakeOutputs(), metrics).stream(Order("a", "toy", GenerationRequest("a")))) as stream:
+    async with aclosing(
+        MeasuredBackend(FakeBackend(), metrics).stream(OutputRequest("a", "toy", GenerationRequest("a")))
+    ) as stream:
         async for _ in stream:
             pass
     return metrics.text()[0].decode()

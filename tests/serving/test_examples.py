@@ -9,10 +9,10 @@ import pytest
 
 from crossdraft.client import SamplingOptions
 from crossdraft.rpc.server import Listening
+from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.grpc import GenerationOptions, serve_generation
 from crossdraft.serving.limits import Keys
-from crossdraft.serving.outputs import OverloadedError
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
 JAVASCRIPT = EXAMPLES / "javascript"
@@ -32,7 +32,7 @@ LANGUAGES = [
 ]
 
 
-async def run(command: tuple[str, ...], outputs: FakeOutputs, *arguments: str) -> tuple[int | None, str, str]:
+async def run(command: tuple[str, ...], outputs: FakeBackend, *arguments: str) -> tuple[int | None, str, str]:
     """The example's exit code, output and errors, against a server of these outputs."""
     options = GenerationOptions(Keys.of({"alice": KEY}))
     async with serve_generation(outputs, Listening(grace_seconds=0), options) as server:
@@ -45,23 +45,23 @@ async def run(command: tuple[str, ...], outputs: FakeOutputs, *arguments: str) -
 
 @pytest.mark.parametrize("command", LANGUAGES)
 async def test_text_comes_out(command: tuple[str, ...]) -> None:
-    outputs = FakeOutputs()
+    outputs = FakeBackend()
     code, out, err = await run(command, outputs, *ASKED)
     assert (code, out.partition("\n")[0]) == (0, "Heé"), err
     assert "4 tokens" in out + err
-    (order,) = outputs.orders
-    assert (order.request.prompt, order.request.seed, order.request.max_tokens) == ("Hello", 2**64 - 1, 9)
-    assert order.request.options == SamplingOptions(0.5)
+    (order,) = outputs.requests
+    assert (order.generation.prompt, order.generation.seed, order.generation.max_tokens) == ("Hello", 2**64 - 1, 9)
+    assert order.generation.options == SamplingOptions(0.5)
 
 
 @pytest.mark.parametrize("command", LANGUAGES)
 async def test_errors_are_said(command: tuple[str, ...]) -> None:
-    code, out, err = await run(command, FakeOutputs(), "Hello", "--model", "other", "--key", KEY)
+    code, out, err = await run(command, FakeBackend(), "Hello", "--model", "other", "--key", KEY)
     assert (code, out) == (1, "")
     assert "there is no model 'other'; there is toy" in err
-    code, _, err = await run(command, FakeOutputs(), "Hello", "--key", "wrong")
+    code, _, err = await run(command, FakeBackend(), "Hello", "--key", "wrong")
     assert code == 1
     assert "this API key is not known" in err
-    code, _, err = await run(command, FakeOutputs(fault=OverloadedError("no room", 2.5)), "Hello", "--key", KEY)
+    code, _, err = await run(command, FakeBackend(fault=OverloadedError("no room", 2.5)), "Hello", "--key", KEY)
     assert code == 1
     assert "ask again after 2" in err

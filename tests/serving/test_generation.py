@@ -10,20 +10,20 @@ import pytest
 from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError, SamplingOptions, Token
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import Generate, Generated, GenerationClient, GenerationEnded
+from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.client import Client, RemoteGeneration
 from crossdraft.serving.grpc import GenerationOptions
-from crossdraft.serving.outputs import OverloadedError
 from crossdraft.types.request import Chat, Message
 from crossdraft.v1.generation_pb2 import GenerateRequest
-from tests.serving.fakes import TOKENS, TOY, FakeOutputs, figures
+from tests.serving.fakes import TOKENS, TOY, FakeBackend, figures
 from tests.serving.generating import ASKED, serving
 
-Served = tuple[FakeOutputs, str]
+Served = tuple[FakeBackend, str]
 
 
 @pytest.fixture
 async def served() -> AsyncGenerator[Served, None]:
-    outputs = FakeOutputs()
+    outputs = FakeBackend()
     async with serving(outputs) as server:
         yield outputs, server.address
 
@@ -42,10 +42,10 @@ async def test_tokens_and_the_end_come_as_they_were_made(served: Served) -> None
 async def test_log_probabilities_and_their_rivals() -> None:
     top = ((7, b"\xff", -0.1), (5, b"He", -2.5))
     tokens = [replace(TOKENS[0], top=top), TOKENS[2]]
-    outputs = FakeOutputs(tokens=tokens)
+    outputs = FakeBackend(tokens=tokens)
     async with serving(outputs) as server, Client(server.address) as client:
         assert [token async for token in client.generate("Hello", method="seeded", logprobs=2)] == tokens
-    assert outputs.orders[0].request.logprobs == 2
+    assert outputs.requests[0].generation.logprobs == 2
 
 
 async def test_models(served: Served) -> None:
@@ -96,9 +96,9 @@ async def test_a_request_arrives_as_it_was_asked(served: Served, request_: Gener
     async with Client(address) as client:
         async for _ in client.run(request_, "toy", "small", "my-id"):
             pass
-    (order,) = outputs.orders
+    (order,) = outputs.requests
     assert (order.id, order.model, order.drafter) == ("my-id", "toy", "small")
-    assert order.request == request_
+    assert order.generation == request_
 
 
 async def test_what_is_left_out_is_the_default(served: Served) -> None:
@@ -106,9 +106,9 @@ async def test_what_is_left_out_is_the_default(served: Served) -> None:
     async with GenerationClient(address) as client:
         assert [reply async for reply in client.generate(Generate(GenerationRequest("Hello")))]
         assert [reply async for reply in client.generate(Generate(GenerationRequest("Hello"), drafter=""))]
-    first, plain = outputs.orders
+    first, plain = outputs.requests
     assert (first.model, first.drafter, plain.drafter) == ("toy", None, "")
-    assert first.request == GenerationRequest("Hello")
+    assert first.generation == GenerationRequest("Hello")
     assert first.id != plain.id
 
 
@@ -119,7 +119,7 @@ async def test_ids_of_requests(served: Served) -> None:
         call = method(b"\x1a\x02Hi", metadata=(("x-request-id", "from-metadata"),))
         assert await call.initial_metadata() == grpc.aio.Metadata(("x-request-id", "from-metadata"))
         assert [reply async for reply in call]
-    assert [order.id for order in outputs.orders] == ["from-metadata"]
+    assert [order.id for order in outputs.requests] == ["from-metadata"]
     async with GenerationClient(address) as client:
         replies = [reply async for reply in client.generate(ASKED)]
         assert isinstance(replies[-1], GenerationEnded)
@@ -149,7 +149,7 @@ async def read(generation: RemoteGeneration, into: list[Token]) -> None:
     ],
 )
 async def test_what_goes_wrong_is_said(made: list[Token], fault: Exception, error: type[Exception], text: str) -> None:
-    outputs = FakeOutputs(fault=fault, fault_after=len(made))
+    outputs = FakeBackend(fault=fault, fault_after=len(made))
     got: list[Token] = []
     async with serving(outputs) as server, Client(server.address) as client:
         generation = client.generate("Hello")
@@ -171,7 +171,7 @@ async def test_unknown_models(served: Served) -> None:
 
 
 async def test_a_model_must_be_named_where_there_are_several_or_none() -> None:
-    outputs = FakeOutputs(served=(TOY, replace(TOY, name="second")))
+    outputs = FakeBackend(served=(TOY, replace(TOY, name="second")))
     async with serving(outputs) as server, GenerationClient(server.address) as client:
         with pytest.raises(errors.BadRequest, match="name the model; there are toy, second"):
             await anext(client.generate(Generate(GenerationRequest("Hello"))))

@@ -12,7 +12,7 @@ from crossdraft.rpc.generation import Generated, GenerationClient
 from crossdraft.serving.client import Client
 from crossdraft.serving.grpc import GenerationOptions
 from crossdraft.serving.limits import Keys, RateLimit
-from tests.serving.fakes import TOKENS, TOY, FakeOutputs
+from tests.serving.fakes import TOKENS, TOY, FakeBackend
 from tests.serving.generating import ASKED, serving
 
 KEY = "alice-0123456789abcdef"
@@ -28,12 +28,12 @@ async def status_of(address: str, method: str, metadata: tuple[tuple[str, str], 
 
 
 async def test_keys() -> None:
-    outputs = FakeOutputs()
+    outputs = FakeBackend()
     async with serving(outputs, GenerationOptions(Keys.of({"alice": KEY}))) as server:
         for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", KEY),)):
             for method in ("Generate", "Models"):
                 assert await status_of(server.address, method, metadata) is grpc.StatusCode.UNAUTHENTICATED
-        assert outputs.orders == []
+        assert outputs.requests == []
         async with GenerationClient(server.address, "wrong") as client:
             with pytest.raises(errors.KeyRefused, match=r"this API key is not known.*\(check the API key: --api-key"):
                 await client.models()
@@ -45,7 +45,7 @@ async def test_keys() -> None:
 async def test_rates() -> None:
     options = GenerationOptions(Keys.of({"alice": KEY, "bob": KEY[::-1]}), RateLimit(per_minute=0.1, burst=2))
     async with (
-        serving(FakeOutputs(), options) as server,
+        serving(FakeBackend(), options) as server,
         GenerationClient(server.address, KEY) as alice,
         GenerationClient(server.address, KEY[::-1]) as bob,
     ):
@@ -55,13 +55,13 @@ async def test_rates() -> None:
             await alice.models()
         assert 500 < raised.value.after <= 600
         assert await bob.models()
-    async with serving(FakeOutputs(), GenerationOptions(rate=RateLimit(0.1, 1))) as server:
+    async with serving(FakeBackend(), GenerationOptions(rate=RateLimit(0.1, 1))) as server:
         for expected in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED):  # another connection each
             assert await status_of(server.address, "Models", ()) is expected
 
 
 async def test_a_client_that_leaves_gives_everything_back_at_once() -> None:
-    outputs = FakeOutputs(waits_after=2)
+    outputs = FakeBackend(waits_after=2)
     async with serving(outputs) as server:
         async with GenerationClient(server.address) as client:
             generation = client.generate(ASKED)
@@ -76,7 +76,7 @@ async def test_a_client_that_leaves_gives_everything_back_at_once() -> None:
 
 
 async def test_a_deadline_ends_both_sides() -> None:
-    outputs = FakeOutputs(waits_after=1)
+    outputs = FakeBackend(waits_after=1)
     async with serving(outputs) as server, GenerationClient(server.address) as client:
         await client.models()  # it is connected
         replies: list[object] = []
@@ -92,7 +92,7 @@ async def test_a_deadline_ends_both_sides() -> None:
 
 
 async def test_a_server_that_says_nothing_is_given_up() -> None:
-    outputs = FakeOutputs(waits_after=0)
+    outputs = FakeBackend(waits_after=0)
     async with serving(outputs) as server, GenerationClient(server.address, reply_seconds=0.2) as client:
         with pytest.raises(errors.TimedOut, match=r"no reply within 0\.2 s"):
             await anext(client.generate(ASKED))
@@ -105,7 +105,7 @@ async def rest_of(call: "grpc.aio.UnaryStreamCall[bytes, bytes]") -> None:
 
 
 async def test_a_client_that_does_not_read_is_bounded_and_then_given_up() -> None:
-    outputs = FakeOutputs(tokens=[Token(1, "x", bytes(2**16), Kind.BONUS, None)] * 10_000)
+    outputs = FakeBackend(tokens=[Token(1, "x", bytes(2**16), Kind.BONUS, None)] * 10_000)
     options = GenerationOptions(stalled_seconds=0.2)
     async with serving(outputs, options) as server, grpc.aio.insecure_channel(server.address) as channel:
         call = channel.unary_stream("/crossdraft.v1.Generation/Generate")(b"\x1a\x02Hi")
@@ -120,7 +120,7 @@ async def test_a_client_that_does_not_read_is_bounded_and_then_given_up() -> Non
 
 
 async def test_200_clients_at_once() -> None:
-    outputs = FakeOutputs(waits_after=2)
+    outputs = FakeBackend(waits_after=2)
     async with serving(outputs) as server:
 
         async def ask(number: int) -> int:
@@ -132,4 +132,4 @@ async def test_200_clients_at_once() -> None:
         outputs.go_on.set()
         assert await asyncio.gather(*asked) == [len(TOKENS) + 1] * 200
     assert outputs.running == 0
-    assert len({order.id for order in outputs.orders}) == 200
+    assert len({order.id for order in outputs.requests}) == 200

@@ -20,26 +20,26 @@ from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.grpc import serve_generation
 from crossdraft.types.messages import SamplingOptions
-from tests.serving.fakes import TOKENS, FakeOutputs
+from tests.serving.fakes import TOKENS, FakeBackend
 
 SERVICE = "crossdraft.v1.Generation"
 ASKED = Generate(GenerationRequest("Hello"), id="r-1", model="toy")
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
-Served = tuple[FakeOutputs, str]
+Served = tuple[FakeBackend, str]
 
 
 @pytest.fixture
 async def served() -> AsyncGenerator[Served, None]:
-    outputs = FakeOutputs()
+    outputs = FakeBackend()
     listening = Listening(limit=MessageLimit(1), grace_seconds=0)
     async with serve_generation(outputs, listening) as server:
         yield outputs, server.address
 
 
 async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
-    outputs = FakeOutputs(waits_after=1)
+    outputs = FakeBackend(waits_after=1)
     server = serve_generation(outputs, Listening(grace_seconds=60))
     await server.start()
     async with GenerationClient(server.address) as client, grpc.aio.insecure_channel(server.address) as channel:
@@ -56,7 +56,7 @@ async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
 
 
 async def test_a_server_that_ends_gives_up_what_takes_longer() -> None:
-    outputs = FakeOutputs(waits_after=1)
+    outputs = FakeBackend(waits_after=1)
     server = serve_generation(outputs, Listening(grace_seconds=0))
     await server.start()
     async with GenerationClient(server.address) as client:
@@ -69,7 +69,7 @@ async def test_a_server_that_ends_gives_up_what_takes_longer() -> None:
 async def test_a_port_that_is_taken(served: Served) -> None:
     taken = Listening(port=int(served[1].rpartition(":")[2]))
     with pytest.raises(CannotListen, match="the port is taken"):
-        await serve_generation(FakeOutputs(), taken).start()
+        await serve_generation(FakeBackend(), taken).start()
 
 
 def generated_by_reflection(address: str) -> list[str]:
@@ -96,7 +96,7 @@ async def test_a_big_prompt_is_refused_before_it_is_read(served: Served) -> None
     async with GenerationClient(address) as client:
         with pytest.raises(TooLarge, match="larger than max"):
             await anext(client.generate(Generate(GenerationRequest("x" * 2**20))))
-        assert outputs.orders == []
+        assert outputs.requests == []
         assert [reply async for reply in client.generate(ASKED)]
 
 
@@ -147,6 +147,6 @@ async def test_1000_malformed_requests_leave_nothing_behind(served: Served) -> N
         async with asyncio.timeout(60):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - the server may be about to end the last ones
                 await asyncio.sleep(0)
-    assert (outputs.running, outputs.orders) == (0, [])
+    assert (outputs.running, outputs.requests) == (0, [])
     async with GenerationClient(address) as client:
         assert isinstance([reply async for reply in client.generate(ASKED)][-1], GenerationEnded)

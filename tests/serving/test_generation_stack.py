@@ -13,9 +13,9 @@ from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import NameUnknown, Overloaded, Unreachable
 from crossdraft.rpc.server import Listening
+from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.client import Client
 from crossdraft.serving.grpc import serve_generation
-from crossdraft.serving.outputs import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
 from crossdraft.target.service import ServeTarget, TargetServer, target_server
 from crossdraft.types.request import Chat, Message
 
@@ -35,7 +35,7 @@ class Running:
 
     client: Client
     direct: Pipeline
-    outputs: LocalOutputs
+    outputs: LocalBackend
     target: TargetServer
 
 
@@ -49,7 +49,7 @@ async def running() -> AsyncIterator[Running]:
         target = await stack.enter_async_context(await target_server(ServeTarget(options("target"), AT_ONCE)))
         drafter = await stack.enter_async_context(await drafter_server(ServeDrafter(options("drafter-b"), AT_ONCE)))
         model = LocalModel("bundled", (target.address,), (NamedDrafter("b", (drafter.address,)),))
-        outputs = await stack.enter_async_context(LocalOutputs((model,), LocalOptions(MOST)))
+        outputs = await stack.enter_async_context(LocalBackend((model,), LocalOptions(MOST)))
         server = await stack.enter_async_context(serve_generation(outputs, AT_ONCE))
         direct = await stack.enter_async_context(connect(target.address, drafter.address, needs_drafter=True))
         client = await stack.enter_async_context(Client(server.address))
@@ -140,7 +140,7 @@ async def test_leaving_gives_the_places_in_the_models_back(running: Running) -> 
 async def test_without_a_target() -> None:
     model = LocalModel("gone", ("127.0.0.1:1",))
     async with (
-        LocalOutputs((model,)) as outputs,
+        LocalBackend((model,)) as outputs,
         serve_generation(outputs, AT_ONCE) as server,
         Client(server.address) as client,
     ):

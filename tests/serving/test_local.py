@@ -8,32 +8,32 @@ import pytest
 from crossdraft.client import GenerationRequest
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.serving.outputs import (
+from crossdraft.serving.backend import (
+    LocalBackend,
     LocalModel,
     LocalOptions,
-    LocalOutputs,
     NamedDrafter,
-    Order,
+    OutputRequest,
     OverloadedError,
     UnknownModelError,
 )
 
 NOWHERE = "127.0.0.1:9"  # the port for what is thrown away: nobody listens
 MODEL = LocalModel("demo", (NOWHERE,), (NamedDrafter("a", (NOWHERE,)),))
-QUICK = LocalOptions(most_outputs=1, patience=Patience(describe_seconds=0.2))
+QUICK = LocalOptions(max_outputs=1, patience=Patience(describe_seconds=0.2))
 
 
-def order(model: str = "demo", drafter: str | None = None) -> Order:
-    return Order("id", model, GenerationRequest("Say"), drafter)
+def order(model: str = "demo", drafter: str | None = None) -> OutputRequest:
+    return OutputRequest("id", model, GenerationRequest("Say"), drafter)
 
 
-async def first(outputs: LocalOutputs, of: Order) -> object:
+async def first(outputs: LocalBackend, of: OutputRequest) -> object:
     async with aclosing(outputs.stream(of)) as stream:
         return await anext(stream)
 
 
 async def test_a_model_without_a_target_is_not_served_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    async with LocalOutputs((MODEL,), QUICK) as outputs:
+    async with LocalBackend((MODEL,), QUICK) as outputs:
         assert await outputs.models() == ()
         assert "demo cannot be served yet: target at 127.0.0.1:9" in caplog.text
         for drafter in (None, "a", ""):
@@ -43,7 +43,7 @@ async def test_a_model_without_a_target_is_not_served_and_says_why(caplog: pytes
 
 
 async def test_names_that_are_not_there() -> None:
-    async with LocalOutputs((MODEL,), QUICK) as outputs:
+    async with LocalBackend((MODEL,), QUICK) as outputs:
         with pytest.raises(UnknownModelError, match="there is no model 'other'; there is demo"):
             await first(outputs, order("other"))
         with pytest.raises(UnknownModelError, match="'demo' has no drafter 'b'; there is a"):
@@ -51,7 +51,7 @@ async def test_names_that_are_not_there() -> None:
 
 
 async def test_one_more_than_there_is_room_for() -> None:
-    outputs = LocalOutputs((MODEL,), LocalOptions(1, Patience(describe_seconds=60)))
+    outputs = LocalBackend((MODEL,), LocalOptions(1, Patience(describe_seconds=60)))
     waiting = asyncio.create_task(first(outputs, order()))  # for its target
     while not outputs.running:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -70,9 +70,9 @@ async def test_one_more_than_there_is_room_for() -> None:
         (lambda: LocalModel("", (NOWHERE,)), "a model needs a name"),
         (lambda: LocalModel("demo", ()), "at least one target"),
         (lambda: LocalModel("demo", (NOWHERE,), MODEL.drafters * 2), "have the same name: a, a"),
-        (lambda: LocalOptions(0), "most_outputs must be at least 1"),
-        (lambda: LocalOutputs(()), "at least one model"),
-        (lambda: LocalOutputs((MODEL, MODEL)), "a name of its own"),
+        (lambda: LocalOptions(0), "max_outputs must be at least 1"),
+        (lambda: LocalBackend(()), "at least one model"),
+        (lambda: LocalBackend((MODEL, MODEL)), "a name of its own"),
     ],
 )
 def test_what_cannot_be_served(make: object, complaint: str) -> None:

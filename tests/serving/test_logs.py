@@ -8,10 +8,10 @@ import pytest
 
 from crossdraft.client import GenerationRequest
 from crossdraft.rpc.log_context import about
+from crossdraft.serving.backend import OutputRequest
 from crossdraft.serving.logs import LogFormat, LogLevel, logged
-from crossdraft.serving.metrics import Measured, Metrics
-from crossdraft.serving.outputs import Order
-from tests.serving.fakes import FakeOutputs
+from crossdraft.serving.metrics import MeasuredBackend, Metrics
+from tests.serving.fakes import FakeBackend
 
 log = logging.getLogger("crossdraft.somewhere")
 
@@ -82,9 +82,9 @@ def test_the_level_and_the_end() -> None:
 
 async def test_an_output_says_its_request_and_how_it_ended() -> None:
     stream = io.StringIO()
-    measured = Measured(FakeOutputs(), Metrics())
+    measured = MeasuredBackend(FakeBackend(), Metrics())
     with logged(LogFormat.JSON, stream=stream):
-        async for _ in measured.stream(Order("req-9", "toy", GenerationRequest("a"))):
+        async for _ in measured.stream(OutputRequest("req-9", "toy", GenerationRequest("a"))):
             log.info("the caller's own line")
     written = lines(stream)
     of_output = [line for line in written if str(line["message"]).startswith("output")]

@@ -9,13 +9,13 @@ import pytest
 
 from crossdraft.client import GenerationRequest, Reason, RequestError
 from crossdraft.rpc.errors import Unreachable
-from crossdraft.serving.metrics import Measured, Metrics, position_of
-from crossdraft.serving.outputs import Ended, Order, OverloadedError
+from crossdraft.serving.backend import Ended, OutputRequest, OverloadedError
+from crossdraft.serving.metrics import MeasuredBackend, Metrics, position_of
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 from tests.serving.exposed import samples, value
-from tests.serving.fakes import TOKENS, FakeOutputs, figures
+from tests.serving.fakes import TOKENS, FakeBackend, figures
 
-ORDER = Order("req-1", "toy", GenerationRequest("a"))
+REQUEST = OutputRequest("req-1", "toy", GenerationRequest("a"))
 WHO = {"model_name": "toy", "drafter": "ngram"}
 ALL = WHO | {"method": "slem"}
 
@@ -32,7 +32,7 @@ def ticking(*steps: float) -> Callable[[], float]:
     return now
 
 
-async def drained(measured: Measured, order: Order = ORDER) -> None:
+async def drained(measured: MeasuredBackend, order: OutputRequest = REQUEST) -> None:
     async with aclosing(measured.stream(order)) as stream:
         async for _ in stream:
             pass
@@ -40,9 +40,9 @@ async def drained(measured: Measured, order: Order = ORDER) -> None:
 
 async def test_times_are_counted_from_the_order() -> None:
     metrics = Metrics()
-    outputs = FakeOutputs(tokens=TOKENS[:3])
+    outputs = FakeBackend(tokens=TOKENS[:3])
     # The order, three tokens, the end, and after it.
-    await drained(Measured(outputs, metrics, ticking(0.0, 0.5, 0.25, 0.125, 1.0, 9.0)))
+    await drained(MeasuredBackend(outputs, metrics, ticking(0.0, 0.5, 0.25, 0.125, 1.0, 9.0)))
     text = metrics.text()[0].decode()
     assert value(text, "time_to_first_token_seconds_sum", WHO) == 0.5
     assert value(text, "time_to_first_token_seconds_count", WHO) == 1
@@ -58,7 +58,7 @@ async def test_times_are_counted_from_the_order() -> None:
 
 async def test_statistics_are_added_up() -> None:
     metrics = Metrics()
-    measured = Measured(FakeOutputs(reason=Reason.LENGTH), metrics)
+    measured = MeasuredBackend(FakeBackend(reason=Reason.LENGTH), metrics)
     await drained(measured)
     await drained(measured)
     text = metrics.text()[0].decode()
@@ -83,11 +83,11 @@ async def test_what_crossed_the_wire_is_counted_by_peer(caplog: pytest.LogCaptur
         LaneFigures("drafter", "", 0, 0, Trips()),
     )
     metrics = Metrics()
-    outputs = FakeOutputs()
+    outputs = FakeBackend()
     course = replace(figures(1), lanes=lanes, drafter_lost="too slow")
     outputs_with_lanes = _Ending(outputs, course)
     with caplog.at_level("INFO", "crossdraft.serving"):
-        await drained(Measured(outputs_with_lanes, metrics))
+        await drained(MeasuredBackend(outputs_with_lanes, metrics))
     assert caplog.messages[-1].endswith("; target at c:3 lost: unreachable; drafter lost: too slow")
     text = metrics.text()[0].decode()
     target = {"role": "target", "peer": "a:1"}
@@ -101,28 +101,28 @@ async def test_what_crossed_the_wire_is_counted_by_peer(caplog: pytest.LogCaptur
     assert not [labels for labels, _ in samples(text, "wire_bytes_total") if not labels["peer"]]
 
 
-class _Ending(FakeOutputs):
+class _Ending(FakeBackend):
     """Ends with these statistics."""
 
-    def __init__(self, outputs: FakeOutputs, statistics: object) -> None:
+    def __init__(self, outputs: FakeBackend, statistics: object) -> None:
         super().__init__(served=outputs.served)
         self._statistics = statistics
 
-    async def stream(self, order: Order):  # type: ignore[no-untyped-def]
+    async def stream(self, order: OutputRequest):  # type: ignore[no-untyped-def]
         yield Ended(Reason.STOP, self._statistics)  # type: ignore[arg-type]
 
 
 async def test_waiting_and_running() -> None:
     metrics = Metrics()
-    outputs = FakeOutputs(waits_after=0)
-    measured = Measured(outputs, metrics)
+    outputs = FakeBackend(waits_after=0)
+    measured = MeasuredBackend(outputs, metrics)
 
     def now() -> tuple[float, float]:
         text = metrics.text()[0].decode()
         model = {"model_name": "toy"}
         return value(text, "num_requests_waiting", model), value(text, "num_requests_running", model)
 
-    stream = measured.stream(ORDER)
+    stream = measured.stream(REQUEST)
     first = asyncio.create_task(anext(stream))
     await outputs.wait_running(1)
     assert now() == (1, 0)
@@ -135,9 +135,9 @@ async def test_waiting_and_running() -> None:
 
 async def test_an_output_that_nobody_wants_any_more_is_aborted() -> None:
     metrics = Metrics()
-    outputs = FakeOutputs()
-    measured = Measured(outputs, metrics)
-    async with aclosing(measured.stream(ORDER)) as stream:
+    outputs = FakeBackend()
+    measured = MeasuredBackend(outputs, metrics)
+    async with aclosing(measured.stream(REQUEST)) as stream:
         await anext(stream)
     text = metrics.text()[0].decode()
     aborted = WHO | {"method": "default", "finished_reason": "abort"}
@@ -148,8 +148,8 @@ async def test_an_output_that_nobody_wants_any_more_is_aborted() -> None:
 
 async def test_one_that_is_cancelled_is_aborted_too() -> None:
     metrics = Metrics()
-    outputs = FakeOutputs(waits_after=1)
-    task = asyncio.create_task(drained(Measured(outputs, metrics)))
+    outputs = FakeBackend(waits_after=1)
+    task = asyncio.create_task(drained(MeasuredBackend(outputs, metrics)))
     await outputs.wait_running(1)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -172,7 +172,7 @@ async def test_one_that_is_cancelled_is_aborted_too() -> None:
 async def test_failures_are_counted_by_cause(fault: Exception, cause: str) -> None:
     metrics = Metrics()
     with pytest.raises(type(fault)):
-        await drained(Measured(FakeOutputs(fault=fault, fault_after=2), metrics))
+        await drained(MeasuredBackend(FakeBackend(fault=fault, fault_after=2), metrics))
     text = metrics.text()[0].decode()
     assert value(text, "request_failures_total", WHO | {"method": "default", "cause": cause}) == 1
     assert not samples(text, "request_success_total")
@@ -180,13 +180,13 @@ async def test_failures_are_counted_by_cause(fault: Exception, cause: str) -> No
 
 async def test_clients_cannot_make_labels() -> None:
     metrics = Metrics()
-    measured = Measured(FakeOutputs(), metrics)
+    measured = MeasuredBackend(FakeBackend(), metrics)
     for number in range(20):
         with suppress(LookupError):
-            await drained(measured, replace(ORDER, model=f"made-up-{number}"))
-        await drained(measured, replace(ORDER, drafter=f"made-up-{number}"))
-    await drained(measured, replace(ORDER, drafter="small"))
-    await drained(measured, replace(ORDER, drafter=""))
+            await drained(measured, replace(REQUEST, model=f"made-up-{number}"))
+        await drained(measured, replace(REQUEST, drafter=f"made-up-{number}"))
+    await drained(measured, replace(REQUEST, drafter="small"))
+    await drained(measured, replace(REQUEST, drafter=""))
     text = metrics.text()[0].decode()
     seen = {labels["model_name"] for labels, _ in samples(text, "num_requests_waiting")}
     assert seen == {"toy", "unknown"}
@@ -201,6 +201,6 @@ def test_positions_are_bounded() -> None:
 
 async def test_two_processes_worth_of_metrics_share_nothing() -> None:
     one, other = Metrics(), Metrics()
-    await drained(Measured(FakeOutputs(), one))
+    await drained(MeasuredBackend(FakeBackend(), one))
     assert samples(one.text()[0].decode(), "generation_tokens_total")
     assert not samples(other.text()[0].decode(), "generation_tokens_total")

@@ -12,10 +12,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from crossdraft.rpc.generation import SERVICE
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
+from crossdraft.serving.backend import LocalBackend, LocalModel
 from crossdraft.serving.grpc import serve_generation
-from crossdraft.serving.outputs import LocalModel, LocalOutputs
 from tests.rpc.services import DESCRIPTION, ToyTargetService
-from tests.serving.fakes import TOY, FakeOutputs
+from tests.serving.fakes import TOY, FakeBackend
 from tests.serving.http.conftest import Front, front
 from tests.serving.ports import free_port
 from tests.text.kinds import kind
@@ -26,7 +26,7 @@ STATUS = health_pb2.HealthCheckResponse
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crossdraft.client.discovery.WATCHED_EVERY", 0.01)
-    monkeypatch.setattr("crossdraft.serving.grpc.REPORTED_EVERY", 0.01)
+    monkeypatch.setattr("crossdraft.serving.grpc.REPORT_INTERVAL", 0.01)
 
 
 def target(port: int | None = None) -> Server:
@@ -58,7 +58,7 @@ async def test_targets_that_go_and_come_back() -> None:
     await first.start()
     await second.start()
     addresses = (first.address, second.address)
-    async with LocalOutputs((LocalModel("demo", addresses),)) as outputs, front(outputs) as served:
+    async with LocalBackend((LocalModel("demo", addresses),)) as outputs, front(outputs) as served:
         assert await becomes(served, 200) == '{"status":"ready","models":["demo"]}'
         await first.drain()
         assert await becomes(served, 200)  # the other one is there
@@ -77,7 +77,7 @@ async def test_the_health_service_says_the_same() -> None:
     serving = target()
     await serving.start()
     async with (
-        LocalOutputs((LocalModel("demo", (serving.address,)),)) as outputs,
+        LocalBackend((LocalModel("demo", (serving.address,)),)) as outputs,
         serve_generation(outputs, Listening(grace_seconds=0)) as server,
         health(server.address) as stub,
         asyncio.timeout(60),
@@ -93,7 +93,7 @@ async def test_the_health_service_says_the_same() -> None:
 
 
 async def test_a_front_that_begins_before_its_targets_is_not_ready() -> None:
-    outputs = FakeOutputs(served=())
+    outputs = FakeBackend(served=())
     async with (
         front(outputs) as served,
         serve_generation(outputs, Listening(grace_seconds=0)) as server,

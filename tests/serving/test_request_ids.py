@@ -10,15 +10,15 @@ from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
+from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import LogFormat, logged
-from crossdraft.serving.metrics import Measured, Metrics
-from crossdraft.serving.outputs import LocalModel, LocalOutputs, NamedDrafter, Order
+from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.target.service import TargetService
 from tests.serving.exposed import samples, value
 
 AT_ONCE = Listening(grace_seconds=0)
 # In lock-step the output waits for its drafter, however late that is.
-ORDER = Order("", "tiny", GenerationRequest("abcabcabc", max_tokens=60, ignore_eos=True, overlap=Overlap.OFF))
+REQUEST = OutputRequest("", "tiny", GenerationRequest("abcabcabc", max_tokens=60, ignore_eos=True, overlap=Overlap.OFF))
 
 
 async def test_a_request_is_found_in_every_services_lines(target_model: RunningModel) -> None:
@@ -29,10 +29,10 @@ async def test_a_request_is_found_in_every_services_lines(target_model: RunningM
             ngram_server(ServeNgram(listening=AT_ONCE)) as drafter,
         ):
             model = LocalModel("tiny", (target.address,), (NamedDrafter("copy", (drafter.address,)),))
-            async with LocalOutputs((model,)) as outputs:
-                measured = Measured(outputs, metrics)
+            async with LocalBackend((model,)) as outputs:
+                measured = MeasuredBackend(outputs, metrics)
                 for name in ("req-one", "req-two"):
-                    async with aclosing(measured.stream(replace(ORDER, id=name))) as made:
+                    async with aclosing(measured.stream(replace(REQUEST, id=name))) as made:
                         async for _ in made:
                             pass
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]

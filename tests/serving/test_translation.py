@@ -13,7 +13,7 @@ from crossdraft.rpc.server import Listening
 from crossdraft.serving.grpc import serve_generation
 from crossdraft.serving.servers import Together
 from crossdraft.types.statistics import LaneFigures, Trips
-from tests.serving.fakes import FakeOutputs, figures
+from tests.serving.fakes import FakeBackend, figures
 from tests.serving.ports import free_port
 
 
@@ -28,16 +28,16 @@ def test_lanes_are_sent_without_where_services_are() -> None:
 
 
 async def test_servers_begin_and_end_together() -> None:
-    first, second = (serve_generation(FakeOutputs(), Listening(port=free_port(), grace_seconds=0)) for _ in range(2))
+    first, second = (serve_generation(FakeBackend(), Listening(port=free_port(), grace_seconds=0)) for _ in range(2))
     async with Together(first, {"other": second}) as both:
         line = json.loads(both.ready_line())
         assert (line["address"], line["other"]) == (first.address, second.address)
         taken = Listening(port=int(first.address.rpartition(":")[2]), grace_seconds=0)
-        third = serve_generation(FakeOutputs(), Listening(port=free_port(), grace_seconds=0))
+        third = serve_generation(FakeBackend(), Listening(port=free_port(), grace_seconds=0))
         with pytest.raises(CannotListen):
-            await Together(serve_generation(FakeOutputs(), taken), {"third": third}).__aenter__()
+            await Together(serve_generation(FakeBackend(), taken), {"third": third}).__aenter__()
         free = Listening(port=int(third.address.rpartition(":")[2]), grace_seconds=0)
-        async with serve_generation(FakeOutputs(), free):  # the third one has ended again
+        async with serve_generation(FakeBackend(), free):  # the third one has ended again
             pass
-    async with serve_generation(FakeOutputs(), taken):
+    async with serve_generation(FakeBackend(), taken):
         pass

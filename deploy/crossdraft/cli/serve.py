@@ -18,14 +18,14 @@ from crossdraft.rpc.security import FrontFiles, TlsError, TlsFiles
 from crossdraft.rpc.server import Listening, run
 from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
+from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, serve_generation
 from crossdraft.serving.http import HttpOptions, RateLimit, make_app
 from crossdraft.serving.http.server import HttpServer
 from crossdraft.serving.limits import Keys
 from crossdraft.serving.limits import RateLimit as RateLimit_of_limits
 from crossdraft.serving.logs import LogFormat, LogLevel, logged
-from crossdraft.serving.metrics import Measured, Metrics
-from crossdraft.serving.outputs import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
+from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.serving.servers import Together
 from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.frequencies import RankingError
@@ -236,8 +236,8 @@ async def _serve_http(
     listening: Listening,
     grpc: Listening | None,
 ) -> None:
-    async with LocalOutputs((model,), local) as outputs:
-        measured = Measured(outputs, metrics)
+    async with LocalBackend((model,), local) as outputs:
+        measured = MeasuredBackend(outputs, metrics)
         http = HttpServer(make_app(measured, options), listening, {"model": model.name})
         others = {}
         if grpc is not None:
@@ -287,8 +287,8 @@ async def _serve_grpc(
 ) -> None:
     metrics = Metrics()
     exporter = Exporter(metrics.registry)
-    async with LocalOutputs((model,), local) as outputs:
-        server = serve_generation(Measured(outputs, metrics), listening, options)
+    async with LocalBackend((model,), local) as outputs:
+        server = serve_generation(MeasuredBackend(outputs, metrics), listening, options)
         if metrics_port is not None:
             server.marks["metrics"] = exporter.start(listening.host, metrics_port)
         try:

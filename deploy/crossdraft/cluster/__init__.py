@@ -1,1 +1,1 @@
-"""Outputs over a Ray cluster: services and orchestrators as actors, and who is where."""
+"""Serving on a Ray cluster: services and orchestrators as actors, a directory of them, fronts, deployment."""

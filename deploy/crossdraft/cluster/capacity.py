@@ -1,6 +1,6 @@
-"""Whether a cluster's nodes have what a configuration asks for. Pure.
+"""Whether a cluster's nodes have the resources and the crossdraft that a configuration needs.
 
-Only what is certain is said: replicas that fit one by one, and all together, may still not fit on these nodes.
+Only certain shortages are reported: replicas that fit one by one, and in sum, may still not fit on these nodes.
 """
 
 import time
@@ -26,18 +26,18 @@ Nodes = Mapping[str, Amounts]  # by address
 
 @dataclass(frozen=True)
 class Need:
-    """Replicas that take the same."""
+    """Replicas with the same resources."""
 
-    what: str  # for people
+    what: str  # shown to users
     count: int
     amounts: Amounts  # of one of them
-    apart: bool = False  # each on a node of its own, as they have one port
+    apart: bool = False  # each on a node of its own, as they share a port
 
 
 def amounts_of(resources: Resources) -> Amounts:
-    """By Ray's names, without what is 0."""
-    all_of_them = {CPUS: resources.cpus, GPUS: resources.gpus, **resources.custom}
-    return {name: amount for name, amount in all_of_them.items() if amount > 0}
+    """By Ray's names, without zeros."""
+    amounts = {CPUS: resources.cpus, GPUS: resources.gpus, **resources.custom}
+    return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
 def needs_of(configuration: Configuration) -> tuple[Need, ...]:
@@ -61,24 +61,24 @@ def _needs(configuration: Configuration) -> Iterator[Need]:
 
 
 def faults_of(needs: Sequence[Need], nodes: Nodes) -> tuple[str, ...]:
-    """What is missing, each with what to do about it; empty if nothing is for certain."""
+    """What is certainly missing, one text each."""
     return (*_faults_of_each(needs, nodes), *_faults_of_all(needs, nodes))
 
 
 def fits(amounts: Amounts, nodes: Nodes) -> bool:
-    """Whether one node has it all."""
+    """Whether one node has all of it."""
     return any(_times(amounts, has) >= 1 for has in nodes.values())
 
 
 def written(amounts: Amounts) -> str:
-    """For people."""
+    """As text."""
     return ", ".join(f"{name} {amount:g}" for name, amount in sorted(amounts.items())) or "nothing"
 
 
 def _faults_of_each(needs: Sequence[Need], nodes: Nodes) -> Iterator[str]:
     for need in needs:
-        most = 1 if need.apart else inf
-        places = sum(min(most, _times(need.amounts, has)) for has in nodes.values())
+        per_node = 1 if need.apart else inf
+        places = sum(min(per_node, _times(need.amounts, has)) for has in nodes.values())
         if places < need.count:
             wanted = f"{need.what}: {need.count} wanted, each with {written(need.amounts)} on one node"
             apart = ", on different nodes as they have one port" if need.apart else ""
@@ -99,39 +99,41 @@ def _faults_of_all(needs: Sequence[Need], nodes: Nodes) -> Iterator[str]:
 
 
 def _times(amounts: Amounts, has: Amounts) -> float:
-    """How often a node has it."""
+    """How many replicas fit on a node."""
     return min(((has.get(name, 0.0) + EXACT) // amount for name, amount in amounts.items()), default=inf)
 
 
-# What the nodes of a running cluster must have before anything is begun: room, and this crossdraft.
-
-ASKED_EVERY = 1.0  # seconds
-ANSWER_SECONDS = 60.0  # for a node that is busy to start a process
+POLL_SECONDS = 1.0
+ANSWER_SECONDS = 60.0  # for a busy node to start a process
 
 
 class NoRoomError(ValueError):
-    """No node has what the configuration wants; the text says what is missing."""
+    """The nodes lack resources; the text says which."""
 
 
-Say = Callable[[str], None]
+class NotServedError(ValueError):
+    """A service cannot be run as configured; the text says why."""
+
+
+Say = Callable[[str], None]  # shows a line of progress
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """For what, and for how long."""
+    """How a deployment waits."""
 
-    node_seconds: float = 0.0  # for nodes that are being started, or given another crossdraft
-    say: Say = print  # where progress is told
+    node_seconds: float = 0.0  # for nodes that are being started, or get another crossdraft
+    say: Say = print
 
 
 def await_nodes(needs: Sequence[Need], waiting: Waiting) -> None:
-    """Returns once the nodes have what is wanted, as far as that can be said, and crossdraft as it is here.
+    """Returns once no shortage is certain, and the nodes have this process's crossdraft.
 
     Raises:
         NoRoomError: nodes lack resources.
         NotServedError: a node has another crossdraft.
     """
-    if waiting.node_seconds and faults_of(needs, _nodes()):  # an autoscaler starts these; without one nobody hears it
+    if waiting.node_seconds and faults_of(needs, _nodes()):  # for an autoscaler, if there is one
         request_resources(bundles=[dict(need.amounts) for need in needs for _ in range(need.count)])
     lacking = _left(lambda: faults_of(needs, _nodes()), waiting)
     if waiting.node_seconds:
@@ -144,21 +146,21 @@ def await_nodes(needs: Sequence[Need], waiting: Waiting) -> None:
 
 
 def _left(faults: Callable[[], Sequence[str]], waiting: Waiting) -> Sequence[str]:
-    """What is still wrong when the time is over, or nothing as soon as nothing is."""
+    """What is still wrong when the time is over; returns as soon as nothing is."""
     until, told = time.monotonic() + waiting.node_seconds, ""
     while (found := faults()) and time.monotonic() < until:
         if told != (told := "; ".join(found)):
             waiting.say(f"waiting for nodes: {told}")
-        time.sleep(ASKED_EVERY)
+        time.sleep(POLL_SECONDS)
     return found
 
 
 def _different(needs: Sequence[Need]) -> Sequence[str]:
-    """Nodes where something may run, and whose crossdraft is not this one."""
+    """Nodes that may get a replica and have another crossdraft."""
     nodes = [node for node in _alive() if any(fits(need.amounts, {"": node["Resources"]}) for need in needs)]
-    asked = [(_name(node), _asked(node)) for node in nodes]
+    answers = [(_name(node), _asked(node)) for node in nodes]
     found: dict[str, list[str]] = {}
-    for name, answer in asked:
+    for name, answer in answers:
         found.setdefault(_answer(answer), []).append(name)
     return [
         f"crossdraft {installed()} is to run, and node {', '.join(names)} has {other}: install the same one there"
@@ -191,7 +193,7 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def _nodes() -> Nodes:
-    """What each node that is alive has in all."""
+    """All resources of each node that is alive."""
     return {_name(node): node["Resources"] for node in _alive()}
 
 
@@ -199,7 +201,3 @@ def _offers(nodes: Nodes) -> Iterator[str]:
     for name, has in sorted(nodes.items()):
         own = {key: amount for key, amount in has.items() if not key.startswith(("node:", "memory", "object_store"))}
         yield f"node {name} has {', '.join(f'{key} {amount:g}' for key, amount in sorted(own.items()))}"
-
-
-class NotServedError(ValueError):
-    """A service cannot be run as the configuration has it; the text says why."""

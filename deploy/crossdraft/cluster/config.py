@@ -1,6 +1,7 @@
-"""What a cluster serves, from one YAML file: models, replicas, resources, limits, security.
+"""The configuration of a cluster: a YAML file, and what each kind of process gets of it.
 
-A file is read once, before anything is started; whatever is wrong is said together, each with its line.
+The file is checked before anything is started; all errors are reported together, each with its line. Digests of what a
+process gets decide whether it must be replaced when another configuration is deployed.
 """
 
 import json
@@ -25,46 +26,46 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
 Count = Annotated[int, Field(ge=1, le=1024)]
 
 
-def _absolute(path: Path, info: ValidationInfo) -> Path:
+def _resolved(path: Path, info: ValidationInfo) -> Path:
     return Path(info.context or ".") / path
 
 
-def _spelled(name: str) -> str:
-    """A bundled model is looked up, and a shape read; where a folder is, only its nodes know."""
+def _checked_name(name: str) -> str:
+    """Checks names of bundled models and sizes of inflated ones; folders are known to the nodes only."""
     size_of(name)
     if name.startswith((BUNDLED_PREFIX, INFLATED_PREFIX)) and BUNDLED_PREFIX in name:
         source_of(name)
     return name
 
 
-Model = Annotated[str, AfterValidator(_spelled)]  # a folder, a hub id, or bundled:NAME
-File = Annotated[Path, AfterValidator(_absolute)]  # relative to the folder of the configuration
+Model = Annotated[str, AfterValidator(_checked_name)]  # a folder, a hub id, or bundled:NAME
+File = Annotated[Path, AfterValidator(_resolved)]  # relative to the folder of the configuration
 
 
 class ConfigurationError(ValueError):
-    """The file cannot be used; the text has a line for each fault."""
+    """The file cannot be used; the text has one line for each error."""
 
 
 class Part(BaseModel):
-    """A part of the file: unknown names are faults, values stay as they were read."""
+    """A part of the file; unknown names and values of other types are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Resources(Part):
-    """What one replica takes of its node, in Ray's units."""
+    """Of one replica, in Ray's units."""
 
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(ge=0)] = 0.0
-    custom: dict[str, Annotated[float, Field(gt=0)]] = {}  # such as {"target": 1}, as the node's start command has it
+    custom: dict[str, Annotated[float, Field(gt=0)]] = {}  # as nodes offer when started: {"target": 1}
 
 
 class Sessions(Part):
-    """What orchestrators may take of one replica."""
+    """Limits of the sessions of one replica."""
 
     most: Annotated[int, Field(ge=1)] = 1024  # open at once
-    per_peer: Annotated[int, Field(ge=1)] | None = None  # ... with one orchestrator's node; None: no limit of its own
-    idle_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0  # after which a silent one is ended
+    per_peer: Annotated[int, Field(ge=1)] | None = None  # ... from one orchestrator's node; None: `most`
+    idle_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0  # after which a session without messages is ended
 
     @model_validator(mode="after")
     def _order(self) -> Self:
@@ -78,26 +79,26 @@ class Service(Part):
 
     model: Model  # on every node where it may run
     replicas: Count = 1
-    port: Port = 0  # of every replica, which then are on different nodes; 0: any free one
+    port: Port = 0  # of every replica, each on a node of its own then; 0: any free one
     resources: Resources = Resources()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "cpu"  # as torch names it, such as cuda:0
     cache_mib: Annotated[int, Field(ge=1)] = 512  # for keys and values of all sessions
-    enable_prefix_caching: bool = True  # a session may begin with what another one has fed of the same text
-    enforce_eager: bool = False  # capture no forwards as CUDA graphs
-    max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default all of a context
+    enable_prefix_caching: bool = True  # share KV cache blocks between sessions with a common prefix
+    enforce_eager: bool = False  # no CUDA graphs
+    max_model_len: Annotated[int, Field(ge=2)] | None = None  # tokens of a session; by default the model's context
     threads: Count | None = None  # of torch; by default torch decides
     trust_remote_code: bool = False
     sessions: Sessions = Sessions()
 
 
 class DrafterService(Service):
-    """A model that guesses."""
+    """Replicas of a drafter."""
 
-    name: Name  # that requests may ask for
-    trusted: bool = True  # else only methods whose output does not depend on what it says
-    vocab_keep: Annotated[int, Field(ge=1)] | None = None  # ids that its head keeps
-    frequencies: File | None = None  # which: a file of `crossdraft frequencies`
+    name: Name  # that requests may choose
+    trusted: bool = True  # False: only methods whose output does not depend on the rows it sends
+    vocab_keep: Annotated[int, Field(ge=1)] | None = None  # rows of its output layer that are kept
+    frequencies: File | None = None  # which ones: a file of `crossdraft frequencies`
     affinity: File | None = None  # for rdk: a file of `crossdraft affinity`
 
     @model_validator(mode="after")
@@ -126,31 +127,33 @@ class ServedService(Part):
 
 
 class Front(Part):
-    """What clients speak with."""
+    """A server for clients."""
 
     host: str = "127.0.0.1"
     port: Port = 0
     replicas: Count = 1
     resources: Resources = Resources(cpus=0.1)
-    requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # of one client; None: as many as it likes
-    burst: Count = 10  # ... that it may send at once
-    stalled_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0  # after which one that does not read is given up
+    requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # of one client; None: unlimited
+    burst: Count = 10  # ... of which so many may come at once
+    stalled_seconds: Annotated[float, Field(gt=0, le=3600)] = (
+        60.0  # after which the stream of a client that does not read is ended
+    )
 
 
 class Http(Front):
-    """The front for browsers and OpenAI's clients; the port is Serve's, on every node with a replica of Serve's."""
+    """HTTP; the port is that of Serve's proxies, on every node with a replica of Serve's."""
 
     port: Port = 8000
     max_request_mib: Count = 4
-    max_choices: Count = 32  # outputs that one request may ask for
+    max_choices: Count = 32  # outputs of one request
 
 
 class Grpc(Front):
-    """The front for gRPC clients; several replicas with one port are on different nodes."""
+    """gRPC; several replicas with a fixed port are on different nodes."""
 
     port: Port = 9000
     max_request_mib: Count = 4
-    certificate: File | None = None  # that clients see; None: nothing is encrypted
+    certificate: File | None = None  # for clients; None: plaintext
     key: File | None = None
 
     @model_validator(mode="after")
@@ -161,7 +164,7 @@ class Grpc(Front):
 
 
 class Tls(Part):
-    """Mutual TLS between all services: files that are on every node (`crossdraft certs` makes them)."""
+    """Mutual TLS between services: files that are on every node (`crossdraft certs` makes them)."""
 
     ca: File
     certificate: File
@@ -169,10 +172,10 @@ class Tls(Part):
 
 
 class Security(Part):
-    """Who may do what."""
+    """Keys of clients, and TLS between services."""
 
-    api_keys: File | None = None  # a file with one key a line; None: everybody may ask
-    tls: Tls | None = None  # None: services trust their network
+    api_keys: File | None = None  # as `serving.limits.Keys.read` says; None: everybody may use the API
+    tls: Tls | None = None  # None: plaintext
 
 
 class Configuration(Part):
@@ -180,11 +183,11 @@ class Configuration(Part):
 
     models: tuple[ServedService, ...]  # at least one
     http: Http = Http()
-    grpc: Grpc | None = None  # None: no gRPC for clients
+    grpc: Grpc | None = None  # None: no gRPC API
     security: Security = Security()
-    metrics: bool = True  # every process answers Prometheus on a port of its own; `crossdraft status` says where
+    metrics: bool = True  # every process serves Prometheus on a port of its own; `crossdraft status` shows it
     log_format: LogFormat = LogFormat.JSON
-    grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when something is stopped
+    grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for open outputs when a process is stopped
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -200,7 +203,7 @@ def load(path: Path) -> Configuration:
     """Reads a file; paths in it are relative to its folder.
 
     Raises:
-        ConfigurationError: it cannot be read, is no YAML, or something in it is wrong.
+        ConfigurationError: it cannot be read, is not YAML, or has errors.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -210,10 +213,10 @@ def load(path: Path) -> Configuration:
 
 
 def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
-    """The same of a text; `name` is what its faults are said of, `folder` where its paths begin.
+    """Reads a text; errors call it `name`, and its paths are relative to `folder`.
 
     Raises:
-        ConfigurationError: it is no YAML, or something in it is wrong.
+        ConfigurationError: it is not YAML, or has errors.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -231,24 +234,20 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
 
 
 def _repeated(names: Sequence[str]) -> str:
-    """The first name that is there twice; empty if none is."""
-    return next((name for place, name in enumerate(names) if name in names[:place]), "")
+    """The first name that occurs twice; empty if none does."""
+    return next((name for index, name in enumerate(names) if name in names[:index]), "")
 
 
-# Where in a YAML file something is wrong.
+def fault_of(name: str, root: Node, location: tuple[int | str, ...], message: str) -> str:
+    """One error with its line: that of the value, or, if it is missing, of the part that lacks it."""
+    path = ".".join(str(step) for step in location)
+    return f"{name}, line {_line(root, location)}: {path + ': ' if path else ''}{message.removeprefix('Value error, ')}"
 
 
-def fault_of(name: str, root: Node, place: tuple[int | str, ...], complaint: str) -> str:
-    """One fault with its line: of the value itself, or of what it is missing from."""
-    path = ".".join(str(step) for step in place)
-    said = complaint.removeprefix("Value error, ")
-    return f"{name}, line {_line(root, place)}: {path + ': ' if path else ''}{said}"
-
-
-def _line(node: Node, place: tuple[int | str, ...]) -> int:
-    """Where a value is, or, if it is not there, where the part begins that lacks it; counts from 1."""
+def _line(node: Node, location: tuple[int | str, ...]) -> int:
+    """Counts from 1."""
     line = node.start_mark.line + 1
-    for step in place:
+    for step in location:
         found = _step(node, step)
         if found is None:
             break
@@ -257,7 +256,7 @@ def _line(node: Node, place: tuple[int | str, ...]) -> int:
 
 
 def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
-    """The value that one step leads to, and the line where it is named."""
+    """The value that one step leads to, and the line of its key."""
     if isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
         return node.value[step], node.value[step].start_mark.line + 1
     if isinstance(node, MappingNode):
@@ -267,44 +266,67 @@ def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
     return None
 
 
-# What a configuration tells each process of Serve's and each front. Pure.
+ANY_PORT = 0
+NAMESPACE = "crossdraft"  # of all actors
+DIRECTORY = "directory"  # an actor
+APPLICATION = "crossdraft"  # of Serve
+INGRESS = "Ingress"  # a deployment
+DIGEST_LENGTH = 12  # characters
+# Environment of fronts: Serve asks replicas for their queue lengths before each request. With its cache, a silent
+# orchestrator would count as idle and be chosen again and again until Ray knows that it is lost.
+FRONT_ENVIRONMENT = {"env_vars": {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "0"}}
 
 
 @dataclass(frozen=True)
-class Guessing:
-    """Drafters of one name."""
+class DrafterConfig:
+    """Drafters of one name, for an orchestrator."""
 
     name: str
     trusted: bool
-    model: str  # what they run, in one word: an orchestrator learns a vocabulary once
+    model: str  # digest of what they run: an orchestrator reads a vocabulary once
 
 
 @dataclass(frozen=True)
-class Orchestrated:
-    """What an orchestrator is told. Where any of it differs, another orchestrator is needed."""
+class OrchestratorConfig:
+    """Of an orchestrator; another one replaces it when anything in here changes."""
 
     model: str  # name of the served model
-    target: str  # what its targets run, in one word: an output cannot go on with another model
-    drafters: tuple[Guessing, ...]  # the default one first
-    most_outputs: int  # at once
-    tls: TlsFiles | None  # what it shows to services
-    metrics: bool  # it answers Prometheus
+    target: str  # digest of what its targets run: an output cannot be resumed with another model
+    drafters: tuple[DrafterConfig, ...]  # the default one first
+    max_outputs: int  # at once
+    tls: TlsFiles | None  # for sessions with services
+    metrics: bool  # serve Prometheus
     log_format: LogFormat
+
+    @staticmethod
+    def of(model: ServedService, configuration: Configuration) -> "OrchestratorConfig":
+        """That of a model's orchestrators."""
+        drafters = tuple(DrafterConfig(one.name, one.trusted, _runs(one)) for one in model.drafters)
+        tls, form = tls_of(configuration), configuration.log_format
+        return OrchestratorConfig(
+            model.name, _runs(model.target), drafters, model.outputs, tls, configuration.metrics, form
+        )
 
     @property
     def digest(self) -> str:
-        """Differs when any of it does, the files and the package included."""
+        """Of all fields, the files, and the package."""
         return version_of(self, contents(tls_paths(self.tls)))
 
 
 @dataclass(frozen=True)
-class Fronted:
-    """What every front is told. Where any of it differs, another front is needed."""
+class FrontConfig:
+    """What all fronts have in common; others replace them when anything in here changes."""
 
     models: tuple[str, ...]  # names of the served models
     api_keys: Path | None
-    metrics: bool  # it answers Prometheus on a port of its own
+    metrics: bool  # serve Prometheus on a port of its own
     log_format: LogFormat
+
+    @staticmethod
+    def of(configuration: Configuration) -> "FrontConfig":
+        """That of a cluster's fronts."""
+        models = tuple(model.name for model in configuration.models)
+        return FrontConfig(models, configuration.security.api_keys, configuration.metrics, configuration.log_format)
 
     @property
     def keys(self) -> Keys:
@@ -313,84 +335,14 @@ class Fronted:
 
     @property
     def digest(self) -> str:
-        """Differs when any of it does, the keys and the package included."""
+        """Of all fields, the keys, and the package."""
         return version_of(self, contents(() if self.api_keys is None else (self.api_keys,)))
 
 
 def tls_of(configuration: Configuration) -> TlsFiles | None:
-    """What services show each other."""
+    """For sessions between orchestrators and services."""
     tls = configuration.security.tls
     return None if tls is None else TlsFiles(tls.ca, tls.certificate, tls.key)
-
-
-def fronted(configuration: Configuration) -> Fronted:
-    """What fronts are told."""
-    models = tuple(model.name for model in configuration.models)
-    return Fronted(models, configuration.security.api_keys, configuration.metrics, configuration.log_format)
-
-
-def orchestrated(model: ServedService, configuration: Configuration) -> Orchestrated:
-    """What a model's orchestrators are told."""
-    drafters = tuple(Guessing(one.name, one.trusted, _runs(one)) for one in model.drafters)
-    tls, form = tls_of(configuration), configuration.log_format
-    return Orchestrated(model.name, _runs(model.target), drafters, model.outputs, tls, configuration.metrics, form)
-
-
-def _runs(service: Service) -> str:
-    """What decides the model's answers."""
-    return digest_of(service.model, service.dtype, service.trust_remote_code)
-
-
-# What a cluster's actors and deployments are called.
-
-NAMESPACE = "crossdraft"
-DIRECTORY = "directory"
-APPLICATION = "crossdraft"  # of Serve
-INGRESS = "Ingress"
-SHOWN = 12  # characters of a digest
-# Of a front's process: which orchestrator gets an order is asked anew each time. What Serve remembers of one that has
-# fallen silent is that it has nothing to do, so it would be chosen again and again until Ray knows that it is lost.
-ASKING = {"env_vars": {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "0"}}
-
-
-def slot_name(model: str, role: str, name: str, number: int) -> str:
-    """The place of one replica: of a model's target or of its drafter with this name, or of a front (no model)."""
-    return "/".join(one for one in (model, role, name, str(number)) if one)
-
-
-def actor_name(slot: str, digest: str) -> str:
-    """Of the actor that hosts a replica: another one as soon as what it hosts differs."""
-    return f"{slot}@{digest}"
-
-
-def slot_of(actor: str) -> str:
-    """The place that an actor has by its name; empty if it has none."""
-    return actor.rpartition("@")[0]
-
-
-def orchestrator_name(model: str) -> str:
-    """Of the deployment that makes a model's outputs: Serve takes letters, digits, - and _ only."""
-    return "Orchestrator-" + "".join(one if one.isalnum() else f"_{ord(one):x}" for one in model)
-
-
-def digest_of(*parts: object) -> str:
-    """Tells values apart that are shown differently; all of them are shown in full (dataclasses, bytes)."""
-    return sha256(repr(parts).encode()).hexdigest()[:SHOWN]
-
-
-def version_of(*parts: object) -> str:
-    """Of a process that is told these, as `digest_of`; with another crossdraft it is another process."""
-    return digest_of(installed(), *parts)
-
-
-# Files that a configuration names, as they are where it is deployed from: other contents make another service.
-
-ABSENT = ""  # in place of the digest of a file that is on other nodes only
-
-
-def contents(paths: Iterable[Path]) -> tuple[str, ...]:
-    """The digest of each file, not of its name."""
-    return tuple(_digest(path) for path in paths)
 
 
 def tls_paths(tls: TlsFiles | None) -> tuple[Path, ...]:
@@ -398,8 +350,48 @@ def tls_paths(tls: TlsFiles | None) -> tuple[Path, ...]:
     return () if tls is None else (tls.ca, tls.certificate, tls.key)
 
 
+def _runs(service: Service) -> str:
+    """Digest of what decides the outputs of a service's model."""
+    return digest_of(service.model, service.dtype, service.trust_remote_code)
+
+
+def slot_name(model: str, role: str, name: str, number: int) -> str:
+    """The slot of one replica: of a model's target, of its drafter with this name, or of a front (no model)."""
+    return "/".join(one for one in (model, role, name, str(number)) if one)
+
+
+def actor_name(slot: str, digest: str) -> str:
+    """Of the actor in a slot; another digest means another actor in the same slot."""
+    return f"{slot}@{digest}"
+
+
+def slot_of(actor: str) -> str:
+    """The slot in an actor's name; empty if it has none."""
+    return actor.rpartition("@")[0]
+
+
+def orchestrator_name(model: str) -> str:
+    """Of the deployment of a model's orchestrators: Serve allows letters, digits, - and _ only."""
+    return "Orchestrator-" + "".join(one if one.isalnum() else f"_{ord(one):x}" for one in model)
+
+
+def digest_of(*parts: object) -> str:
+    """Of the `repr` of these values, which must show them in full (dataclasses, pydantic models, bytes)."""
+    return sha256(repr(parts).encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def version_of(*parts: object) -> str:
+    """The same with the installed crossdraft: another package means another process."""
+    return digest_of(installed(), *parts)
+
+
+def contents(paths: Iterable[Path]) -> tuple[str, ...]:
+    """The digest of each file's content; empty for one that is on other nodes only."""
+    return tuple(_digest(path) for path in paths)
+
+
 def _digest(path: Path) -> str:
     try:
         return sha256(path.read_bytes()).hexdigest()
     except OSError:
-        return ABSENT
+        return ""

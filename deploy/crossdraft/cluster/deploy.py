@@ -1,8 +1,10 @@
-"""Brings a configuration onto a running Ray cluster: services as detached actors, fronts and orchestrators by Serve."""
+"""Deploys a configuration on a running Ray cluster: model servers and the gRPC front as detached actors, orchestrators
+and the HTTP front by Serve, which restarts, checks, scales and replaces them.
+"""
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,18 +13,34 @@ import ray
 import yaml
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.context import _check_cached_client_alive, _get_global_client
 from ray.serve.schema import ApplicationStatus, DeploymentStatusOverview
 
-from crossdraft.cluster.application import Room, application
 from crossdraft.cluster.capacity import NotServedError, Say, Waiting, amounts_of, await_nodes, fits, needs_of
-from crossdraft.cluster.config import APPLICATION, DIRECTORY, NAMESPACE, Configuration, Http, parse
+from crossdraft.cluster.config import (
+    APPLICATION,
+    DIRECTORY,
+    FRONT_ENVIRONMENT,
+    INGRESS,
+    NAMESPACE,
+    Configuration,
+    FrontConfig,
+    Http,
+    OrchestratorConfig,
+    Resources,
+    ServedService,
+    digest_of,
+    orchestrator_name,
+    parse,
+)
 from crossdraft.cluster.directory import DirectoryActor, Entry
+from crossdraft.cluster.fronts import Ingress
 from crossdraft.cluster.installed import installed
+from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.rollout import (
     ALWAYS,
-    MOST_CALLS,
+    MAX_CALLS,
     Rollout,
     changes,
     free_nodes,
@@ -33,11 +51,22 @@ from crossdraft.cluster.rollout import (
 )
 from crossdraft.serving.logs import logged
 
-HEAD = {"node:__internal_head__": 0.001}  # Ray's own resource: the cluster ends with its head node anyway
+log = logging.getLogger(__name__)
+HEAD = {"node:__internal_head__": 0.001}  # Ray's resource of the head node, with which the cluster ends anyway
+EXTRA_CALLS = 16  # of a replica at once besides its outputs: `models` and health checks
+MAX_STREAMS = 4096  # requests of one ingress at once
+HEALTH_INTERVAL = 2.0  # seconds between two health checks
+HEALTH_SECONDS = 15.0  # for an answer
+ALL = 100  # percent of replicas that may exist twice while they are replaced
+FINISHER = "finisher"  # an actor
+POLL_SECONDS = 1.0
+RUNNING = "RUNNING"
+DEPLOYMENT = ("name", "state", "replicas", "message")
+HasRoom = Callable[[Resources], bool]
 
 
 def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None:
-    """Returns once everything serves. What runs already and is the same goes on; what differs is replaced.
+    """Returns once everything serves. What runs already and is unchanged goes on; what differs is replaced.
 
     Raises:
         NoRoomError: nodes lack resources.
@@ -46,8 +75,8 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
     """
     waiting = waiting or Waiting()
     await_nodes(needs_of(configuration), waiting)
-    with _serve_begun(configuration.http):
-        begin_directory()
+    with _serve_started(configuration.http):
+        start_directory()
         below, above = rollouts(configuration, waiting.say)
         try:
             below.begin()
@@ -62,7 +91,7 @@ def deploy(configuration: Configuration, waiting: Waiting | None = None) -> None
 
 
 def rollouts(configuration: Configuration, say: Say) -> tuple[Rollout, Rollout]:
-    """Of services, and of fronts that are not Serve's; from what runs now."""
+    """From what runs now: that of the model servers, and that of the gRPC fronts."""
     there, grace = running(), configuration.grace_seconds
     services = [name for name in there if not is_front(name)]
     fronts = [name for name in there if is_front(name)]
@@ -72,7 +101,7 @@ def rollouts(configuration: Configuration, say: Say) -> tuple[Rollout, Rollout]:
 
 
 def undeploy() -> None:
-    """Ends everything that `deploy` started; Serve itself, too, if nothing else uses it."""
+    """Ends everything that `deploy` started; Serve, too, if nothing else uses it."""
     if APPLICATION in serve.status().applications:
         serve.delete(APPLICATION)
     if not serve.status().applications:
@@ -82,8 +111,8 @@ def undeploy() -> None:
             ray.kill(ray.get_actor(named["name"], NAMESPACE))
 
 
-def begin_directory() -> None:
-    """It is there from now on, of this crossdraft; others find it by its name again."""
+def start_directory() -> None:
+    """Makes sure that the directory runs, with this crossdraft."""
     try:
         there: Any = ray.get_actor(DIRECTORY, NAMESPACE)
         if ray.get(there.installed.remote()) != installed():
@@ -98,15 +127,15 @@ def begin_directory() -> None:
         num_cpus=0,
         resources=HEAD,
         max_restarts=ALWAYS,
-        max_task_retries=ALWAYS,  # whatever it is asked may be asked again
-        max_concurrency=MOST_CALLS,
+        max_task_retries=ALWAYS,  # all its calls may be repeated
+        max_concurrency=MAX_CALLS,
     ).remote()
 
 
 @contextmanager
-def _serve_begun(http: Http) -> Iterator[None]:
-    """Serve runs with its proxies at this address; what fails in the block ends it, unless it ran before."""
-    _check_cached_client_alive()  # Serve that another process has ended since this one used it is forgotten
+def _serve_started(http: Http) -> Iterator[None]:
+    """Runs Serve with its proxies at this address; an error in the block ends it, unless it ran before."""
+    _check_cached_client_alive()  # forgets a Serve instance that another process has ended
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
         has = client.http_config
@@ -133,33 +162,81 @@ def _serve_begun(http: Http) -> Iterator[None]:
 
 def _run(configuration: Configuration) -> None:
     try:
-        serve.run(application(configuration, room_now()), name=APPLICATION, route_prefix="/")
+        serve.run(application(configuration, has_room()), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise NotServedError(f"orchestrators or the HTTP front cannot be run: {error}") from error
 
 
-def room_now() -> Room:
-    """Whether something fits beside all that runs."""
+def has_room() -> HasRoom:
+    """Whether a replica with such resources fits beside all that runs now."""
     free = free_nodes()
     return lambda resources: fits(amounts_of(resources), free)
+
+
+def application(configuration: Configuration, room: HasRoom) -> Application:
+    """The Serve application: the HTTP front as ingress, behind it a deployment of orchestrators for each model.
+
+    Args:
+        configuration: what is served.
+        room: whether another replica fits: then it is started before the one that it replaces has ended.
+    """
+    front = FrontConfig.of(configuration)
+    orchestrators = [_orchestrators(model, configuration, room) for model in configuration.models]
+    return _ingress(configuration, room).bind(front, configuration.http, *orchestrators)
+
+
+def _orchestrators(model: ServedService, configuration: Configuration, room: HasRoom) -> Application:
+    config = OrchestratorConfig.of(model, configuration)
+    resources = model.orchestrator_resources
+    deployment = serve.deployment(
+        name=orchestrator_name(model.name),
+        num_replicas=model.orchestrators,
+        max_ongoing_requests=model.outputs + EXTRA_CALLS,
+        ray_actor_options=_actor_options(resources),
+        **_lifecycle(configuration, resources, room),
+    )(Orchestrator)
+    return _versioned(deployment, config.digest).bind(config)
+
+
+def _ingress(configuration: Configuration, room: HasRoom) -> Deployment:
+    http = configuration.http
+    deployment = serve.deployment(
+        name=INGRESS,
+        num_replicas=http.replicas,
+        max_ongoing_requests=MAX_STREAMS,
+        ray_actor_options=_actor_options(http.resources) | {"runtime_env": FRONT_ENVIRONMENT},
+        **_lifecycle(configuration, http.resources, room),
+    )(serve.ingress()(Ingress))
+    alone = http.model_copy(update={"replicas": 1, "resources": Resources()})
+    return _versioned(deployment, digest_of(FrontConfig.of(configuration).digest, alone))
+
+
+def _lifecycle(configuration: Configuration, resources: Resources, room: HasRoom) -> dict[str, Any]:
+    return {
+        "health_check_period_s": HEALTH_INTERVAL,
+        "health_check_timeout_s": HEALTH_SECONDS,
+        "graceful_shutdown_timeout_s": configuration.grace_seconds,
+        "max_surge_percent": ALL if room(resources) else 0,
+    }
+
+
+def _versioned(deployment: Deployment, version: str) -> Deployment:
+    """Serve replaces replicas when the version changes, and without one at each deployment."""
+    return deployment.options(version=version, _internal=True)
+
+
+def _actor_options(resources: Resources) -> dict[str, object]:
+    return {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "resources": dict(resources.custom)}
 
 
 def _last_line(error: Exception) -> str:
     return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
-# The application where Serve builds it by itself from `import_path` and `args`, as KubeRay has it do.
-#
-# Services are begun while it is built. What they replace ends once Serve runs the application, which an actor waits
-# for.
-
-log = logging.getLogger(__name__)
-FINISHER = "finisher"
-ASKED_EVERY = 1.0  # seconds
-
-
 def build(args: Mapping[str, object]) -> Application:
-    """The application of a configuration, whose services serve already.
+    """The application, for Serve to build from `import_path` and `args`, as KubeRay makes it do.
+
+    Starts the model servers. What they replace ends once Serve runs the application, for which an actor waits.
 
     Raises:
         ConfigurationError: the configuration cannot be used.
@@ -167,7 +244,7 @@ def build(args: Mapping[str, object]) -> Application:
     """
     configuration = parse(yaml.safe_dump(dict(args)), "args")
     with logged(configuration.log_format):
-        begin_directory()
+        start_directory()
         below, _ = rollouts(configuration, log.info)
         try:
             below.begin()
@@ -177,17 +254,17 @@ def build(args: Mapping[str, object]) -> Application:
     actor: Any = ray.remote(Finisher)
     finisher = actor.options(name=FINISHER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0)
     finisher.remote().finish.remote(configuration)
-    return application(configuration, room_now())
+    return application(configuration, has_room())
 
 
 class Finisher:
-    """One at a time: it ends what an application does not need any more."""
+    """An actor that ends what an application does not need any more, one call at a time."""
 
     def finish(self, configuration: Configuration) -> None:
-        """Waits for Serve; if that fails, everything stays as it is."""
+        """Waits until Serve runs the application; if Serve fails, everything stays as it is."""
         with logged(configuration.log_format):
             while (state := _state()) not in (ApplicationStatus.RUNNING, ApplicationStatus.DEPLOY_FAILED):
-                time.sleep(ASKED_EVERY)
+                time.sleep(POLL_SECONDS)
             if state is ApplicationStatus.DEPLOY_FAILED:
                 log.error("Serve cannot run the application; what it does not need goes on")
                 return
@@ -202,19 +279,13 @@ def _state() -> ApplicationStatus | None:
     return None if found is None else found.status
 
 
-# What runs on a cluster.
-
-RUNNING = "RUNNING"
-DEPLOYMENT = ("name", "state", "replicas", "message")
-
-
 @dataclass(frozen=True)
 class Deployed:
     """What runs now."""
 
-    processes: tuple[Entry, ...]  # that answer
-    state: str  # of the application, in Serve's words
-    deployments: tuple[tuple[str, str, int, str], ...]  # of Serve: name, state, replicas that run, what is wrong
+    processes: tuple[Entry, ...]  # in the directory
+    state: str  # Serve's, of the application
+    deployments: tuple[tuple[str, str, int, str], ...]  # name, state, running replicas, Serve's message
 
     def plain(self) -> dict[str, object]:
         """For JSON."""

@@ -1,12 +1,13 @@
-"""Which processes there are, and where. Pure: it is told the time.
+"""The directory: which processes a cluster has, and where; an actor, and the client of it in each process.
 
-Processes announce themselves again and again, so that a directory that is lost and comes back knows them all soon, and
-a node that is lost is forgotten without anybody's saying so. It decides only where sessions are opened: a session
-notices the end of its service by itself, and sooner.
+Processes announce themselves every second, so that a restarted directory soon knows them all, and those of a lost node
+expire. The directory decides only where sessions are opened: a session notices the loss of its service by itself, and
+sooner. Not Serve's or Ray's own lists of actors: these have no addresses of servers inside the actors.
 """
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable
@@ -21,9 +22,12 @@ from ray.exceptions import RayError
 from crossdraft.cluster.config import DIRECTORY, NAMESPACE
 from crossdraft.cluster.installed import installed
 
-ANNOUNCED_EVERY = 1.0  # seconds
-FORGOTTEN_AFTER = 8.0  # seconds since a process was heard of
-SETTLED_AFTER = 3.0  # seconds after which a new directory has heard of every process that is there
+log = logging.getLogger(__name__)
+ANNOUNCE_INTERVAL = 1.0  # seconds
+EXPIRY = 8.0  # seconds since a process was announced last
+SETTLING = 3.0  # seconds after which a new directory has heard of all processes
+LONGEST_POLL = 30.0  # seconds that one call of `entries` may wait for a change
+REPLY_SECONDS = 5.0  # after which a reply of the directory is given up
 
 
 class Role(StrEnum):
@@ -38,76 +42,81 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """A process that answers."""
+    """A process that serves."""
 
-    id: str  # of its actor; it stays when the process is started again
+    id: str  # of its actor; the same after a restart
     role: Role
     model: str  # name of the served model; empty for fronts
     name: str  # of a drafter, else empty
     address: str  # host:port of its gRPC server; empty where it has none
-    metrics: str  # host:port where Prometheus reads
+    metrics: str  # host:port of its Prometheus metrics; empty: none
     node: str  # the node's address
-    process: int  # its id on the node
+    process: int  # process id on the node
 
     @property
     def what(self) -> str:
-        """For people."""
+        """Role and name, to be shown."""
         return f"{self.role} {self.name}" if self.name else str(self.role)
 
 
 class Directory:
-    """The processes of a cluster.
+    """The processes of a cluster. Pure: the caller tells the time, in seconds of a monotonic clock.
 
     Args:
-        began: when, in seconds of a clock that never goes back.
-        version: counts changes from here on; two directories must not count the same.
+        began: when the directory was started.
+        version: first value of the counter of changes; random, so that a restarted directory has other versions.
     """
 
     def __init__(self, began: float = 0.0, version: int = 0) -> None:
         self.version = version
-        self._settled_at = began + SETTLED_AFTER
-        self._heard: dict[str, tuple[Entry, float]] = {}  # by id, with the time of the latest announcement
+        self._settled_at = began + SETTLING
+        self._heard: dict[str, tuple[Entry, float]] = {}  # by id, with the time of the last announcement
 
     def unsettled(self, now: float) -> float:
-        """Seconds until it can be asked: before, it may lack what is there."""
+        """Seconds until it has heard of all processes."""
         return max(0.0, self._settled_at - now)
 
     def announce(self, entry: Entry, now: float) -> None:
-        """It is there."""
+        """A process serves."""
         known = self._heard.get(entry.id)
         self._heard[entry.id] = (entry, now)
         self.version += known is None or known[0] != entry
 
     def withdraw(self, id: str) -> None:
-        """Nothing is to be begun there any more."""
+        """A process takes no new sessions any more."""
         self.version += self._heard.pop(id, None) is not None
 
     def forget(self, now: float) -> None:
-        """Those that have not been heard of for too long are not there."""
-        silent = [id for id, (_, at) in self._heard.items() if now - at > FORGOTTEN_AFTER]
+        """Removes processes whose announcement has expired."""
+        silent = [id for id, (_, at) in self._heard.items() if now - at > EXPIRY]
         for id in silent:
             self.withdraw(id)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All of them, in an order of their own."""
+        """All of them, sorted."""
         found = [entry for entry, _ in self._heard.values()]
         return tuple(sorted(found, key=lambda one: (one.model, one.role, one.name, one.node, one.process)))
 
 
-# The directory as an actor, and how others speak with it.
+def node_address() -> str:
+    """Of the node of this process."""
+    return str(ray.util.get_node_ip_address())
 
-log = logging.getLogger(__name__)
-LONGEST_WAIT = 30.0  # seconds that one question may wait for a change
-LATE = 5.0  # seconds after which an answer is not waited for any more
+
+def entry_of(role: Role, model: str, name: str, address: str, metrics: str, node: str) -> Entry:
+    """The entry of this process, which runs an actor."""
+    id = ray.get_runtime_context().get_actor_id()
+    assert id is not None  # only a driver has none
+    return Entry(id, role, model, name, address, metrics, node, os.getpid())
 
 
 class DirectoryGoneError(Exception):
-    """It does not answer now; Ray starts it again."""
+    """The directory does not answer; Ray restarts it."""
 
 
 class DirectoryActor:
-    """One for a cluster. It holds nothing that processes would not tell it again."""
+    """The directory of a cluster, as an actor. It holds nothing that processes do not announce again."""
 
     def __init__(self) -> None:
         self._directory = Directory(time.monotonic(), secrets.randbits(60))
@@ -120,28 +129,28 @@ class DirectoryActor:
         return self._installed
 
     async def announce(self, entry: Entry) -> None:
-        """A process is there, and says so again before it is forgotten."""
-        async with self._watched():
+        """A process serves; it must announce itself again before the entry expires."""
+        async with self._notifying():
             self._directory.announce(entry, time.monotonic())
 
     async def withdraw(self, id: str) -> None:
-        """A process takes nothing new."""
-        async with self._watched():
+        """A process takes no new sessions."""
+        async with self._notifying():
             self._directory.withdraw(id)
 
     async def entries(self, known: int = -1, seconds: float = 0.0) -> tuple[int, tuple[Entry, ...]]:
-        """Version and processes: once it is settled, and the version is not the known one or this time has passed."""
+        """Version and processes, once all are known; waits up to `seconds` for a version other than `known`."""
         await asyncio.sleep(self._directory.unsettled(time.monotonic()))
         try:
-            async with asyncio.timeout(min(seconds, LONGEST_WAIT)), self._changed:
+            async with asyncio.timeout(min(seconds, LONGEST_POLL)), self._changed:
                 await self._changed.wait_for(lambda: self._directory.version != known)
         except TimeoutError:
             pass
         return self._directory.version, self._directory.entries
 
     @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
-        """Tells those who wait if the version has changed in a block."""
+    async def _notifying(self) -> AsyncIterator[None]:
+        """Wakes waiting calls of `entries` if the version changes in the block."""
         async with self._changed:
             before = self._directory.version
             yield
@@ -150,34 +159,34 @@ class DirectoryActor:
 
     async def _forget(self) -> None:
         while True:
-            await asyncio.sleep(ANNOUNCED_EVERY)
-            async with self._watched():
+            await asyncio.sleep(ANNOUNCE_INTERVAL)
+            async with self._notifying():
                 self._directory.forget(time.monotonic())
 
 
 class FarDirectory:
-    """The cluster's directory, from another process. All methods raise DirectoryGoneError."""
+    """The directory, for other processes. All methods raise DirectoryGoneError."""
 
     def __init__(self) -> None:
         self._actor: Any = None  # its handle
 
     async def announce(self, entry: Entry) -> None:
         """As DirectoryActor.announce."""
-        await self._answer((await self._found()).announce.remote(entry), LATE)
+        await self._answer((await self._found()).announce.remote(entry), REPLY_SECONDS)
 
     async def withdraw(self, id: str) -> None:
         """As DirectoryActor.withdraw."""
-        await self._answer((await self._found()).withdraw.remote(id), LATE)
+        await self._answer((await self._found()).withdraw.remote(id), REPLY_SECONDS)
 
     async def entries(self, known: int = -1, seconds: float = 0.0) -> tuple[int, tuple[Entry, ...]]:
         """As DirectoryActor.entries."""
         found: tuple[int, tuple[Entry, ...]]
-        found = await self._answer((await self._found()).entries.remote(known, seconds), seconds + LATE)
+        found = await self._answer((await self._found()).entries.remote(known, seconds), seconds + REPLY_SECONDS)
         return found
 
     async def _found(self) -> Any:
         if self._actor is None:
-            try:  # in a thread: it asks the head node, and waits
+            try:  # in a thread: it blocks until the head node answers
                 self._actor = await asyncio.to_thread(ray.get_actor, DIRECTORY, NAMESPACE)
             except (RayError, ValueError) as error:
                 raise DirectoryGoneError(f"there is no directory: {error}") from error
@@ -194,10 +203,10 @@ class FarDirectory:
 
 @asynccontextmanager
 async def announced(entry: Entry) -> AsyncIterator[None]:
-    """The directory knows the process during the block, also when it is lost and comes back."""
+    """Keeps the process in the directory during the block."""
     directory = FarDirectory()
-    heard = await _announced(directory, entry)
-    announcing = asyncio.create_task(_announce(directory, entry, heard))
+    known = await _announced(directory, entry)
+    announcing = asyncio.create_task(_announce(directory, entry, known))
     try:
         yield
     finally:
@@ -205,18 +214,18 @@ async def announced(entry: Entry) -> AsyncIterator[None]:
         await asyncio.wait([announcing])
         try:
             await directory.withdraw(entry.id)
-        except DirectoryGoneError as error:  # it will be forgotten
+        except DirectoryGoneError as error:  # its entry will expire
             log.warning("%s", error)
 
 
-async def _announce(directory: FarDirectory, entry: Entry, heard: bool) -> None:
+async def _announce(directory: FarDirectory, entry: Entry, known: bool) -> None:
     while True:
-        await asyncio.sleep(ANNOUNCED_EVERY)
-        heard = await _announced(directory, entry, logging.WARNING if heard else logging.DEBUG)
+        await asyncio.sleep(ANNOUNCE_INTERVAL)
+        known = await _announced(directory, entry, logging.WARNING if known else logging.DEBUG)
 
 
 async def _announced(directory: FarDirectory, entry: Entry, level: int = logging.WARNING) -> bool:
-    """Whether the directory has heard of it."""
+    """Whether the directory has taken the announcement."""
     try:
         await directory.announce(entry)
     except DirectoryGoneError as error:

@@ -1,4 +1,4 @@
-"""Which crossdraft a machine has. It is asked on every node, so nothing else of crossdraft is imported here."""
+"""Which crossdraft a machine has. Runs on nodes with any version, so nothing else of crossdraft is imported here."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -14,12 +14,12 @@ SHOWN = 12  # characters of the digest
 
 @cache
 def installed() -> str:
-    """As `on_disk` was when this process asked first: what it runs."""
+    """`on_disk` at the first call in this process: what it runs."""
     return on_disk()
 
 
 def on_disk() -> str:
-    """Version and digest of the package's files, as they are now; about 0.1 s."""
+    """Version and digest of the package's files now; takes about 0.1 s."""
     digest = sha256()
     for name, path in sorted(_files()):
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())
@@ -28,14 +28,14 @@ def on_disk() -> str:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """With the names that imports give them.
+    """Relative paths and files of the packages inside the namespace package.
 
-    Every folder of its name on Python's path belongs to a namespace package, also a ~/crossdraft when a program is run
-    from home: so only folders count that are packages themselves.
+    Any folder named like it on Python's path belongs to it, also ~/crossdraft when a program runs in the home folder;
+    so only folders with an `__init__.py` count.
     """
     for folder in map(Path, import_module(PACKAGE).__path__):
-        for beginning in folder.glob("*/__init__.py"):
-            for path in beginning.parent.rglob("*"):
+        for init in folder.glob("*/__init__.py"):
+            for path in init.parent.rglob("*"):
                 if COMPILED not in path.parts and path.is_file():
                     yield path.relative_to(folder).as_posix(), path
 

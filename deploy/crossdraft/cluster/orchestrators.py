@@ -1,166 +1,214 @@
-"""An orchestrator as a replica: outputs of one model over whatever services the directory names."""
+"""An orchestrator as a replica of Serve: outputs of one model over the services that the directory lists."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import NoReturn
 
-from crossdraft.cluster.actors import entry_of, node_address
-from crossdraft.cluster.config import Orchestrated
-from crossdraft.cluster.directory import DirectoryGoneError, Entry, FarDirectory, Role, announced
-from crossdraft.cluster.failover import EXPECTED, Alive, Began, Piece, Refusal
-from crossdraft.cluster.metrics import OrchestratorMetrics
+from prometheus_client import Counter, Gauge
+
+from crossdraft.cluster.config import ANY_PORT, OrchestratorConfig
+from crossdraft.cluster.directory import (
+    DirectoryGoneError,
+    Entry,
+    FarDirectory,
+    Role,
+    announced,
+    entry_of,
+    node_address,
+)
+from crossdraft.cluster.failover import EXPECTED, Alive, Began, Refusal, Replies, Reply
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.log_context import about
-from crossdraft.rpc.metrics import Exporter
+from crossdraft.rpc.metrics import PREFIX, Exporter, Registry
 from crossdraft.rpc.server import freeze_heap
+from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter, OutputRequest, ServedModel
 from crossdraft.serving.logs import logged
-from crossdraft.serving.outputs import LocalModel, LocalOptions, LocalOutputs, NamedDrafter, Order, ServedModel
 
 log = logging.getLogger(__name__)
-ASKED_EVERY = 10.0  # seconds that one question to the directory lasts
-FIRST_TARGET = 15.0  # seconds that an order waits for the first target to be known
-PAUSE = 0.5  # seconds before it is asked again after a failure
+LONG_POLL = 10.0  # seconds that a request to the directory waits for a change
+FIRST_TARGET = 15.0  # seconds that a request waits for the first target to be known
+PAUSE = 0.5  # seconds before the directory is asked again after a failure
+PULSE = 0.5  # seconds: a stream is never silent for longer
+ABANDONED = "abandoned"  # outcome: the front has closed the stream
+FINISHED = "finished"
+SERVICES = (Role.TARGET, Role.DRAFTER)
 
 
 class Orchestrator:
-    """One replica. It is made in a running event loop."""
+    """One replica. Must be made in a running event loop."""
 
-    def __init__(self, told: Orchestrated) -> None:
+    def __init__(self, config: OrchestratorConfig) -> None:
         self._logged = ExitStack()
-        self._logged.enter_context(logged(told.log_format))
-        self._told = told
-        self._options = LocalOptions(told.most_outputs, tls=told.tls)
-        self._outputs: LocalOutputs | None = None
-        self._known = asyncio.Event()  # the directory has named a target, and `_outputs` are there
-        self._model: LocalModel | None = None  # as it was last followed
-        self._metrics = OrchestratorMetrics(told.model)
+        self._logged.enter_context(logged(config.log_format))
+        self._config = config
+        self._options = LocalOptions(config.max_outputs, tls=config.tls)
+        self._backend: LocalBackend | None = None
+        self._ready = asyncio.Event()  # the directory has listed a target, and `_backend` is open
+        self._model: LocalModel | None = None  # the services in use
+        self._metrics = OrchestratorMetrics(config.model)
         self._exporter = Exporter(self._metrics.registry)
         node = node_address()
-        metrics = self._exporter.start(node, 0) if told.metrics else ""
-        self._entry = entry = entry_of(Role.ORCHESTRATOR, told.model, "", "", metrics, node)
-        self._began = Began(told.target, f"{entry.node} {entry.process} {entry.id}")  # a machine may give a pid again
+        metrics = self._exporter.start(node, ANY_PORT) if config.metrics else ""
+        self._entry = entry = entry_of(Role.ORCHESTRATOR, config.model, "", "", metrics, node)
+        # With the actor's id, as a node may give the same process id again.
+        self._began = Began(config.target, f"{entry.node} {entry.process} {entry.id}")
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """What it can make outputs of now: one model, or none."""
+        """What it can serve now: its model, or nothing."""
         try:
             return await (await self._opened()).models()
         except Unreachable:
             return ()
 
-    async def stream(self, order: Order) -> AsyncGenerator[tuple[Piece, ...], None]:
-        """The pieces of one output, and something at least twice a second. Errors that can be expected are pieces."""
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
+        """The replies of one output, at least one every PULSE. Errors that fronts expect are replies, too."""
         yield (self._began,)
-        with about(request=order.id):
-            log.info("output ordered: %d tokens are there already", len(order.request.committed))
-        with self._metrics.output(resumed=bool(order.request.committed)) as course:
+        with about(request=request.id):
+            log.info("output requested: %d tokens are committed", len(request.generation.committed))
+        with self._metrics.output(resumed=bool(request.generation.committed)) as outcome:
             try:
-                async with aclosing(gathered(self._made(order))) as pieces:
-                    async for together in pieces:
-                        yield together
-                course.finished()
+                async with aclosing(batched(self._output(request))) as batches:
+                    async for replies in batches:
+                        yield replies
+                outcome.value = FINISHED
             except EXPECTED as error:
-                course.refused(error)
+                outcome.value = type(error).__name__
                 yield (Refusal.of(error),)
 
-    async def _made(self, order: Order) -> AsyncGenerator[Piece, None]:
-        outputs = await self._opened()
-        async with aclosing(outputs.stream(order)) as made:
-            async for piece in made:
-                yield piece
-
-    async def _opened(self) -> LocalOutputs:
-        """Serve sends orders as soon as a replica is there, which may be before it knows a target."""
-        try:
-            async with asyncio.timeout(FIRST_TARGET):
-                await self._known.wait()
-        except TimeoutError:
-            raise Unreachable(f"no target of {self._told.model!r} is there") from None
-        assert self._outputs is not None  # it is, once a target is known
-        return self._outputs
-
     async def check_health(self) -> None:
-        """For Serve; raises RuntimeError if the directory is not followed any more."""
+        """Serve calls it; raises RuntimeError if the directory is not followed any more."""
         if self._following.done():
             raise RuntimeError("the directory is not followed any more") from self._following.exception()
+
+    async def _output(self, request: OutputRequest) -> AsyncGenerator[Reply, None]:
+        backend = await self._opened()
+        async with aclosing(backend.stream(request)) as items:
+            async for item in items:
+                yield item
+
+    async def _opened(self) -> LocalBackend:
+        """Serve may send requests before the first target is known."""
+        try:
+            async with asyncio.timeout(FIRST_TARGET):
+                await self._ready.wait()
+        except TimeoutError:
+            raise Unreachable(f"no target of {self._config.model!r} is there") from None
+        assert self._backend is not None
+        return self._backend
 
     async def _follow(self) -> NoReturn:
         directory, version = FarDirectory(), -1
         async with announced(self._entry):
             while True:
                 try:
-                    version, entries = await directory.entries(version, ASKED_EVERY)
+                    version, entries = await directory.entries(version, LONG_POLL)
                 except DirectoryGoneError as error:
                     log.warning("%s", error)
                     await asyncio.sleep(PAUSE)
                     continue
-                await self._use([entry for entry in entries if entry.model == self._told.model])
+                await self._use([entry for entry in entries if entry.model == self._config.model])
 
     async def _use(self, entries: Sequence[Entry]) -> None:
-        """These are the services now."""
+        """Uses these services from now on."""
         targets = tuple(entry.address for entry in entries if entry.role is Role.TARGET)
         self._metrics.services(entries)
         if not targets:
-            return  # those that are known may still be there: sessions find out by themselves
-        model = LocalModel(self._told.model, targets, tuple(self._drafters(entries)))
+            return  # those in use may still be there: sessions notice by themselves
+        model = LocalModel(self._config.model, targets, tuple(self._drafters(entries)))
         if model == self._model:
             return
         self._model = model
-        if self._outputs is None:
-            self._outputs = await LocalOutputs([model], self._options).__aenter__()
+        if self._backend is None:
+            self._backend = await LocalBackend([model], self._options).__aenter__()
             freeze_heap()
-            self._known.set()
+            self._ready.set()
         else:
-            await self._outputs.follow(model)
+            await self._backend.follow(model)
 
     def _drafters(self, entries: Sequence[Entry]) -> list[NamedDrafter]:
-        """In the order of the configuration; those that nobody serves now have no addresses."""
+        """In the order of the configuration; without addresses where no replica is there."""
         there = [entry for entry in entries if entry.role is Role.DRAFTER]
         return [
             NamedDrafter(one.name, tuple(entry.address for entry in there if entry.name == one.name), one.trusted)
-            for one in self._told.drafters
+            for one in self._config.drafters
         ]
 
 
-# Pieces that are there at the same time travel together: a message through Ray costs more than what it carries.
+async def batched(
+    replies: AsyncGenerator[Reply, None], pulse: float = PULSE
+) -> AsyncGenerator[tuple[Reply, ...], None]:
+    """The same replies in order, all that came since the last batch in one; `Alive` after `pulse` seconds without any.
 
-PULSE = 0.5  # seconds: a stream is never silent for longer
-
-
-async def gathered(
-    pieces: AsyncGenerator[Piece, None], pulse: float = PULSE
-) -> AsyncGenerator[tuple[Piece, ...], None]:
-    """The same pieces in the same order, all that have come since the last ones at once; `Alive` after a pulse without.
-
-    A piece waits for nothing but its reader. What `pieces` raises is raised after what came before it; leaving early
-    closes them.
+    A message through Ray costs more than what it carries. A reply waits for nothing but the reader. An error of
+    `replies` is raised after what came before it; closing the batches closes `replies`.
     """
-    there: list[Piece] = []
+    waiting: list[Reply] = []
     news = asyncio.Event()
-    taking = asyncio.create_task(_taken(pieces, there, news))
+    reading = asyncio.create_task(_read(replies, waiting, news))
     try:
-        while there or not taking.done():
+        while waiting or not reading.done():
             with suppress(TimeoutError):
                 async with asyncio.timeout(pulse):
                     await news.wait()
             news.clear()
-            together = tuple(there)
-            there.clear()
-            if together or not taking.done():
-                yield together or (Alive(),)
-        await taking
+            batch = tuple(waiting)
+            waiting.clear()
+            if batch or not reading.done():
+                yield batch or (Alive(),)
+        await reading
     finally:
-        taking.cancel()
-        await asyncio.gather(taking, return_exceptions=True)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
-async def _taken(pieces: AsyncGenerator[Piece, None], there: list[Piece], news: asyncio.Event) -> None:
+async def _read(replies: AsyncGenerator[Reply, None], waiting: list[Reply], news: asyncio.Event) -> None:
     try:
-        async with aclosing(pieces):
-            async for piece in pieces:
-                there.append(piece)
+        async with aclosing(replies):
+            async for reply in replies:
+                waiting.append(reply)
                 news.set()
     finally:
         news.set()
+
+
+@dataclass
+class Outcome:
+    """How an output ended: FINISHED, ABANDONED, or the class of an error."""
+
+    value: str = ABANDONED
+
+
+class OrchestratorMetrics:
+    """Of one orchestrator; the latencies that clients see are measured by the fronts."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = Registry()
+        self._model = model
+        name, to, labels = f"{PREFIX}orchestrator_", self.registry, ("model_name",)
+        self._running = Gauge(f"{name}running_outputs", "Outputs that are being made.", labels, registry=to)
+        self._resumed = Counter(
+            f"{name}resumed_outputs", "Outputs that another orchestrator had begun.", labels, registry=to
+        )
+        self._ended = Counter(f"{name}outputs", "Outputs, by how they ended.", (*labels, "outcome"), registry=to)
+        self._services = Gauge(f"{name}services", "Services that the directory lists.", (*labels, "role"), registry=to)
+
+    @contextmanager
+    def output(self, resumed: bool) -> Iterator[Outcome]:
+        """Counts the block as one output."""
+        outcome = Outcome()
+        self._resumed.labels(self._model).inc(resumed)
+        self._running.labels(self._model).inc()
+        try:
+            yield outcome
+        finally:
+            self._running.labels(self._model).dec()
+            self._ended.labels(self._model, outcome.value).inc()
+
+    def services(self, entries: Sequence[Entry]) -> None:
+        """Sets the numbers of services."""
+        for role in SERVICES:
+            self._services.labels(self._model, role.value).set(sum(entry.role is role for entry in entries))

@@ -1,4 +1,4 @@
-"""Actors that are begun, replaced and ended, so that open streams go on."""
+"""Actors started, replaced and ended for a configuration, so that open streams go on."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,62 +7,61 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from crossdraft.cluster.actors import HostActor, Hosted, HostedGrpc, HostedService
+from crossdraft.cluster.actors import ServerActor, ServerConfig
 from crossdraft.cluster.capacity import Nodes, NotServedError, Say, amounts_of, fits, written
-from crossdraft.cluster.config import ASKING, NAMESPACE, Configuration, actor_name, fronted, slot_name, slot_of, tls_of
+from crossdraft.cluster.config import FRONT_ENVIRONMENT, NAMESPACE, Configuration, actor_name, slot_name, slot_of
 from crossdraft.cluster.directory import Entry
+from crossdraft.cluster.fronts import GrpcFrontConfig
+from crossdraft.cluster.model_servers import ModelServerConfig
 
 ALWAYS = -1  # restarts
-MOST_CALLS = 1000  # of one actor at once
-TOLD_EVERY = 15.0  # seconds, while one does not serve yet
-BEYOND_GRACE = 30.0  # seconds after the grace period in which an actor must have ended by itself
+MAX_CALLS = 1000  # of one actor at once
+PROGRESS_SECONDS = 15.0  # between two lines about an actor that does not serve yet
+BEYOND_GRACE = 30.0  # seconds after the grace period until an actor that has not ended is killed
 
 
 def running() -> tuple[str, ...]:
-    """Names of the actors that host something."""
+    """Names of the actors that run servers."""
     named: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
     return tuple(one["name"] for one in named if one["namespace"] == NAMESPACE and slot_of(one["name"]))
 
 
 def free_nodes() -> Nodes:
-    """What each node has left, by Ray's name of the node."""
-    found: Nodes = ray._private.state.available_resources_per_node()  # Serve itself asks so
+    """Free resources of each node, by Ray's id of the node."""
+    found: Nodes = ray._private.state.available_resources_per_node()  # no public API has it; Serve uses this one, too
     return found
-
-
-# The replicas that a configuration asks for, and what to do about those that run. Pure.
 
 
 @dataclass(frozen=True)
 class Replica:
-    """One actor that hosts something."""
+    """One actor that runs a server."""
 
     name: str
-    hosted: Hosted
+    config: ServerConfig
 
     @property
     def slot(self) -> str:
-        """Its place, which another one has had, perhaps."""
+        """Of the actor; a replacement has the same."""
         return slot_of(self.name)
 
 
 @dataclass(frozen=True)
 class Changes:
-    """From what runs to what is wanted."""
+    """From the actors that run to those that a configuration wants."""
 
-    begun: tuple[Replica, ...]  # in places where nothing runs
-    replaced: tuple[tuple[str, Replica], ...]  # the name of an actor, and what comes instead
+    begun: tuple[Replica, ...]  # in free slots
+    replaced: tuple[tuple[str, Replica], ...]  # the name of an actor, and its replacement
     kept: tuple[Replica, ...]
-    ended: tuple[str, ...]  # names of actors in whose place nothing is wanted
+    ended: tuple[str, ...]  # names of actors whose slots are not wanted
 
 
 class Rollout:
-    """Brings actors to what is wanted; `finish` after everything that uses them has changed over.
+    """Carries out changes: `begin`, then, once all that uses the actors has switched over, `finish`.
 
     Args:
-        changed: what is to be done.
+        changed: what to do.
         grace_seconds: for what is open in an actor that ends.
-        say: where progress is told.
+        say: shows progress.
     """
 
     def __init__(self, changed: Changes, grace_seconds: float, say: Say) -> None:
@@ -70,11 +69,11 @@ class Rollout:
         self._grace_seconds = grace_seconds
         self._say = say
         self._started: list[Replica] = []
-        self._waiting: list[tuple[str, Replica]] = []  # for which there is no room beside those that they replace
-        self._over: list[str] = []  # that are not needed any more
+        self._waiting: list[tuple[str, Replica]] = []  # no room beside those that they replace
+        self._over: list[str] = []  # names of actors to end
 
     def begin(self) -> None:
-        """Starts what is new, then what replaces something, one after the other as far as there is room.
+        """Starts new actors, then replacements one by one as far as there is room.
 
         Raises:
             NotServedError: one cannot be served; `undo` then.
@@ -90,7 +89,7 @@ class Rollout:
                 self._waiting.append((old, new))
 
     def finish(self) -> None:
-        """Ends what is not needed any more, and replaces the rest: the old one ends, then the new one starts.
+        """Ends what is not needed any more, then replaces the rest, ending each old actor before the new one starts.
 
         Raises:
             NotServedError: as `begin`.
@@ -100,7 +99,7 @@ class Rollout:
             if _beside(new):
                 self._ready([new])
                 self._end([old])
-            elif _fits(new):  # the port is free as soon as the old one takes nothing new
+            elif _fits(new):  # the old one frees its port when it begins to drain
                 draining = self._drain([old])
                 self._ready([new])
                 self._await([old], draining)
@@ -109,7 +108,7 @@ class Rollout:
                 self._ready([new])
 
     def undo(self) -> None:
-        """Ends what `begin` has started; what ran before goes on."""
+        """Ends what was started; what ran before goes on."""
         _kill(one.name for one in self._started)
 
     def _ready(self, replicas: Sequence[Replica]) -> None:
@@ -121,11 +120,11 @@ class Rollout:
 
     def _entry(self, replica: Replica, actor: Any) -> Entry:
         answer = actor.ready.remote()
-        while not ray.wait([answer], timeout=TOLD_EVERY)[0]:
+        while not ray.wait([answer], timeout=PROGRESS_SECONDS)[0]:
             room = (
                 ""
                 if _fits(replica)
-                else f"; it may wait for a node with {written(amounts_of(replica.hosted.resources))} free"
+                else f"; it may wait for a node with {written(amounts_of(replica.config.resources))} free"
             )
             self._say(f"{replica.slot} does not serve yet{room}")
         try:
@@ -140,13 +139,13 @@ class Rollout:
         self._await(names, self._drain(names))
 
     def _drain(self, names: Collection[str]) -> list[Any]:
-        """They take nothing new from now on, and end once what is open has ended, or the grace period has."""
+        """Begins to drain actors; returns what to wait for."""
         draining: list[Any] = []
         for name in names:
             self._say(f"{slot_of(name)} ends")
             try:
                 draining.append(ray.get_actor(name, NAMESPACE).drain.remote())
-            except ValueError:  # it has ended already
+            except ValueError:  # it has ended
                 continue
         return draining
 
@@ -157,9 +156,9 @@ class Rollout:
 
 
 def _started(replica: Replica) -> Any:
-    resources = replica.hosted.resources
+    resources = replica.config.resources
     return (
-        ray.remote(HostActor)
+        ray.remote(ServerActor)
         .options(
             name=replica.name,
             namespace=NAMESPACE,
@@ -171,50 +170,58 @@ def _started(replica: Replica) -> Any:
             resources=dict(resources.custom),
             max_restarts=ALWAYS,
             max_task_retries=0,
-            max_concurrency=MOST_CALLS,
-            runtime_env=ASKING if is_front(replica.name) else None,
+            max_concurrency=MAX_CALLS,
+            runtime_env=FRONT_ENVIRONMENT if is_front(replica.name) else None,
         )
-        .remote(replica.hosted)
+        .remote(replica.config)
     )
 
 
 def _beside(replica: Replica) -> bool:
-    """Whether it can serve before the one that it replaces has ended; of a port there is one on a node."""
-    return replica.hosted.port == 0 and _fits(replica)
+    """Whether it can serve before the one that it replaces has ended, which holds the port if it is fixed."""
+    return replica.config.port == 0 and _fits(replica)
 
 
 def _fits(replica: Replica) -> bool:
-    return fits(amounts_of(replica.hosted.resources), free_nodes())
+    return fits(amounts_of(replica.config.resources), free_nodes())
 
 
 def _kill(names: Iterable[str]) -> None:
     for name in names:
         try:
             ray.kill(ray.get_actor(name, NAMESPACE))
-        except ValueError:  # it has ended already
+        except ValueError:  # it has ended
             continue
 
 
 def services_of(configuration: Configuration) -> tuple[Replica, ...]:
     """All targets and drafters."""
-    return tuple(_services(configuration))
+    return tuple(
+        replica
+        for model in configuration.models
+        for service in (model.target, *model.drafters)
+        for replica in _replicas(ModelServerConfig.of(model.name, service, configuration), service.replicas)
+    )
 
 
 def fronts_of(configuration: Configuration) -> tuple[Replica, ...]:
-    """All fronts that are actors of their own."""
-    if configuration.grpc is None:
-        return ()
-    hosted = HostedGrpc(fronted(configuration), configuration.grpc, configuration.grace_seconds)
-    return tuple(_replicas(hosted, configuration.grpc.replicas))
+    """All fronts that are actors: those for gRPC."""
+    grpc = configuration.grpc
+    return () if grpc is None else tuple(_replicas(GrpcFrontConfig.of(grpc, configuration), grpc.replicas))
+
+
+def _replicas(config: ServerConfig, count: int) -> Iterator[Replica]:
+    for number in range(count):
+        yield Replica(actor_name(slot_name(config.model, config.role, config.name, number), config.digest), config)
 
 
 def is_front(name: str) -> bool:
-    """Whether an actor of this name hosts a front: it is of no model."""
+    """Whether an actor of this name is a front: its slot names no model."""
     return slot_of(name).count("/") == 1
 
 
 def changes(wanted: Sequence[Replica], running: Collection[str]) -> Changes:
-    """Compares replicas with the names of the actors that run."""
+    """From the actors with the names `running` to the replicas that are wanted."""
     kept = tuple(one for one in wanted if one.name in running)
     free = {one.slot: one for one in wanted if one not in kept}
     replaced, ended = [], []
@@ -225,17 +232,3 @@ def changes(wanted: Sequence[Replica], running: Collection[str]) -> Changes:
         else:
             replaced.append((name, instead))
     return Changes(tuple(free.values()), tuple(replaced), kept, tuple(ended))
-
-
-def _services(configuration: Configuration) -> Iterator[Replica]:
-    tls, grace = tls_of(configuration), configuration.grace_seconds
-    for model in configuration.models:
-        for service in (model.target, *model.drafters):
-            hosted = HostedService(model.name, service, tls, grace, configuration.metrics, configuration.log_format)
-            yield from _replicas(hosted, service.replicas)
-
-
-def _replicas(hosted: Hosted, count: int) -> Iterator[Replica]:
-    for number in range(count):
-        slot = slot_name(hosted.model, hosted.role, hosted.name, number)
-        yield Replica(actor_name(slot, hosted.digest), hosted)

@@ -1,4 +1,4 @@
-"""A client of a server of outputs, over gRPC.
+"""A client of `crossdraft serve grpc`.
 
 async with Client("127.0.0.1:7000") as client:
     async for token in client.generate("def main(", seed=7):
@@ -6,7 +6,6 @@ async with Client("127.0.0.1:7000") as client:
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from crossdraft.client import GenerationRequest, Reason, RequestError, Statistics, Token
@@ -14,12 +13,12 @@ from crossdraft.rpc.errors import BadRequest
 from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, Reply
 from crossdraft.rpc.security import ClientCredentials
 from crossdraft.serving import grpc
-from crossdraft.serving.outputs import ServedModel
+from crossdraft.serving.backend import ServedModel
 from crossdraft.speculation.choice import Decision
 
 
 class Client:
-    """A connection to a server of outputs. Use it with `async with`.
+    """A connection to a server. Use it with `async with`.
 
     Args:
         address: host:port.
@@ -35,9 +34,7 @@ class Client:
         self._connected = GenerationClient(*self._settings)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -55,7 +52,7 @@ class Client:
     def run(
         self, request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = ""
     ) -> "RemoteGeneration":
-        """One output of a request that is made already.
+        """One output of a request.
 
         Args:
             request: what to generate.
@@ -76,13 +73,14 @@ class Client:
 
 
 class RemoteGeneration:
-    """Iterate over it for tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
+    """An async iterator of tokens; afterwards `text`, `ids`, `reason` and `statistics` are set.
 
     Use it as a context manager, or exhaust it: leaving it early cancels the output. The iteration raises RequestError
-    with what to change, and ServiceError: NameUnknown, KeyRefused, Overloaded with when to ask again, Unreachable.
+    with what to change, or a ServiceError: NameUnknown, KeyRefused, Overloaded (try again after `after` seconds),
+    Unreachable.
     """
 
-    decisions: Sequence[Decision] = ()  # what the controller decided stays with the server
+    decisions: Sequence[Decision] = ()  # the controller's choices stay on the server
     estimates: Sequence[str] = ()
 
     def __init__(self, client: GenerationClient, asked: Generate) -> None:
@@ -97,9 +95,7 @@ class RemoteGeneration:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""Outputs over gRPC: the service crossdraft.v1.Generation before `Outputs`."""
+"""The service crossdraft.v1.Generation in front of a `Backend`, and how its messages become the pipeline's values."""
 
 import asyncio
 import json
@@ -22,26 +22,33 @@ from crossdraft.rpc.generation import (
 )
 from crossdraft.rpc.server import Endpoint, Listening
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
+from crossdraft.serving.backend import (
+    MIN_RETRY_SECONDS,
+    Backend,
+    Ended,
+    OutputRequest,
+    OverloadedError,
+    ServedModel,
+    UnknownModelError,
+)
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
-from crossdraft.serving.outputs import Ended, Order, Outputs, OverloadedError, ServedModel, UnknownModelError
 
 log = logging.getLogger(__name__)
-REQUEST_LIMIT = MessageLimit(4)  # a prompt for a context of a million tokens is as large
-SHORTEST_WAIT = 1.0  # seconds that a client is asked to wait where nobody knows how long
-REPORTED_EVERY = 1.0  # seconds between two questions of the health service which models are there
+REQUEST_LIMIT = MessageLimit(4)  # MiB; enough for a prompt of a million tokens
+REPORT_INTERVAL = 1.0  # seconds between two updates of the health service
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Who may ask, and for how long outputs wait for their readers.
+    """Keys and limits of clients.
 
     Raises:
         ValueError: a value is out of its range.
     """
 
-    keys: Keys = field(default_factory=Keys)  # none: everybody may ask
-    rate: RateLimit | None = None  # of outputs and lists of models, for each holder of a key, else for each address
-    stalled_seconds: float = 60.0  # after which a client that does not read is given up
+    keys: Keys = field(default_factory=Keys)  # none: everybody may use it
+    rate: RateLimit | None = None  # of both methods, for each holder of a key, or each address where no key is needed
+    stalled_seconds: float = 60.0  # after which an output whose client does not read is cancelled
 
     def __post_init__(self) -> None:
         if not 0 < self.stalled_seconds < float("inf"):
@@ -49,18 +56,18 @@ class GenerationOptions:
 
 
 class GenerationService:
-    """Makes orders of what clients ask for, and replies of what comes of them."""
+    """What the gRPC handlers call: `admit` before everything else, then `models` or `generate`."""
 
     def __init__(
-        self, outputs: Outputs, options: GenerationOptions, clock: Callable[[], float] = time.monotonic
+        self, backend: Backend, options: GenerationOptions, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._outputs = outputs
+        self._backend = backend
         self._keys = options.keys
         self._rates = None if options.rate is None else Rates(options.rate)
         self._clock = clock
 
     def admit(self, authorization: str | None, peer: str) -> None:
-        """Whether a client may ask at all, and now; raises KeyRefused or Overloaded if not."""
+        """Checks a client's key and rate; raises KeyRefused or Overloaded."""
         try:
             holder = self._keys.holder(authorization)
         except KeyRefusedError as error:
@@ -73,26 +80,26 @@ class GenerationService:
 
     async def models(self) -> tuple[Served, ...]:
         """What is served now."""
-        return tuple(served(model) for model in await self._outputs.models())
+        return tuple(served(model) for model in await self._backend.models())
 
     async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
-        """Tokens, then the end; closing it early gives everything back. Raises ServiceError."""
+        """Tokens, then the end; closing it early releases everything. Raises ServiceError."""
         began = time.monotonic()
         model = await self._model(request)
         with _errors_of_clients():
-            order = Order(request.id, model, request.request, request.drafter)
-            async with aclosing(self._outputs.stream(order)) as made:
-                async for one in made:
-                    match one:
+            output = OutputRequest(request.id, model, request.request, request.drafter)
+            async with aclosing(self._backend.stream(output)) as items:
+                async for item in items:
+                    match item:
                         case Token():
-                            yield generated(one, 1000 * (time.monotonic() - began))
+                            yield generated(item, 1000 * (time.monotonic() - began))
                         case Ended():
-                            yield GenerationEnded(request.id, one.reason, one.statistics)
+                            yield GenerationEnded(request.id, item.reason, item.statistics)
 
     async def _model(self, request: Generate) -> str:
         if request.model:
             return request.model
-        names = [model.name for model in await self._outputs.models()]
+        names = [model.name for model in await self._backend.models()]
         if not names:
             raise errors.Unreachable("no model can be served now; ask again later")
         if len(names) > 1:
@@ -102,7 +109,7 @@ class GenerationService:
 
 @contextmanager
 def _errors_of_clients() -> Iterator[None]:
-    """Turns what goes wrong into what a client is told: what to change, or that no target is there, not where."""
+    """Turns errors of the backend into those for clients, without the addresses of services."""
     try:
         yield
     except RequestError as error:
@@ -117,7 +124,7 @@ def _errors_of_clients() -> Iterator[None]:
         raise errors.TooLarge("the prompt is too large for the target; shorten it") from error
     except errors.Full as error:
         text = "the targets have as many sessions as they take; ask again later"
-        raise errors.Overloaded(text, SHORTEST_WAIT) from error
+        raise errors.Overloaded(text, MIN_RETRY_SECONDS) from error
     except errors.ServiceError as error:
         log.info("an output failed: %s", error)
         raise errors.Unreachable("no target can make this output now; ask again later") from error
@@ -126,10 +133,10 @@ def _errors_of_clients() -> Iterator[None]:
 class GenerationServer:
     """A gRPC server of Generation, health and reflection. Must be made in a running event loop."""
 
-    def __init__(self, outputs: Outputs, listening: Listening, options: GenerationOptions) -> None:
-        self._outputs = outputs
-        self.marks: dict[str, str] = {}  # what else the ready line says
-        service = GenerationService(outputs, options)
+    def __init__(self, backend: Backend, listening: Listening, options: GenerationOptions) -> None:
+        self._backend = backend
+        self.marks: dict[str, str] = {}  # further fields of the ready line
+        service = GenerationService(backend, options)
         handlers = GenerationHandlers(service, options.stalled_seconds)
         self._endpoint = Endpoint(listening, {SERVICE: handlers.registered()}, FRONT_SERVER_OPTIONS)
         self._models: tuple[str, ...] = ()
@@ -142,7 +149,7 @@ class GenerationServer:
 
     async def start(self) -> str:
         """Begins to listen; returns the address; raises CannotListen."""
-        models = await self._outputs.models()
+        models = await self._backend.models()
         self._models = tuple(model.name for model in models)
         address = await self._endpoint.start(any(model.there for model in models))
         self._reporting = asyncio.create_task(self._report())
@@ -156,14 +163,14 @@ class GenerationServer:
         await self._endpoint.drain()
 
     async def _report(self) -> NoReturn:
-        """The health service says NOT_SERVING while no target of any model can be reached."""
+        """Keeps the health service at NOT_SERVING while no target of any model can be reached."""
         while True:
-            await asyncio.sleep(REPORTED_EVERY)
-            with suppress(OverloadedError):  # who makes them is busy, which changes nothing
-                await self._endpoint.report(any(model.there for model in await self._outputs.models()))
+            await asyncio.sleep(REPORT_INTERVAL)
+            with suppress(OverloadedError):  # a busy backend leaves the report as it is
+                await self._endpoint.report(any(model.there for model in await self._backend.models()))
 
     def ready_line(self) -> str:
-        """One line of JSON that says where what is served."""
+        """One line of JSON: role, address, models."""
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
         return json.dumps(line | self.marks)
 
@@ -176,23 +183,23 @@ class GenerationServer:
 
 
 def serve_generation(
-    outputs: Outputs, listening: Listening | None = None, options: GenerationOptions | None = None
+    backend: Backend, listening: Listening | None = None, options: GenerationOptions | None = None
 ) -> GenerationServer:
     """A server to use with `async with`, or between `start` and `drain`.
 
     Args:
-        outputs: what makes the outputs.
+        backend: makes the outputs.
         listening: where, by default any free port of this machine; its message limit is that of requests.
         options: keys and patience.
     """
-    return GenerationServer(outputs, listening or Listening(limit=REQUEST_LIMIT), options or GenerationOptions())
+    return GenerationServer(backend, listening or Listening(limit=REQUEST_LIMIT), options or GenerationOptions())
 
 
 LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session
 
 
 def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = "") -> Generate:
-    """What asks for an output of this request.
+    """The message for a request.
 
     Args:
         request: what to generate.
@@ -201,7 +208,7 @@ def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = 
         name: id of the request; empty: the server makes one.
 
     Raises:
-        RequestError: a server cannot do what it asks for.
+        RequestError: it has settings that a server cannot carry out.
     """
     for setting in LOCAL_ONLY:
         if getattr(request, setting):
@@ -210,22 +217,22 @@ def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = 
 
 
 def generated(token: Token, milliseconds: float) -> Generated:
-    """A token, to be sent."""
+    """The message for a token."""
     return Generated(token.id, token.raw, token.text, token.kind, token.log_probability, token.top, milliseconds)
 
 
 def token_of(sent: Generated) -> Token:
-    """A token that was sent."""
+    """The token of a message."""
     return Token(sent.id, sent.text, sent.raw, sent.kind, sent.log_probability, sent.top)
 
 
 def served(model: ServedModel) -> Served:
-    """A model, to be sent. Whether it is there now, the health service says."""
+    """The message for a model; the health service reports whether it can be reached."""
     figures = asdict(model)
     del figures["there"]
     return Served(**figures)
 
 
 def model_of(sent: Served) -> ServedModel:
-    """A model that was sent."""
+    """The model of a message."""
     return ServedModel(**asdict(sent))

@@ -1,6 +1,7 @@
-"""The keys of an API: who may use it, on HTTP and gRPC alike.
+"""API keys and rate limits of clients, for HTTP and gRPC alike.
 
-Only digests are kept, so that neither a log nor a dump of the process shows a key.
+Only digests of keys are kept, so that neither a log nor a memory dump shows a key. Token buckets by hand: the `limits`
+package has windows only, and aiolimiter cannot say how long to wait.
 """
 
 import hmac
@@ -10,8 +11,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
-SHORTEST = 16  # characters; shorter ones can be guessed
+MIN_LENGTH = 16  # characters; shorter keys can be guessed
 SCHEME = "bearer"
+MAX_CLIENTS = 10_000  # with a bucket; above that the one whose latest request is oldest is dropped
 HOW = "send it as `Authorization: Bearer KEY`"
 
 
@@ -20,12 +22,12 @@ class KeysError(ValueError):
 
 
 class KeyRefusedError(Exception):
-    """The client has shown no key, or none that is known; the text says which and how to send it."""
+    """The client sent no key, or an unknown one; the text says which, and how to send one."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of an API, each with the name of its holder. Without any, everybody may use it.
+    """API keys, each with the name of its holder. Without any, everybody may use the API.
 
     Args:
         holders: name of the holder by the SHA-256 of the key's UTF-8.
@@ -42,18 +44,18 @@ class Keys:
         """
         holders: dict[bytes, str] = {}
         for name, key in keys.items():
-            if len(key) < SHORTEST or not all("!" <= letter <= "~" for letter in key):
-                raise KeysError(f"the key of {name!r} must be {SHORTEST} or more visible ASCII characters, no spaces")
+            if len(key) < MIN_LENGTH or not all("!" <= letter <= "~" for letter in key):
+                raise KeysError(f"the key of {name!r} must be {MIN_LENGTH} or more visible ASCII characters, no spaces")
             if (other := holders.setdefault(digest(key), name)) != name:
                 raise KeysError(f"{name!r} has the same key as {other!r}; give each holder one of its own")
         return cls(holders)
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """From a file with a line `NAME KEY` for each holder; empty lines and those that begin with # do not count.
+        """From a file with a line `NAME KEY` for each holder; empty lines and lines that begin with # are skipped.
 
         Raises:
-            KeysError: it cannot be read, or a line is not of this form; the text names the line, never the key.
+            KeysError: it cannot be read, or a line has another form; the text names the line, never the key.
         """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -78,13 +80,13 @@ class Keys:
         return bool(self.holders)
 
     def holder(self, authorization: str | None) -> str:
-        """Whose key a client shows; empty where none is needed.
+        """The holder of a client's key; empty where no key is needed.
 
         Args:
-            authorization: the header or metadata value of this name, None if it is not there.
+            authorization: the HTTP header or gRPC metadata of this name; None: not sent.
 
         Raises:
-            KeyRefusedError: there is none, or it is not known.
+            KeyRefusedError: there is no key, or an unknown one.
         """
         if not self.holders:
             return ""
@@ -92,7 +94,7 @@ class Keys:
         if scheme.lower() != SCHEME or not key.strip():
             raise KeyRefusedError(f"an API key is needed: {HOW}")
         shown, found = digest(key.strip()), None
-        for known, name in self.holders.items():  # all of them, whatever the first bytes are: time must tell nothing
+        for known, name in self.holders.items():  # all of them: the time taken must tell nothing about a key
             if hmac.compare_digest(known, shown):
                 found = name
         if found is None:
@@ -105,14 +107,9 @@ def digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-# Token buckets: how many requests each client may make. Pure: told the time.
-
-MOST_CLIENTS = 10_000  # whose buckets are kept; beyond that the one that asked longest ago is forgotten
-
-
 @dataclass(frozen=True)
 class RateLimit:
-    """A bucket for each client: it holds `burst` requests, and fills again at `per_minute`.
+    """A token bucket for each client: it holds `burst` requests and is refilled at `per_minute`.
 
     Raises:
         ValueError: a value is not above 0.
@@ -132,34 +129,30 @@ class RateLimit:
 @dataclass
 class _Bucket:
     left: float  # requests
-    at: float  # seconds
+    at: float  # seconds, of the latest request
 
 
 class Rates:
-    """The buckets of all clients."""
+    """The buckets of all clients. Pure: the caller tells the time."""
 
     def __init__(self, limit: RateLimit) -> None:
         self._limit = limit
         self._per_second = limit.per_minute / 60
-        self._buckets: dict[str, _Bucket] = {}  # by client, the one that asked longest ago first
+        self._buckets: dict[str, _Bucket] = {}  # by client, in the order of their latest requests
 
     def take(self, client: str, now: float) -> float:
-        """One request of this client.
+        """Takes one request from a client's bucket at the time `now`, in seconds.
 
         Returns:
-            0 if it may be made, else the seconds until one may.
+            0 if the bucket had one, else the seconds until it will.
         """
         bucket = self._buckets.pop(client, None) or _Bucket(self._limit.burst, now)
         bucket.left = min(self._limit.burst, bucket.left + (now - bucket.at) * self._per_second)
         bucket.at = now
         self._buckets[client] = bucket
-        self._forget()
+        while len(self._buckets) > MAX_CLIENTS:  # a dropped client gets a full bucket, so hardly exceeds its limit
+            del self._buckets[next(iter(self._buckets))]
         if bucket.left < 1:
             return (1 - bucket.left) / self._per_second
         bucket.left -= 1
         return 0.0
-
-    def _forget(self) -> None:
-        """Whoever asked longest ago; a client with a new bucket may ask no faster than the limit for long."""
-        while len(self._buckets) > MOST_CLIENTS:
-            del self._buckets[next(iter(self._buckets))]

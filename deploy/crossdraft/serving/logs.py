@@ -1,4 +1,4 @@
-"""The log of a process on standard error: plain lines, or one JSON object a line; each says what it is about."""
+"""The log of a process on standard error: plain lines, or one JSON object a line, with the ids of `rpc.log_context`."""
 
 import json
 import logging
@@ -8,20 +8,20 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TextIO
 
-from crossdraft.rpc.log_context import Subject, current
+from crossdraft.rpc.log_context import current
 
 ROOT = "crossdraft"  # the logger of all packages
 
 
 class LogFormat(StrEnum):
-    """How lines look."""
+    """Of a line."""
 
     PLAIN = "plain"
     JSON = "json"
 
 
 class LogLevel(StrEnum):
-    """The least level that is written."""
+    """The lowest level that is written."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -30,20 +30,19 @@ class LogLevel(StrEnum):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC), level, logger, message, and request, session and peer where they are known."""
+    """One object a line: time (UTC), level, logger, message, and ids of request, session and peer where known."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Never more than one line: JSON escapes line ends, whoever sent them."""
-        subject = current()
+        """Always one line: JSON escapes line ends, also those that clients sent."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {"request_id": subject.request} if subject.request else {}
-        line |= {"session": subject.session} if subject.session else {}
-        line |= {"peer": subject.peer} if subject.peer else {}
+        subject = current()
+        ids = {"request_id": subject.request, "session": subject.session, "peer": subject.peer}
+        line |= {name: value for name, value in ids.items() if value}
         figures = getattr(record, "figures", None)
         line |= {"figures": figures} if figures else {}
         if record.exc_info:
@@ -52,12 +51,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class PlainFormatter(logging.Formatter):
-    """The message, and in brackets what it is about."""
+    """The message, then in brackets the ids that are known."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, unless there is an exception to show."""
+        """One line, and the traceback if there is one."""
         text = " ".join(record.getMessage().splitlines())
-        about = _in_words(current())
+        subject = current()
+        ids = {"request": subject.request, "session": subject.session, "peer": subject.peer}
+        about = ", ".join(f"{name} {value}" for name, value in ids.items() if value)
         line = f"crossdraft: {text} [{about}]" if about else f"crossdraft: {text}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -72,8 +73,7 @@ FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {
 def logged(
     form: LogFormat = LogFormat.PLAIN, level: LogLevel = LogLevel.INFO, stream: TextIO | None = None
 ) -> Iterator[None]:
-    """Writes what is logged within the block, to standard error unless a stream is given: what these packages say from
-    `level` on, and warnings of others."""
+    """Within the block, logs to a stream, by default standard error: crossdraft from `level` on, others' warnings."""
     root, logger, handler = logging.getLogger(), logging.getLogger(ROOT), logging.StreamHandler(stream)
     handler.setFormatter(FORMATTERS[form]())
     before = logger.level
@@ -84,8 +84,3 @@ def logged(
     finally:
         logger.setLevel(before)
         root.removeHandler(handler)
-
-
-def _in_words(subject: Subject) -> str:
-    known = (("request", subject.request), ("session", subject.session), ("peer", subject.peer))
-    return ", ".join(f"{name} {value}" for name, value in known if value)

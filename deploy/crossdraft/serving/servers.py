@@ -1,4 +1,4 @@
-"""Servers of one process that begin and end together."""
+"""Several servers of one process, started and drained together."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 
 class Front(Protocol):
-    """A server before outputs."""
+    """A server for clients (HTTP or gRPC)."""
 
     @property
     def address(self) -> str:
@@ -16,24 +16,24 @@ class Front(Protocol):
         ...
 
     async def start(self) -> str:
-        """Begins to listen; returns the address; raises CannotListen."""
+        """Starts listening; returns the address; raises CannotListen."""
         ...
 
     async def drain(self) -> None:
-        """Takes nothing new, lets what is open go on for its grace period, and ends."""
+        """Accepts nothing new, lets open requests go on for the grace period, and ends."""
         ...
 
     def ready_line(self) -> str:
-        """One line of JSON that says where what is served."""
+        """One line of JSON: role, address, model."""
         ...
 
 
 class Together:
-    """A server and others beside it. Its ready line says where the others are.
+    """A server and others beside it.
 
     Args:
-        first: whose ready line it is.
-        others: by the names of their addresses in it.
+        first: its ready line is printed, with the addresses of the others in it.
+        others: by the names of their addresses in the ready line.
     """
 
     def __init__(self, first: Front, others: Mapping[str, Front]) -> None:
@@ -47,7 +47,7 @@ class Together:
         )
 
     async def __aenter__(self) -> Self:
-        """Begins; if one cannot listen, the others end again."""
+        """Starts all; if one cannot listen, drains those that have started."""
         async with AsyncExitStack() as stack:
             for one in (*self._others.values(), self._first):
                 await one.start()

@@ -9,10 +9,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from crossdraft.rpc.server import Listening
+from crossdraft.serving.backend import Backend
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
-from crossdraft.serving.outputs import Outputs
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 
 KEY = "a-key-that-nobody-guesses"
 MESSAGES = [{"role": "user", "content": "Say"}]
@@ -32,7 +32,7 @@ class Front:
 
 
 @asynccontextmanager
-async def front(outputs: Outputs, options: HttpOptions | None = None, grace_seconds: float = 5) -> AsyncIterator[Front]:
+async def front(outputs: Backend, options: HttpOptions | None = None, grace_seconds: float = 5) -> AsyncIterator[Front]:
     """A server over these outputs, for the time of the block."""
     listening = Listening(grace_seconds=grace_seconds)
     async with HttpServer(make_app(outputs, options), listening) as server:
@@ -46,19 +46,19 @@ async def front(outputs: Outputs, options: HttpOptions | None = None, grace_seco
 
 
 @pytest.fixture
-def outputs() -> FakeOutputs:
-    return FakeOutputs()
+def outputs() -> FakeBackend:
+    return FakeBackend()
 
 
 @pytest.fixture
-async def served(outputs: FakeOutputs) -> AsyncIterator[Front]:
+async def served(outputs: FakeBackend) -> AsyncIterator[Front]:
     """The API over `outputs`, with defaults."""
     async with front(outputs) as running:
         yield running
 
 
 @pytest.fixture
-async def direct(outputs: FakeOutputs) -> AsyncIterator[httpx.AsyncClient]:
+async def direct(outputs: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
     """The application itself, without a server."""
     transport = httpx.ASGITransport(make_app(outputs))
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:

@@ -10,7 +10,7 @@ from crossdraft.client import GenerationRequest, Pipeline, connect
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.serving.outputs import LocalModel, LocalOptions, LocalOutputs, NamedDrafter
+from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.target.service import ServeTarget, target_server
 from tests.serving.http.conftest import Front, front
 
@@ -23,7 +23,7 @@ class Stack:
     """All of it."""
 
     front: Front
-    outputs: LocalOutputs
+    outputs: LocalBackend
     servers: tuple[Server[Any, Any, Any], ...]
     target: str
     drafter: str
@@ -57,7 +57,7 @@ async def running() -> AsyncIterator[Stack]:
     ):
         named = NamedDrafter("a", (drafter.address,))
         async with (
-            LocalOutputs((LocalModel("demo", (target.address,), (named,)),), LocalOptions(MOST)) as outputs,
+            LocalBackend((LocalModel("demo", (target.address,), (named,)),), LocalOptions(MOST)) as outputs,
             front(outputs) as served,
         ):
             yield Stack(served, outputs, (target, drafter), target.address, drafter.address)

@@ -8,12 +8,12 @@ from starlette.routing import Mount
 
 from crossdraft.serving.http import HttpOptions, RateLimit, make_app
 from crossdraft.serving.limits import Keys
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import KEY, front
 from tests.serving.http.faults import COMPLETIONS, fault
 
 
-async def test_keys_are_asked_for_under_v1_only(outputs: FakeOutputs) -> None:
+async def test_keys_are_asked_for_under_v1_only(outputs: FakeBackend) -> None:
     async with front(outputs, HttpOptions(Keys.of({"me": KEY}))) as guarded:
         assert (await guarded.openai.models.list()).data[0].id == "toy"
         with pytest.raises(AuthenticationError, match="this API key is not known") as caught:
@@ -26,7 +26,7 @@ async def test_keys_are_asked_for_under_v1_only(outputs: FakeOutputs) -> None:
             assert (await guarded.http.get(path, headers={"authorization": ""})).status_code == 200
 
 
-async def test_keys_are_asked_for_where_the_application_is_mounted(outputs: FakeOutputs) -> None:
+async def test_keys_are_asked_for_where_the_application_is_mounted(outputs: FakeBackend) -> None:
     app = Starlette(routes=[Mount("/some/where", make_app(outputs, HttpOptions(Keys.of({"me": KEY}))))])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
         assert (await client.get("/some/where/v1/models")).status_code == 401
@@ -34,7 +34,7 @@ async def test_keys_are_asked_for_where_the_application_is_mounted(outputs: Fake
         assert (known.status_code, (await client.get("/some/where/health")).status_code) == (200, 200)
 
 
-async def test_a_client_that_asks_too_often_is_told_when(outputs: FakeOutputs) -> None:
+async def test_a_client_that_asks_too_often_is_told_when(outputs: FakeBackend) -> None:
     async with front(outputs, HttpOptions(rate=RateLimit(per_minute=0.1, burst=2))) as limited:
         for _ in range(2):
             await limited.openai.models.list()

@@ -1,12 +1,12 @@
 """/v1/chat/completions, as the official client sees it."""
 
-from crossdraft.serving.http.requests import MOST_TOKENS
+from crossdraft.serving.http.requests import MAX_TOKENS
 from crossdraft.types.request import Chat, Message
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import MESSAGES, Front
 
 
-async def test_a_whole_answer(served: Front, outputs: FakeOutputs) -> None:
+async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
     done = await served.openai.chat.completions.create(
         model="toy",
         messages=[
@@ -22,18 +22,18 @@ async def test_a_whole_answer(served: Front, outputs: FakeOutputs) -> None:
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "Heé", "stop")
     assert done.usage is not None
     assert done.usage.total_tokens == 7
-    (order,) = outputs.orders
+    (order,) = outputs.requests
     said = (("system", "Be kind."), ("user", "Say it"), ("assistant", "What?"), ("user", "This"))
-    assert order.request.prompt == Chat(tuple(Message(*one) for one in said))
-    assert (order.request.max_tokens, order.request.seed) == (9, 5)
+    assert order.generation.prompt == Chat(tuple(Message(*one) for one in said))
+    assert (order.generation.max_tokens, order.generation.seed) == (9, 5)
     assert done.id == f"chatcmpl-{order.id}"
 
 
-async def test_a_message_that_was_answered_can_be_sent_again(served: Front, outputs: FakeOutputs) -> None:
+async def test_a_message_that_was_answered_can_be_sent_again(served: Front, outputs: FakeBackend) -> None:
     done = await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
     again = [*MESSAGES, done.choices[0].message.model_dump(), {"role": "user", "content": "More"}]
     await served.openai.chat.completions.create(model="toy", messages=again)
-    prompt = outputs.orders[1].request.prompt
+    prompt = outputs.requests[1].generation.prompt
     assert isinstance(prompt, Chat)
     assert prompt.messages[1] == Message("assistant", "Heé")
 
@@ -52,7 +52,7 @@ async def test_a_stream_begins_each_choice_with_its_role(served: Front) -> None:
     assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.choices) == (3, 8, [])
 
 
-async def test_an_output_without_text_still_has_a_role_and_an_end(served: Front, outputs: FakeOutputs) -> None:
+async def test_an_output_without_text_still_has_a_role_and_an_end(served: Front, outputs: FakeBackend) -> None:
     outputs.tokens = ()
     stream = await served.openai.chat.completions.create(model="toy", messages=MESSAGES, stream=True)
     (only,) = [chunk.choices[0] async for chunk in stream]
@@ -60,8 +60,8 @@ async def test_an_output_without_text_still_has_a_role_and_an_end(served: Front,
 
 
 async def test_without_max_tokens_a_chat_may_fill_the_context_and_a_completion_is_short(
-    served: Front, outputs: FakeOutputs
+    served: Front, outputs: FakeBackend
 ) -> None:
     await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
     await served.openai.completions.create(model="toy", prompt="Say")
-    assert [order.request.max_tokens for order in outputs.orders] == [MOST_TOKENS, 16]
+    assert [order.generation.max_tokens for order in outputs.requests] == [MAX_TOKENS, 16]

@@ -6,17 +6,17 @@ import pytest
 from openai import NotFoundError
 
 from crossdraft.client import Overlap
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import Front
 
 
-async def test_a_whole_answer(served: Front, outputs: FakeOutputs) -> None:
+async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
     done = await served.openai.completions.create(model="toy", prompt="Say", max_tokens=9, temperature=0)
     (choice,) = done.choices
     assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == ("Heé", "stop", 0, None)
     assert done.usage is not None
     assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (3, 4, 7)
-    assert done.id == f"cmpl-{outputs.orders[0].id}"
+    assert done.id == f"cmpl-{outputs.requests[0].id}"
     assert "crossdraft" not in json.loads(done.model_dump_json())
     await outputs.wait_running(0)
 
@@ -40,12 +40,12 @@ async def test_usage_is_the_last_chunk_of_a_stream_that_asks_for_it(served: Fron
     assert all(chunk.usage is None for chunk in chunks)
 
 
-async def test_each_prompt_and_choice_is_one_order(served: Front, outputs: FakeOutputs) -> None:
+async def test_each_prompt_and_choice_is_one_order(served: Front, outputs: FakeBackend) -> None:
     done = await served.openai.completions.create(
         model="toy", prompt=[[1, 2], [3]], n=2, seed=-1, extra_headers={"x-request-id": "mine"}
     )
     assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
-    requests = [order.request for order in outputs.orders]
+    requests = [order.generation for order in outputs.requests]
     assert [(request.prompt, request.choice) for request in requests] == [
         ((1, 2), 0),
         ((1, 2), 1),
@@ -53,10 +53,10 @@ async def test_each_prompt_and_choice_is_one_order(served: Front, outputs: FakeO
         ((3,), 1),
     ]
     assert {request.seed for request in requests} == {2**64 - 1}
-    assert [order.id for order in outputs.orders] == ["mine.0", "mine.1", "mine.2", "mine.3"]
+    assert [order.id for order in outputs.requests] == ["mine.0", "mine.1", "mine.2", "mine.3"]
 
 
-async def test_every_option_reaches_the_pipeline(served: Front, outputs: FakeOutputs) -> None:
+async def test_every_option_reaches_the_pipeline(served: Front, outputs: FakeBackend) -> None:
     more = {
         "top_k": 5,
         "min_p": 0.1,
@@ -86,8 +86,8 @@ async def test_every_option_reaches_the_pipeline(served: Front, outputs: FakeOut
         stop=["x", "y"],
         extra_body=more,
     )
-    (order,) = outputs.orders
-    request, options = order.request, order.request.options
+    (order,) = outputs.requests
+    request, options = order.generation, order.generation.options
     assert (order.model, order.drafter, order.trace) == ("toy", "small", False)
     assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0.7, 0.9, 5, 0.1)
     assert (options.presence_penalty, options.repetition_penalty, options.logit_bias) == (0.5, 1.1, ((5, -3.0),))
@@ -97,10 +97,10 @@ async def test_every_option_reaches_the_pipeline(served: Front, outputs: FakeOut
     assert (request.branches, request.branch_width, request.paths) == (4, 2, 3)
 
 
-async def test_no_drafter_and_the_only_model(served: Front, outputs: FakeOutputs) -> None:
+async def test_no_drafter_and_the_only_model(served: Front, outputs: FakeBackend) -> None:
     await served.post("/v1/completions", prompt="Say", speculative={"drafter": "none"}, temperature=None, stop=None)
-    (order,) = outputs.orders
-    assert (order.model, order.drafter, order.request.options.temperature) == ("toy", "", 1.0)
+    (order,) = outputs.requests
+    assert (order.model, order.drafter, order.generation.options.temperature) == ("toy", "", 1.0)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -7,11 +7,11 @@ from openai import APIError, APIStatusError, BadRequestError, InternalServerErro
 
 from crossdraft.client import RequestError
 from crossdraft.rpc import errors
-from crossdraft.serving import outputs as orders
+from crossdraft.serving import backend
+from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.http.errors import MEANINGS, refusal_of
-from crossdraft.serving.outputs import OverloadedError
 from crossdraft.types.request import PromptTooLongError
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import Front, front
 from tests.serving.http.faults import COMPLETIONS, fault
 
@@ -20,7 +20,7 @@ def test_every_foreign_error_has_a_meaning_of_its_own() -> None:
     services = {
         kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.ServiceError)
     }
-    known = {kind for _, kind in inspect.getmembers(orders, inspect.isclass) if issubclass(kind, Exception)}
+    known = {kind for _, kind in inspect.getmembers(backend, inspect.isclass) if issubclass(kind, Exception)}
     assert (services | known) - {errors.ServiceError} <= set(MEANINGS)
     assert set(errors.MEANINGS.values()) <= set(MEANINGS)
 
@@ -51,7 +51,7 @@ def test_what_services_say_of_themselves_is_not_for_clients(kind: type[Exception
 )
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_error_before_the_first_token_has_its_status(
-    served: Front, outputs: FakeOutputs, error: Exception, status: int, code: str | None, streamed: bool
+    served: Front, outputs: FakeBackend, error: Exception, status: int, code: str | None, streamed: bool
 ) -> None:
     outputs.fault = error
     response = await served.post(COMPLETIONS, prompt="Say", stream=streamed)
@@ -62,15 +62,15 @@ async def test_an_error_before_the_first_token_has_its_status(
     await outputs.wait_running(0)
 
 
-async def test_an_error_of_one_choice_ends_the_others(served: Front, outputs: FakeOutputs) -> None:
+async def test_an_error_of_one_choice_ends_the_others(served: Front, outputs: FakeBackend) -> None:
     outputs.fault, outputs.fault_after = errors.Unreachable("gone"), 2
     with pytest.raises(InternalServerError, match="no target can be reached"):
         await served.openai.completions.create(model="toy", prompt="Say", n=3)
-    assert len(outputs.orders) == 3
+    assert len(outputs.requests) == 3
     await outputs.wait_running(0)
 
 
-async def test_an_error_in_a_stream_is_its_last_event(served: Front, outputs: FakeOutputs) -> None:
+async def test_an_error_in_a_stream_is_its_last_event(served: Front, outputs: FakeBackend) -> None:
     outputs.fault, outputs.fault_after = errors.TimedOut("late"), 3
     stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
     assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["He", "é"]
@@ -84,7 +84,7 @@ async def test_a_model_that_is_not_there(served: Front) -> None:
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
-async def test_nothing_can_be_served_yet(outputs: FakeOutputs) -> None:
+async def test_nothing_can_be_served_yet(outputs: FakeBackend) -> None:
     outputs.served = ()
     async with front(outputs) as empty:
         for response in (await empty.http.get("/ready"), await empty.post(COMPLETIONS, prompt="a")):
@@ -92,7 +92,7 @@ async def test_nothing_can_be_served_yet(outputs: FakeOutputs) -> None:
         assert (await empty.http.get("/health")).json() == {"status": "ok"}
 
 
-async def test_a_bug_is_an_error_of_the_server(served: Front, outputs: FakeOutputs) -> None:
+async def test_a_bug_is_an_error_of_the_server(served: Front, outputs: FakeBackend) -> None:
     outputs.fault = ZeroDivisionError("a bug")
     with pytest.raises(APIStatusError) as caught:
         await served.openai.completions.create(model="toy", prompt="Say")

@@ -13,18 +13,18 @@ from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import Front, front
 
 LONG = (Token(1, "x" * 50_000, b"", Kind.BONUS, None),) * 1000  # 50 MB, more than sockets keep
 
 
 @pytest.fixture
-def outputs() -> FakeOutputs:
-    return FakeOutputs(waits_after=1)
+def outputs() -> FakeBackend:
+    return FakeBackend(waits_after=1)
 
 
-async def test_leaving_a_stream_ends_the_output(served: Front, outputs: FakeOutputs) -> None:
+async def test_leaving_a_stream_ends_the_output(served: Front, outputs: FakeBackend) -> None:
     stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
     assert (await anext(stream)).choices[0].text == "He"
     await outputs.wait_running(1)
@@ -35,7 +35,7 @@ async def test_leaving_a_stream_ends_the_output(served: Front, outputs: FakeOutp
 
 @pytest.mark.parametrize(("streamed", "n"), [(False, 1), (False, 3), (True, 3)])
 async def test_leaving_before_the_answer_ends_all_choices(
-    served: Front, outputs: FakeOutputs, streamed: bool, n: int
+    served: Front, outputs: FakeBackend, streamed: bool, n: int
 ) -> None:
     outputs.waits_after = 0
     asking = asyncio.create_task(served.post("/v1/completions", prompt="Say", n=n, stream=streamed))
@@ -46,17 +46,17 @@ async def test_leaving_before_the_answer_ends_all_choices(
     assert outputs.yielded == 0
 
 
-async def test_a_client_that_does_not_read_is_given_up(outputs: FakeOutputs) -> None:
+async def test_a_client_that_does_not_read_is_given_up(outputs: FakeBackend) -> None:
     outputs.tokens, outputs.waits_after = LONG, None
     async with front(outputs, HttpOptions(stalled_seconds=0.2)) as hasty:
         body = {"prompt": "Say", "stream": True}
         async with hasty.http.stream("POST", "/v1/completions", json=body) as response:
-            assert (response.status_code, len(outputs.orders)) == (200, 1)
+            assert (response.status_code, len(outputs.requests)) == (200, 1)
             await outputs.wait_running(0)
             assert outputs.yielded < len(LONG)
 
 
-async def test_draining_lets_a_stream_end_and_takes_no_other(outputs: FakeOutputs) -> None:
+async def test_draining_lets_a_stream_end_and_takes_no_other(outputs: FakeBackend) -> None:
     async with front(outputs, grace_seconds=30) as served:
         stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
         first = await anext(stream)
@@ -70,7 +70,7 @@ async def test_draining_lets_a_stream_end_and_takes_no_other(outputs: FakeOutput
 
 
 async def test_the_grace_period_ends_what_goes_on_and_says_so_once(
-    outputs: FakeOutputs, caplog: pytest.LogCaptureFixture
+    outputs: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with front(outputs, grace_seconds=0) as served:
         streams = [await served.openai.completions.create(model="toy", prompt="Say", stream=True) for _ in range(2)]
@@ -109,4 +109,4 @@ async def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}.*choose another port"):
-            await HttpServer(make_app(FakeOutputs()), Listening(port=port)).start()
+            await HttpServer(make_app(FakeBackend()), Listening(port=port)).start()

@@ -3,7 +3,7 @@
 import pytest
 
 from crossdraft.client import Kind, Token
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import MESSAGES, Front
 
 TOKENS = (
@@ -14,12 +14,12 @@ TOKENS = (
 
 
 @pytest.fixture
-def outputs() -> FakeOutputs:
-    return FakeOutputs(TOKENS)
+def outputs() -> FakeBackend:
+    return FakeBackend(TOKENS)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_of_a_completion(served: Front, outputs: FakeOutputs, streamed: bool) -> None:
+async def test_of_a_completion(served: Front, outputs: FakeBackend, streamed: bool) -> None:
     create = served.openai.completions.create
     if streamed:
         chunks = [chunk async for chunk in await create(model="toy", prompt="Say", logprobs=2, stream=True)]
@@ -43,11 +43,11 @@ async def test_of_a_completion(served: Front, outputs: FakeOutputs, streamed: bo
         ],
         "text_offset": [0, 2, 2],
     }
-    assert outputs.orders[0].request.logprobs == 2
+    assert outputs.requests[0].generation.logprobs == 2
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_of_a_chat(served: Front, outputs: FakeOutputs, streamed: bool) -> None:
+async def test_of_a_chat(served: Front, outputs: FakeBackend, streamed: bool) -> None:
     create = served.openai.chat.completions.create
     if streamed:
         stream = await create(model="toy", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=True)
@@ -67,11 +67,11 @@ async def test_of_a_chat(served: Front, outputs: FakeOutputs, streamed: bool) ->
         (r"bytes:\xa9", -0.125, [0xA9]),
         ("token_id:0", -9999.0, None),
     ]
-    assert outputs.orders[0].request.logprobs == 2
+    assert outputs.requests[0].generation.logprobs == 2
 
 
-async def test_without_others(served: Front, outputs: FakeOutputs) -> None:
+async def test_without_others(served: Front, outputs: FakeBackend) -> None:
     await served.openai.chat.completions.create(model="toy", messages=MESSAGES, logprobs=True)
     await served.openai.completions.create(model="toy", prompt="Say", logprobs=0)
     await served.openai.completions.create(model="toy", prompt="Say")
-    assert [order.request.logprobs for order in outputs.orders] == [0, 0, None]
+    assert [order.generation.logprobs for order in outputs.requests] == [0, 0, None]

@@ -9,7 +9,7 @@ from crossdraft.serving.http import RateLimit
 from crossdraft.serving.http.middleware import request_id
 from crossdraft.serving.http.responses import shown
 from crossdraft.serving.http.streaming import merged
-from crossdraft.serving.limits import MOST_CLIENTS, Rates
+from crossdraft.serving.limits import MAX_CLIENTS, Rates
 
 
 def test_a_bucket_holds_a_burst_and_fills_at_its_rate() -> None:
@@ -24,9 +24,9 @@ def test_a_bucket_holds_a_burst_and_fills_at_its_rate() -> None:
 
 def test_buckets_of_those_who_asked_long_ago_are_forgotten() -> None:
     rates = Rates(RateLimit(per_minute=1, burst=1))
-    for client in range(MOST_CLIENTS + 1):
+    for client in range(MAX_CLIENTS + 1):
         assert rates.take(str(client), 0.0) == 0
-    assert rates.take(str(MOST_CLIENTS), 0.0) > 0
+    assert rates.take(str(MAX_CLIENTS), 0.0) > 0
     assert rates.take("0", 0.0) == 0
 
 

@@ -6,7 +6,7 @@ import httpx2 as httpx
 import pytest
 
 from crossdraft.serving.http import HttpOptions
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import Front, front
 from tests.serving.http.faults import CHAT, COMPLETIONS, fault
 
@@ -69,13 +69,13 @@ from tests.serving.http.faults import CHAT, COMPLETIONS, fault
     ],
 )
 async def test_a_wrong_field_is_named(
-    direct: httpx.AsyncClient, outputs: FakeOutputs, path: str, body: dict[str, Any], param: str | None, text: str
+    direct: httpx.AsyncClient, outputs: FakeBackend, path: str, body: dict[str, Any], param: str | None, text: str
 ) -> None:
     response = await direct.post(path, json=body)
     error = fault(response)
     assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert text in error["message"]
-    assert not outputs.orders
+    assert not outputs.requests
 
 
 JSON = "application/json"
@@ -98,12 +98,12 @@ OBJECT = "it must be a JSON object"
     ],
 )
 async def test_what_is_no_request_at_all(
-    direct: httpx.AsyncClient, outputs: FakeOutputs, content: bytes, kind: str, text: str
+    direct: httpx.AsyncClient, outputs: FakeBackend, content: bytes, kind: str, text: str
 ) -> None:
     response = await direct.post(COMPLETIONS, content=content, headers={"content-type": kind})
     assert (response.status_code, fault(response)["type"]) == (400, "invalid_request_error")
     assert text in fault(response)["message"]
-    assert not outputs.orders
+    assert not outputs.requests
 
 
 async def test_paths_and_methods_that_are_not_there(served: Front) -> None:
@@ -114,12 +114,12 @@ async def test_paths_and_methods_that_are_not_there(served: Front) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_over_the_limit(outputs: FakeOutputs, chunked: bool) -> None:
+async def test_a_body_over_the_limit(outputs: FakeBackend, chunked: bool) -> None:
     async def pieces() -> Any:
         for _ in range(20):
             yield b" " * 100
 
-    async with front(outputs, HttpOptions(most_bytes=1000)) as small:
+    async with front(outputs, HttpOptions(max_bytes=1000)) as small:
         kind = {"content-type": "application/json"}
         content = pieces() if chunked else b" " * 2000
         response = await small.http.post(COMPLETIONS, content=content, headers=kind)

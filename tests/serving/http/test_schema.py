@@ -12,11 +12,11 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from crossdraft.serving.http import HttpOptions, make_app
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 
 EXAMPLES = 40  # of each operation
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-app = make_app(FakeOutputs(), HttpOptions(metrics=lambda _: (b"", "text/plain")))
+app = make_app(FakeBackend(), HttpOptions(metrics=lambda _: (b"", "text/plain")))
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

@@ -12,7 +12,7 @@ from crossdraft.rpc.server import Listening
 from crossdraft.serving.http import make_app
 from crossdraft.serving.http.server import HttpServer
 from tests.rpc.certificates import Cluster
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def files(cluster: Cluster, hosts: tuple[str, ...] = ("127.0.0.1",)) -> FrontFil
     return FrontFiles(made.certificate, made.key)
 
 
-def server(shown: FrontFiles | None, host: str = "127.0.0.1", outputs: FakeOutputs | None = None) -> HttpServer:
-    return HttpServer(make_app(outputs or FakeOutputs()), Listening(host, grace_seconds=0, tls=shown))
+def server(shown: FrontFiles | None, host: str = "127.0.0.1", outputs: FakeBackend | None = None) -> HttpServer:
+    return HttpServer(make_app(outputs or FakeBackend()), Listening(host, grace_seconds=0, tls=shown))
 
 
 def client(url: str, cluster: Cluster) -> httpx.AsyncClient:
@@ -42,7 +42,7 @@ async def asked(url: str, cluster: Cluster) -> int:
 async def test_a_renewed_certificate_is_served_to_new_connections_without_a_restart(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shown, outputs = files(cluster), FakeOutputs(waits_after=1)
+    shown, outputs = files(cluster), FakeBackend(waits_after=1)
     async with server(shown, outputs=outputs) as serving:
         url = f"https://{serving.address}"
         asking = {"prompt": "Say", "stream": True}

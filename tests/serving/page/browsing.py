@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from playwright.async_api import Browser, Page
 
 from crossdraft.client import Kind, Token
+from crossdraft.serving.backend import Ended, OutputRequest, TraceSpans
 from crossdraft.serving.http import HttpOptions, make_app
-from crossdraft.serving.outputs import Ended, Order, Traced
 from crossdraft.trace.timeline import Span, What
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MISSING = f"needs a browser: there is no {' or '.join(BROWSERS)} (Debian: apt-get install chromium)"
@@ -42,14 +42,14 @@ def spans_before(place: int) -> tuple[Span, ...]:
     )
 
 
-class TracedOutputs(FakeOutputs):
+class TracedBackend(FakeBackend):
     """The same, and what a session would have done."""
 
-    async def stream(self, order: Order) -> AsyncGenerator[Token | Traced | Ended, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Token | TraceSpans | Ended, None]:
         place = 0
-        async for item in super().stream(order):
-            if order.trace and order.drafter != "":
-                yield Traced(spans_before(place))
+        async for item in super().stream(request):
+            if request.trace and request.drafter != "":
+                yield TraceSpans(spans_before(place))
             place += 1
             yield item
 
@@ -59,7 +59,7 @@ class Visit:
     """A page that is open, and what came of it."""
 
     page: Page
-    outputs: FakeOutputs
+    outputs: FakeBackend
     address: str
     asked: list[str] = field(default_factory=list)  # addresses of all requests
     faults: list[str] = field(default_factory=list)  # what the browser complained of
@@ -99,7 +99,7 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def visiting(browser: Browser, outputs: FakeOutputs, options: HttpOptions | None = None) -> AsyncIterator[Visit]:
+async def visiting(browser: Browser, outputs: FakeBackend, options: HttpOptions | None = None) -> AsyncIterator[Visit]:
     """The page of a server over these outputs."""
     async with served(make_app(outputs, options)) as address:
         context = await browser.new_context()

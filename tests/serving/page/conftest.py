@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, async_playwright
 
-from tests.serving.page.browsing import MISSING, TOKENS, TracedOutputs, Visit, browser_here, visiting
+from tests.serving.page.browsing import MISSING, TOKENS, TracedBackend, Visit, browser_here, visiting
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -23,6 +23,6 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def visit(browser: Browser) -> AsyncIterator[Visit]:
-    async with visiting(browser, TracedOutputs(TOKENS)) as opened:
+    async with visiting(browser, TracedBackend(TOKENS)) as opened:
         await opened.page.get_by_role("option", name="small").wait_for(state="attached")
         yield opened

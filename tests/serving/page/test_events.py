@@ -4,7 +4,7 @@ import pytest
 from playwright.async_api import Browser
 
 from crossdraft.serving.http import make_app
-from tests.serving.fakes import FakeOutputs
+from tests.serving.fakes import FakeBackend
 from tests.serving.page.browsing import SECONDS, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,7 +26,7 @@ async ({ bytes, size }) => {
 
 
 async def test_cuts_change_nothing_and_what_has_no_end_is_no_event(browser: Browser) -> None:
-    async with served(make_app(FakeOutputs())) as address:
+    async with served(make_app(FakeBackend())) as address:
         page = await browser.new_page()
         page.set_default_timeout(SECONDS * 1000)
         await page.goto(address)

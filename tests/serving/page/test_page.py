@@ -6,11 +6,11 @@ import pytest
 from playwright.async_api import Browser, Page
 
 from crossdraft.client import Kind, Overlap, RequestError
+from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
-from crossdraft.serving.outputs import OverloadedError
 from tests.serving.fakes import TOY
-from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedOutputs, Visit, visiting
+from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedBackend, Visit, visiting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -67,8 +67,8 @@ async def test_what_is_chosen_is_what_is_ordered(visit: Visit) -> None:
     await page.get_by_label("Overlap").select_option("off")
     await visit.fill(K="7", Temperature="0.5", Seed="11", Most_tokens="20")
     await visit.generate("class Stack:\n")
-    (order,) = visit.outputs.orders
-    asked = order.request
+    (order,) = visit.outputs.requests
+    asked = order.generation
     assert (order.model, order.drafter, order.trace) == ("toy", "small", True)
     assert (asked.prompt, asked.method, asked.k, asked.overlap) == ("class Stack:\n", "seeded", 7, Overlap.OFF)
     assert (asked.options.temperature, asked.seed, asked.max_tokens) == (0.5, 11, 20)
@@ -78,13 +78,13 @@ async def test_ctrl_enter_generates_and_examples_fill_the_prompt(visit: Visit) -
     await visit.press("fibonacci")
     await visit.page.keyboard.press("Control+Enter")
     await visit.page.get_by_text("a second.").wait_for()
-    assert visit.outputs.orders[0].request.prompt == "def fibonacci(n):\n"
+    assert visit.outputs.requests[0].generation.prompt == "def fibonacci(n):\n"
 
 
 async def test_a_prompt_that_is_empty_is_not_sent(visit: Visit) -> None:
     await visit.press("Generate")
     assert await visit.page.locator("#prompt").evaluate("one => one.matches(':user-invalid')")
-    assert visit.outputs.orders == []
+    assert visit.outputs.requests == []
 
 
 async def test_stop_releases_the_output(visit: Visit) -> None:
@@ -145,12 +145,12 @@ async def test_a_server_that_is_gone_is_said_so(visit: Visit) -> None:
 
 
 async def test_a_model_that_comes_later_is_offered_then(browser: Browser) -> None:
-    outputs = TracedOutputs(TOKENS, served=())
+    outputs = TracedBackend(TOKENS, served=())
     async with visiting(browser, outputs) as visit:
         await visit.page.get_by_text("No model can be served yet").wait_for()
         outputs.served = (TOY,)
         await visit.generate()
-        assert len(outputs.orders) == 1
+        assert len(outputs.requests) == 1
 
 
 async def test_compare_runs_the_same_without_a_drafter(visit: Visit) -> None:
@@ -158,9 +158,9 @@ async def test_compare_runs_the_same_without_a_drafter(visit: Visit) -> None:
     await visit.generate()
     await visit.press("Compare")
     await visit.page.get_by_text("The texts are the same.").wait_for()
-    drafted, plain = visit.outputs.orders
+    drafted, plain = visit.outputs.requests
     assert (drafted.drafter, plain.drafter) == ("ngram", "")
-    assert drafted.request == plain.request
+    assert drafted.generation == plain.generation
     assert await visit.text_of("#speedup") == "1.00 ×"
     assert await tokens_of(visit.page, "#plain-output") == await tokens_of(visit.page)
 
@@ -201,14 +201,14 @@ async def test_a_script_in_the_page_would_not_run(visit: Visit) -> None:
 
 
 async def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser) -> None:
-    outputs = TracedOutputs(TOKENS)
+    outputs = TracedBackend(TOKENS)
     async with visiting(browser, outputs, HttpOptions(keys=Keys.of({"tester": "open-sesame-123456"}))) as visit:
         await visit.page.get_by_role("alert").wait_for()
         await visit.page.get_by_label("API key").fill("open-sesame-123456")
         await visit.page.get_by_label("API key").press("Tab")
         await visit.page.get_by_role("option", name="small").wait_for(state="attached")
         await visit.generate()
-        assert len(outputs.orders) == 1
+        assert len(outputs.requests) == 1
         await visit.page.reload()
         await visit.page.get_by_role("option", name="small").wait_for(state="attached")
         stored = await visit.page.evaluate("() => [localStorage.length, document.cookie]")

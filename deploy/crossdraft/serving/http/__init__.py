@@ -1,4 +1,4 @@
-"""OpenAI's HTTP API before `Outputs`."""
+"""OpenAI's HTTP API in front of a `Backend`."""
 
 from crossdraft.serving.http.app import make_app
 from crossdraft.serving.http.middleware import HttpOptions

@@ -1,4 +1,4 @@
-"""The application: the API, and what watches it."""
+"""The application: OpenAI's routes under /v1, and those by which it is watched."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from crossdraft.serving.backend import Backend, ServedModel, UnknownModelError
 from crossdraft.serving.http.errors import (
     ABSENT,
     BUG,
@@ -21,38 +22,48 @@ from crossdraft.serving.http.errors import (
     refusal_of_status,
 )
 from crossdraft.serving.http.middleware import GUARDED, ID_KEY, Gate, HttpOptions, reply_of
-from crossdraft.serving.http.requests import Asking, ChatBody, CompletionBody, asking_chat, asking_completions
+from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.serving.http.responses import (
     Alive,
     ChatCompletion,
     ChatFormat,
     Completion,
     CompletionFormat,
-    Format,
     ModelCard,
     ModelList,
     Ready,
 )
-from crossdraft.serving.http.streaming import Chunks, ClientGoneError, EventStream, items, unless_gone, whole
-from crossdraft.serving.outputs import Outputs, ServedModel, UnknownModelError
+from crossdraft.serving.http.streaming import (
+    AnyFormat,
+    Chunks,
+    ClientGoneError,
+    EventStream,
+    items,
+    unless_gone,
+    whole,
+)
 from crossdraft.serving.page import mount
 
 CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads it
+OWNER = "crossdraft"
+FAULTS: dict[int | str, dict[str, Any]] = {"4XX": {"model": FaultReply}, "5XX": {"model": FaultReply}}
+EVENTS: dict[str, Any] = {"content": {"text/event-stream": {}}}  # the events of a stream, with chunks as data
+Key = Security(HTTPBearer(auto_error=False, description="Needed if the server has API keys."))
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
-def make_app(outputs: Outputs, options: HttpOptions | None = None) -> FastAPI:
-    """OpenAI's API over these outputs, as an ASGI application.
+def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
+    """OpenAI's API, as an ASGI application.
 
     Args:
-        outputs: what makes outputs.
+        backend: makes the outputs.
         options: keys, limits, and metrics.
     """
     options = options or HttpOptions()
     app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.add_middleware(Gate, options=options)
-    app.include_router(router_of(outputs, options))
-    _watch(app, outputs, options)
+    app.include_router(router_of(backend, options))
+    _watch(app, backend, options)
     for kind, refusal in _refusals().items():
         app.add_exception_handler(kind, _handler(refusal))
     app.add_exception_handler(ClientGoneError, _gone)
@@ -61,8 +72,8 @@ def make_app(outputs: Outputs, options: HttpOptions | None = None) -> FastAPI:
     return app
 
 
-def _watch(app: FastAPI, outputs: Outputs, options: HttpOptions) -> None:
-    """What a cluster asks."""
+def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
+    """Adds the routes for health checks and Prometheus."""
 
     @app.get("/health", responses={**FAULTS})
     async def health() -> Alive:
@@ -72,7 +83,7 @@ def _watch(app: FastAPI, outputs: Outputs, options: HttpOptions) -> None:
     @app.get("/ready", responses={**FAULTS})
     async def ready() -> Ready:
         """A model can be served; if not, the error says why."""
-        models = await outputs.models()
+        models = await backend.models()
         names = [model.name for model in models if model.there]
         if not names:
             raise RefusedError(ABSENT.status, _absence(models), ABSENT.type, ABSENT.code)
@@ -89,14 +100,14 @@ def _watch(app: FastAPI, outputs: Outputs, options: HttpOptions) -> None:
 
 
 def _absence(models: Sequence[ServedModel]) -> str:
-    """Why nothing can be served; it does not say where targets are."""
+    """Why nothing can be served, without the addresses of targets."""
     if not models:
         return "no model can be served yet: no target has answered since the start"
     return f"no target of {', '.join(model.name for model in models)} can be reached any more; they are tried again"
 
 
 def _refusals() -> dict[type[Exception], Callable[[Request, Exception], RefusedError]]:
-    """How each error becomes a reply."""
+    """For each class of errors, the reply to one."""
 
     def foreign(request: Request, error: Exception) -> RefusedError:
         return refusal_of(error, request.scope[ID_KEY])
@@ -127,37 +138,38 @@ async def _gone(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED)
 
 
-# The routes under /v1.
-
-OWNER = "crossdraft"
-FAULTS: dict[int | str, dict[str, Any]] = {"4XX": {"model": FaultReply}, "5XX": {"model": FaultReply}}
-EVENTS: dict[str, Any] = {"content": {"text/event-stream": {}}}  # the events of a stream, with chunks as data
-Key = Security(HTTPBearer(auto_error=False, description="Needed if the server has API keys."))
-
-
-def router_of(outputs: Outputs, options: HttpOptions) -> APIRouter:
-    """The routes, over these outputs."""
+def router_of(backend: Backend, options: HttpOptions) -> APIRouter:
+    """The routes under /v1."""
     router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS})
 
     @router.post("/completions", responses={200: {"model": Completion, **EVENTS}})
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Outputs that go on from prompts."""
-        model = await _named(outputs, body.model)
-        asking = asking_completions(body, model, request.scope[ID_KEY], options.most_choices)
-        return await reply(request, asking, CompletionFormat(asking), body.stream)
+        model = await _checked(body)
+        return await reply(request, model, CompletionFormat(body, model, request.scope[ID_KEY]))
 
     @router.post("/chat/completions", responses={200: {"model": ChatCompletion, **EVENTS}})
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Outputs that go on with a chat."""
-        model = await _named(outputs, body.model)
-        asking = asking_chat(body, model, request.scope[ID_KEY], options.most_choices)
-        return await reply(request, asking, ChatFormat(asking), body.stream)
+        model = await _checked(body)
+        return await reply(request, model, ChatFormat(body, model, request.scope[ID_KEY]))
 
-    async def reply(request: Request, asking: Asking, format: Format, streamed: bool) -> Response:
-        if not streamed:
-            answer = await unless_gone(request.receive, whole(outputs, asking, format))
+    async def _checked(body: GenerationBody) -> str:
+        """The model that a body names, or the only one."""
+        model = await _named(backend, body.model)
+        if body.num_outputs > options.max_choices:
+            outputs = f"n and the number of prompts make {body.num_outputs} outputs"
+            text = f"{outputs}; at most {options.max_choices} in one request"
+            raise RefusedError(400, text, INVALID, "too_many_choices", "n")
+        return model
+
+    async def reply(request: Request, model: str, format: AnyFormat) -> Response:
+        request_id = request.scope[ID_KEY]
+        coming = items(backend, format.body.output_requests(model, request_id))
+        if not format.body.stream:
+            answer = await unless_gone(request.receive, whole(coming, format))
             return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
-        chunks, coming = Chunks(asking, format), items(outputs, asking)
+        chunks = Chunks(format, request_id)
         # An error before the first item has a status of its own.
         first = await unless_gone(request.receive, anext(coming))
         return EventStream(chunks.stream(first, coming), options.stalled_seconds)
@@ -165,12 +177,12 @@ def router_of(outputs: Outputs, options: HttpOptions) -> APIRouter:
     @router.get("/models")
     async def models() -> ModelList:
         """What is served."""
-        return ModelList(object="list", data=[_card(model) for model in await outputs.models()])
+        return ModelList(object="list", data=[_card(model) for model in await backend.models()])
 
     @router.get("/models/{model:path}")
     async def model_named(model: str) -> ModelCard:
         """One of them."""
-        found = await outputs.models()
+        found = await backend.models()
         for one in found:
             if one.name == model:
                 return _card(one)
@@ -179,11 +191,11 @@ def router_of(outputs: Outputs, options: HttpOptions) -> APIRouter:
     return router
 
 
-async def _named(outputs: Outputs, name: str | None) -> str:
+async def _named(backend: Backend, name: str | None) -> str:
     """The model that a body names, or the only one."""
     if name is not None:
         return name
-    found = await outputs.models()
+    found = await backend.models()
     if not found:
         raise RefusedError(ABSENT.status, ABSENT.text, ABSENT.type, ABSENT.code)
     if len(found) > 1:

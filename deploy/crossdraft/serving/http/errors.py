@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, and the one map from foreign ones to them."""
+"""Errors in OpenAI's shape, and the one map from all other errors to them."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +12,16 @@ from starlette.exceptions import HTTPException
 
 from crossdraft.client import RequestError
 from crossdraft.rpc import errors
+from crossdraft.serving.backend import MIN_RETRY_SECONDS, OverloadedError, UnknownDrafterError, UnknownModelError
+from crossdraft.serving.http.requests import Speculative
 from crossdraft.serving.limits import KeyRefusedError
-from crossdraft.serving.outputs import OverloadedError, UnknownDrafterError, UnknownModelError
 from crossdraft.types.request import PromptTooLongError
 
 log = logging.getLogger(__name__)
 
 
 class Fault(BaseModel):
-    """What is wrong, for people and for programs."""
+    """An error: `message` for people, the rest for programs."""
 
     message: str
     type: str
@@ -36,7 +37,7 @@ class FaultReply(BaseModel):
 
 @dataclass(eq=False)
 class RefusedError(Exception):
-    """A reply instead of an output."""
+    """The request is answered with an error."""
 
     status: int
     message: str
@@ -46,20 +47,20 @@ class RefusedError(Exception):
     after: float | None = None  # seconds until it may be tried again
 
     @property
-    def reply(self) -> FaultReply:
-        """Its body."""
+    def body(self) -> FaultReply:
+        """Of the reply."""
         return FaultReply(error=Fault(message=self.message, type=self.type, param=self.param, code=self.code))
 
     @property
     def headers(self) -> dict[str, str]:
-        """Besides those of its body."""
+        """Of the reply, besides those that describe its body."""
         found = {} if self.after is None else {"Retry-After": str(max(1, ceil(self.after)))}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == HTTPStatus.UNAUTHORIZED else {})
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an error is for a client; without a text its own is shown."""
+    """What a client is told of an error; without a text the error's own."""
 
     status: int
     type: str
@@ -69,14 +70,13 @@ class Meaning:
 
 INVALID = "invalid_request_error"
 BUSY = "rate_limit_error"
-SHORTEST_WAIT = 1.0  # seconds that a client is asked to wait where nobody knows how long
 WRONG = Meaning(400, INVALID)
 TOO_LONG = Meaning(400, INVALID, "context_length_exceeded")
-# What a service says of itself names addresses, which are not the client's business: it goes into the log.
+# The texts of services name addresses, which clients must not see: these go into the log only.
 ABSENT = Meaning(503, "server_error", "service_unavailable", "no target can be reached now; try again later")
 LATE = Meaning(504, "server_error", "timeout", "no target answered in time; try again later")
 BUG = Meaning(500, "server_error", "internal_error", "the server failed; its log says why")
-# The first class that an error is an instance of counts: subclasses come before their bases.
+# The first class that an error is an instance of decides: subclasses stand before their bases.
 MEANINGS: Mapping[type[Exception], Meaning] = {
     PromptTooLongError: TOO_LONG,
     RequestError: WRONG,
@@ -103,24 +103,19 @@ MEANINGS: Mapping[type[Exception], Meaning] = {
     errors.CannotListen: BUG,
 }
 FOREIGN = tuple(MEANINGS)
-# Of the framework's own errors, by status.
+# OpenAI's codes for errors of the framework, by status.
 CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
 
 
-def refusal_of(error: Exception, request: str) -> RefusedError:
-    """What a client is told.
-
-    Args:
-        error: one of FOREIGN.
-        request: the id of the client's request, for the log.
-    """
+def refusal_of(error: Exception, request_id: str) -> RefusedError:
+    """The reply to one of the FOREIGN errors; `request_id` is for the log."""
     if isinstance(error, RefusedError):
         return error
     meaning = next((MEANINGS[kind] for kind in FOREIGN if isinstance(error, kind)), BUG)
     if meaning.text:
-        log.warning("%s: %s: %s", request, type(error).__name__, error)
-    after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else SHORTEST_WAIT
+        log.warning("%s: %s: %s", request_id, type(error).__name__, error)
+    after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else MIN_RETRY_SECONDS
     return RefusedError(
         meaning.status,
         meaning.text or str(error),
@@ -132,9 +127,7 @@ def refusal_of(error: Exception, request: str) -> RefusedError:
 
 
 def param_of(error: Exception) -> str | None:
-    """The field of a body that an error is about, by its path; None if it is about none, or several."""
-    from crossdraft.serving.http.requests import Speculative  # it raises the errors of this module
-
+    """The path of the body's field that an error is about; None if it is about none, or several."""
     match error:
         case UnknownDrafterError():
             return "speculative.drafter"
@@ -148,7 +141,11 @@ def param_of(error: Exception) -> str | None:
 
 
 def refusal_of_body(error: RequestValidationError) -> RefusedError:
-    """The first thing that is wrong with a request's body, of several ways to read it the one that reads furthest."""
+    """The reply to a body that pydantic refused: the first error.
+
+    Where a field has a union type, pydantic reports one error for each alternative; the one whose path into the body is
+    the longest counts.
+    """
     faults = [(one, tuple(_in_body(one["loc"][1:], error.body))) for one in error.errors()]
     named = faults[0][1][:1]
     first, where = max(
@@ -166,7 +163,7 @@ def refusal_of_body(error: RequestValidationError) -> RefusedError:
 
 
 def _in_body(where: Sequence[int | str], body: object) -> Iterator[str]:
-    """The part of a validator's path that a client knows: the rest names types that were tried."""
+    """The steps of a validator's path that exist in the body: the others name alternatives of a union."""
     for part in where:
         if isinstance(body, dict) and (part in body or part == where[-1]):
             yield str(part)
@@ -177,8 +174,8 @@ def _in_body(where: Sequence[int | str], body: object) -> Iterator[str]:
 
 
 def refusal_of_status(error: HTTPException, path: str) -> RefusedError:
-    """What the framework refuses by itself: an unknown path, a wrong method, a body that is too large."""
+    """The reply to an error of the framework: an unknown path, a wrong method, a body that is too large."""
     text = f"there is nothing at {path}" if error.detail == HTTPStatus.NOT_FOUND.phrase else str(error.detail)
-    if error.status_code == 400:  # not from JSON's grammar, which has an error of its own
+    if error.status_code == 400:  # JSON that does not parse is a RequestValidationError
         text = "the body is not JSON: it is not UTF-8, or nested too deeply"
     return RefusedError(error.status_code, text, INVALID, CODES.get(error.status_code))

@@ -1,4 +1,4 @@
-"""What stands before the API: request ids, keys, rates and the size of bodies, before a body is read."""
+"""ASGI middleware before the API: request ids, keys, rate limits, and the size of bodies."""
 
 import re
 import secrets
@@ -21,9 +21,6 @@ ID_KEY = "crossdraft.request"  # in the scope
 GOOD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 
 
-# What the HTTP front is told when it is made.
-
-
 @dataclass(frozen=True)
 class HttpOptions:
     """Keys, limits, and metrics.
@@ -34,22 +31,24 @@ class HttpOptions:
 
     keys: Keys = field(default_factory=Keys)  # of /v1; none: everybody may use it
     rate: RateLimit | None = None  # of /v1, for each holder of a key, or each address where no key is needed
-    most_bytes: int = 4 * 2**20  # of a request's body
-    most_choices: int = 32  # outputs that one request may ask for
-    stalled_seconds: float = 60.0  # after which a client that does not read is given up
-    metrics: Callable[[str], tuple[bytes, str]] | None = None  # of /metrics: from what is accepted to text and its type
-    page: bool = True  # the page, at /
+    max_bytes: int = 4 * 2**20  # of a request's body
+    max_choices: int = 32  # outputs of one request
+    stalled_seconds: float = 60.0  # after which a stream whose client does not read is ended
+    metrics: Callable[[str], tuple[bytes, str]] | None = (
+        None  # for /metrics: from the header `Accept` to the text and its type
+    )
+    page: bool = True  # serve the web page at /
 
     def __post_init__(self) -> None:
-        for name in ("most_bytes", "most_choices", "stalled_seconds"):
+        for name in ("max_bytes", "max_choices", "stalled_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
 class Gate:
-    """ASGI middleware. Everything under /v1 needs a key, if there are keys, and is counted; all bodies have a limit.
+    """Paths under /v1 need a key, if there are keys, and count for the client's rate limit; all bodies have a limit.
 
-    A request's id is what the client says in `x-request-id`, else drawn; every reply shows it.
+    A request's id is the client's header `x-request-id`, else a random one; every reply has it.
     """
 
     def __init__(self, app: ASGIApp, options: HttpOptions, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,12 +78,12 @@ class Gate:
                 await self._app(scope, self._counted(receive), send_named)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))  # of an application that is mounted elsewhere
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # where the application is mounted
         if path == GUARDED or path.startswith(GUARDED + "/"):
             holder = self._options.keys.holder(headers.get("authorization"))
             self._check_rate(holder or (scope.get("client") or ("",))[0])
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._options.most_bytes:
+        if length.isdecimal() and int(length[:20]) > self._options.max_bytes:
             raise self._too_large()
 
     def _check_rate(self, client: str) -> None:
@@ -94,26 +93,26 @@ class Gate:
             raise RefusedError(429, text, "rate_limit_error", "rate_limit_exceeded", after=wait)
 
     def _counted(self, receive: Receive) -> Receive:
-        """Bodies without a length are counted as they come."""
+        """Also limits bodies that come without a content-length."""
         size = 0
 
         async def counted() -> Message:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._options.most_bytes:
+            if size > self._options.max_bytes:
                 raise HTTPException(413, self._too_large().message)
             return message
 
         return counted
 
     def _too_large(self) -> RefusedError:
-        text = f"a body may have {self._options.most_bytes} bytes; send less"
+        text = f"a body may have {self._options.max_bytes} bytes; send less"
         return RefusedError(413, text, INVALID, "request_too_large")
 
 
 def request_id(given: str | None) -> str:
-    """The client's own, if it can be a file's name and a log's word; else a new one."""
+    """The client's own, if it can be a file name and a word of a log line; else a new one."""
     if given is not None and GOOD_ID.fullmatch(given):
         return given
     return secrets.token_hex(12)
@@ -121,5 +120,5 @@ def request_id(given: str | None) -> str:
 
 def reply_of(refusal: RefusedError) -> Response:
     """A refusal as a reply."""
-    body = refusal.reply.model_dump_json()
+    body = refusal.body.model_dump_json()
     return Response(body, refusal.status, refusal.headers, "application/json")

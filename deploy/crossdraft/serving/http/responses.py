@@ -1,17 +1,19 @@
-"""What the API answers: OpenAI's objects, and `crossdraft` in them if a trace was asked for.
+"""What the API answers: OpenAI's objects, with `crossdraft` in them if a trace was asked for.
 
-Fields without a default are always there, if only as null; the others only where they are set.
+Fields without a default are always written, if only as null; the others only where they are set.
 """
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from crossdraft.client import Kind, Reason, Statistics, Token
-from crossdraft.serving.http.requests import Asking
-from crossdraft.serving.outputs import Ended
+from crossdraft.serving.backend import Ended
+from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.trace.timeline import Span
 from crossdraft.types.statistics import LaneFigures
 
@@ -25,7 +27,7 @@ class Usage(BaseModel):
 
     @staticmethod
     def of(prompt: int, completion: int) -> "Usage":
-        """Their sum, too."""
+        """With their sum."""
         return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
@@ -33,18 +35,18 @@ Finish = Literal["stop", "length"]
 
 
 class Lane(BaseModel):
-    """What one session with a service cost. Where the service is stays with the server."""
+    """What one session with a service cost, without the service's address."""
 
     role: Literal["target", "drafter"]
     bytes_sent: int  # serialized
     bytes_received: int
-    trip_counts: list[int]  # questions by the length of their round trip, without the model: `pipeline.trips.BOUNDS`
+    trip_counts: list[int]  # requests by round trip time without the model, in the buckets of `types.statistics.BOUNDS`
     trip_seconds: float  # of all together
     queued_seconds: float  # of these, waiting for the model
-    model_seconds: float  # in the model, for all answers
-    codec_seconds: float  # in which the orchestrator made and read messages
+    model_seconds: float  # in the model, for all replies
+    codec_seconds: float  # encoding and decoding messages, in the orchestrator
     open_seconds: float
-    idle_seconds: float  # of these, without anything asked that was not answered
+    idle_seconds: float  # of these, without a request in flight
     lost: str  # how the service failed
 
     @staticmethod
@@ -80,9 +82,9 @@ class Figures(BaseModel):
     verification_seconds: float
     idle_share: float  # of the target's time
     wire_bytes: int
-    proposed_at: list[int]  # by place in a round, from the first on: rounds with a draft token there
-    judged_at: list[int]  # ... in which it was accepted or refused
-    accepted_at: list[int]  # ... in which it was accepted
+    proposed_at: list[int]  # by position in a round, from the first: rounds with a draft token there
+    judged_at: list[int]  # ... rounds in which it was accepted or rejected
+    accepted_at: list[int]  # ... rounds in which it was accepted
     lanes: list[Lane]  # sessions with services, in the order of their opening
     branches_tried: int
     branches_hit: int
@@ -100,17 +102,17 @@ class Figures(BaseModel):
 
 
 class Trace(BaseModel):
-    """How a token was made, or at the end what the output cost."""
+    """How a token was made; in the last chunk, what the output cost."""
 
     milliseconds: float  # since the request was read
     kind: Kind | None = None
-    bytes: list[int] | None = None  # the token's own; its text may come later, in whole characters
+    bytes: list[int] | None = None  # of the token; its text may come with a later one, in whole characters
     spans: list[Span] | None = None  # what the session has done since the chunk before
     statistics: Figures | None = None
 
 
 class CompletionLogprobs(BaseModel):
-    """Of each token of a completion."""
+    """Log-probabilities of each token of a completion."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -119,7 +121,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One output, or a piece of it."""
+    """One output, or a chunk of it."""
 
     index: int
     text: str
@@ -141,7 +143,7 @@ class Completion(BaseModel):
 
 
 class LikelyToken(BaseModel):
-    """A token and how probable it was."""
+    """A token and its log-probability."""
 
     token: str
     logprob: float
@@ -149,20 +151,20 @@ class LikelyToken(BaseModel):
 
 
 class ChatToken(LikelyToken):
-    """One that came out, and what else might have."""
+    """An emitted token, and the most probable ones in its place."""
 
     top_logprobs: list[LikelyToken]
 
 
 class ChatLogprobs(BaseModel):
-    """Of each token of a message."""
+    """Log-probabilities of each token of a message."""
 
     content: list[ChatToken]
     refusal: None = None
 
 
 class ChatMessage(BaseModel):
-    """What the model has said."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str
@@ -191,14 +193,14 @@ class ChatCompletion(BaseModel):
 
 
 class Delta(BaseModel):
-    """A piece of a message."""
+    """A chunk of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class ChatChunkChoice(BaseModel):
-    """A piece of one output."""
+    """A chunk of one output."""
 
     index: int
     delta: Delta
@@ -251,12 +253,13 @@ class Ready(BaseModel):
     models: list[str]
 
 
-# OpenAI's two formats, each for whole answers and for chunks of a stream.
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+FINISH: dict[Reason, Finish] = {Reason.STOP: "stop"}  # all others are "length"
 
 
 @dataclass
-class Written:
-    """What there is of an output."""
+class PartialOutput:
+    """What has come of an output."""
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
@@ -269,166 +272,139 @@ class Written:
         self.tokens.append(token)
 
 
-class Format(Protocol):
-    """How outputs are shown to a client. `trace` is set only where it was asked for."""
+class Format(ABC, Generic[BodyT]):
+    """Writes the replies to one request.
 
-    def whole(self, written: Sequence[Written], usage: Usage) -> BaseModel:
-        """All outputs, which have ended."""
-        ...
+    Args:
+        body: the request.
+        model: name of the served model.
+        request_id: of the client's request.
+    """
 
-    def piece(self, choice: int, before: Written, token: Token, trace: Trace | None) -> BaseModel:
-        """A token; `before` is the output without it."""
-        ...
+    PREFIX: ClassVar[str]  # of ids
 
-    def end(self, choice: int, before: Written, ended: Ended, trace: Trace | None) -> BaseModel:
-        """The end of an output."""
-        ...
+    def __init__(self, body: BodyT, model: str, request_id: str) -> None:
+        self.body = body
+        self._head: dict[str, Any] = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
 
-    def usage(self, usage: Usage | None) -> BaseModel:
-        """The last chunk."""
-        ...
+    @abstractmethod
+    def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
+        """The reply with all outputs, which have ended."""
 
+    @abstractmethod
+    def chunk(self, index: int, before: PartialOutput, item: Token | Ended, trace: Trace | None) -> BaseModel:
+        """A token or the end of an output; `before` is the output without it, `trace` set if it was asked for."""
 
-class CompletionFormat:
-    """Of /v1/completions."""
+    @abstractmethod
+    def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
+        """The last chunk of a stream with `include_usage`."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
+    def usage(self, outputs: Sequence[PartialOutput]) -> Usage:
+        """Each prompt once, and all outputs."""
+        figures = [one.ended.statistics for one in outputs if one.ended is not None]
+        return Usage.of(sum(one.prompt_tokens for one in figures[:: self.body.n]), sum(one.tokens for one in figures))
 
-    def whole(self, written: Sequence[Written], usage: Usage) -> BaseModel:
-        """As Format says."""
-        return self._object([self._choice(index, one) for index, one in enumerate(written)], usage=usage)
+    def _chunk_fields(self, trace: Trace | None) -> dict[str, Any]:
+        """With `include_usage`, chunks before the last one have `usage: null`."""
+        return _traced(trace) | ({"usage": None} if self.body.include_usage else {})
 
-    def piece(self, choice: int, before: Written, token: Token, trace: Trace | None) -> BaseModel:
-        """As Format says; the first one has the echo."""
-        echo = "" if before.begun else self._asking.echo(choice)
-        known = of_completion([token], len(before.text)) if self._asking.logprobs else None
-        return self._chunk(choice, echo + token.text, known, None, trace)
-
-    def end(self, choice: int, before: Written, ended: Ended, trace: Trace | None) -> BaseModel:
-        """As Format says."""
-        echo = "" if before.begun else self._asking.echo(choice)
-        return self._chunk(choice, echo, None, finish(ended), trace)
-
-    def usage(self, usage: Usage | None) -> BaseModel:
-        """As Format says."""
-        return self._object([], usage=usage)
-
-    def _choice(self, index: int, one: Written) -> CompletionChoice:
-        assert one.ended is not None
-        return CompletionChoice(
-            index=index,
-            text=self._asking.echo(index) + one.text,
-            logprobs=of_completion(one.tokens, 0) if self._asking.logprobs else None,
-            finish_reason=finish(one.ended),
-            **_traced(figures_of(one.ended) if self._asking.trace else None),
-        )
-
-    def _chunk(
-        self,
-        index: int,
-        text: str,
-        known: CompletionLogprobs | None,
-        reason: Finish | None,
-        trace: Trace | None,
-    ) -> Completion:
-        choice = CompletionChoice(index=index, text=text, logprobs=known, finish_reason=reason)
-        return self._object([choice], **_traced(trace), **_no_usage(self._asking))
-
-    def _object(self, choices: list[CompletionChoice], **more: BaseModel | None) -> Completion:
-        asking = self._asking
-        fields = {"id": f"cmpl-{asking.id}", "created": asking.created, "model": asking.model, "choices": choices}
-        return Completion.model_validate({"object": "text_completion", **fields, **more})
+    def _choice_fields(self, index: int, output: PartialOutput) -> dict[str, Any]:
+        assert output.ended is not None
+        figures = Figures.of(output.ended.statistics)
+        trace = Trace(milliseconds=1000 * figures.seconds, statistics=figures) if self.body.speculative.trace else None
+        return {"index": index, "finish_reason": _finish(output.ended), **_traced(trace)}
 
 
-class ChatFormat:
-    """Of /v1/chat/completions."""
+class CompletionFormat(Format[CompletionBody]):
+    """Replies of /v1/completions."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
+    PREFIX = "cmpl"
 
-    def whole(self, written: Sequence[Written], usage: Usage) -> BaseModel:
-        """As Format says."""
-        choices = [self._choice(index, one) for index, one in enumerate(written)]
-        kept = self._head | {"object": "chat.completion", "choices": choices, "usage": usage}
-        return ChatCompletion.model_validate(kept)
+    def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
+        """As `Format.whole`."""
+        choices = [
+            CompletionChoice(
+                text=self.body.echo_of(index) + one.text,
+                logprobs=self._logprobs(one.tokens),
+                **self._choice_fields(index, one),
+            )
+            for index, one in enumerate(outputs)
+        ]
+        return self._completion(choices, usage=self.usage(outputs))
 
-    def piece(self, choice: int, before: Written, token: Token, trace: Trace | None) -> BaseModel:
-        """As Format says; the first one has the role."""
-        known = of_chat([token]) if self._asking.logprobs else None
-        return self._chunk(choice, _delta(before, token.text), known, None, trace)
+    def chunk(self, index: int, before: PartialOutput, item: Token | Ended, trace: Trace | None) -> BaseModel:
+        """As `Format.chunk`; the first one begins with the echo."""
+        echo = "" if before.begun else self.body.echo_of(index)
+        if isinstance(item, Token):
+            text, logprobs = echo + item.text, self._logprobs([item], len(before.text))
+        else:
+            text, logprobs = echo, None
+        choice = CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=_finish(item))
+        return self._completion([choice], **self._chunk_fields(trace))
 
-    def end(self, choice: int, before: Written, ended: Ended, trace: Trace | None) -> BaseModel:
-        """As Format says."""
-        delta = Delta() if before.begun else _delta(before, "")
-        return self._chunk(choice, delta, None, finish(ended), trace)
+    def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
+        """As `Format.usage_chunk`."""
+        return self._completion([], usage=self.usage(outputs))
 
-    def usage(self, usage: Usage | None) -> BaseModel:
-        """As Format says."""
-        return self._object([], usage=usage)
+    def _logprobs(self, tokens: Sequence[Token], offset: int = 0) -> CompletionLogprobs | None:
+        return None if self.body.num_logprobs is None else of_completion(tokens, offset)
 
-    @property
-    def _head(self) -> dict[str, object]:
-        asking = self._asking
-        return {"id": f"chatcmpl-{asking.id}", "created": asking.created, "model": asking.model}
-
-    def _choice(self, index: int, one: Written) -> ChatChoice:
-        assert one.ended is not None
-        return ChatChoice(
-            index=index,
-            message=ChatMessage(role="assistant", content=one.text, refusal=None),
-            logprobs=of_chat(one.tokens) if self._asking.logprobs else None,
-            finish_reason=finish(one.ended),
-            **_traced(figures_of(one.ended) if self._asking.trace else None),
-        )
-
-    def _chunk(
-        self,
-        index: int,
-        delta: Delta,
-        known: ChatLogprobs | None,
-        reason: Finish | None,
-        trace: Trace | None,
-    ) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, logprobs=known, finish_reason=reason)
-        return self._object([choice], **_traced(trace), **_no_usage(self._asking))
-
-    def _object(self, choices: list[ChatChunkChoice], **more: BaseModel | None) -> ChatChunk:
-        kept = self._head | {"object": "chat.completion.chunk", "choices": choices, **more}
-        return ChatChunk.model_validate(kept)
+    def _completion(self, choices: list[CompletionChoice], **more: object) -> Completion:
+        return Completion.model_validate({**self._head, "object": "text_completion", "choices": choices, **more})
 
 
-def finish(ended: Ended) -> Finish:
-    """OpenAI's word for the end of an output."""
-    return "stop" if ended.reason is Reason.STOP else "length"
+class ChatFormat(Format[ChatBody]):
+    """Replies of /v1/chat/completions."""
+
+    PREFIX = "chatcmpl"
+
+    def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
+        """As `Format.whole`."""
+        choices = [
+            ChatChoice(
+                message=ChatMessage(role="assistant", content=one.text, refusal=None),
+                logprobs=self._logprobs(one.tokens),
+                **self._choice_fields(index, one),
+            )
+            for index, one in enumerate(outputs)
+        ]
+        fields = {"object": "chat.completion", "choices": choices, "usage": self.usage(outputs)}
+        return ChatCompletion.model_validate(self._head | fields)
+
+    def chunk(self, index: int, before: PartialOutput, item: Token | Ended, trace: Trace | None) -> BaseModel:
+        """As `Format.chunk`; the first one has the role."""
+        token = item if isinstance(item, Token) else None
+        text: dict[str, Any] = {} if token is None and before.begun else {"content": token.text if token else ""}
+        delta = Delta(**text) if before.begun else Delta(role="assistant", **text)
+        logprobs = None if token is None else self._logprobs([token])
+        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=_finish(item))
+        return self._chunk([choice], **self._chunk_fields(trace))
+
+    def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
+        """As `Format.usage_chunk`."""
+        return self._chunk([], usage=self.usage(outputs))
+
+    def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
+        return None if self.body.num_logprobs is None else of_chat(tokens)
+
+    def _chunk(self, choices: list[ChatChunkChoice], **more: object) -> ChatChunk:
+        return ChatChunk.model_validate({**self._head, "object": "chat.completion.chunk", "choices": choices, **more})
 
 
-def figures_of(ended: Ended) -> Trace:
-    """What an output cost, for an answer that is no stream."""
-    figures = Figures.of(ended.statistics)
-    return Trace(milliseconds=1000 * figures.seconds, statistics=figures)
+def _finish(item: Token | Ended) -> Finish | None:
+    """OpenAI's word for the end of an output; None for a token."""
+    return FINISH.get(item.reason, "length") if isinstance(item, Ended) else None
 
 
-def _delta(before: Written, text: str) -> Delta:
-    return Delta(content=text) if before.begun else Delta(role="assistant", content=text)
-
-
-def _traced(trace: Trace | None) -> dict[str, Trace]:
+def _traced(trace: Trace | None) -> dict[str, Any]:
     return {} if trace is None else {"crossdraft": trace}
 
 
-def _no_usage(asking: Asking) -> dict[str, None]:
-    """With usage asked for, chunks before the last say that they have none."""
-    return {"usage": None} if asking.include_usage else {}
-
-
-# Log-probabilities in OpenAI's two shapes.
-
-NEVER = -9999.0  # OpenAI's for what has no probability worth a number; JSON has no infinity
+NEVER = -9999.0  # OpenAI's value for log 0: JSON has no infinity
 
 
 def shown(token: int, raw: bytes) -> str:
-    """A token as text, unlike any other's: its characters, else its bytes in OpenAI's spelling, else its id."""
+    """A token as text, distinct for each token: its characters, else its bytes in OpenAI's spelling, else its id."""
     if not raw:
         return f"token_id:{token}"
     try:
@@ -438,22 +414,24 @@ def shown(token: int, raw: bytes) -> str:
 
 
 def of_chat(tokens: Sequence[Token]) -> ChatLogprobs:
-    """Of the tokens of a message, or of a piece of it."""
-    return ChatLogprobs(content=[_chat_token(token) for token in tokens])
+    """Log-probabilities of tokens of a message."""
+    return ChatLogprobs(
+        content=[
+            ChatToken(
+                **_likely(token.id, token.raw, token.log_probability),
+                top_logprobs=[LikelyToken(**_likely(*candidate)) for candidate in token.top],
+            )
+            for token in tokens
+        ]
+    )
 
 
-def _chat_token(token: Token) -> ChatToken:
-    likely = [_likely(other, raw, value) for other, raw, value in token.top]
-    own = _likely(token.id, token.raw, token.log_probability)
-    return ChatToken(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=likely)
-
-
-def _likely(token: int, raw: bytes, value: float | None) -> LikelyToken:
-    return LikelyToken(token=shown(token, raw), logprob=_finite(value), bytes=list(raw) or None)
+def _likely(token: int, raw: bytes, value: float | None) -> dict[str, Any]:
+    return {"token": shown(token, raw), "logprob": _finite(value), "bytes": list(raw) or None}
 
 
 def of_completion(tokens: Sequence[Token], offset: int) -> CompletionLogprobs:
-    """Of tokens of a completion; `offset` characters of its text come before them."""
+    """Log-probabilities of tokens of a completion; `offset` characters of its text come before them."""
     offsets = []
     for token in tokens:
         offsets.append(offset)

@@ -1,4 +1,4 @@
-"""A server of the application: listening, a ready line, and an end that cuts no stream."""
+"""The HTTP server: listening, TLS whose files may be replaced, a ready line, and draining."""
 
 import asyncio
 import json
@@ -19,14 +19,15 @@ from crossdraft.rpc.security import NOT_RENEWED, FrontFiles, TlsError
 from crossdraft.rpc.server import Listening, warn_if_open
 
 log = logging.getLogger(__name__)
-BACKLOG = 2048  # connections that wait to be accepted
-ENDING_SECONDS = 10  # for what is ended at the end of the grace period to give back what it has
+BACKLOG = 2048  # connections waiting to be accepted
+ENDING_SECONDS = 10  # for requests that are ended after the grace period to release what they hold
 
 
 class _Uvicorn(uvicorn.Server):
-    """Without signal handlers of its own, with word of when it listens, and with an end that connections notice.
+    """Uvicorn without signal handlers, with an event for when it listens, and with connections closed after the grace.
 
-    Uvicorn cancels what goes on after the grace period, and takes that for errors of the application.
+    By itself uvicorn cancels the requests that are open after the grace period and logs them as errors of the
+    application; closing their connections ends them the way a client that leaves does.
     """
 
     def __init__(self, config: uvicorn.Config, grace_seconds: float) -> None:
@@ -36,16 +37,16 @@ class _Uvicorn(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None: whoever runs the server has them."""
+        """Leaves signals to the process."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As it is, and says so."""
+        """As uvicorn's; then sets `listens`."""
         await super().startup(sockets)
         self.listens.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As it is; connections that are open at the end of the grace period are closed."""
+        """As uvicorn's; closes connections that are open at the end of the grace period."""
         closing = asyncio.create_task(self._close_after_grace())
         try:
             await super().shutdown(sockets)
@@ -65,9 +66,9 @@ class HttpServer:
     """An HTTP server in this process's event loop. Use it with `async with`.
 
     Args:
-        app: what answers.
-        listening: where; of its fields host, port, tls (of FrontFiles, else none) and grace_seconds.
-        marks: what else the ready line says.
+        app: the application.
+        listening: of its fields host, port, tls (if FrontFiles) and grace_seconds.
+        marks: further fields of the ready line.
     """
 
     def __init__(self, app: FastAPI, listening: Listening, marks: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -86,7 +87,7 @@ class HttpServer:
             TlsError: certificate or key cannot be used.
         """
         tls = self._listening.tls
-        secured = Certified(tls) if isinstance(tls, FrontFiles) else None
+        secured = RenewedCertificate(tls) if isinstance(tls, FrontFiles) else None
         where = await asyncio.to_thread(_bound, self._listening)
         config = uvicorn.Config(
             self._app,
@@ -109,13 +110,13 @@ class HttpServer:
         return self.address
 
     async def drain(self) -> None:
-        """Takes no new connection, lets requests go on for the grace period, and ends."""
+        """Accepts no new connection, lets requests go on for the grace period, and ends."""
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await self._task
 
     def ready_line(self) -> str:
-        """One line of JSON that says where what is served."""
+        """One line of JSON: role, address, model."""
         return json.dumps({"ready": True, "role": "http", "address": self.address, **self._marks})
 
     async def __aenter__(self) -> Self:
@@ -138,11 +139,8 @@ def _bound(listening: Listening) -> socket.socket:
         ) from error
 
 
-# TLS of the HTTP front: its certificate, which is read again when its files were replaced.
-
-
-class Certified:
-    """The TLS of a server, as its files are at each connection.
+class RenewedCertificate:
+    """The TLS context of a server, loaded again for the first connection after its files were replaced.
 
     Args:
         files: certificate and key.
@@ -165,13 +163,13 @@ class Certified:
             self._stamp = stamp
             try:
                 self._latest = _context(self._files)
-            except (TlsError, OSError) as error:  # while files are being replaced one after another
+            except (TlsError, OSError) as error:  # the files are being replaced one after another
                 log.warning(NOT_RENEWED, error)
         connection.context = self._latest
 
 
 def _context(files: FrontFiles) -> ssl.SSLContext:
-    files.load()  # for its errors, which say more than those of ssl
+    files.load()  # its errors say more than those of ssl
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
     context.set_alpn_protocols(["http/1.1"])

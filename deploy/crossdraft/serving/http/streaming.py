@@ -1,4 +1,4 @@
-"""From the items of outputs to the body of a reply."""
+"""From the items of outputs to the body of a reply, whole or as server-sent events, for as long as the client stays."""
 
 import asyncio
 import logging
@@ -12,107 +12,105 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from crossdraft.client import Token
+from crossdraft.serving.backend import Backend, Ended, OutputItem, OutputRequest, TraceSpans
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
-from crossdraft.serving.http.requests import Asking
-from crossdraft.serving.http.responses import Figures, Format, Trace, Usage, Written
-from crossdraft.serving.outputs import Ended, Outputs, Traced
+from crossdraft.serving.http.requests import GenerationBody
+from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Trace
 from crossdraft.trace.timeline import Span
 
 log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
-Item = tuple[int, Token | Traced | Ended]  # the choice's index, and what came of it
+IndexedItem = tuple[int, OutputItem]  # the choice's index, and an item of its output
+AnyFormat = Format[Any]
+T = TypeVar("T")
 
 
-def items(outputs: Outputs, asking: Asking) -> AsyncGenerator[Item, None]:
-    """Those of all choices, as they come."""
-    return merged([outputs.stream(order) for order in asking.orders])
+def items(backend: Backend, requests: Sequence[OutputRequest]) -> AsyncGenerator[IndexedItem, None]:
+    """Those of all outputs, as they come."""
+    return merged([backend.stream(request) for request in requests])
 
 
-async def whole(outputs: Outputs, asking: Asking, format: Format) -> BaseModel:
-    """The answer when everything has come.
+async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat) -> BaseModel:
+    """The reply once everything has come.
 
     Raises:
         Exception: one of errors.FOREIGN.
     """
-    written = [Written() for _ in asking.orders]
-    async with aclosing(items(outputs, asking)) as coming:
-        async for choice, item in coming:
+    outputs = [PartialOutput() for _ in range(format.body.num_outputs)]
+    async with aclosing(coming):
+        async for index, item in coming:
             match item:
                 case Token():
-                    written[choice].add(item)
+                    outputs[index].add(item)
                 case Ended():
-                    written[choice].ended = item
-    return format.whole(written, usage_of(asking, written))
+                    outputs[index].ended = item
+    return format.whole(outputs)
 
 
 class Chunks:
-    """The chunks of a stream, each a server-sent event."""
+    """The chunks of a stream, each a server-sent event.
 
-    def __init__(self, asking: Asking, format: Format) -> None:
-        self._asking = asking
+    Args:
+        format: of the reply.
+        request_id: of the client's request, for the log.
+    """
+
+    def __init__(self, format: AnyFormat, request_id: str) -> None:
         self._format = format
-        self._written = [Written() for _ in asking.orders]
-        self._spans: list[list[Span]] = [[] for _ in asking.orders]
+        self._body: GenerationBody = format.body
+        self._request_id = request_id
+        self._outputs = [PartialOutput() for _ in range(self._body.num_outputs)]
+        self._spans: list[list[Span]] = [[] for _ in self._outputs]  # not sent yet
         self._began = time.perf_counter()
 
-    async def stream(self, first: Item, rest: AsyncGenerator[Item, None]) -> AsyncGenerator[bytes, None]:
-        """All chunks, the last event included. What fails now is an event, too: the status was sent."""
+    async def stream(self, first: IndexedItem, rest: AsyncGenerator[IndexedItem, None]) -> AsyncGenerator[bytes, None]:
+        """All events, the last one included. An error is an event, too: the status was sent before."""
         async with aclosing(rest):
             try:
-                for event in self._events(first):
+                if event := self._event(*first):
                     yield event
-                async for item in rest:
-                    for event in self._events(item):
+                async for index, item in rest:
+                    if event := self._event(index, item):
                         yield event
             except FOREIGN as error:
-                yield event_of(refusal_of(error, self._asking.id).reply)
+                yield event_of(refusal_of(error, self._request_id).body)
             else:
-                if self._asking.include_usage:
-                    yield event_of(self._format.usage(usage_of(self._asking, self._written)))
+                if self._body.include_usage:
+                    yield event_of(self._format.usage_chunk(self._outputs))
             yield DONE
 
-    def _events(self, item: Item) -> Sequence[bytes]:
-        choice, what = item
-        written = self._written[choice]
-        match what:
-            case Traced(spans):
-                self._spans[choice] += spans
-                return ()
-            case Token():
-                chunk = self._piece(choice, written, what)
-                written.add(what)
-            case Ended():
-                chunk = self._format.end(choice, written, what, self._trace(choice, ended=what))
-                written.ended = what
-        if chunk is None:
-            return ()
-        written.begun = True
-        return (event_of(chunk),)
+    def _event(self, index: int, item: OutputItem) -> bytes:
+        """Of one item; empty if it shows nothing."""
+        if isinstance(item, TraceSpans):
+            self._spans[index] += item.spans
+            return b""
+        output, chunk = self._outputs[index], b""
+        if self._shows(item):
+            chunk = event_of(self._format.chunk(index, output, item, self._trace(index, item)))
+            output.begun = True
+        if isinstance(item, Token):
+            output.add(item)
+        else:
+            output.ended = item
+        return chunk
 
-    def _piece(self, choice: int, written: Written, token: Token) -> BaseModel | None:
-        if not (token.text or self._asking.logprobs or self._asking.trace):
-            return None  # its characters are not whole yet, or may be the beginning of a stop string
-        return self._format.piece(choice, written, token, self._trace(choice, token=token))
+    def _shows(self, item: Token | Ended) -> bool:
+        """A token has no text while its characters are incomplete, or may be the beginning of a stop string."""
+        if isinstance(item, Ended) or item.text:
+            return True
+        return self._body.num_logprobs is not None or self._body.speculative.trace
 
-    def _trace(self, choice: int, token: Token | None = None, ended: Ended | None = None) -> Trace | None:
-        if not self._asking.trace:
+    def _trace(self, index: int, item: Token | Ended) -> Trace | None:
+        if not self._body.speculative.trace:
             return None
-        milliseconds = 1000 * (time.perf_counter() - self._began)
-        found: dict[str, object] = {"milliseconds": milliseconds}
-        if token is not None:
-            found |= {"kind": token.kind, "bytes": list(token.raw)}
-        if ended is not None:
-            found["statistics"] = Figures.of(ended.statistics)
-        if self._spans[choice]:
-            found["spans"], self._spans[choice] = self._spans[choice], []
-        return Trace.model_validate(found)
-
-
-def usage_of(asking: Asking, written: Sequence[Written]) -> Usage:
-    """Each prompt once, and all outputs."""
-    figures = [one.ended.statistics for one in written if one.ended is not None]
-    each = len(asking.orders) // asking.prompts
-    return Usage.of(sum(one.prompt_tokens for one in figures[::each]), sum(one.tokens for one in figures))
+        fields: dict[str, object] = {"milliseconds": 1000 * (time.perf_counter() - self._began)}
+        if isinstance(item, Token):
+            fields |= {"kind": item.kind, "bytes": list(item.raw)}
+        else:
+            fields["statistics"] = Figures.of(item.statistics)
+        if self._spans[index]:
+            fields["spans"], self._spans[index] = self._spans[index], []
+        return Trace.model_validate(fields)
 
 
 def event_of(value: BaseModel) -> bytes:
@@ -120,13 +118,8 @@ def event_of(value: BaseModel) -> bytes:
     return b"data: " + value.model_dump_json(exclude_unset=True).encode() + b"\n\n"
 
 
-# Several outputs at once, as one stream.
-
-ItemT = TypeVar("ItemT")
-
-
-async def merged(streams: Sequence[AsyncGenerator[ItemT, None]]) -> AsyncGenerator[tuple[int, ItemT], None]:
-    """The items of all streams as they come, each with its stream's place. The first error ends all.
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """The items of all streams as they come, each with its stream's index. The first error ends all.
 
     Closing it, or cancelling whoever waits for it, closes all streams before it returns.
     """
@@ -135,25 +128,25 @@ async def merged(streams: Sequence[AsyncGenerator[ItemT, None]]) -> AsyncGenerat
             async for item in only:
                 yield 0, item
         return
-    queue: asyncio.Queue[tuple[int, ItemT] | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue()
 
-    async def feed(place: int, stream: AsyncGenerator[ItemT, None]) -> None:
+    async def feed(index: int, stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream):
                 async for item in stream:
-                    queue.put_nowait((place, item))
+                    queue.put_nowait((index, item))
         finally:
-            queue.put_nowait(None)  # look at the task
+            queue.put_nowait(None)  # this task has ended
 
-    tasks = [asyncio.create_task(feed(place, stream)) for place, stream in enumerate(streams)]
+    tasks = [asyncio.create_task(feed(index, stream)) for index, stream in enumerate(streams)]
     try:
-        left = len(tasks)
-        while left:
+        running = len(tasks)
+        while running:
             found = await queue.get()
             if found is not None:
                 yield found
                 continue
-            left -= 1
+            running -= 1
             for task in tasks:
                 if task.done():
                     task.result()
@@ -163,17 +156,12 @@ async def merged(streams: Sequence[AsyncGenerator[ItemT, None]]) -> AsyncGenerat
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-# Clients that leave: what is made for them ends at once.
-
-Result = TypeVar("Result")
-
-
 class ClientGoneError(Exception):
-    """Nobody waits for the reply."""
+    """The client has closed the connection."""
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work` returns or raises. It is cancelled, and has ended, when the client leaves.
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns or raises. When the client leaves, `work` is cancelled, and has ended on return.
 
     Args:
         receive: of a request whose body was read.
@@ -200,14 +188,18 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, until they end, the client leaves, or it has not read for too long."""
+    """Server-sent events, until they end, the client leaves, or it has not read for `stalled_seconds`.
+
+    Not sse-starlette: that ends streams as soon as the server is told to stop, instead of after the grace period, and
+    inserts pings.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None], stalled_seconds: float) -> None:
         self._events = events
         self._stalled_seconds = stalled_seconds
-        # Proxies must neither keep events back nor keep them for others.
+        # Proxies must neither buffer events nor cache them.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from crossdraft.cluster.directory import FORGOTTEN_AFTER, SETTLED_AFTER, Directory, Entry, Role
+from crossdraft.cluster.directory import EXPIRY, SETTLING, Directory, Entry, Role
 
 TARGET = Entry("t", Role.TARGET, "small", "", "10.0.0.1:7000", "", "10.0.0.1", 1)
 DRAFTER = Entry("d", Role.DRAFTER, "small", "byte-level", "10.0.0.2:7000", "", "10.0.0.2", 1)
@@ -41,17 +41,17 @@ def test_who_is_silent_is_forgotten() -> None:
     directory = Directory()
     directory.announce(TARGET, 0.0)
     directory.announce(DRAFTER, 3.0)
-    directory.forget(FORGOTTEN_AFTER)
+    directory.forget(EXPIRY)
     assert directory.entries == (DRAFTER, TARGET)
-    directory.forget(FORGOTTEN_AFTER + 0.5)
+    directory.forget(EXPIRY + 0.5)
     assert directory.entries == (DRAFTER,)
     assert directory.version == 3
-    directory.announce(TARGET, FORGOTTEN_AFTER + 1)
+    directory.announce(TARGET, EXPIRY + 1)
     assert directory.version == 4
 
 
 def test_a_new_one_is_not_asked_before_it_has_heard_of_everybody() -> None:
     directory = Directory(began=10.0)
-    assert directory.unsettled(10.5) == SETTLED_AFTER - 0.5
-    assert directory.unsettled(10.0 + SETTLED_AFTER) == 0
+    assert directory.unsettled(10.5) == SETTLING - 0.5
+    assert directory.unsettled(10.0 + SETTLING) == 0
     assert directory.unsettled(100.0) == 0

@@ -10,9 +10,9 @@ import pytest
 
 from crossdraft.client import SamplingOptions, connect
 from crossdraft.cluster.directory import Role
-from crossdraft.cluster.metrics import ABANDONED, FINISHED
+from crossdraft.cluster.orchestrators import ABANDONED, FINISHED
 from crossdraft.serving.client import Client
-from tests.serving.cluster.running import KEY, MODEL, PROMPT, RunningCluster, eventually, opened_stream, streams
+from tests.cluster.running import KEY, MODEL, PROMPT, RunningCluster, eventually, opened_stream, streams
 from tests.serving.exposed import faults, samples
 
 GREEDY = SamplingOptions(temperature=0)

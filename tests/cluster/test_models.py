@@ -6,9 +6,9 @@ from contextlib import aclosing
 import pytest
 
 from crossdraft.cluster import failover
-from crossdraft.cluster.failover import Attention, ClusterOutputs, Lost
-from crossdraft.serving.outputs import ServedModel
-from tests.serving.cluster.scripted import BEGAN, ORDER, SMALL, Scripted, token
+from crossdraft.cluster.failover import ClusterBackend, DetectionLimits, Lost
+from crossdraft.serving.backend import ServedModel
+from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Scripted, token
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "lost"])
@@ -20,7 +20,7 @@ async def test_models_whose_orchestrators_are_gone_are_not_served(silent: bool) 
             await asyncio.Event().wait()
             return ()
 
-    assert await ClusterOutputs({"gone": Gone(), "small": Scripted()}).models() == (SMALL,)
+    assert await ClusterBackend({"gone": Gone(), "small": Scripted()}).models() == (SMALL,)
 
 
 async def test_a_model_whose_orchestrators_have_no_time_to_answer_is_served_while_they_are_heard(
@@ -34,12 +34,12 @@ async def test_a_model_whose_orchestrators_have_no_time_to_answer_is_served_whil
                 await asyncio.Event().wait()
             return await super().models()
 
-    monkeypatch.setattr(failover, "ASKED_SECONDS", 0.01)
+    monkeypatch.setattr(failover, "MODELS_SECONDS", 0.01)
     one = Busy([BEGAN, token(1)])
-    outputs = ClusterOutputs({"small": one}, attention=Attention(silent=60.0))
+    outputs = ClusterBackend({"small": one}, limits=DetectionLimits(silent=60.0))
     assert await outputs.models() == (SMALL,)
     one.busy = True
     assert await outputs.models() == ()
-    async with aclosing(outputs.stream(ORDER)) as pieces:
+    async with aclosing(outputs.stream(REQUEST)) as pieces:
         await anext(pieces)
         assert await outputs.models() == (SMALL,)

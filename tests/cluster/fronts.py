@@ -1,4 +1,4 @@
-"""The figures of BENCHMARKS.md about fronts: `python -m tests.serving.cluster.fronts`, in a checkout.
+"""The figures of BENCHMARKS.md about fronts: `python -m tests.cluster.fronts`, in a checkout.
 
 What a request costs through Ray Serve, through `serve http` and through `serve grpc`, all over the same target and
 drafter, which are actors of a cluster on this machine's loopback.
@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from crossdraft.cluster.directory import Role
-from tests.serving.cluster.running import KEY, MODEL, RunningCluster, running
+from tests.cluster.running import KEY, MODEL, RunningCluster, running
 from tests.serving.ports import free_port
 
 COMMAND = (sys.executable, "-m", "crossdraft.cli")

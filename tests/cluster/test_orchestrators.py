@@ -6,8 +6,8 @@ from contextlib import aclosing
 
 import pytest
 
-from crossdraft.cluster.failover import Alive, Began, Piece
-from crossdraft.cluster.orchestrators import gathered
+from crossdraft.cluster.failover import Alive, Began, Reply
+from crossdraft.cluster.orchestrators import batched
 from crossdraft.rpc.errors import Unreachable
 
 LONG = 60.0  # seconds that no test lasts
@@ -21,7 +21,7 @@ class Bursts:
         self.next, self.came = asyncio.Event(), asyncio.Event()
         self.closed = False
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self) -> AsyncGenerator[Reply, None]:
         number = 0
         try:
             for size in self.sizes:
@@ -37,7 +37,7 @@ class Bursts:
             self.closed = True
 
 
-def numbers(together: tuple[Piece, ...]) -> list[int]:
+def numbers(together: tuple[Reply, ...]) -> list[int]:
     return [int(piece.target) for piece in together if isinstance(piece, Began)]
 
 
@@ -45,7 +45,7 @@ async def test_what_comes_at_once_travels_together_in_order() -> None:
     bursts = Bursts(3, 1, 2)
     bursts.next.set()
     found = []
-    async for together in gathered(bursts.pieces(), LONG):
+    async for together in batched(bursts.pieces(), LONG):
         found.append(numbers(together))
         bursts.next.set()
     assert found == [[0, 1, 2], [3], [4, 5]]
@@ -55,7 +55,7 @@ async def test_what_comes_at_once_travels_together_in_order() -> None:
 async def test_what_comes_while_the_reader_is_busy_is_with_the_next_ones() -> None:
     bursts = Bursts(1, 1, 1)
     bursts.next.set()
-    async with aclosing(gathered(bursts.pieces(), LONG)) as reading:
+    async with aclosing(batched(bursts.pieces(), LONG)) as reading:
         assert numbers(await anext(reading)) == [0]
         bursts.came.clear()
         for _ in range(2):
@@ -69,7 +69,7 @@ async def test_what_comes_while_the_reader_is_busy_is_with_the_next_ones() -> No
 
 async def test_silence_is_broken_again_and_again() -> None:
     bursts = Bursts(1)
-    async with aclosing(gathered(bursts.pieces(), 0.001)) as reading:
+    async with aclosing(batched(bursts.pieces(), 0.001)) as reading:
         assert [await anext(reading), await anext(reading)] == [(Alive(),), (Alive(),)]
         bursts.next.set()
         later = [together async for together in reading if together != (Alive(),)]
@@ -79,7 +79,7 @@ async def test_silence_is_broken_again_and_again() -> None:
 async def test_an_error_comes_after_what_was_there_before_it() -> None:
     bursts = Bursts(2, error=Unreachable("it is gone"))
     bursts.next.set()
-    reading = gathered(bursts.pieces(), LONG)
+    reading = batched(bursts.pieces(), LONG)
     assert numbers(await anext(reading)) == [0, 1]
     with pytest.raises(Unreachable, match="it is gone"):
         await anext(reading)
@@ -88,6 +88,6 @@ async def test_an_error_comes_after_what_was_there_before_it() -> None:
 async def test_leaving_early_closes_the_source() -> None:
     bursts = Bursts(1, 1)
     bursts.next.set()
-    async with aclosing(gathered(bursts.pieces(), LONG)) as reading:
+    async with aclosing(batched(bursts.pieces(), LONG)) as reading:
         await anext(reading)
     assert bursts.closed

@@ -13,7 +13,7 @@ from openai import APIError, AsyncOpenAI
 
 from crossdraft.cluster.config import DIRECTORY, NAMESPACE
 from crossdraft.cluster.directory import Role
-from tests.serving.cluster.running import MODEL, PROMPT, RunningCluster, eventually, kill, ray, streams
+from tests.cluster.running import MODEL, PROMPT, RunningCluster, eventually, kill, ray, streams
 
 SEEDS = range(4)
 TOKENS = 60

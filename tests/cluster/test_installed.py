@@ -1,6 +1,5 @@
 """What tells one crossdraft from another."""
 
-import warnings
 from importlib import import_module
 from pathlib import Path
 
@@ -8,12 +7,9 @@ import pytest
 
 from crossdraft.cluster import config, installed
 from crossdraft.cluster.config import Configuration, parse, slot_of
+from crossdraft.cluster.deploy import application
 from crossdraft.cluster.rollout import changes, fronts_of, services_of
 
-pytest.importorskip("ray", reason="the extra `serve` is not installed")
-with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
-    warnings.simplefilter("ignore")
-    from crossdraft.cluster.application import application
 TEXT = """\
 models:
   - name: small

@@ -12,7 +12,7 @@ from crossdraft.cluster.config import NAMESPACE
 from crossdraft.cluster.directory import Role
 from crossdraft.rpc.authority import Subject, Use, issue, new_authority
 from crossdraft.rpc.errors import ServiceError
-from tests.serving.cluster.running import (
+from tests.cluster.running import (
     HEAD,
     MODEL,
     PROMPT,

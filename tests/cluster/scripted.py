@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from crossdraft.client import GenerationRequest, Kind, Token
-from crossdraft.cluster.failover import Began, Lost, Piece, Together
-from crossdraft.serving.outputs import Order, ServedModel
+from crossdraft.cluster.failover import Began, Lost, Replies, Reply
+from crossdraft.serving.backend import OutputRequest, ServedModel
 
 SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
-ORDER = Order("one", "small", GenerationRequest("go", seed=1))
+REQUEST = OutputRequest("one", "small", GenerationRequest("go", seed=1))
 BEGAN = Began("a", "here 1")
-Act = Piece | Exception | None  # None: nothing for ever
+Act = Reply | Exception | None  # None: nothing for ever
 
 
 def token(number: int) -> Token:
@@ -22,14 +22,14 @@ class Scripted:
 
     def __init__(self, *scripts: Sequence[Act]) -> None:
         self.scripts = list(scripts)
-        self.orders: list[Order] = []
+        self.requests: list[OutputRequest] = []
         self.closed = 0
 
     async def models(self) -> tuple[ServedModel, ...]:
         return (SMALL,)
 
-    async def stream(self, order: Order) -> AsyncGenerator[Together, None]:
-        self.orders.append(order)
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
+        self.requests.append(request)
         try:
             for act in self.scripts.pop(0) if self.scripts else [Lost("nobody is there")]:
                 if isinstance(act, Exception):

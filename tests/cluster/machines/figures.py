@@ -1,4 +1,4 @@
-"""The figures of BENCHMARKS.md about clusters: `python -m tests.clusters.figures`, in a checkout, as root.
+"""The figures of BENCHMARKS.md about clusters: `python -m tests.cluster.machines.figures`, in a checkout, as root.
 
 Five machines: a head, two for targets and orchestrators, two for drafters. Commands are those of docs/cluster.md. What
 happens to seeded streams when something is lost or changed is measured by their clients.
@@ -13,9 +13,9 @@ import time
 from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 
-from tests.clusters.events import CONFIGURED, HEADINGS, Disturbed, deploy
-from tests.clusters.person import FILE, Person, person, said
-from tests.clusters.streams import client_of, first_piece
+from tests.cluster.machines.events import CONFIGURED, HEADINGS, Disturbed, deploy
+from tests.cluster.machines.person import FILE, Person, person, said
+from tests.cluster.machines.streams import client_of, first_piece
 
 OFFERS = {
     "target-1": '{"target": 1, "orchestrator": 8}',

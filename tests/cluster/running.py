@@ -6,28 +6,23 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import httpx2 as httpx
-import pytest
+import ray
 from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 
+from crossdraft.cluster.capacity import NoRoomError, NotServedError
 from crossdraft.cluster.config import parse
+from crossdraft.cluster.deploy import Waiting, deploy, deployed, undeploy
 from crossdraft.cluster.directory import Entry, Role
 from tests.serving.exposed import samples
-
-ray = pytest.importorskip("ray", reason="the extra `serve` is not installed")
-with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
-    warnings.simplefilter("ignore")
-    from crossdraft.cluster.capacity import NoRoomError, NotServedError
-    from crossdraft.cluster.deploy import Waiting, deploy, deployed, undeploy
 
 __all__ = ["NoRoomError", "NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
 HEAD, TARGETS = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for another address
@@ -43,12 +38,15 @@ ENVIRONMENT = {
     "RAY_gcs_server_port_wait_time_s": "180",
     "RAY_agent_register_timeout_ms": "180000",
     "RAY_worker_register_timeout_seconds": "180",
+    "RAY_health_check_failure_threshold": "60",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     "RAY_memory_monitor_refresh_ms": "0",  # else it ends processes where others have taken the machine's memory
     "OMP_NUM_THREADS": "1",
 }
 PATIENCE = 180.0  # seconds for what must come to pass
+ATTEMPTS = 3  # to start Ray
+START_SECONDS = 180.0  # of each attempt, for a node to be known
 COMMAND_SECONDS = 300.0
 KEY = "0123456789abcdef"
 MODEL = "small"
@@ -142,49 +140,59 @@ FRONTS = (Role.HTTP, Role.GRPC)
 @contextmanager
 def running(folder: Path, ports: Sequence[int]) -> Iterator[RunningCluster]:
     """Two nodes, and nothing on them yet; this process is a driver."""
+    faults: list[str] = []
+    with patch.dict(os.environ, ENVIRONMENT), ExitStack() as stack:
+        while True:
+            place = folder / str(len(faults))
+            try:
+                cluster = stack.enter_context(_started(place))
+                break
+            except (TimeoutError, RuntimeError) as error:  # a process of Ray's was too late, or is dead
+                faults.append(str(error))
+                assert len(faults) < ATTEMPTS, faults
+        yield RunningCluster(place, cluster.address, *ports)
+
+
+@contextmanager
+def _started(folder: Path) -> Iterator[Any]:
+    """Ray's nodes with this process connected to them; raises TimeoutError or RuntimeError."""
     from ray.cluster_utils import Cluster
 
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
     common: dict[str, Any] = {
         "num_cpus": 4,
         "object_store_memory": 80_000_000,
         "include_dashboard": False,
         "dashboard_agent_listen_port": 0,  # else one that systems give to connections
     }
+    folder.mkdir()
     cluster = Cluster()
     try:
-        with _patiently():
+        with patch.object(ray._private.services, "get_node", _patient(ray._private.services.get_node)):
             for address, offers in OFFERS.items():
                 first = {"temp_dir": str(folder)} if address == HEAD else {}
                 cluster.add_node(wait=False, node_ip_address=address, resources=offers, **common, **first)
-        cluster.wait_for_nodes(PATIENCE)
+        cluster.wait_for_nodes(START_SECONDS)
         ray.init(cluster.address, namespace="tests", log_to_driver=False, _node_ip_address=HEAD)
-        yield RunningCluster(folder, cluster.address, *ports)
+        yield cluster
     finally:
         ray.shutdown()
         cluster.shutdown()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-@contextmanager
-def _patiently() -> Iterator[None]:
+def _patient(asked: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
     """Ray gives a node's processes 30 s to be known, which on a busy machine may not be enough: here they have more."""
-    asked = (services := ray._private.services).get_node
 
-    def waited_for(address: str, node: str) -> Any:
-        until = time.monotonic() + PATIENCE
+    def get_node(address: str, node: str) -> Any:
+        until = time.monotonic() + START_SECONDS
         while True:
             try:
                 return asked(address, node)
-            except RuntimeError:  # not yet
+            except RuntimeError as error:  # not yet
                 if time.monotonic() > until:
-                    raise
+                    raise TimeoutError(f"node {node} is not known: {error}") from error
             time.sleep(0.1)
 
-    with patch.object(services, "get_node", waited_for):
-        yield
+    return get_node
 
 
 async def eventually(holds: Callable[[], bool]) -> None:

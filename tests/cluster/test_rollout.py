@@ -7,7 +7,6 @@ import pytest
 from crossdraft.cluster.config import parse, slot_of
 from crossdraft.cluster.rollout import Changes, changes, fronts_of, is_front, services_of
 
-pytest.importorskip("ray", reason="the extra `serve` is not installed")
 BEFORE = """\
 models:
   - name: small

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.bench.emulation import NotAllowed
-from tests.clusters.person import CONFIGURATION, FILE, Person, person
-from tests.clusters.streams import Streams, client_of, faults_of, first_piece
+from tests.cluster.machines.person import CONFIGURATION, FILE, Person, person
+from tests.cluster.machines.streams import Streams, client_of, faults_of, first_piece
 
 pytest.importorskip("ray.serve")
 pytestmark = [

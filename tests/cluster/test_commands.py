@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.cluster import capacity
 from crossdraft.cluster.directory import Role
-from tests.serving.cluster.running import COMMAND_SECONDS, HEAD, MODEL, TARGETS, NotServedError, RunningCluster
+from tests.cluster.running import COMMAND_SECONDS, HEAD, MODEL, TARGETS, NotServedError, RunningCluster
 
 
 def test_status_shows_every_process_and_serves_replicas(cluster: RunningCluster) -> None:

@@ -9,15 +9,15 @@ import pytest
 
 from crossdraft.client import GenerationRequest, Reason, RequestError, SamplingOptions
 from crossdraft.cluster import failover
-from crossdraft.cluster.failover import Alive, Attention, Began, ClusterOutputs, Lost, Refusal, seed_of
+from crossdraft.cluster.failover import Alive, Began, ClusterBackend, DetectionLimits, Lost, Refusal, seed_of
 from crossdraft.rpc.errors import TimedOut, Unreachable
-from crossdraft.serving.outputs import Ended, Order, OverloadedError, UnknownDrafterError, UnknownModelError
+from crossdraft.serving.backend import Ended, OutputRequest, OverloadedError, UnknownDrafterError, UnknownModelError
 from crossdraft.types.request import PromptTooLongError
-from tests.serving.cluster.scripted import BEGAN, ORDER, Act, Scripted, token
+from tests.cluster.scripted import BEGAN, REQUEST, Act, Scripted, token
 from tests.serving.fakes import figures
 
 ENDED = Ended(Reason.LENGTH, figures(3))
-SOON = Attention(silent=0.5)
+SOON = DetectionLimits(silent=0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -27,18 +27,18 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def taken(
     orchestrators: Scripted,
-    order: Order = ORDER,
-    attention: Attention = SOON,
+    order: OutputRequest = REQUEST,
+    limits: DetectionLimits = SOON,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> list[object]:
-    outputs = ClusterOutputs({"small": orchestrators}, clock=clock, attention=attention)
+    outputs = ClusterBackend({"small": orchestrators}, clock=clock, limits=limits)
     return [piece async for piece in outputs.stream(order)]
 
 
 async def test_pieces_pass_as_they_are_but_for_signs_of_life() -> None:
     one = Scripted([Alive(), token(1), Alive(), token(2), ENDED])
     assert await taken(one) == [token(1), token(2), ENDED]
-    assert [(order.id, order.request.seed) for order in one.orders] == [("one", 1)]
+    assert [(order.id, order.generation.seed) for order in one.requests] == [("one", 1)]
 
 
 @pytest.mark.parametrize("end", [Lost("it died"), None], ids=["died", "silent"])
@@ -49,44 +49,44 @@ async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -
     assert isinstance(ended, Ended)
     counted = ended.statistics
     assert (counted.tokens, counted.accepted, counted.corrected, counted.bonus) == (3, 0, 0, 3)
-    assert [order.request.committed for order in one.orders] == [(), (1, 2), (1, 2)]
-    assert {(order.id, order.request.seed) for order in one.orders} == {("one", 1)}
+    assert [order.generation.committed for order in one.requests] == [(), (1, 2), (1, 2)]
+    assert {(order.id, order.generation.seed) for order in one.requests} == {("one", 1)}
     assert one.closed == 3
 
 
 async def test_after_a_loss_one_that_does_not_even_begin_is_given_up_soon() -> None:
     one = Scripted([BEGAN, token(1), Lost("it died")], [None], [None], [BEGAN, token(2), ENDED])
     async with asyncio.timeout(300):  # less than a silence
-        found = await taken(one, attention=Attention(silent=600.0, first=0.02, most=600.0, looks=0.01))
+        found = await taken(one, limits=DetectionLimits(silent=600.0, first=0.02, most=600.0, step=0.01))
     assert found[:2] == [token(1), token(2)]
-    assert [order.request.committed for order in one.orders] == [(), (1,), (1,), (1,)]
+    assert [order.generation.committed for order in one.requests] == [(), (1,), (1,), (1,)]
 
 
 async def test_one_that_has_begun_has_all_the_time_of_a_silence() -> None:
     one = Scripted([BEGAN, token(1), Lost("it died")], [BEGAN, None], [BEGAN, token(2), ENDED])
     began = asyncio.get_running_loop().time()
-    await taken(one, attention=Attention(silent=0.5, first=0.01, looks=0.01))
+    await taken(one, limits=DetectionLimits(silent=0.5, first=0.01, step=0.01))
     assert asyncio.get_running_loop().time() - began >= 0.5
 
 
 async def test_one_that_was_given_up_late_is_replaced_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "LONGEST_SEARCH", 0.02)
+    monkeypatch.setattr(failover, "SEARCH_SECONDS", 0.02)
     one = Scripted([BEGAN, token(1), None], [BEGAN, token(2), ENDED])
-    found = await taken(one, attention=Attention(silent=0.1, looks=0.01), clock=time.monotonic)
+    found = await taken(one, limits=DetectionLimits(silent=0.1, step=0.01), clock=time.monotonic)
     assert found[:2] == [token(1), token(2)]
 
 
 async def test_what_a_client_had_before_stays_committed() -> None:
     one = Scripted([token(3), Lost("it died")], [token(4), ENDED])
-    order = Order("one", "small", GenerationRequest("go", seed=1, committed=(1, 2)))
+    order = OutputRequest("one", "small", GenerationRequest("go", seed=1, committed=(1, 2)))
     assert (await taken(one, order))[:2] == [token(3), token(4)]
-    assert one.orders[1].request.committed == (1, 2, 3)
+    assert one.requests[1].generation.committed == (1, 2, 3)
 
 
 async def test_without_a_seed_the_requests_id_gives_one_so_that_the_rest_is_the_same_text() -> None:
     one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
-    await taken(one, Order("one", "small", GenerationRequest("go")))
-    first, second = (order.request for order in one.orders)
+    await taken(one, OutputRequest("one", "small", GenerationRequest("go")))
+    first, second = (order.generation for order in one.requests)
     assert first.method == second.method == "seeded"
     assert first.seed == second.seed == seed_of("one")
 
@@ -95,8 +95,8 @@ async def test_who_asks_again_with_the_same_id_has_the_same_seed_and_others_have
     seeds = []
     for id in ("one", "one", "two"):
         other = Scripted([ENDED])
-        await taken(other, Order(id, "small", GenerationRequest("go")))
-        seeds.append(other.orders[0].request.seed)
+        await taken(other, OutputRequest(id, "small", GenerationRequest("go")))
+        seeds.append(other.requests[0].generation.seed)
     assert seeds[0] == seeds[1] != seeds[2]
 
 
@@ -123,8 +123,8 @@ async def test_who_counts_losses_is_told_of_them_and_of_how_long_the_client_wait
     times = iter(range(100))
     begun, later = [BEGAN, token(1), Lost("it died")], [BEGAN, token(2), token(3), ENDED]
     one = Scripted(begun, [Lost("it is not there yet")], later)
-    outputs = ClusterOutputs({"small": one}, Told(), clock=lambda: next(times))
-    assert len([piece async for piece in outputs.stream(ORDER)]) == 4
+    outputs = ClusterBackend({"small": one}, Told(), clock=lambda: next(times))
+    assert len([piece async for piece in outputs.stream(REQUEST)]) == 4
     # It is 0 at the beginning, 2 with the first token, 3 and 4 at the losses, 6 with the next token.
     assert told == ["small", ("small", 4)]
 
@@ -132,15 +132,15 @@ async def test_who_counts_losses_is_told_of_them_and_of_how_long_the_client_wait
 async def test_greedy_outputs_need_no_seed_and_go_on() -> None:
     one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
     greedy = GenerationRequest("go", method="tli", options=SamplingOptions(temperature=0))
-    assert (await taken(one, Order("one", "small", greedy)))[:2] == [token(1), token(2)]
-    assert (one.orders[0].request.method, one.orders[0].request.seed) == ("tli", None)
+    assert (await taken(one, OutputRequest("one", "small", greedy)))[:2] == [token(1), token(2)]
+    assert (one.requests[0].generation.method, one.requests[0].generation.seed) == ("tli", None)
 
 
 async def test_what_would_lose_the_distribution_by_going_on_ends() -> None:
     one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
     with pytest.raises(Unreachable, match="method 'coupled' cannot go on elsewhere"):
-        await taken(one, Order("one", "small", GenerationRequest("go", method="coupled")))
-    assert len(one.orders) == 1
+        await taken(one, OutputRequest("one", "small", GenerationRequest("go", method="coupled")))
+    assert len(one.requests) == 1
 
 
 async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
@@ -149,7 +149,7 @@ async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
     with pytest.raises(Unreachable, match="no orchestrator of 'small' can go on: nobody is there"):
         await taken(one, clock=lambda: float(next(times)))
     # It is 3 when the first one is lost, and a second later at each other one.
-    assert len(one.orders) == 1 + failover.LONGEST_SEARCH + 1
+    assert len(one.requests) == 1 + failover.SEARCH_SECONDS + 1
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ async def test_expected_errors_are_raised_as_they_were(error: Exception) -> None
         await taken(one)
     assert type(raised.value) is type(error)
     assert vars(raised.value) == vars(error)
-    assert len(one.orders) == 1
+    assert len(one.requests) == 1
 
 
 async def test_an_orchestrator_that_finds_no_target_in_the_middle_of_an_output_is_as_good_as_lost() -> None:
@@ -184,11 +184,11 @@ async def test_an_orchestrator_that_finds_no_target_in_the_middle_of_an_output_i
 
 async def test_leaving_early_releases_the_orchestrator() -> None:
     one = Scripted([token(1), None])
-    async with aclosing(ClusterOutputs({"small": one}).stream(ORDER)) as pieces:
+    async with aclosing(ClusterBackend({"small": one}).stream(REQUEST)) as pieces:
         assert await anext(pieces) == token(1)
     assert one.closed == 1
 
 
 async def test_a_model_that_nobody_serves_is_said() -> None:
     with pytest.raises(UnknownModelError, match="there is no model 'large'; there is small"):
-        await anext(ClusterOutputs({"small": Scripted()}).stream(Order("one", "large", ORDER.request)))
+        await anext(ClusterBackend({"small": Scripted()}).stream(OutputRequest("one", "large", REQUEST.generation)))

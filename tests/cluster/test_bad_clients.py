@@ -9,7 +9,7 @@ import httpx2 as httpx
 import pytest
 from openai import AuthenticationError, BadRequestError
 
-from tests.serving.cluster.running import KEY, MODEL, PROMPT, RunningCluster, eventually
+from tests.cluster.running import KEY, MODEL, PROMPT, RunningCluster, eventually
 
 CROWD = 200
 MIB = 2**20

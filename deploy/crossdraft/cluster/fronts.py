@@ -1,0 +1,254 @@
+"""Fronts of a cluster: HTTP as the ingress of a Serve application, gRPC as an actor, both over Serve's orchestrators.
+
+The gRPC front is an actor with a server of its own: Serve's gRPC proxy calls methods with its own options, and has
+neither this API's keys and limits, nor its end of outputs whose client does not read.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Response
+from pydantic import BaseModel
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from crossdraft.cluster.actors import ServerConfig
+from crossdraft.cluster.config import (
+    ANY_PORT,
+    APPLICATION,
+    Configuration,
+    Front,
+    FrontConfig,
+    Grpc,
+    Http,
+    contents,
+    digest_of,
+    orchestrator_name,
+)
+from crossdraft.cluster.directory import (
+    DirectoryGoneError,
+    Entry,
+    FarDirectory,
+    Role,
+    announced,
+    entry_of,
+    node_address,
+)
+from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Replies
+from crossdraft.cluster.orchestrators import Orchestrator
+from crossdraft.rpc.metrics import Exporter
+from crossdraft.rpc.security import FrontFiles
+from crossdraft.rpc.server import Listening
+from crossdraft.rpc.transport import MessageLimit
+from crossdraft.serving.backend import OutputRequest, OverloadedError, ServedModel
+from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
+from crossdraft.serving.http import HttpOptions, RateLimit, make_app
+from crossdraft.serving.limits import KeyRefusedError, Keys
+from crossdraft.serving.logs import logged
+from crossdraft.serving.metrics import MeasuredBackend, Metrics
+
+MIB = 2**20
+RETRY_SECONDS = 1.0  # before a client may try again where all replicas are full
+ALL_ADDRESSES = ("0.0.0.0", "[::]", "::")
+SCRAPE_PATH = "/metrics/targets"
+
+
+class FrontBackend:
+    """The backend of a front's process, with its metrics. Waits for Serve."""
+
+    def __init__(self, config: FrontConfig) -> None:
+        self.metrics = Metrics()
+        names = {model: orchestrator_name(model) for model in config.models}
+        handles = {
+            model: ServeOrchestrators(serve.get_deployment_handle(name, APPLICATION)) for model, name in names.items()
+        }
+        backend = ClusterBackend(handles, LossMetrics(self.metrics.registry))
+        self.backend = MeasuredBackend(backend, self.metrics)
+        self.exporter = Exporter(self.metrics.registry)
+
+
+class ServeOrchestrators:
+    """The replicas of one deployment; Serve sends each call to one with a short queue."""
+
+    def __init__(self, handle: DeploymentHandle[Orchestrator]) -> None:
+        self._handle = handle
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """As `Orchestrators.models`."""
+        with _foreign_errors():
+            models: tuple[ServedModel, ...] = await self._handle.models.remote()
+        return models
+
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
+        """As `Orchestrators.stream`; closing it early cancels the replica's work."""
+        with _foreign_errors():
+            response: Any = self._handle.options(stream=True).stream.remote(request)
+            try:
+                async for replies in response:
+                    yield replies
+            finally:
+                response.cancel()
+
+
+@contextmanager
+def _foreign_errors() -> Iterator[None]:
+    """Turns what Ray raises into what it means."""
+    try:
+        yield
+    except BackPressureError as error:
+        raise OverloadedError("all orchestrators are taken", RETRY_SECONDS) from error
+    except (RayError, RayServeException) as error:
+        raise Lost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Lost("it was stopped") from error
+
+
+class Ingress:
+    """A replica of the HTTP front.
+
+    Args:
+        config: of all fronts.
+        http: of this one.
+        orchestrators: bound deployments, so that Serve starts them first.
+    """
+
+    def __init__(self, config: FrontConfig, http: Http, *orchestrators: object) -> None:
+        self._logged = ExitStack()
+        self._logged.enter_context(logged(config.log_format))
+        self._config, self._http = config, http
+
+    def __serve_build_asgi_app__(self) -> FastAPI:  # Serve calls it in the replica
+        config, front, node = self._config, FrontBackend(self._config), node_address()
+        metrics = front.exporter.start(node, ANY_PORT) if config.metrics else ""
+        entry = entry_of(Role.HTTP, "", "", "", metrics, node)
+        self._announcing = asyncio.get_running_loop().create_task(_announce(entry))
+        app = http_app(config, self._http, front)
+        add_scraping(app, FarDirectory(), config.keys)
+        return app
+
+
+async def _announce(entry: Entry) -> None:
+    async with announced(entry):
+        await asyncio.Event().wait()  # until the process ends
+
+
+def http_app(config: FrontConfig, http: Http, front: FrontBackend) -> FastAPI:
+    """The ingress's application."""
+    options = HttpOptions(
+        keys=config.keys,
+        rate=_rate_of(http),
+        max_bytes=http.max_request_mib * MIB,
+        max_choices=http.max_choices,
+        stalled_seconds=http.stalled_seconds,
+        metrics=front.metrics.text,
+    )
+    return make_app(front.backend, options)
+
+
+def _rate_of(front: Front) -> RateLimit | None:
+    return None if front.requests_per_minute is None else RateLimit(front.requests_per_minute, front.burst)
+
+
+class ScrapeGroup(BaseModel):
+    """One process, as Prometheus' `http_sd_configs` reads it."""
+
+    targets: list[str]  # host:port
+    labels: dict[str, str]
+
+
+def add_scraping(app: FastAPI, directory: FarDirectory, keys: Keys) -> None:
+    """Adds the route that lists the metrics addresses of all processes; it needs a key where there are keys."""
+
+    @app.get(SCRAPE_PATH, response_model=list[ScrapeGroup], include_in_schema=False)
+    async def targets(response: Response, authorization: Annotated[str | None, Header()] = None) -> list[ScrapeGroup]:
+        try:
+            keys.holder(authorization)
+            _, entries = await directory.entries()
+        except KeyRefusedError:
+            response.status_code = 401
+            return []
+        except DirectoryGoneError:
+            response.status_code = 503
+            return []
+        return [
+            ScrapeGroup(targets=[one.metrics], labels={"crossdraft_role": one.role.value, "crossdraft_node": one.node})
+            for one in entries
+            if one.metrics
+        ]
+
+
+@dataclass(frozen=True)
+class GrpcFrontConfig(ServerConfig):
+    """The gRPC front, for an actor."""
+
+    config: FrontConfig
+    grpc: Grpc
+    grace_seconds: float  # for open outputs, when it is stopped
+
+    @staticmethod
+    def of(grpc: Grpc, configuration: Configuration) -> "GrpcFrontConfig":
+        """That of a cluster's gRPC fronts."""
+        config, grace = FrontConfig.of(configuration), configuration.grace_seconds
+        alone = grpc.model_copy(update={"replicas": 1})  # their number replaces none of them
+        files = [path for path in (grpc.certificate, grpc.key) if path is not None]
+        return GrpcFrontConfig(
+            role=Role.GRPC,
+            model="",
+            name="",
+            port=grpc.port,
+            resources=grpc.resources,
+            log_format=config.log_format,
+            digest=digest_of(config.digest, alone, grace, contents(files)),
+            config=config,
+            grpc=grpc,
+            grace_seconds=grace,
+        )
+
+    async def server(self, host: str) -> "GrpcFrontServer":
+        """As `ServerConfig.server`."""
+        grpc = self.grpc
+        tls = None
+        if grpc.certificate is not None and grpc.key is not None:
+            tls = FrontFiles(grpc.certificate, grpc.key)
+        listening = Listening(grpc.host, grpc.port, MessageLimit(grpc.max_request_mib), self.grace_seconds, tls)
+        front = await asyncio.to_thread(FrontBackend, self.config)
+        options = GenerationOptions(self.config.keys, _rate_of(grpc), grpc.stalled_seconds)
+        exporter = front.exporter if self.config.metrics else None
+        return GrpcFrontServer(serve_generation(front.backend, listening, options), exporter, host)
+
+
+class GrpcFrontServer:
+    """The gRPC server, and its metrics if there is an exporter for them; `node` is the node's address."""
+
+    def __init__(self, server: GenerationServer, exporter: Exporter | None, node: str) -> None:
+        self._server = server
+        self._exporter = exporter
+        self._node = node
+        self.metrics = ""  # host:port, once it serves
+
+    @property
+    def address(self) -> str:
+        """host:port for others: if it listens at all addresses of its node, the one that the cluster uses."""
+        host, _, port = self._server.address.rpartition(":")
+        return f"{self._node if host in ALL_ADDRESSES else host}:{port}"
+
+    async def start(self) -> str:
+        """As `ActorServer.start`."""
+        await self._server.start()
+        if self._exporter is not None:
+            self.metrics = self._exporter.start(self._node, ANY_PORT)
+        return self.address
+
+    async def drain(self) -> None:
+        """As `ActorServer.drain`."""
+        await self._server.drain()
+        if self._exporter is not None:
+            await self._exporter.stop()

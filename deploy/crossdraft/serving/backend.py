@@ -1,0 +1,372 @@
+"""What a front (HTTP, gRPC) hands requests to, and the backend that runs pipelines in this process.
+
+A front turns a client's request into `OutputRequest`s. A `Backend` answers each with tokens and an end: `LocalBackend`
+here, orchestrators on other nodes in a cluster. All values can be pickled: inside a cluster they travel through Ray.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, Self
+
+from crossdraft.client import GenerationRequest, Pipeline, Reason, RequestError, Statistics, Token, connect
+from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.errors import NotServed, ServiceError
+from crossdraft.rpc.log_context import about
+from crossdraft.rpc.security import TlsFiles
+from crossdraft.session.resolution import fault_of_pair, requested_method
+from crossdraft.trace.timeline import Span, Watch
+from crossdraft.verification.methods import METHODS
+
+log = logging.getLogger(__name__)
+NO_DRAFTER = ""  # as the name of a drafter: decode without one
+MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
+SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
+Addresses = tuple[str, ...]  # host:port
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that a backend serves."""
+
+    name: str
+    created: int  # seconds since 1970, when it began to be served
+    context: int  # tokens, prompt and output together
+    drafters: tuple[str, ...]  # names that a request may choose, the default first; none: plain decoding
+    methods: tuple[str, ...]  # of `verification.methods.METHODS`, that its pairs allow
+    chats: bool  # it has a chat template of its own
+    there: bool = True  # one of its targets can be reached now; else requests fail until one is back
+
+
+@dataclass(frozen=True)
+class OutputRequest:
+    """One output of one served model, as a client asked for it.
+
+    Raises:
+        RequestError: no method has the name in the request, or it contradicts another field.
+    """
+
+    id: str  # of the client's request; in every log line that concerns it, and the name of its journal
+    model: str  # name of a ServedModel
+    generation: GenerationRequest  # its `committed` are the ids that were delivered already
+    drafter: str | None = None  # name of one of the model's drafters; None: its default one; NO_DRAFTER: none
+    trace: bool = False  # stream TraceSpans, too
+
+    def __post_init__(self) -> None:
+        requested_method(self.generation)
+
+
+@dataclass(frozen=True)
+class TraceSpans:
+    """What the session did before the token or the end that follows; only for a request with `trace`."""
+
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of an output, after its tokens."""
+
+    reason: Reason
+    statistics: Statistics
+
+
+OutputItem = Token | TraceSpans | Ended
+
+
+class Backend(Protocol):
+    """Makes outputs for fronts."""
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """What is served now."""
+        ...
+
+    def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
+        """The tokens of one output as they are committed, then its end. Closing it early releases everything.
+
+        Raises:
+            RequestError: the request cannot be served; the text says what to change.
+            UnknownModelError: no model has this name.
+            UnknownDrafterError: no drafter of the model has this name.
+            OverloadedError: the limit of concurrent outputs is reached.
+            ServiceError: no target is left.
+        """
+        ...
+
+
+class UnknownModelError(LookupError):
+    """No model of this name is served; the text lists those that are."""
+
+
+class UnknownDrafterError(UnknownModelError):
+    """The model has no drafter of this name; the text lists those that it has."""
+
+
+class OverloadedError(Exception):
+    """The limit of concurrent outputs is reached; try again later."""
+
+    def __init__(self, text: str, after: float) -> None:
+        super().__init__(text)
+        self.after = after  # seconds until it may be tried again
+
+
+@dataclass(frozen=True)
+class NamedDrafter:
+    """Drafters of one vocabulary, under one name.
+
+    Raises:
+        ValueError: the name is empty.
+    """
+
+    name: str
+    addresses: Addresses  # none: not there yet
+    # Untrusted: only methods whose output does not depend on the distributions that the drafter reports.
+    trusted: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a drafter needs a name")
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model's name and the addresses of its services.
+
+    Raises:
+        ValueError: there is no name or no target, or two drafters have the same name.
+    """
+
+    name: str
+    targets: Addresses  # all of the same model
+    drafters: tuple[NamedDrafter, ...] = ()  # the default one first
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.targets:
+            raise ValueError(f"a model needs a name and at least one target, got {self.name!r} {self.targets}")
+        if len(set(self.drafter_names)) < len(self.drafters):
+            raise ValueError(f"drafters of {self.name!r} have the same name: {', '.join(self.drafter_names)}")
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """In their order."""
+        return tuple(drafter.name for drafter in self.drafters)
+
+    @property
+    def default_drafter(self) -> str:
+        """Its name, or NO_DRAFTER."""
+        return self.drafters[0].name if self.drafters else NO_DRAFTER
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """Limits of a process.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    max_outputs: int = 64  # at once
+    patience: Patience = field(default_factory=Patience)
+    tls: TlsFiles | None = None  # shown to services, whose certificates must be of the same CA; None: plaintext
+
+    def __post_init__(self) -> None:
+        if self.max_outputs < 1:
+            raise ValueError(f"max_outputs must be at least 1, got {self.max_outputs}")
+
+
+class Connection:
+    """One pipeline, shared by all outputs of a model and drafter, and opened by the first that needs it.
+
+    Args:
+        make: makes a pipeline, not open yet, to these targets and drafters.
+        targets: addresses.
+        drafters: likewise.
+    """
+
+    def __init__(
+        self, make: Callable[[Addresses, Addresses], Pipeline], targets: Addresses, drafters: Addresses
+    ) -> None:
+        self._make = make
+        self._addresses = (targets, drafters)
+        self._opening: asyncio.Task[Pipeline] | None = None
+        self.pipeline: Pipeline | None = None  # once it is open
+
+    async def open(self) -> Pipeline:
+        """The pipeline; concurrent callers wait for the same attempt.
+
+        Raises:
+            ServiceError: no target answers, or targets and drafters do not go together.
+        """
+        return await asyncio.shield(self._attempt()) if self.pipeline is None else self.pipeline
+
+    def begin(self) -> None:
+        """Starts an attempt, unless it is open. `pipeline` shows whether it succeeded."""
+        if self.pipeline is None:
+            self._attempt().add_done_callback(lambda attempt: attempt.cancelled() or attempt.exception())
+
+    async def follow(self, targets: Addresses, drafters: Addresses) -> None:
+        """Uses these services from now on; sessions that run on others move there."""
+        self._addresses = (targets, drafters)
+        if self.pipeline is not None:
+            await self.pipeline.follow(targets, drafters)
+
+    async def close(self) -> None:
+        """Ends what runs on it."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        if self.pipeline is not None:
+            await self.pipeline.__aexit__(None, None, None)
+
+    def _attempt(self) -> asyncio.Task[Pipeline]:
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open())
+        return self._opening
+
+    async def _open(self) -> Pipeline:
+        used = self._addresses
+        pipeline = self._make(*used)
+        try:
+            self.pipeline = await pipeline.__aenter__()
+        except RequestError as error:  # the addresses are wrong, not anybody's request
+            raise NotServed(str(error)) from error
+        if used != self._addresses:
+            await self.pipeline.follow(*self._addresses)
+        return self.pipeline
+
+
+class LocalBackend:
+    """A `Backend` with one pipeline for each model and drafter. Use it with `async with`.
+
+    Pipelines of default drafters are opened at the start, others when a request chooses them. One that cannot be
+    opened is tried again with the next request for it, and whenever `models` is called.
+
+    Args:
+        models: what is served.
+        options: limits.
+
+    Raises:
+        ValueError: there is no model, or two have the same name.
+    """
+
+    def __init__(self, models: Sequence[LocalModel], options: LocalOptions | None = None) -> None:
+        self._options = options or LocalOptions()
+        self._models = {model.name: model for model in models}
+        if not models or len(self._models) < len(models):
+            raise ValueError("give at least one model, and each a name of its own")
+        self._created = int(time.time())
+        self._connections = {
+            (model.name, NO_DRAFTER if drafter is None else drafter.name): self._connection_to(model, drafter)
+            for model in models
+            for drafter in (None, *model.drafters)
+        }
+        self.running = 0  # outputs
+        self._mean_seconds = 0.0  # moving average of an output's duration
+
+    async def __aenter__(self) -> Self:
+        """Tries to connect; logs what fails."""
+        await asyncio.gather(*(self._begin(model) for model in self._models.values()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._connections.values():
+            await connection.close()
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """Models whose pipeline is open; begins, without waiting, to open the others."""
+        for model in self._models.values():
+            self._default(model).begin()
+        found = ((model, self._default(model).pipeline) for model in self._models.values())
+        return tuple(_served(model, pipeline, self._created) for model, pipeline in found if pipeline is not None)
+
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
+        """As `Backend.stream`."""
+        connection = self._connection(request)
+        with self._admitted():
+            pipeline = await connection.open()
+            watch = Watch() if request.trace else None
+            with about(request=request.id):
+                running = pipeline.run(request.generation, watch)
+            async with running as generation:
+                async for token in generation:
+                    if watch is not None:
+                        yield TraceSpans(watch.take())
+                    yield token
+            if watch is not None:
+                yield TraceSpans(watch.take())
+            assert generation.reason is not None
+            assert generation.statistics is not None
+            yield Ended(generation.reason, generation.statistics)
+
+    async def follow(self, model: LocalModel) -> None:
+        """Uses these addresses of a model's services from now on; sessions that run on others move there.
+
+        Raises:
+            ValueError: the model or one of its drafters has a name that was not served before.
+        """
+        drafters = {NO_DRAFTER: (), **{drafter.name: drafter.addresses for drafter in model.drafters}}
+        known = {name for served, name in self._connections if served == model.name}
+        if known != set(drafters):
+            raise ValueError(f"{model.name!r} is served with the drafters {sorted(known)}, not {sorted(drafters)}")
+        self._models[model.name] = model
+        for name, addresses in drafters.items():
+            await self._connections[model.name, name].follow(model.targets, addresses)
+
+    def _connection_to(self, model: LocalModel, drafter: NamedDrafter | None) -> Connection:
+        addresses, trusted = ((), True) if drafter is None else (drafter.addresses, drafter.trusted)
+        make = partial(connect, patience=self._options.patience, tls=self._options.tls, trusted=trusted)
+        return Connection(make, model.targets, addresses)
+
+    def _connection(self, request: OutputRequest) -> Connection:
+        model = self._models.get(request.model)
+        if model is None:
+            raise UnknownModelError(f"there is no model {request.model!r}; there is {', '.join(self._models)}")
+        name = model.default_drafter if request.drafter is None else request.drafter
+        connection = self._connections.get((model.name, name))
+        if connection is None:
+            there = ", ".join(model.drafter_names) or "none"
+            raise UnknownDrafterError(f"{model.name!r} has no drafter {name!r}; there is {there}")
+        return connection
+
+    def _default(self, model: LocalModel) -> Connection:
+        return self._connections[model.name, model.default_drafter]
+
+    async def _begin(self, model: LocalModel) -> None:
+        try:
+            await self._default(model).open()
+        except ServiceError as error:
+            log.warning("%s cannot be served yet: %s", model.name, error)
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Counts the block as one running output; raises OverloadedError at the limit."""
+        limit = self._options.max_outputs
+        if self.running >= limit:
+            # With `limit` outputs under way, one ends every mean / limit seconds.
+            after = max(MIN_RETRY_SECONDS, self._mean_seconds / limit)
+            raise OverloadedError(f"{limit} outputs are being made, the most at once", after)
+        self.running += 1
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            took = time.monotonic() - began
+            self._mean_seconds = SMOOTHING * self._mean_seconds + (1 - SMOOTHING) * took
+
+
+def _served(model: LocalModel, pipeline: Pipeline, created: int) -> ServedModel:
+    models = pipeline.models
+    return ServedModel(
+        model.name,
+        created,
+        models.context,
+        model.drafter_names,
+        methods=tuple(method.name for method in METHODS.values() if not fault_of_pair(method, models)),
+        chats=models.target.chat_template is not None,
+        there=pipeline.target_there,
+    )
