@@ -73,7 +73,7 @@ def test_other_servers_need_no_trace(cli: Cli) -> None:
     ("options", "complaint"),
     [
         (["--rate", "1", "--clients", "2"], "--rate and --clients are two kinds of load"),
-        (["--clients", "2", "--most-at-once", "3"], "--most-at-once is for --rate"),
+        (["--clients", "2", "--most-at-once", "3"], "--max-concurrency is for --rate"),
         (["--rate", "0"], "--rate must be above 0"),
         (["--clients", "0"], "--clients must be at least 1"),
         (["--requests", "0"], "--requests must be at least 1"),

@@ -128,7 +128,7 @@ def test_what_a_way_adds_is_found_in_pairs() -> None:
     ("make", "complaint"),
     [
         (lambda: OpenLoop(0), "--rate must be above 0"),
-        (lambda: OpenLoop(1, 0), "--most-at-once must be at least 1"),
+        (lambda: OpenLoop(1, 0), "--max-concurrency must be at least 1"),
         (lambda: ClosedLoop(0), "--clients must be at least 1"),
         (lambda: Goal(first_token_ms=0), "--ttft-ms must be above 0"),
         (lambda: Goal(per_token_ms=-1), "--tpot-ms must be above 0"),

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol, TextIO
 
@@ -12,10 +11,11 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.client import Choice, Kind, Reason, Statistics, Token
+from crossdraft.client import Choice, Generation, Kind, Statistics, Token
 from crossdraft.console.running import PlainConsole
-from crossdraft.speculation.choice import Decision
+from crossdraft.serving.client import RemoteGeneration
 
+Generated = Generation | RemoteGeneration
 STYLES = {
     Kind.ACCEPTED: Style(color="green"),
     Kind.CORRECTED: Style(color="red"),
@@ -23,33 +23,11 @@ STYLES = {
 }
 MEANINGS = {
     Kind.ACCEPTED: "as drafted",
-    Kind.CORRECTED: "a draft token was refused",
-    Kind.BONUS: "no draft token left",
+    Kind.CORRECTED: "in place of a rejected draft token",
+    Kind.BONUS: "after the last draft token",
 }
-# A model may write control sequences, which would act on the terminal: they are shown as the pictures of their names.
+# Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
-
-
-class Whole(Protocol):
-    """What is shown of a generation at its end, made here or by a server."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def ids(self) -> list[int]: ...
-
-    @property
-    def reason(self) -> Reason | None: ...
-
-    @property
-    def statistics(self) -> Statistics | None: ...
-
-    @property
-    def decisions(self) -> Sequence[Decision]: ...
-
-    @property
-    def estimates(self) -> Sequence[str]: ...
 
 
 class Screen(Protocol):
@@ -61,7 +39,7 @@ class Screen(Protocol):
     def token(self, token: Token) -> None:
         """A token, as soon as it is there."""
 
-    def end(self, generation: Whole) -> None:
+    def end(self, generation: Generated) -> None:
         """After the last token."""
 
 
@@ -82,7 +60,7 @@ class TextScreen:
         """Its text, in the colour of its kind."""
         self._write(token.text, STYLES[token.kind])
 
-    def end(self, generation: Whole) -> None:
+    def end(self, generation: Generated) -> None:
         """Legend and figures."""
         self._out.print()
         if self._out.color_system is not None:
@@ -93,7 +71,7 @@ class TextScreen:
             self._notes.print(Text(line), soft_wrap=True)
 
     def _write(self, text: str, style: Style) -> None:
-        # As a segment: a rich Text would widen tabs and drop carriage returns.
+        # As a segment, because a rich Text would widen tabs and drop carriage returns.
         shown = text.translate(VISIBLE) if self._out.is_terminal else text
         self._out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
 
@@ -105,7 +83,7 @@ class JsonScreen:
         self._output = output or sys.stdout
 
     def begin(self, prompt: str) -> None:
-        """Says nothing."""
+        """Prints nothing."""
 
     def token(self, token: Token) -> None:
         """Id, text, kind and log-probability (null when the method draws from rows)."""
@@ -118,8 +96,8 @@ class JsonScreen:
             }
         )
 
-    def end(self, generation: Whole) -> None:
-        """The whole."""
+    def end(self, generation: Generated) -> None:
+        """Text, ids, reason and statistics."""
         statistics, reason = generation.statistics, generation.reason
         record: dict[str, object] = {
             "text": generation.text,
@@ -210,7 +188,7 @@ def events_of(statistics: Statistics) -> list[tuple[str, str]]:
     return [(name, value) for count, name, value in rows if count]
 
 
-def explanation_of(generation: Whole) -> list[str]:
+def explanation_of(generation: Generated) -> list[str]:
     """What the controller decided, when, and why; then what it believed at the end. One line each."""
     chosen = sum(decision.epochs for decision in generation.decisions)
     run = chosen if generation.statistics is None else generation.statistics.epochs

@@ -8,15 +8,22 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from crossdraft.bench.harness import check_picture, rotated, write_text
-from crossdraft.bench.overlap import Distant, Served, service
-from crossdraft.cli.generate import check_address
+from crossdraft.bench.overlap import Distant, Served, delays_of, service
+from crossdraft.cli.generate import NO_DRAFTER, check_addresses
+from crossdraft.cli.options import (
+    ExistingServers,
+    Far,
+    LoadFiles,
+    LoadOptions,
+    LoadRequests,
+    Over,
+    StartedServices,
+)
 from crossdraft.client import connect
 from crossdraft.console.processes import running
 from crossdraft.console.running import (
@@ -29,7 +36,7 @@ from crossdraft.console.running import (
     run_to_end,
 )
 from crossdraft.loadtest import prompts
-from crossdraft.loadtest.arrivals import ClosedLoop, Load
+from crossdraft.loadtest.arrivals import ClosedLoop, Load, OpenLoop
 from crossdraft.loadtest.clients import InProcess, Origin, OverGrpc
 from crossdraft.loadtest.plots import plot
 from crossdraft.loadtest.prompts import Prompt, Question, Wishes, questions_of
@@ -40,60 +47,52 @@ from crossdraft.loadtest.timeline import Timeline, Way
 from crossdraft.rpc.generation import GenerationClient
 from crossdraft.rpc.security import TlsFiles, trusting_credentials
 
-# What a load test asks: servers that run already, or services that are started on hosts at a distance.
+HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"
+MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has for them
+DEFAULT_CLIENTS = 2
+MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
+MISSING = "HTTP needs the extra `serve`: install crossdraft with it, or use gRPC (--over grpc, --server)"
+
+
+def loadtest(
+    servers: ExistingServers, services: StartedServices, load: LoadOptions, asked: LoadRequests, files: LoadFiles
+) -> None:
+    """Runs the test; tables on stdout, and files if paths are given.
+
+    Raises:
+        Misused: a value is out of its range, options do not go together, or a request cannot be served by the models.
+        CommandFailed: a service or server cannot be used; the report of what was done before is written.
+    """
+    plan = _plan_of(load, asked)
+    _check(files)
+    staging: Addressed | Started
+    if servers.url or servers.server or servers.target or servers.drafter:
+        if services.compare or services.delay_ms is not None:
+            raise Misused("--compare and --delay-ms are for services that are started; give --target beside --url")
+        staging = Addressed(servers)
+    else:
+        staging = Started(services, delays_of(services.delay_ms or "0"), max(MIN_OUTPUTS, load.requests))
+    run_to_end(LoadTest(plan, staging, files).run(), STARTS_PROCESSES)
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
     """Ways to have the same outputs made, under one delay."""
 
-    delay_ms: float | None  # None: nothing is emulated
+    delay_ms: float | None  # one way; None: nothing is emulated
     ways: Mapping[str, Way]  # by name
-
-
-class Staging(Protocol):
-    """Where outputs are made: `loadtest_stage.Addressed` or `Started`."""
-
-    @property
-    def said(self) -> str:
-        """What is started for the test; empty: nothing."""
-        ...
-
-    def stages(self) -> AsyncGenerator[Stage, None]:
-        """One for each delay; raises ServiceError and CommandFailed."""
-        ...
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked, when, and how often.
-
-    Raises:
-        Misused: a number is out of its range.
-    """
+    """What is asked, when, and how often."""
 
     load: Load
     wishes: Wishes
     goal: Goal
     prompts: tuple[Prompt, ...]
     prompts_from: str  # for the report
-    requests: int  # of each repetition
-    warm_up: int  # requests before, which do not count
-    repeat: int
-    seed: int
-    timeout_seconds: float
-
-    def __post_init__(self) -> None:
-        checks = (
-            (self.requests >= 1, f"--requests must be at least 1, got {self.requests}"),
-            (self.warm_up >= 0, f"--warm-up must be 0 or more, got {self.warm_up}"),
-            (self.repeat >= 1, f"--repeat must be at least 1, got {self.repeat}"),
-            (0 <= self.seed < 2**32, f"--seed must be between 0 and 2**32 - 1, got {self.seed}"),
-            (0 < self.timeout_seconds < float("inf"), f"--timeout must be above 0, got {self.timeout_seconds:g}"),
-        )
-        for holds, complaint in checks:
-            if not holds:
-                raise Misused(complaint)
+    options: LoadOptions
 
     def questions(self, count: int) -> tuple[Question, ...]:
         """The first requests."""
@@ -106,55 +105,74 @@ class Plan:
         except PackageNotFoundError:
             software = "not installed"
         begun, cores = datetime.now(UTC).isoformat(timespec="seconds"), len(os.sched_getaffinity(0))
-        counts = self.requests, self.warm_up, self.repeat, self.seed
+        counts = self.options.requests, self.options.warm_up, self.options.repeat, self.options.seed
         return Conditions(
             begun, software, cores, self.load, self.goal, self.wishes, *counts, self.prompts_from, services
         )
 
 
-@dataclass(frozen=True)
-class Files:
-    """What is written besides what is shown. Raises Misused."""
-
-    as_json: Path | None = None
-    as_csv: Path | None = None
-    picture: Path | None = None
-
-    def __post_init__(self) -> None:
-        check_picture(self.picture)
-        for path in (self.as_json, self.as_csv, self.picture):
-            if path is not None:
-                check_output(path)
-
-    def write(self, report: Report) -> None:
-        """Raises CommandFailed."""
-        if self.as_json is not None:
-            write_text(self.as_json, json.dumps(plain(report), indent=1) + "\n")
-        if self.as_csv is not None:
-            write_text(self.as_csv, as_csv(report))
-        if self.picture is not None:
-            try:
-                plot(self.picture, report)
-            except OSError as error:
-                raise CommandFailed(f"cannot write the picture: {error}") from error
-
-
-def prompts_of(path: Path | None) -> tuple[tuple[Prompt, ...], str]:
-    """Those of a file or the bundled ones, and where they are from; raises Misused."""
-    if path is None:
-        return prompts.bundled(), "bundled"
+def _plan_of(options: LoadOptions, asked: LoadRequests) -> Plan:
+    """Raises Misused if a number is out of its range, or the prompts cannot be read."""
+    checks = (
+        (options.requests >= 1, f"--requests must be at least 1, got {options.requests}"),
+        (options.warm_up >= 0, f"--warm-up must be 0 or more, got {options.warm_up}"),
+        (options.repeat >= 1, f"--repeat must be at least 1, got {options.repeat}"),
+        (0 <= options.seed < 2**32, f"--seed must be between 0 and 2**32 - 1, got {options.seed}"),
+        (0 < options.timeout < float("inf"), f"--timeout must be above 0, got {options.timeout:g}"),
+    )
+    for holds, complaint in checks:
+        if not holds:
+            raise Misused(complaint)
+    drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
     with checked_options():
-        return prompts.read(path), path.name
+        load = _load_of(options)
+        wishes = Wishes(
+            asked.max_tokens,
+            asked.temperature,
+            asked.method,
+            drafter,
+            asked.model,
+            asked.ignore_eos,
+            options.seed,
+            asked.trace,
+        )
+        goal = Goal(asked.ttft_ms, asked.tpot_ms)
+        path = asked.prompts
+        found, where = (prompts.bundled(), "bundled") if path is None else (prompts.read(path), path.name)
+    return Plan(load, wishes, goal, found, where, options)
 
 
-def run(plan: Plan, staging: Staging, files: Files) -> None:
-    """Runs the test; tables on stdout, files if paths are given.
+def _load_of(options: LoadOptions) -> Load:
+    """What --rate, --clients and --max-concurrency say together. Raises Misused and ValueError."""
+    most = options.most_at_once if options.max_concurrency is None else options.max_concurrency
+    if options.rate is not None and options.clients is not None:
+        raise Misused("--rate and --clients are two kinds of load: give one of them")
+    if options.rate is not None:
+        return OpenLoop(options.rate, most)
+    if most is not None:
+        raise Misused("--max-concurrency is for --rate; without it, --clients says how many requests are under way")
+    return ClosedLoop(DEFAULT_CLIENTS if options.clients is None else options.clients)
 
-    Raises:
-        Misused: a request cannot be served by the pair of models.
-        CommandFailed: a service or server cannot be used; the report of what was done before is written.
-    """
-    run_to_end(LoadTest(plan, staging, files).run(), STARTS_PROCESSES)
+
+def _check(files: LoadFiles) -> None:
+    """Raises Misused if one of them cannot be written."""
+    check_picture(files.picture)
+    for path in (files.json_file, files.csv_file, files.picture):
+        if path is not None:
+            check_output(path)
+
+
+def _write(report: Report, files: LoadFiles) -> None:
+    """Raises CommandFailed."""
+    if files.json_file is not None:
+        write_text(files.json_file, json.dumps(plain(report), indent=1) + "\n")
+    if files.csv_file is not None:
+        write_text(files.csv_file, as_csv(report))
+    if files.picture is not None:
+        try:
+            plot(files.picture, report)
+        except OSError as error:
+            raise CommandFailed(f"cannot write the picture: {error}") from error
 
 
 @dataclass(eq=False)
@@ -162,8 +180,8 @@ class LoadTest:
     """A test under way."""
 
     plan: Plan
-    staging: Staging
-    files: Files
+    staging: "Addressed | Started"
+    files: LoadFiles
     runs: list[Run] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)  # what the first error of each kind said
@@ -177,7 +195,7 @@ class LoadTest:
             async with aclosing(self.staging.stages()) as stages:
                 async for stage in stages:
                     await self._stage(stage)
-                    self.files.write(self._report(conditions))  # what there is survives an interruption
+                    _write(self._report(conditions), self.files)  # what there is survives an interruption
         show(self._report(conditions), self.faults)
         if all(not one.fine for run in self.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
@@ -187,28 +205,28 @@ class LoadTest:
         for way in stage.ways.values():
             await self._warm_up(way)
         names = list(stage.ways)
-        for number in range(self.plan.repeat):
+        for number in range(self.plan.options.repeat):
             for place in rotated(len(names), number):
                 told = "" if stage.delay_ms is None else f", {stage.delay_ms:g} ms"
-                self._progress.reset(self._task, description=f"{names[place]}{told}", total=self.plan.requests)
-                questions = self.plan.questions(self.plan.requests)
+                self._progress.reset(self._task, description=f"{names[place]}{told}", total=self.plan.options.requests)
+                questions = self.plan.questions(self.plan.options.requests)
                 trial = self._trial(stage.ways[names[place]])
-                found[names[place]].append(await trial.run(self.plan.load, questions, self.plan.seed + number))
+                found[names[place]].append(await trial.run(self.plan.load, questions, self.plan.options.seed + number))
         self._keep(stage.delay_ms, found)
 
     async def _warm_up(self, way: Way) -> None:
         """Raises CommandFailed if all of it fails."""
-        if not self.plan.warm_up:
+        if not self.plan.options.warm_up:
             return
         load = self.plan.load if isinstance(self.plan.load, ClosedLoop) else ClosedLoop(1)
-        tried = await self._trial(way).run(load, self.plan.questions(self.plan.warm_up), 0)
+        tried = await self._trial(way).run(load, self.plan.questions(self.plan.options.warm_up), 0)
         if not any(one.fine for one in tried):
             error = tried[0].error
             raise CommandFailed(f"the first requests failed ({error}): {self.faults.get(error, 'no token came')}")
         self.faults.clear()
 
     def _trial(self, way: Way) -> Trial:
-        return Trial(way, self.plan.timeout_seconds, self._told)
+        return Trial(way, self.plan.options.timeout, self._told)
 
     def _told(self, timeline: Timeline, text: str) -> None:
         self._progress.advance(self._task)
@@ -247,35 +265,26 @@ def _width(runs: Sequence[Run]) -> int:
     return max(COLUMNS, 40 + 36 * len(runs))
 
 
-HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"
-MODEL, DRAFTER = "loadtest", "drafter"  # the names that a front of a test has for them
-MISSING = "HTTP needs the extra `serve`: install crossdraft with it, or use gRPC (--over grpc, --server)"
-
-
 @dataclass(frozen=True)
 class Addressed:
-    """Servers and services that run already, as they were typed. Raises Misused."""
+    """Servers and services that run already. Raises Misused."""
 
-    url: str = ""  # of an HTTP server
-    server: str = ""  # HOST:PORT of a gRPC server
-    targets: str = ""  # HOST:PORT,... for a pipeline in this process
-    drafters: str = ""
-    key: str = field(default="", repr=False)  # of the servers
-    ca: Path | None = None  # of the gRPC server's certificate; None: nothing is encrypted
-    tls: TlsFiles | None = None  # for services
+    servers: ExistingServers
 
     def __post_init__(self) -> None:
-        given = (("--server", self.server), ("--target", self.targets), ("--drafter", self.drafters))
-        for name, addresses in given:
-            for one in addresses.split(",") if addresses else ():
-                check_address(name, one.strip())
-        if self.url:
+        servers = self.servers
+        for name, given in (("--server", servers.server), ("--target", servers.target), ("--drafter", servers.drafter)):
+            if given:
+                check_addresses(name, given)
+        if servers.url:
             with checked_options():
-                Origin.parsed(self.url)
-        if self.drafters and not self.targets:
+                Origin.parsed(servers.url)
+        if servers.drafter and not servers.target:
             raise Misused(
                 "--drafter has an address and --target has none; a server's drafter is named by --use-drafter"
             )
+        if servers.target:
+            servers.tls.files()
 
     @property
     def said(self) -> str:
@@ -284,46 +293,51 @@ class Addressed:
 
     async def stages(self) -> AsyncGenerator[Stage, None]:
         """The only one. Raises ServiceError and CommandFailed."""
+        servers, ca = self.servers, None if self.servers.target else self.servers.tls.tls_ca
         async with AsyncExitStack() as stack:
             ways: dict[str, Way] = {}
-            if self.url:
-                ways[HTTP] = await http(stack, self.url, self.key)
-            if self.server:
+            if servers.url:
+                ways[HTTP] = await http(stack, servers.url, servers.api_key)
+            if servers.server:
                 with checked_options():
-                    tls = None if self.ca is None else trusting_credentials(self.ca)
-                client = await stack.enter_async_context(GenerationClient(self.server, self.key, tls))
-                ways[GRPC] = OverGrpc(client)
-            if self.targets:
-                ways[IN_PROCESS] = await in_process(stack, self.targets, self.drafters, self.tls)
+                    tls = None if ca is None else trusting_credentials(ca)
+                client = GenerationClient(servers.server, servers.api_key, tls)
+                ways[GRPC] = OverGrpc(await stack.enter_async_context(client))
+            if servers.target:
+                ways[IN_PROCESS] = await in_process(stack, servers.target, servers.drafter, servers.tls.files())
             yield Stage(None, ways)
 
 
 @dataclass(frozen=True)
 class Started:
-    """Services that run as long as the test, and a front in a process of its own."""
+    """Services that run as long as the test, and a server of their outputs in a process of its own. Raises Misused."""
 
-    target: Served
-    drafter: Served
-    delays: tuple[float, ...]  # ms of a message to a far host, and of one back
-    far: frozenset[str]  # which of target and drafter are on hosts of their own; the front is where this process is
-    over: frozenset[str]  # HTTP, gRPC
-    compare: bool  # a pipeline in this process, too
-    most_outputs: int  # that the front makes at once
+    options: StartedServices
+    delays: tuple[float, ...]  # ms of a message to a far host, and of one back; the server is on this host
+    max_outputs: int  # of the server
+    target: Served = field(init=False)
+    drafter: Served = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target", Served(self.options.target_model, self.options.pace_target))
+        object.__setattr__(self, "drafter", Served(self.options.drafter_model, self.options.pace_drafter))
 
     @property
     def said(self) -> str:
         """What is started, and where."""
-        models = [f"{role} {_told(served)}" for role, served in (("target", self.target), ("drafter", self.drafter))]
-        far = " and ".join(sorted(self.far, reverse=True))
+        models = [
+            f"{role} {_described(served)}" for role, served in (("target", self.target), ("drafter", self.drafter))
+        ]
+        far = " and ".join(sorted(set(self.options.far), reverse=True))
         away = f"; {far} at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way" if any(self.delays) else ""
         return f"{models[0]}, {models[1]}{away}"
 
     async def stages(self) -> AsyncGenerator[Stage, None]:
-        """One for each delay, each with a front of its own. Raises ServiceError and CommandFailed."""
+        """One for each delay, each with a server of its own. Raises ServiceError and CommandFailed."""
         distant = any(self.delays)
         async with (
-            service("target", self.target, 0, distant and "target" in self.far) as target,
-            service("drafter", self.drafter, 1, distant and "drafter" in self.far) as drafter,
+            service("target", self.target, 0, distant and Far.TARGET in self.options.far) as target,
+            service("drafter", self.drafter, 1, distant and Far.DRAFTER in self.options.far) as drafter,
         ):
             for delay in self.delays:
                 await target.delay(delay)
@@ -334,13 +348,13 @@ class Started:
 
     async def _ways(self, stack: AsyncExitStack, target: Distant, drafter: Distant) -> dict[str, Way]:
         ways: dict[str, Way] = {}
-        front = Front(target.address, drafter.address, self.most_outputs)
+        front = Front(target.address, drafter.address, self.max_outputs)
         (found,) = await stack.enter_async_context(running([front]))
-        if HTTP in self.over:
+        if Over.HTTP in self.options.over:
             ways[HTTP] = await http(stack, f"http://{found.address}", "")
-        if GRPC in self.over:
+        if Over.GRPC in self.options.over:
             ways[GRPC] = OverGrpc(await stack.enter_async_context(GenerationClient(found.ready["grpc"])))
-        if self.compare:
+        if self.options.compare:
             ways[IN_PROCESS] = await in_process(stack, target.address, drafter.address, None)
         return ways
 
@@ -351,13 +365,13 @@ class Front:
 
     target: str  # host:port
     drafter: str
-    most_outputs: int
+    max_outputs: int
     role: str = "front"
 
     def command(self) -> list[str]:
         """As it would be typed. It ends with its standard input: were this process killed, it would end too."""
         services = ["--target", self.target, "--drafter", f"{DRAFTER}={self.drafter}", "--model", MODEL]
-        where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.most_outputs)]
+        where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.max_outputs)]
         ends = ["--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning"]
         return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *where, *ends]
 
@@ -380,6 +394,6 @@ async def in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: Tl
     return InProcess(drafted, plain)
 
 
-def _told(served: Served) -> str:
-    """A service that is not as fast as it is says so."""
+def _described(served: Served) -> str:
+    """Its model, and its pace if it is slowed down."""
     return served.model if served.pace is None else f"{served.model} paced {served.pace} ms"

@@ -17,9 +17,6 @@ from rich.measure import Measurement
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from crossdraft.client import RequestError
-from crossdraft.rpc.errors import ServiceError
-
 # Each would end Python at once, or in the middle of anything, and leave started services behind.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,14 +27,17 @@ STARTS_PROCESSES: Run = asyncio.run
 
 
 def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
-    """Runs `work`; a signal cancels it, so that it cleans up. What starts processes beside open channels is run by
-    STARTS_PROCESSES.
+    """Runs `work`; a signal cancels it, so that it cleans up. Pass STARTS_PROCESSES if it starts processes beside open
+    channels.
 
     Raises:
         Misused: the request cannot be served by this pair of models.
         CommandFailed: a service failed.
         Interrupted: after a signal.
     """
+    from crossdraft.rpc.errors import ServiceError  # these import grpc and numpy, which `--help` does without
+    from crossdraft.types.request import RequestError
+
     try:
         with warnings_shown():
             run(_cancelled_by_signals(work))

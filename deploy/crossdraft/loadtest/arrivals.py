@@ -20,7 +20,7 @@ class OpenLoop:
         if not 0 < self.rate < float("inf"):
             raise ValueError(f"--rate must be above 0, got {self.rate:g}")
         if self.most is not None and self.most < 1:
-            raise ValueError(f"--most-at-once must be at least 1, got {self.most}")
+            raise ValueError(f"--max-concurrency must be at least 1, got {self.most}")
 
 
 @dataclass(frozen=True)

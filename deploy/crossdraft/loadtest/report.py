@@ -212,7 +212,7 @@ def _notes(run: Run) -> Iterator[str]:
     if schedule.late:
         yield (
             f"{run.name}: {schedule.late} requests were sent over 10 ms late, at most {schedule.latest_ms:.0f} ms; "
-            "this client could not keep up, or was told to wait (--most-at-once). Their waits are in the latencies"
+            "this client could not keep up, or was told to wait (--max-concurrency). Their waits are in the latencies"
         )
 
 
