@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.generate import DEFAULT_PROMPT, Given, generate, without_effect
+from crossdraft.cli.generate import DEFAULT_PROMPT, generate, without_effect
+from crossdraft.cli.options import WhereToGenerate
 from crossdraft.client import GenerationRequest
 from crossdraft.console.processes import ModelNames
 from crossdraft.console.running import CommandFailed
@@ -150,10 +151,9 @@ def test_an_audit_without_a_drafter_is_refused(cli: Cli, target: str) -> None:
 
 def test_options_that_change_nothing_are_noted() -> None:
     request = GenerationRequest("x", window=8, speculation=True, explain=True)
-    assert without_effect(request, 2, alone=False) == []
-    assert [line.split()[0] for line in without_effect(request, 1, alone=True)] == [
-        *("--speculation", "--window", "--explain")
-    ]
+    assert without_effect(request, WhereToGenerate(target="a:1,b:1"), alone=False) == []
+    notes = without_effect(request, WhereToGenerate(untrusted_drafter=True), alone=True)
+    assert [line.split()[0] for line in notes] == ["--speculation", "--window", "--explain", "--untrusted-drafter"]
 
 
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:
@@ -237,7 +237,7 @@ def test_without_addresses_the_pair_is_started_and_ended(
     capsys: pytest.CaptureFixture[str], target_folder: Path, drafter_folder: Path, cli: Cli, pair: Pair
 ) -> None:
     models = ModelNames(str(target_folder), str(drafter_folder))
-    generate(GenerationRequest(PROMPT, seed=5, max_tokens=12, ignore_eos=True), Given(None, None), False, models)
+    generate(GenerationRequest(PROMPT, seed=5, max_tokens=12, ignore_eos=True), WhereToGenerate(), False, models)
     shown = capsys.readouterr()
     assert shown.out == cli("generate", *pair, "--json", "--seed", "5", *SHORT).records[-1]["text"] + "\n"
     assert "accepted" in shown.err
@@ -246,4 +246,4 @@ def test_without_addresses_the_pair_is_started_and_ended(
 def test_a_bundled_model_that_is_missing_is_named() -> None:
     models = ModelNames("bundled:nothing")
     with pytest.raises(CommandFailed, match="there is no bundled model 'bundled:nothing'"):
-        generate(GenerationRequest(PROMPT), Given(None, "none"), False, models)
+        generate(GenerationRequest(PROMPT), WhereToGenerate(drafter="none"), False, models)
