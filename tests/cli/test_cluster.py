@@ -14,7 +14,7 @@ def test_a_configuration_is_checked_without_a_cluster(tmp_path: Path, capsys: py
     path = tmp_path / "small.yaml"
     path.write_text(SMALLEST)
     deploy(path, "auto", check=True, wait_seconds=0)
-    assert capsys.readouterr().out == f"{path} can be used\n"
+    assert capsys.readouterr().out == f"{path} is valid\n"
 
 
 @pytest.mark.parametrize(

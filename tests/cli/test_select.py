@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.select import CERTAIN, Candidate, Choosing, Plain, Rounds, advice, best_of, told_apart
+from crossdraft.cli.select import CERTAIN, Candidate, Plain, Rounds, Selection, advice, best_of, with_distinct_names
 from tests.cli.conftest import Cli
 from tests.cli.test_bench import figures
 
@@ -89,18 +89,18 @@ def test_a_gain_that_may_be_chance_is_not_called_useless() -> None:
 def test_services_go_by_the_names_of_their_models_unless_these_coincide() -> None:
     at = [replace(CANDIDATE, drafter=f"127.0.0.1:{port}", model="bundled:b") for port in (7001, 7002)]
     alone = [at[0], replace(at[0], method="tli")]
-    assert [one.label for one in told_apart(alone)] == ["b, slem", "b, tli"]
+    assert [one.label for one in with_distinct_names(alone)] == ["b, slem", "b, tli"]
     assert advice(alone).startswith("Use 127.0.0.1:7001 (b) with method slem")
-    assert [one.name for one in told_apart(at)] == ["127.0.0.1:7001", "127.0.0.1:7002"]
-    assert told_apart([CANDIDATE, at[0]])[1].name == "127.0.0.1:7001"
+    assert [one.name for one in with_distinct_names(at)] == ["127.0.0.1:7001", "127.0.0.1:7002"]
+    assert with_distinct_names([CANDIDATE, at[0]])[1].name == "127.0.0.1:7001"
     assert replace(at[0], model="/models/some").name == "some"
 
 
 def test_a_drafter_that_copies_bytes_is_probed_with_more_draft_tokens() -> None:
-    choosing = Choosing("t", ("d",), ("a", "b"), (), (), 0.0, 8)
-    assert max(choosing.ks_for(copies=False)) < 16 <= choosing.setting("slem", "d", copies=True).k
-    assert {8, 16, 32} <= set(choosing.ks_for(copies=True))
-    assert replace(choosing, ks=(2, 3)).setting("slem", "d", copies=True).k == 3
+    selection = Selection("t", ("d",), ("a", "b"), (), (), 0.0, 8)
+    assert max(selection.ks_for(copies=False)) < 16 <= selection.setting("slem", "d", copies=True).k
+    assert {8, 16, 32} <= set(selection.ks_for(copies=True))
+    assert replace(selection, ks=(2, 3)).setting("slem", "d", copies=True).k == 3
 
 
 @pytest.fixture

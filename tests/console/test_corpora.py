@@ -1,4 +1,4 @@
-"""Corpora: files, folders, JSON lines, and what is said of those that cannot be read; outputs that cannot be written."""
+"""Corpora (files, folders, JSON lines) and outputs: what is read, and what is said of those that cannot be used."""
 
 import json
 import os

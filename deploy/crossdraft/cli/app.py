@@ -34,6 +34,7 @@ from crossdraft.cli.options import (
     Temperature,
     WhereToGenerate,
     grouped,
+    option,
 )
 from crossdraft.console.running import CommandFailed, Interrupted
 
@@ -54,18 +55,15 @@ serve = typer.Typer(
     no_args_is_help=True,
 )
 Prompt = Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+AsJson = Annotated[bool, option("Print one JSON object instead of tables.", flag="--json")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write.")]
 Corpus = Annotated[
     Path, typer.Argument(help="A file or a folder of files: plain text, or .jsonl with a `text` on each line.")
 ]
-Tokenizer = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")]
+Tokenizer = Annotated[str, option("A folder, a hub id, or bundled:NAME; only the tokenizer is read.")]
 Recorded = Annotated[Path, typer.Argument(metavar="FILE", help="Written by `crossdraft generate --record FILE`.")]
 Cluster = Annotated[
-    str,
-    typer.Option(
-        help="Address of the Ray cluster: auto on one of its nodes, or HOST:PORT as in `ray start --address`."
-    ),
+    str, option("Address of the Ray cluster: auto on one of its nodes, or HOST:PORT as in `ray start --address`.")
 ]
 
 
@@ -102,7 +100,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     shown: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, option("Print the version.", flag="--version", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """What all commands have in common."""
@@ -111,10 +109,10 @@ def _options(
 @app.command()
 def demo(
     prompt: Prompt = None,
-    k: Annotated[int, typer.Option("-k", help="Draft tokens in a round.")] = 5,
+    k: Annotated[int, option("Draft tokens in a round.", flag="-k")] = 5,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(help="Random seed of both generations, whose texts must be equal.")] = 7,
+    seed: Annotated[int, option("Random seed of both generations, whose texts must be equal.")] = 7,
 ) -> None:
     """Generate with and without a drafter, and compare. It starts the bundled models, and ends them afterwards."""
     from crossdraft.cli import demo as command
@@ -130,7 +128,7 @@ def generate(
     options: RequestOptions,
     where: WhereToGenerate,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for each token, then one for the whole.")
+        bool, option("Print one JSON object for each token, then one for the whole.", flag="--json")
     ] = False,
 ) -> None:
     """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""
@@ -143,12 +141,10 @@ def generate(
 def inspect(
     target: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
     drafter: Annotated[str, typer.Argument(help="Likewise.")],
-    sample: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text like that which will be served, for the shares.")
-    ] = None,
+    sample: Annotated[Path | None, option("Text like that which will be served, for the shares.", "FILE")] = None,
     as_json: AsJson = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a picture: ways to write a target token in draft tokens.")
+        Path | None, option("Write a picture: ways to write a target token in draft tokens.", "FILE")
     ] = None,
 ) -> None:
     """Show how well two vocabularies fit. It counts the tokens that both have, and those that each can write."""
@@ -159,31 +155,26 @@ def inspect(
 
 @app.command()
 def select(
-    target: Annotated[str, typer.Option(help="A folder, a hub id, bundled:NAME, or HOST:PORT.")] = "bundled:target",
-    drafter: Annotated[list[str], typer.Option(help="Likewise; repeatable.")] = commands.DRAFTERS[:2],
+    target: Annotated[str, option("A folder, a hub id, bundled:NAME, or HOST:PORT.")] = "bundled:target",
+    drafter: Annotated[list[str], option("Likewise; repeatable.")] = commands.DRAFTERS[:2],
     prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Prompts like those that will be served: JSON lines, each with a `text`."),
+        Path | None, option("Prompts like those that will be served: JSON lines, each with a `text`.", "FILE")
     ] = None,
-    limit: Annotated[int, typer.Option(min=2, help="Use only so many prompts.")] = 4,
-    method: Annotated[
-        list[str] | None, typer.Option(help="Repeatable; by default those that suit the temperature.")
-    ] = None,
+    limit: Annotated[int, option("Use only so many prompts.", min=2)] = 4,
+    method: Annotated[list[str] | None, option("Repeatable; by default those that suit the temperature.")] = None,
     ks: Annotated[
         list[int] | None,
         typer.Option(
             "--k",
             "-k",
-            help="Numbers of draft tokens in a round to choose from; repeatable. By default 1 to 6, "
-            "and 4 to 32 with an n-gram drafter.",
+            help="Numbers of draft tokens in a round to choose from; repeatable. "
+            "By default 1 to 6, and 4 to 32 with an n-gram drafter.",
         ),
     ] = None,
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = 48,
     as_json: AsJson = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a picture: speed against the number of draft tokens.")
-    ] = None,
+    plot: Annotated[Path | None, option("Write a picture: speed against the number of draft tokens.", "FILE")] = None,
 ) -> None:
     """Measure drafters for a target, and say which one to use, with which method and how many draft tokens."""
     from crossdraft.bench.harness import prompts_of
@@ -192,8 +183,8 @@ def select(
 
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
     methods, numbers = tuple(method or ()), tuple(ks or ())
-    choosing = command.Choosing(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens)
-    command.select(choosing, as_json, plot)
+    selection = command.Selection(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens)
+    command.select(selection, as_json, plot)
 
 
 @app.command()
@@ -230,10 +221,8 @@ def timeline(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write: a page (.html) or a picture (.png, .svg, .pdf).")
     ],
-    first: Annotated[int, typer.Option(min=1, help="First round to show.")] = 1,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Number of rounds to show; a page has all, and shows so many at first.")
-    ] = 15,
+    first: Annotated[int, option("First round to show.", min=1)] = 1,
+    rounds: Annotated[int, option("Number of rounds to show; a page has all, and shows so many at first.", min=1)] = 15,
 ) -> None:
     """Draw a flight record as a timeline. It shows who worked when, and which messages were under way."""
     from crossdraft.cli import trace as command
@@ -268,10 +257,8 @@ def certs(options: CertsOptions) -> None:
 def deploy(
     configuration: Annotated[Path, typer.Argument(help="A YAML file, such as deploy/crossdraft.yaml.")],
     address: Cluster = "auto",
-    check: Annotated[bool, typer.Option("--check", help="Only check the file, and deploy nothing.")] = False,
-    wait_seconds: Annotated[
-        float, typer.Option(min=0, help="How long to wait for nodes that are still starting.")
-    ] = 120.0,
+    check: Annotated[bool, option("Only check the file, and deploy nothing.", flag="--check")] = False,
+    wait_seconds: Annotated[float, option("How long to wait for nodes that are still starting.", min=0)] = 120.0,
 ) -> None:
     """Serve models on a running Ray cluster.
 
@@ -321,8 +308,8 @@ def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: Service
 @grouped
 def serve_ngram(
     *,
-    max_ngram: Annotated[int, typer.Option(help="Max bytes that are matched.")] = 24,
-    min_ngram: Annotated[int, typer.Option(help="Min bytes that must match.")] = 4,
+    max_ngram: Annotated[int, option("Max bytes that are matched.")] = 24,
+    min_ngram: Annotated[int, option("Min bytes that must match.")] = 4,
     service: ServiceOptions,
 ) -> None:
     """Serve a drafter without a model (prompt lookup). It copies what followed the last bytes earlier in the text.
@@ -341,10 +328,10 @@ def serve_http(
     api: ApiOptions,
     port: Port = 8000,
     grpc_port: Annotated[
-        int | None, typer.Option(help="Serve crossdraft.v1.Generation over gRPC there, too; 0 picks a free port.")
+        int | None, option("Serve crossdraft.v1.Generation over gRPC there, too; 0 picks a free port.")
     ] = None,
-    max_choices: Annotated[int, typer.Option(help="Max outputs of one request.")] = 32,
-    max_body_mib: Annotated[float, typer.Option(help="Max size of a request, in MiB.")] = 4.0,
+    max_choices: Annotated[int, option("Max outputs of one request.")] = 32,
+    max_body_mib: Annotated[float, option("Max size of a request, in MiB.")] = 4.0,
 ) -> None:
     """Serve OpenAI's HTTP API. TLS with its clients is set by --ssl-..., with targets and drafters by --tls-...."""
     from crossdraft.cli import serve as command
@@ -358,7 +345,7 @@ def serve_grpc(
     *,
     api: ApiOptions,
     port: Port = 8001,
-    max_message_mib: Annotated[int, typer.Option(help="Max size of a request, in MiB.")] = 4,
+    max_message_mib: Annotated[int, option("Max size of a request, in MiB.")] = 4,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Serve an API over gRPC, crossdraft.v1.Generation. TLS is set as for `serve http`, by --ssl-... and --tls-...."""

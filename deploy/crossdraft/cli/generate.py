@@ -13,6 +13,7 @@ from crossdraft.engine.names import ModelLoadError, source_of
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
 from crossdraft.serving.client import Client
+from crossdraft.session.resolution import requested_method
 
 NO_DRAFTER = "none"
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
@@ -30,7 +31,7 @@ def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest
             options.presence_penalty,
             logit_bias=logit_biases(options.logit_bias or ()),
         )
-        return GenerationRequest(
+        request = GenerationRequest(
             read_prompt(prompt),
             method=options.method,
             k=options.k,
@@ -52,6 +53,8 @@ def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest
             explain=options.explain,
             record=options.record,
         )
+        requested_method(request)  # refuses, before anything is started, what no pair of models could do
+    return request
 
 
 def generate(

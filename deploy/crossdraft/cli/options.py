@@ -17,17 +17,21 @@ from crossdraft.serving.logs import LogFormat, LogLevel
 if TYPE_CHECKING:
     from crossdraft.rpc.security import FrontFiles, TlsFiles
 
-Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all interfaces.")]
-Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one, which the ready line names.")]
+
+def option(help: str, metavar: str | None = None, flag: str | None = None, **more: Any) -> Any:
+    """An option of typer's; `flag` where its name does not follow from the parameter's."""
+    return typer.Option(*(() if flag is None else (flag,)), help=help, metavar=metavar, **more)
+
+
+Host = Annotated[str, option("Address to listen on; 0.0.0.0 listens on all interfaces.")]
+Port = Annotated[int, option("Port to listen on; 0 picks a free one, which the ready line names.")]
 MetricsPort = Annotated[
-    int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics over plain HTTP there; 0 picks a free one.")
+    int | None, option("Serve Prometheus metrics over plain HTTP there; 0 picks a free one.", "PORT")
 ]
 UntilStdinEnds = Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)]
-MaxTokens = Annotated[int, typer.Option(help="Max tokens to generate.")]
-Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
-ApiKey = Annotated[
-    str, typer.Option(metavar="KEY", envvar="CROSSDRAFT_API_KEY", help="API key of the server.", show_envvar=True)
-]
+MaxTokens = Annotated[int, option("Max tokens to generate.")]
+Temperature = Annotated[float, option("Sampling temperature; 0 is greedy.")]
+ApiKey = Annotated[str, option("API key of the server.", "KEY", envvar="CROSSDRAFT_API_KEY", show_envvar=True)]
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -76,13 +80,9 @@ def _value(name: str, type_: Any, given: Mapping[str, Any]) -> Any:
 class TlsOptions:
     """Mutual TLS with services."""
 
-    tls_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate of the CA that signed the other side's.")
-    ] = None
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="This side's certificate; see `crossdraft certs`.")
-    ] = None
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of --tls-cert.")] = None
+    tls_ca: Annotated[Path | None, option("Certificate of the CA that signed the other side's.", "FILE")] = None
+    tls_cert: Annotated[Path | None, option("This side's certificate; see `crossdraft certs`.", "FILE")] = None
+    tls_key: Annotated[Path | None, option("The key of --tls-cert.", "FILE")] = None
 
     def files(self) -> "TlsFiles | None":
         """The three files, or None if none was given; raises Misused if one is missing or cannot be used."""
@@ -103,9 +103,9 @@ class ServerCertificate:
     """TLS with clients; the options are named as vLLM's and uvicorn's."""
 
     ssl_certfile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate for clients; by default nothing is encrypted.")
+        Path | None, option("Certificate for clients; by default nothing is encrypted.", "FILE")
     ] = None
-    ssl_keyfile: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of --ssl-certfile.")] = None
+    ssl_keyfile: Annotated[Path | None, option("The key of --ssl-certfile.", "FILE")] = None
 
     def files(self) -> "FrontFiles | None":
         """Both files, or None if none was given; raises Misused if one is missing or cannot be used."""
@@ -125,39 +125,36 @@ class ServerCertificate:
 class LogOptions:
     """What a server logs."""
 
-    log_format: Annotated[
-        LogFormat, typer.Option(help="Format of the log on standard error; json is one object a line.")
-    ] = LogFormat.PLAIN
-    log_level: Annotated[LogLevel, typer.Option(help="Lowest level that is logged.")] = LogLevel.INFO
+    log_format: Annotated[LogFormat, option("Format of the log on standard error; json is one object a line.")] = (
+        LogFormat.PLAIN
+    )
+    log_level: Annotated[LogLevel, option("Lowest level that is logged.")] = LogLevel.INFO
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
     """Which model a service runs, and with what."""
 
-    model: Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")]
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
-    device: Annotated[str, typer.Option(help="A torch device, such as cuda:0.")] = "cpu"
+    model: Annotated[str, option("A folder, a hub id, or bundled:NAME.")]
+    dtype: Annotated[str, option("auto, float32, bfloat16 or float16.")] = "auto"
+    device: Annotated[str, option("A torch device, such as cuda:0.")] = "cpu"
     cache_mib: Annotated[
-        int,
-        typer.Option(
-            envvar="CROSSDRAFT_CACHE_MIB", help="Size of the KV cache in MiB, allocated at start.", show_envvar=True
-        ),
+        int, option("Size of the KV cache in MiB, allocated at start.", envvar="CROSSDRAFT_CACHE_MIB", show_envvar=True)
     ] = 512
     enable_prefix_caching: Annotated[
         bool,
-        typer.Option(
-            "--enable-prefix-caching/--no-enable-prefix-caching",
-            help="Reuse the KV cache of a session for another one that begins with the same text.",
+        option(
+            "Reuse the KV cache of a session for another one that begins with the same text.",
+            flag="--enable-prefix-caching/--no-enable-prefix-caching",
         ),
     ] = True
-    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Do not use CUDA graphs.")] = False
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Max tokens of a session; by default the model's context length.")
-    ] = None
-    threads: Annotated[int | None, typer.Option(help="Threads of torch; by default torch decides.")] = None
+    enforce_eager: Annotated[bool, option("Do not use CUDA graphs.", flag="--enforce-eager")] = False
+    max_model_len: Annotated[int | None, option("Max tokens of a session; by default the model's context length.")] = (
+        None
+    )
+    threads: Annotated[int | None, option("Threads of torch; by default torch decides.")] = None
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+        bool, option("Run Python code that comes with the model.", flag="--trust-remote-code")
     ] = False
 
 
@@ -165,18 +162,10 @@ class ModelChoice:
 class DrafterOptions:
     """What only drafters with a model have."""
 
-    vocab_keep: Annotated[
-        int | None, typer.Option(metavar="N", help="Keep only the N most frequent tokens in the model's head.")
-    ] = None
-    frequencies: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For --vocab-keep: written by `crossdraft frequencies`.")
-    ] = None
-    affinity: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For the method rdk: written by `crossdraft affinity`.")
-    ] = None
-    logit_noise: Annotated[
-        float, typer.Option(metavar="SIGMA", help="For benchmarks: standard deviation of noise on the logits.")
-    ] = 0.0
+    vocab_keep: Annotated[int | None, option("Keep only the N most frequent tokens in the model's head.", "N")] = None
+    frequencies: Annotated[Path | None, option("For --vocab-keep: written by `crossdraft frequencies`.", "FILE")] = None
+    affinity: Annotated[Path | None, option("For the method rdk: written by `crossdraft affinity`.", "FILE")] = None
+    logit_noise: Annotated[float, option("For benchmarks: standard deviation of noise on the logits.", "SIGMA")] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,18 +174,16 @@ class ServiceOptions:
 
     host: Host = "127.0.0.1"
     port: Port = 0
-    max_message_mib: Annotated[int, typer.Option(help="Max size of a message, in MiB.")] = 32
-    grace_seconds: Annotated[float, typer.Option(help="How long open sessions may go on after SIGTERM.")] = 10.0
-    pace: Annotated[
-        str | None, typer.Option(metavar="A,B", help="For benchmarks: a step of n tokens takes at least A + B n ms.")
-    ] = None
+    max_message_mib: Annotated[int, option("Max size of a message, in MiB.")] = 32
+    grace_seconds: Annotated[float, option("How long open sessions may go on after SIGTERM.")] = 10.0
+    pace: Annotated[str | None, option("For benchmarks: a step of n tokens takes at least A + B n ms.", "A,B")] = None
     tls: TlsOptions
-    max_sessions: Annotated[int, typer.Option(help="Max open sessions; further sessions are refused.")] = 1024
+    max_sessions: Annotated[int, option("Max open sessions; further sessions are refused.")] = 1024
     max_sessions_per_peer: Annotated[
         int | None,
-        typer.Option(help="Likewise for one client certificate, or for one address without TLS; by default no limit."),
+        option("Likewise for one client certificate, or one address without TLS; by default --max-sessions."),
     ] = None
-    idle_seconds: Annotated[float, typer.Option(help="A session without messages for so long is ended.")] = 600.0
+    idle_seconds: Annotated[float, option("A session without messages for so long is ended.")] = 600.0
     metrics_port: MetricsPort = None
     log: LogOptions
     until_stdin_ends: UntilStdinEnds = False
@@ -207,40 +194,30 @@ class ApiOptions:
     """What the HTTP and the gRPC API have in common: what they generate with, for whom, and how much."""
 
     target: Annotated[
-        list[str],
-        typer.Option(metavar="HOST:PORT,...", help="Targets, all of the same model; comma-separated or repeated."),
+        list[str], option("Targets, all of the same model; comma-separated or repeated.", "HOST:PORT,...")
     ]
-    model: Annotated[str, typer.Option(metavar="NAME", help="Name of the model in the API.")]
+    model: Annotated[str, option("Name of the model in the API.", "NAME")]
     drafter: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=HOST:PORT,...", help="Drafters of one kind, and their name; repeatable. The first is default."
-        ),
+        option("Drafters of one kind, and their name; repeatable. The first is default.", "NAME=HOST:PORT,..."),
     ] = None
     untrusted_drafter: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Use this drafter only with methods whose output no drafter can change; repeatable.",
-        ),
+        option("Use this drafter only with methods whose output no drafter can change; repeatable.", "NAME"),
     ] = None
     host: Host = "127.0.0.1"
     api_keys: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A name and an API key on each line; by default no key is needed."),
+        Path | None, option("A name and an API key on each line; by default no key is needed.", "FILE")
     ] = None
     max_outputs: Annotated[
-        int,
-        typer.Option(help="Max outputs at once; further requests are refused (HTTP 429, gRPC RESOURCE_EXHAUSTED)."),
+        int, option("Max outputs at once; further requests are refused (HTTP 429, gRPC RESOURCE_EXHAUSTED).")
     ] = 64
     rate: Annotated[
-        float | None, typer.Option(help="Max requests per minute of each API key, or of each address without keys.")
+        float | None, option("Max requests per minute of each API key, or of each address without keys.")
     ] = None
-    burst: Annotated[int, typer.Option(help="Requests within --rate that may come at once.")] = 10
-    stalled_seconds: Annotated[
-        float, typer.Option(help="Abort the output of a client that has read nothing for so long.")
-    ] = 60.0
-    grace_seconds: Annotated[float, typer.Option(help="How long open requests may go on after SIGTERM.")] = 30.0
+    burst: Annotated[int, option("Requests within --rate that may come at once.")] = 10
+    stalled_seconds: Annotated[float, option("Abort the output of a client that has read nothing for so long.")] = 60.0
+    grace_seconds: Annotated[float, option("How long open requests may go on after SIGTERM.")] = 30.0
     ssl: ServerCertificate
     tls: TlsOptions
     log: LogOptions
@@ -260,30 +237,20 @@ class WhereToGenerate:
     """Which services or which server generate."""
 
     target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT,...", help="Targets, all of the same model; by default a bundled one is started."
-        ),
+        str | None, option("Targets, all of the same model; by default a bundled one is started.", "HOST:PORT,...")
     ] = None
     drafter: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT,...",
-            help="Drafters, or none to decode without one; by default a bundled one is started.",
-        ),
+        option("Drafters, or none to decode without one; by default a bundled one is started.", "HOST:PORT,..."),
     ] = None
     untrusted_drafter: Annotated[
-        bool, typer.Option("--untrusted-drafter", help="Use only methods whose output no drafter can change.")
+        bool, option("Use only methods whose output no drafter can change.", flag="--untrusted-drafter")
     ] = False
     server: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Generate on a `crossdraft serve grpc` server; --drafter is then a name it knows."
-        ),
+        option("Generate on a `crossdraft serve grpc` server; --drafter is then a name it knows.", "HOST:PORT"),
     ] = None
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model of the --server; by default its only one.")
-    ] = None
+    model: Annotated[str | None, option("Model of the --server; by default its only one.", "NAME")] = None
     api_key: ApiKey = ""
     tls: TlsOptions = TlsOptions()
 
@@ -293,55 +260,45 @@ class RequestOptions:
     """What is generated, and how; the fields are those of `types.request.GenerationRequest`."""
 
     method: Annotated[
-        str | None, typer.Option(help=f"{', '.join(METHODS)}; by default the best for the models and the temperature.")
+        str | None, option(f"{', '.join(METHODS)}; by default the best for the models and the temperature.")
     ] = None
-    k: Annotated[int, typer.Option("-k", help="Draft tokens in a lock-step round.")] = 5
+    k: Annotated[int, option("Draft tokens in a lock-step round.", flag="-k")] = 5
     max_tokens: MaxTokens = 128
     temperature: Temperature = 1.0
-    seed: Annotated[int | None, typer.Option(help="Random seed; makes the output repeatable.")] = None
-    top_k: Annotated[int, typer.Option(help="Sample among so many of the most probable tokens; 0 is all.")] = 0
-    top_p: Annotated[
-        float, typer.Option(help="Sample among the most probable tokens up to this total probability; 1 is all.")
-    ] = 1.0
+    seed: Annotated[int | None, option("Random seed; makes the output repeatable.")] = None
+    top_k: Annotated[int, option("Sample among so many of the most probable tokens; 0 is all.")] = 0
+    top_p: Annotated[float, option("Sample among the most probable tokens up to this total probability; 1 is all.")] = (
+        1.0
+    )
     min_p: Annotated[
-        float, typer.Option(help="Sample among tokens at least so probable, relative to the most probable; 0 is all.")
+        float, option("Sample among tokens at least so probable, relative to the most probable; 0 is all.")
     ] = 0.0
-    repetition_penalty: Annotated[float, typer.Option(help="As in transformers; 1 is none.")] = 1.0
-    presence_penalty: Annotated[float, typer.Option(help="As in vLLM; 0 is none.")] = 0.0
-    logit_bias: Annotated[
-        list[str] | None, typer.Option(metavar="ID:BIAS", help="Added to the logit of a token; repeatable.")
-    ] = None
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="End the output before this text; repeatable.")
-    ] = None
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-sequence token.")] = False
-    drafter_temperature: Annotated[
-        float | None, typer.Option(help="Temperature of the drafter; by default the target's.")
-    ] = None
+    repetition_penalty: Annotated[float, option("As in transformers; 1 is none.")] = 1.0
+    presence_penalty: Annotated[float, option("As in vLLM; 0 is none.")] = 0.0
+    logit_bias: Annotated[list[str] | None, option("Added to the logit of a token; repeatable.", "ID:BIAS")] = None
+    stop: Annotated[list[str] | None, option("End the output before this text; repeatable.", "TEXT")] = None
+    ignore_eos: Annotated[bool, option("Go on after the end-of-sequence token.", flag="--ignore-eos")] = False
+    drafter_temperature: Annotated[float | None, option("Temperature of the drafter; by default the target's.")] = None
     allow_inexact: Annotated[
-        bool, typer.Option("--allow-inexact", help="Allow methods whose output has not the target's distribution.")
+        bool, option("Allow methods whose output has not the target's distribution.", flag="--allow-inexact")
     ] = False
     audit: Annotated[
-        bool, typer.Option("--audit", help="Check that the drafter draws its tokens from the rows that it sends.")
+        bool, option("Check that the drafter draws its tokens from the rows that it sends.", flag="--audit")
     ] = False
     overlap: Annotated[
-        Overlaps,
-        typer.Option(help="Draft on while the target verifies; off is lock-step, rounds of -k draft tokens."),
+        Overlaps, option("Draft on while the target verifies; off is lock-step, rounds of -k draft tokens.")
     ] = Overlaps.AUTO
-    window: Annotated[int | None, typer.Option(help="Max draft tokens ahead of what is verified.")] = None
-    wait: Annotated[int | None, typer.Option(help="Draft tokens that a pass of the target waits for.")] = None
-    branches: Annotated[
-        int | None, typer.Option(help="Draft tokens in each prepared continuation; 0 prepares none.")
-    ] = None
-    branch_width: Annotated[int | None, typer.Option(help="Prepared continuations for each draft token.")] = None
-    paths: Annotated[int, typer.Option(help="Max paths of a token tree in one pass; 1 is a chain.")] = 2
+    window: Annotated[int | None, option("Max draft tokens ahead of what is verified.")] = None
+    wait: Annotated[int | None, option("Draft tokens that a pass of the target waits for.")] = None
+    branches: Annotated[int | None, option("Draft tokens in each prepared continuation; 0 prepares none.")] = None
+    branch_width: Annotated[int | None, option("Prepared continuations for each draft token.")] = None
+    paths: Annotated[int, option("Max paths of a token tree in one pass; 1 is a chain.")] = 2
     speculation: Annotated[
-        bool, typer.Option("--speculation", help="With two targets, start a pass before the one before has returned.")
+        bool, option("With two targets, start a pass before the one before has returned.", flag="--speculation")
     ] = False
-    explain: Annotated[bool, typer.Option("--explain", help="Show what the controller decided, and why.")] = False
+    explain: Annotated[bool, option("Show what the controller decided, and why.", flag="--explain")] = False
     record: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a flight record, for `crossdraft replay` and `crossdraft timeline`."),
+        Path | None, option("Write a flight record, for `crossdraft replay` and `crossdraft timeline`.", "FILE")
     ] = None
 
 
@@ -360,17 +317,14 @@ class CertsOptions:
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Keep it private: the CA's key is in it.")]
     host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME,...", help="A host: its names and addresses, comma-separated. Repeat it for more hosts."
-        ),
+        option("A host: its names and addresses, comma-separated. Repeat it for more hosts.", "NAME,..."),
     ] = None
     use: Annotated[
-        Uses | None,
-        typer.Option(help="Whether the host serves, connects to services, or both; untrusted drafters only serve."),
+        Uses | None, option("Whether the host serves, connects to services, or both; untrusted drafters only serve.")
     ] = None
-    days: Annotated[int, typer.Option(help="How many days the certificates are valid.")] = 365
+    days: Annotated[int, option("How many days the certificates are valid.")] = 365
     renew: Annotated[
-        bool, typer.Option("--renew", help="Replace certificates and keys: of all hosts, or of each --host.")
+        bool, option("Replace certificates and keys: of all hosts, or of each --host.", flag="--renew")
     ] = False
 
 
@@ -387,18 +341,12 @@ class Kinds(StrEnum):
 class AffinityOptions:
     """How an affinity matrix is made; None is what was not given, as not every kind takes every option."""
 
-    kind: Annotated[Kinds, typer.Option(help="How the matrix is made; docs/rdk.md compares the kinds.")] = Kinds.ALIGNED
-    neighbours: Annotated[
-        int | None, typer.Option(min=1, help="Max target tokens of each draft token; by default 64.")
-    ] = None
-    keep: Annotated[
-        float | None, typer.Option(help="Share of its probability that each shared token keeps; by default 0.")
-    ] = None
-    window: Annotated[
-        int | None, typer.Option(min=2, help="For co-occurrence: target tokens in a window; by default 8.")
-    ] = None
+    kind: Annotated[Kinds, option("How the matrix is made; docs/rdk.md compares the kinds.")] = Kinds.ALIGNED
+    neighbours: Annotated[int | None, option("Max target tokens of each draft token; by default 64.", min=1)] = None
+    keep: Annotated[float | None, option("Share of its probability that each shared token keeps; by default 0.")] = None
+    window: Annotated[int | None, option("For co-occurrence: target tokens in a window; by default 8.", min=2)] = None
     temperature: Annotated[
-        float | None, typer.Option(help="For co-occurrence: temperature of the softmax; by default 0.0001.")
+        float | None, option("For co-occurrence: temperature of the softmax; by default 0.0001.")
     ] = None
 
 
@@ -420,12 +368,10 @@ class Over(StrEnum):
 class ExistingServers:
     """Servers and services that run already, for a load test."""
 
-    url: Annotated[str, typer.Option(help="An HTTP server to test, such as http://127.0.0.1:8000.")] = ""
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="A gRPC server to test.")] = ""
-    target: Annotated[
-        str, typer.Option(metavar="HOST:PORT,...", help="Targets, to test a pipeline in this process.")
-    ] = ""
-    drafter: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Drafters of that pipeline.")] = ""
+    url: Annotated[str, option("An HTTP server to test, such as http://127.0.0.1:8000.")] = ""
+    server: Annotated[str, option("A gRPC server to test.", "HOST:PORT")] = ""
+    target: Annotated[str, option("Targets, to test a pipeline in this process.", "HOST:PORT,...")] = ""
+    drafter: Annotated[str, option("Drafters of that pipeline.", "HOST:PORT,...")] = ""
     api_key: ApiKey = ""
     tls: TlsOptions = TlsOptions()
 
@@ -435,51 +381,43 @@ class StartedServices:
     """What a load test starts if it is given no address."""
 
     delay_ms: Annotated[
-        str | None,
-        typer.Option(metavar="MS,...", help="Emulate a network with this one-way delay; several are tested in turn."),
+        str | None, option("Emulate a network with this one-way delay; several are tested in turn.", "MS,...")
     ] = None
-    far: Annotated[list[Far], typer.Option(help="Which service is that far away; repeatable.")] = field(
+    far: Annotated[list[Far], option("Which service is that far away; repeatable.")] = field(
         default_factory=lambda: [Far.DRAFTER]
     )
-    over: Annotated[list[Over], typer.Option(help="Which API of the started server is tested; repeatable.")] = field(
+    over: Annotated[list[Over], option("Which API of the started server is tested; repeatable.")] = field(
         default_factory=lambda: [Over.HTTP]
     )
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Compare with a pipeline in this process, without a server.")
-    ] = False
-    target_model: Annotated[str, typer.Option(help="Target to start: a folder, a hub id, or bundled:NAME.")] = (
-        ModelNames.target
+    compare: Annotated[bool, option("Compare with a pipeline in this process, without a server.", flag="--compare")] = (
+        False
     )
-    drafter_model: Annotated[str, typer.Option(help="Drafter to start, likewise.")] = ModelNames.drafter
+    target_model: Annotated[str, option("Target to start: a folder, a hub id, or bundled:NAME.")] = ModelNames.target
+    drafter_model: Annotated[str, option("Drafter to start, likewise.")] = ModelNames.drafter
     pace_target: Annotated[
-        str | None, typer.Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
+        str | None, option("A pass of the target over n tokens takes at least A + B n ms.", "A,B")
     ] = None
-    pace_drafter: Annotated[str | None, typer.Option(metavar="A,B", help="Likewise a step of the drafter.")] = None
+    pace_drafter: Annotated[str | None, option("Likewise a step of the drafter.", "A,B")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """When a load test sends how many requests."""
 
-    rate: Annotated[
-        float | None, typer.Option(help="Requests per second, at random (Poisson) times: an open-loop load.")
-    ] = None
+    rate: Annotated[float | None, option("Requests per second, at random (Poisson) times: an open-loop load.")] = None
     clients: Annotated[
         int | None,
-        typer.Option(
-            help="Clients that each wait for a reply before the next request: a closed loop, by default of 2."
-        ),
+        option("Clients that each wait for a reply before the next request: a closed loop, by default of 2."),
     ] = None
     max_concurrency: Annotated[
-        int | None,
-        typer.Option(help="With --rate: max requests at once; further ones wait, which counts in their latency."),
+        int | None, option("With --rate: max requests at once; further ones wait, which counts in their latency.")
     ] = None
     most_at_once: Annotated[int | None, typer.Option(hidden=True)] = None  # the old name of --max-concurrency
-    requests: Annotated[int, typer.Option(help="Requests for each API and delay.")] = 24
-    warm_up: Annotated[int, typer.Option(help="Requests before these, which do not count.")] = 2
-    repeat: Annotated[int, typer.Option(help="Send all requests so often, the APIs taking turns.")] = 1
-    timeout: Annotated[float, typer.Option(help="Seconds after which a request counts as failed.")] = 120.0
-    seed: Annotated[int, typer.Option(help="Random seed of arrival times, and of outputs if --method takes one.")] = 0
+    requests: Annotated[int, option("Requests for each API and delay.")] = 24
+    warm_up: Annotated[int, option("Requests before these, which do not count.")] = 2
+    repeat: Annotated[int, option("Send all requests so often, the APIs taking turns.")] = 1
+    timeout: Annotated[float, option("Seconds after which a request counts as failed.")] = 120.0
+    seed: Annotated[int, option("Random seed of arrival times, and of outputs if --method takes one.")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,35 +425,27 @@ class LoadRequests:
     """What a load test asks for."""
 
     prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="JSON lines with `text`, `turns` or `messages`; by default 36 bundled prompts."
-        ),
+        Path | None, option("JSON lines with `text`, `turns` or `messages`; by default 36 bundled prompts.", "FILE")
     ] = None
     max_tokens: MaxTokens = 64
     temperature: Temperature = 0.0
-    method: Annotated[str | None, typer.Option(help="By default the server chooses.")] = None
-    model: Annotated[str, typer.Option(metavar="NAME", help="Model of the server; by default its only one.")] = ""
-    use_drafter: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Drafter of the server, or none; by default its first one.")
-    ] = None
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate up to --max-tokens in any case.")] = False
+    method: Annotated[str | None, option("By default the server chooses.")] = None
+    model: Annotated[str, option("Model of the server; by default its only one.", "NAME")] = ""
+    use_drafter: Annotated[str | None, option("Drafter of the server, or none; by default its first one.", "NAME")] = (
+        None
+    )
+    ignore_eos: Annotated[bool, option("Generate up to --max-tokens in any case.", flag="--ignore-eos")] = False
     trace: Annotated[
-        bool,
-        typer.Option("--trace/--no-trace", help="Ask for each output's costs; only crossdraft's servers answer that."),
+        bool, option("Ask for each output's costs; only crossdraft's servers answer that.", flag="--trace/--no-trace")
     ] = True
-    ttft_ms: Annotated[
-        float | None, typer.Option(help="For goodput: max time to the first token, in milliseconds.")
-    ] = None
-    tpot_ms: Annotated[
-        float | None, typer.Option(help="For goodput: max time per token after the first, in milliseconds.")
-    ] = None
+    ttft_ms: Annotated[float | None, option("For goodput: max time to the first token, in milliseconds.")] = None
+    tpot_ms: Annotated[float | None, option("For goodput: max time per token after the first, in milliseconds.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadFiles:
     """What a load test writes besides its tables."""
 
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the whole report.")] = None
-    csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a line per request.")] = None
-    picture: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write a picture.")] = None
+    json_file: Annotated[Path | None, option("Write the whole report.", "FILE", flag="--json")] = None
+    csv_file: Annotated[Path | None, option("Write a line per request.", "FILE", flag="--csv")] = None
+    picture: Annotated[Path | None, option("Write a picture.", "FILE", flag="--plot")] = None
