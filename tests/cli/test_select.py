@@ -36,17 +36,11 @@ def test_fewer_draft_tokens_yield_less_and_cost_less() -> None:
     assert ROUNDS.best((1, 2, 3, 4), PLAIN) == 2  # 1.304, 1.346, 1.339, 1.25
     assert replace(ROUNDS, draft_token_seconds=1.0).best((1, 2, 3, 4), PLAIN) == 1
     assert replace(ROUNDS, draft_token_seconds=0.0).best((1, 2, 3, 4), PLAIN) == 4
-
-
-def test_fewer_draft_tokens_need_fewer_passes() -> None:
-    missing = replace(ROUNDS, passes=1.4)
+    missing = replace(ROUNDS, passes=1.4)  # with row misses, which are fewer, too
     assert missing.seconds_with(4, PLAIN) == pytest.approx(1.4 * 1.0 + 4 * 0.1 + 0.2)
     assert missing.seconds_with(1, PLAIN) == pytest.approx(1.1 * 0.85 + 0.1 + 0.2)
-
-
-def test_a_drafter_that_is_never_right_yields_one_token() -> None:
-    useless = replace(ROUNDS, tokens=1.0, accepted_at=(0.0, 0.0, 0.0, 0.0))
-    assert [useless.tokens_with(k) for k in (1, 4)] == [1.0, 1.0]
+    never_right = replace(ROUNDS, tokens=1.0, accepted_at=(0.0, 0.0, 0.0, 0.0))
+    assert [never_right.tokens_with(k) for k in (1, 4)] == [1.0, 1.0]
 
 
 def test_rounds_are_sums_over_generations() -> None:
@@ -62,7 +56,7 @@ def test_rounds_are_sums_over_generations() -> None:
     assert (plain.step_seconds, plain.pass_seconds) == pytest.approx((0.3, 0.2))
 
 
-def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none() -> None:
+def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none_beyond_chance() -> None:
     slower = replace(CANDIDATE, method="tli", measured=1.1, error=0.05)
     assert best_of([slower, CANDIDATE]) == CANDIDATE
     assert advice([slower, CANDIDATE]).startswith("Use bundled:b with method slem and K = 3: 1.25 ± 0.10 times as fast")
@@ -73,17 +67,11 @@ def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none() -> None:
     assert "measure more prompts" not in advice(useless)
     assert best_of([]) is None
     assert advice([]) == "None helps: no method can be used with these drafters."
-
-
-def test_a_gain_that_may_be_chance_is_not_called_useless() -> None:
     doubtful = replace(CANDIDATE, measured=1.29, error=0.5)
     said = advice([doubtful, replace(CANDIDATE, method="tli", measured=0.9)])
     assert best_of([doubtful]) is None
-    assert said.startswith(
-        "None is shown to help: the best, bundled:b with method slem and K = 3, is 1.29 ± 0.50 times"
-    )
+    assert said.startswith("None is shown to help: the best, bundled:b with method slem and K = 3, is 1.29 ± 0.50")
     assert "may be chance: measure more prompts (--limit)" in said
-    assert "None helps" not in said
 
 
 def test_services_go_by_the_names_of_their_models_unless_these_coincide() -> None:
@@ -145,16 +133,12 @@ def test_a_table_for_people(cli: Cli, pair: tuple[str, ...], prompts_file: Path)
     [
         (("--prompts", "nowhere.jsonl"), 2, "cannot read the prompts"),
         (("--prompts", "empty.jsonl"), 2, "has no prompts"),
-        (("--limit", "1"), 2, "Invalid value for '--limit'"),
         (("--prompts", "broken.jsonl"), 2, "prompt 1: not JSON"),
         (("--prompts", "bin.dat"), 2, "bin.dat is not UTF-8"),
         (("--method", "guess"), 2, "unknown method 'guess'"),
         (("-k", "0"), 2, "k must be between"),
-        (("--temperature", "-1"), 2, "temperature must be 0 or more"),
-        (("--plot", "picture.txt"), 2, "--plot writes .png"),
         (("--plot", "nowhere/picture.png"), 2, "there is no folder nowhere"),
         (("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1"), 1, "127.0.0.1:1"),
-        (("--target", "./nowhere"), 1, "the target did not start: there is no folder ./nowhere"),
     ],
 )
 def test_what_cannot_be_done_is_said(

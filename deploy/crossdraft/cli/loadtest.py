@@ -1,9 +1,9 @@
-"""`crossdraft loadtest`: requests on a schedule, and what became of them."""
+"""`crossdraft loadtest`: sends requests on a schedule, to servers that run or that it starts, and measures them."""
 
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,12 +27,12 @@ from crossdraft.cli.options import (
 from crossdraft.client import connect
 from crossdraft.console.processes import running
 from crossdraft.console.running import (
-    COLUMNS,
     STARTS_PROCESSES,
     CommandFailed,
     Misused,
     check_output,
     checked_options,
+    print_whole,
     run_to_end,
 )
 from crossdraft.loadtest import prompts
@@ -71,13 +71,17 @@ def loadtest(
             raise Misused("--compare and --delay-ms are for services that are started; give --target beside --url")
         staging = Addressed(servers)
     else:
-        staging = Started(services, delays_of(services.delay_ms or "0"), max(MIN_OUTPUTS, load.requests))
+        models = (
+            Served(services.target_model, services.pace_target),
+            Served(services.drafter_model, services.pace_drafter),
+        )
+        staging = Started(services, *models, delays_of(services.delay_ms or "0"), max(MIN_OUTPUTS, load.requests))
     run_to_end(LoadTest(plan, staging, files).run(), STARTS_PROCESSES)
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Ways to have the same outputs made, under one delay."""
+    """Where the same outputs can be made, under one delay."""
 
     delay_ms: float | None  # one way; None: nothing is emulated
     ways: Mapping[str, Way]  # by name
@@ -184,10 +188,10 @@ class LoadTest:
     files: LoadFiles
     runs: list[Run] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
-    faults: dict[str, str] = field(default_factory=dict)  # what the first error of each kind said
+    faults: dict[str, str] = field(default_factory=dict)  # kind of error -> text of its first occurrence
 
     async def run(self) -> None:
-        """All stages, then the report for people."""
+        """Runs all stages, then prints the report."""
         conditions = self.plan.conditions(self.staging.said)
         columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as self._progress:
@@ -195,7 +199,7 @@ class LoadTest:
             async with aclosing(self.staging.stages()) as stages:
                 async for stage in stages:
                     await self._stage(stage)
-                    _write(self._report(conditions), self.files)  # what there is survives an interruption
+                    _write(self._report(conditions), self.files)  # an interruption loses no finished stage
         show(self._report(conditions), self.faults)
         if all(not one.fine for run in self.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
@@ -207,8 +211,8 @@ class LoadTest:
         names = list(stage.ways)
         for number in range(self.plan.options.repeat):
             for place in rotated(len(names), number):
-                told = "" if stage.delay_ms is None else f", {stage.delay_ms:g} ms"
-                self._progress.reset(self._task, description=f"{names[place]}{told}", total=self.plan.options.requests)
+                delay = "" if stage.delay_ms is None else f", {stage.delay_ms:g} ms"
+                self._progress.reset(self._task, description=f"{names[place]}{delay}", total=self.plan.options.requests)
                 questions = self.plan.questions(self.plan.options.requests)
                 trial = self._trial(stage.ways[names[place]])
                 found[names[place]].append(await trial.run(self.plan.load, questions, self.plan.options.seed + number))
@@ -226,9 +230,9 @@ class LoadTest:
         self.faults.clear()
 
     def _trial(self, way: Way) -> Trial:
-        return Trial(way, self.plan.options.timeout, self._told)
+        return Trial(way, self.plan.options.timeout, self._ended)
 
-    def _told(self, timeline: Timeline, text: str) -> None:
+    def _ended(self, timeline: Timeline, text: str) -> None:
         self._progress.advance(self._task)
         if timeline.error:
             self.faults.setdefault(timeline.error, text)
@@ -248,21 +252,14 @@ class LoadTest:
 
 
 def show(report: Report, faults: dict[str, str]) -> None:
-    """Tables on stdout, what must not be overlooked on stderr."""
-    console, notes = Console(), Console(stderr=True)
-    if not console.is_terminal:
-        console = Console(width=_width(report.runs))
+    """Tables on stdout; notes and errors on stderr."""
     for table in tables_of(report):
-        console.print(table, highlight=False)
+        print_whole(table)
+    notes = Console(stderr=True)
     for note in notes_of(report):
         notes.print(note, highlight=False, soft_wrap=True)
     for kind, text in faults.items():
         notes.print(f"{kind}: {text}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _width(runs: Sequence[Run]) -> int:
-    """Of tables that go to a file or pipe, so that no cell is cut."""
-    return max(COLUMNS, 40 + 36 * len(runs))
 
 
 @dataclass(frozen=True)
@@ -288,7 +285,7 @@ class Addressed:
 
     @property
     def said(self) -> str:
-        """What was started: nothing."""
+        """What is started: nothing."""
         return ""
 
     async def stages(self) -> AsyncGenerator[Stage, None]:
@@ -310,17 +307,13 @@ class Addressed:
 
 @dataclass(frozen=True)
 class Started:
-    """Services that run as long as the test, and a server of their outputs in a process of its own. Raises Misused."""
+    """Services that run as long as the test, and a server that uses them in a process of its own."""
 
     options: StartedServices
+    target: Served
+    drafter: Served
     delays: tuple[float, ...]  # ms of a message to a far host, and of one back; the server is on this host
     max_outputs: int  # of the server
-    target: Served = field(init=False)
-    drafter: Served = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "target", Served(self.options.target_model, self.options.pace_target))
-        object.__setattr__(self, "drafter", Served(self.options.drafter_model, self.options.pace_drafter))
 
     @property
     def said(self) -> str:
@@ -348,8 +341,8 @@ class Started:
 
     async def _ways(self, stack: AsyncExitStack, target: Distant, drafter: Distant) -> dict[str, Way]:
         ways: dict[str, Way] = {}
-        front = Front(target.address, drafter.address, self.max_outputs)
-        (found,) = await stack.enter_async_context(running([front]))
+        server = ApiServer(target.address, drafter.address, self.max_outputs)
+        (found,) = await stack.enter_async_context(running([server]))
         if Over.HTTP in self.options.over:
             ways[HTTP] = await http(stack, f"http://{found.address}", "")
         if Over.GRPC in self.options.over:
@@ -360,16 +353,16 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Front:
+class ApiServer:
     """`crossdraft serve http`, with gRPC beside it, on any free ports."""
 
     target: str  # host:port
     drafter: str
     max_outputs: int
-    role: str = "front"
+    role: str = "server"
 
     def command(self) -> list[str]:
-        """As it would be typed. It ends with its standard input: were this process killed, it would end too."""
+        """As it would be typed. It ends with its standard input, also if this process is killed."""
         services = ["--target", self.target, "--drafter", f"{DRAFTER}={self.drafter}", "--model", MODEL]
         where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.max_outputs)]
         ends = ["--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning"]
