@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -34,13 +35,13 @@ def deploy(path: Path, address: str, check: bool, wait_seconds: float) -> None:
         from crossdraft.cluster.capacity import Waiting
 
         try:
-            cluster.deploy(configuration, Waiting(wait_seconds, _say))
+            cluster.deploy(configuration, Waiting(wait_seconds, partial(print, flush=True)))
         except ValueError as error:
             raise CommandFailed(str(error)) from error
     http, grpc = configuration.http, configuration.grpc
-    _say(f"HTTP at {http.host}:{http.port} of every node that has a replica of Ray Serve")
+    print(f"HTTP at {http.host}:{http.port} of every node that has a replica of Ray Serve")
     if grpc is not None:
-        _say(f"gRPC at port {grpc.port}; `crossdraft status` shows on which node")
+        print(f"gRPC at port {grpc.port}; `crossdraft status` shows on which node")
 
 
 def status(address: str, as_json: bool) -> None:
@@ -69,10 +70,6 @@ def undeploy(address: str) -> None:
         from crossdraft.cluster import deploy as cluster
 
         cluster.undeploy()
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _read(path: Path) -> Configuration:

@@ -270,9 +270,9 @@ class Addressed:
 
     def __post_init__(self) -> None:
         servers = self.servers
-        for name, given in (("--server", servers.server), ("--target", servers.target), ("--drafter", servers.drafter)):
-            if given:
-                check_addresses(name, given)
+        for name in ("server", "target", "drafter"):
+            if getattr(servers, name):
+                check_addresses(f"--{name}", getattr(servers, name))
         if servers.url:
             with checked_options():
                 Origin.parsed(servers.url)
@@ -318,12 +318,9 @@ class Started:
     @property
     def said(self) -> str:
         """What is started, and where."""
-        models = [
-            f"{role} {_described(served)}" for role, served in (("target", self.target), ("drafter", self.drafter))
-        ]
         far = " and ".join(sorted(set(self.options.far), reverse=True))
         away = f"; {far} at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way" if any(self.delays) else ""
-        return f"{models[0]}, {models[1]}{away}"
+        return f"target {_described(self.target)}, drafter {_described(self.drafter)}{away}"
 
     async def stages(self) -> AsyncGenerator[Stage, None]:
         """One for each delay, each with a server of its own. Raises ServiceError and CommandFailed."""

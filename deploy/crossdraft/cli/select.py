@@ -16,14 +16,11 @@ from operator import mul
 from pathlib import Path, PurePath
 from statistics import stdev
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from crossdraft.bench.acceptance import summed
 from crossdraft.bench.harness import Setting, SpeedCurve, check_picture, finished, plot_speeds, print_table
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Wanted, services, threads_each
-from crossdraft.console.running import STARTS_PROCESSES, Misused, checked_options, run_to_end
+from crossdraft.console.running import STARTS_PROCESSES, Misused, checked_options, counted, run_to_end
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.resolution import fault_of_pair
 from crossdraft.types.messages import Description
@@ -97,10 +94,8 @@ def select(selection: Selection, as_json: bool, plot: Path | None) -> None:
 async def _select(selection: Selection, as_json: bool, plot: Path | None) -> None:
     candidates: list[Candidate] = []
     skipped: list[Skipped] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        total = RUNS * len(selection.prompts) * len(selection.tried) * len(selection.drafters)
-        task = progress.add_task("starting", total=total)
+    total = RUNS * len(selection.prompts) * len(selection.tried) * len(selection.drafters)
+    with counted(total, "measuring") as advance:
         async with _running("target", selection.target) as target, connect(target) as plain:
             served = _named(selection.target, plain.models.target)
             for name in selection.drafters:
@@ -108,9 +103,7 @@ async def _select(selection: Selection, as_json: bool, plot: Path | None) -> Non
                     _running("drafter", name) as drafter,
                     connect(target, drafter, needs_drafter=True) as pipeline,
                 ):
-                    progress.update(task, description=short(name))
-                    pair = _Pair(selection, name, plain, pipeline, lambda count=1: progress.advance(task, count))
-                    await pair.measure(candidates, skipped)
+                    await _Pair(selection, name, plain, pipeline, advance).measure(candidates, skipped)
     candidates = with_distinct_names(candidates)
     title = f"Drafters for {short(served)}, temperature {selection.temperature:g}"
     _report(selection, title, candidates, skipped if selection.methods else [], as_json)
@@ -182,30 +175,26 @@ class _Pair:
     name: str  # of the drafter
     plain: Pipeline  # without the drafter
     pipeline: Pipeline
-    advance: Callable[..., None]
-
-    @property
-    def _about(self) -> Description:
-        """What the drafter says of itself."""
-        about = self.pipeline.models.drafter
-        assert about is not None  # it was connected with one
-        return about
+    advance: Callable[[], None]  # called after each generation
 
     async def measure(self, candidates: list[Candidate], skipped: list[Skipped]) -> None:
         """Measures all methods, and adds each to one of the lists."""
+        about = self.pipeline.models.drafter
+        assert about is not None  # the pipeline was connected with one
         for method in self.selection.tried:
-            setting = self.selection.setting(method, self.name, self._about.copies)
+            setting = self.selection.setting(method, self.name, about.copies)
             fault = fault_of_pair(method_named(setting.method), self.pipeline.models)
             if fault:
                 skipped.append(Skipped(self.name, setting.method, fault))
-                self.advance(RUNS * len(self.selection.prompts))
+                for _ in range(RUNS * len(self.selection.prompts)):
+                    self.advance()
             else:
-                candidates.append(await self._candidate(setting))
+                candidates.append(await self._candidate(setting, about))
 
-    async def _candidate(self, setting: Setting) -> Candidate:
+    async def _candidate(self, setting: Setting, about: Description) -> Candidate:
         probed, beside = await self._in_turns(setting)
         rounds, plain = Rounds.of(setting.k, probed), Plain.of(beside)
-        ks = self.selection.ks_for(self._about.copies)
+        ks = self.selection.ks_for(about.copies)
         best = rounds.best(ks, plain)
         drafted, beside = await self._in_turns(replace(setting, k=best))
         judged = sum(figure.accepted + figure.corrected for figure in probed)
@@ -225,7 +214,7 @@ class _Pair:
             error=speed / plain_speed * stdev(gains) / sqrt(len(gains)),
             tokens_per_second=speed,
             plain_tokens_per_second=plain_speed,
-            model=_named(self.name, self._about),
+            model=_named(self.name, about),
         )
 
     async def _in_turns(self, setting: Setting) -> tuple[list[Statistics], list[Statistics]]:
