@@ -125,8 +125,8 @@ def demo(
 def generate(
     *,
     prompt: Prompt = None,
-    options: RequestOptions,
     where: WhereToGenerate,
+    options: RequestOptions,
     as_json: Annotated[
         bool, option("Print one JSON object for each token, then one for the whole.", flag="--json")
     ] = False,
@@ -141,7 +141,9 @@ def generate(
 def inspect(
     target: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
     drafter: Annotated[str, typer.Argument(help="Likewise.")],
-    sample: Annotated[Path | None, option("Text like that which will be served, for the shares.", "FILE")] = None,
+    sample: Annotated[
+        Path | None, option("Sample of the text that will be served; by default Python source code.", "FILE")
+    ] = None,
     as_json: AsJson = False,
     plot: Annotated[
         Path | None, option("Write a picture: ways to write a target token in draft tokens.", "FILE")
@@ -258,7 +260,7 @@ def deploy(
     configuration: Annotated[Path, typer.Argument(help="A YAML file, such as deploy/crossdraft.yaml.")],
     address: Cluster = "auto",
     check: Annotated[bool, option("Only check the file, and deploy nothing.", flag="--check")] = False,
-    wait_seconds: Annotated[float, option("How long to wait for nodes that are still starting.", min=0)] = 120.0,
+    wait_seconds: Annotated[float, option("Seconds to wait for nodes that are still starting.", min=0)] = 120.0,
 ) -> None:
     """Serve models on a running Ray cluster.
 

@@ -175,7 +175,7 @@ class ServiceOptions:
     host: Host = "127.0.0.1"
     port: Port = 0
     max_message_mib: Annotated[int, option("Max size of a message, in MiB.")] = 32
-    grace_seconds: Annotated[float, option("How long open sessions may go on after SIGTERM.")] = 10.0
+    grace_seconds: Annotated[float, option("Seconds that open sessions may go on after SIGTERM.")] = 10.0
     pace: Annotated[str | None, option("For benchmarks: a step of n tokens takes at least A + B n ms.", "A,B")] = None
     tls: TlsOptions
     max_sessions: Annotated[int, option("Max open sessions; further sessions are refused.")] = 1024
@@ -183,7 +183,7 @@ class ServiceOptions:
         int | None,
         option("Likewise for one client certificate, or one address without TLS; by default --max-sessions."),
     ] = None
-    idle_seconds: Annotated[float, option("A session without messages for so long is ended.")] = 600.0
+    idle_seconds: Annotated[float, option("End a session after this many seconds without a message.")] = 600.0
     metrics_port: MetricsPort = None
     log: LogOptions
     until_stdin_ends: UntilStdinEnds = False
@@ -216,8 +216,8 @@ class ApiOptions:
         float | None, option("Max requests per minute of each API key, or of each address without keys.")
     ] = None
     burst: Annotated[int, option("Requests within --rate that may come at once.")] = 10
-    stalled_seconds: Annotated[float, option("Abort the output of a client that has read nothing for so long.")] = 60.0
-    grace_seconds: Annotated[float, option("How long open requests may go on after SIGTERM.")] = 30.0
+    stalled_seconds: Annotated[float, option("Abort an output whose client has not read for this many seconds.")] = 60.0
+    grace_seconds: Annotated[float, option("Seconds that open requests may go on after SIGTERM.")] = 30.0
     ssl: ServerCertificate
     tls: TlsOptions
     log: LogOptions
@@ -266,13 +266,9 @@ class RequestOptions:
     max_tokens: MaxTokens = 128
     temperature: Temperature = 1.0
     seed: Annotated[int | None, option("Random seed; makes the output repeatable.")] = None
-    top_k: Annotated[int, option("Sample among so many of the most probable tokens; 0 is all.")] = 0
-    top_p: Annotated[float, option("Sample among the most probable tokens up to this total probability; 1 is all.")] = (
-        1.0
-    )
-    min_p: Annotated[
-        float, option("Sample among tokens at least so probable, relative to the most probable; 0 is all.")
-    ] = 0.0
+    top_k: Annotated[int, option("Sample from this many most probable tokens; 0 is all.")] = 0
+    top_p: Annotated[float, option("Sample from the most probable tokens with this total probability; 1 is all.")] = 1.0
+    min_p: Annotated[float, option("Min probability of a token, relative to the most probable one; 0 is none.")] = 0.0
     repetition_penalty: Annotated[float, option("As in transformers; 1 is none.")] = 1.0
     presence_penalty: Annotated[float, option("As in vLLM; 0 is none.")] = 0.0
     logit_bias: Annotated[list[str] | None, option("Added to the logit of a token; repeatable.", "ID:BIAS")] = None
@@ -280,7 +276,7 @@ class RequestOptions:
     ignore_eos: Annotated[bool, option("Go on after the end-of-sequence token.", flag="--ignore-eos")] = False
     drafter_temperature: Annotated[float | None, option("Temperature of the drafter; by default the target's.")] = None
     allow_inexact: Annotated[
-        bool, option("Allow methods whose output has not the target's distribution.", flag="--allow-inexact")
+        bool, option("Allow methods whose output does not follow the target's distribution.", flag="--allow-inexact")
     ] = False
     audit: Annotated[
         bool, option("Check that the drafter draws its tokens from the rows that it sends.", flag="--audit")
@@ -294,7 +290,7 @@ class RequestOptions:
     branch_width: Annotated[int | None, option("Prepared continuations for each draft token.")] = None
     paths: Annotated[int, option("Max paths of a token tree in one pass; 1 is a chain.")] = 2
     speculation: Annotated[
-        bool, option("With two targets, start a pass before the one before has returned.", flag="--speculation")
+        bool, option("With two targets, start a pass before the previous one has returned.", flag="--speculation")
     ] = False
     explain: Annotated[bool, option("Show what the controller decided, and why.", flag="--explain")] = False
     record: Annotated[
@@ -415,7 +411,7 @@ class LoadOptions:
     most_at_once: Annotated[int | None, typer.Option(hidden=True)] = None  # the old name of --max-concurrency
     requests: Annotated[int, option("Requests for each API and delay.")] = 24
     warm_up: Annotated[int, option("Requests before these, which do not count.")] = 2
-    repeat: Annotated[int, option("Send all requests so often, the APIs taking turns.")] = 1
+    repeat: Annotated[int, option("Repetitions of all requests, the APIs taking turns.")] = 1
     timeout: Annotated[float, option("Seconds after which a request counts as failed.")] = 120.0
     seed: Annotated[int, option("Random seed of arrival times, and of outputs if --method takes one.")] = 0
 

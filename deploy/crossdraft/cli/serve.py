@@ -74,7 +74,7 @@ def serve_http(api: ApiOptions, port: int, grpc_port: int | None, max_choices: i
         raise CommandFailed(MISSING) from error
 
     with checked_options():
-        limited = _limits(api)
+        limited, local = _limits(api), LocalOptions(api.max_outputs, tls=api.tls.files())
         listening = Listening(api.host, port, grace_seconds=api.grace_seconds, tls=api.ssl.files())
         grpc = None if grpc_port is None else replace(listening, port=grpc_port, limit=REQUEST_LIMIT)
         options = HttpOptions(
@@ -90,13 +90,14 @@ def serve_http(api: ApiOptions, port: int, grpc_port: int | None, max_choices: i
         others = {} if grpc is None else {"grpc": serve_generation(outputs, grpc, limited)}
         await serve_until_signalled(Together(server, others))
 
-    _serve_api(api, serve)
+    _serve_api(api, local, serve)
 
 
 def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: int | None) -> None:
     """Serves crossdraft.v1.Generation, and metrics for Prometheus unless `metrics_port` is None."""
     with checked_options():
-        limited, limit = _limits(api), MessageLimit(max_message_mib)
+        limited, local = _limits(api), LocalOptions(api.max_outputs, tls=api.tls.files())
+        limit = MessageLimit(max_message_mib)
         listening = Listening(api.host, port, limit, api.grace_seconds, api.ssl.files())
 
     async def serve(outputs: Measured, metrics: Metrics) -> None:
@@ -108,18 +109,18 @@ def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: i
         finally:
             await exporter.stop()
 
-    _serve_api(api, serve)
+    _serve_api(api, local, serve)
 
 
-def _serve_api(api: ApiOptions, serve: Callable[[Measured, Metrics], Coroutine[Any, Any, None]]) -> None:
+def _serve_api(
+    api: ApiOptions, local: LocalOptions, serve: Callable[[Measured, Metrics], Coroutine[Any, Any, None]]
+) -> None:
     """Runs the server of an API over outputs that are made in this process."""
     model = _local_model(api)
-    with checked_options():
-        options = LocalOptions(api.max_outputs, tls=api.tls.files())
 
     async def outputs() -> None:
         metrics = Metrics()
-        async with LocalOutputs((model,), options) as made:
+        async with LocalOutputs((model,), local) as made:
             await serve(Measured(made, metrics), metrics)
 
     _run(outputs(), api.log, api.until_stdin_ends)
