@@ -12,9 +12,9 @@ from rich.console import Console
 
 from crossdraft.loadtest import plots
 from crossdraft.loadtest import report as tables
-from crossdraft.loadtest.arrivals import ClosedLoop, OpenLoop
-from crossdraft.loadtest.prompts import Wishes
 from crossdraft.loadtest.report import Comparison, Conditions, Report, Run, as_csv, plain
+from crossdraft.loadtest.requests import RequestOptions
+from crossdraft.loadtest.runner import ClosedLoop, OpenLoop
 from crossdraft.loadtest.summary import Goal, added_by, summary_of
 from tests.loadtest.values import FAILED, WHOLE, at
 
@@ -28,7 +28,7 @@ CONDITIONS = Conditions(
     cores=2,
     load=OpenLoop(2.0),
     goal=GOAL,
-    wishes=Wishes(),
+    wishes=RequestOptions(),
     requests=2,
     warm_up=1,
     repeat=1,
