@@ -76,8 +76,8 @@ def overlap(
 ) -> None:
     """Speed of lock-step, overlapped and controlled decoding, beside plain decoding, in one run."""
     from crossdraft.bench import overlap as command
-    from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served
+    from crossdraft.bench.workload import prompts_of
 
     plan = command.Plan(
         Served(target, pace_target),
@@ -111,8 +111,8 @@ def never_slower(
 ) -> None:
     """Speed with drafters that are useless, slow, dead or dying, beside none."""
     from crossdraft.bench import faults as command
-    from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served
+    from crossdraft.bench.workload import prompts_of
 
     served, drafting = Served(target, pace_target), Served(drafter, pace_drafter)
     plan = command.NeverSlowerPlan(served, drafting, tuple(temperatures), method, prompts_of(prompts, limit), tokens)
@@ -147,8 +147,8 @@ def kills(
 ) -> None:
     """Kill the drafter, and one of two targets, again and again while seeded streams run, one for each prompt."""
     from crossdraft.bench import faults as command
-    from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served
+    from crossdraft.bench.workload import prompts_of
 
     services = Served(target, pace_target), Served(drafter, pace_drafter)
     plan = command.Plan(*services, prompts_of(prompts, limit), tokens, times, quiet, seed)
@@ -175,8 +175,8 @@ def cuts(
 ) -> None:
     """Cut links without a word while seeded streams run: to the drafter, to one of two targets, to the only one."""
     from crossdraft.bench import faults as command
-    from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served
+    from crossdraft.bench.workload import prompts_of
 
     services = Served(target, pace_target), Served(drafter, pace_drafter)
     plan = command.CutsPlan(*services, delay_ms, prompts_of(prompts, limit), tokens, times, seconds, seed)
@@ -212,8 +212,8 @@ def speculation(
 ) -> None:
     """Two targets with and without speculation parallelism, beside one target; outputs are seeded and compared."""
     from crossdraft.bench import speculation as command
-    from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served, delays_of
+    from crossdraft.bench.workload import prompts_of
 
     services = Served(target, pace_target), Served(drafter, pace_drafter)
     conditions = tuple(logit_noise), delays_of(delay_ms)
@@ -237,7 +237,7 @@ def trees(
 ) -> None:
     """Tokens per pass and row misses with chains, trees of paths, and trees that hold prepared continuations."""
     from crossdraft.bench import acceptance as command
-    from crossdraft.bench.harness import Workload, prompts_of, settings_of
+    from crossdraft.bench.workload import Workload, prompts_of, settings_of
 
     settings = settings_of(target, drafter, method, temperatures, [k])
     workload = Workload(target, settings, prompts_of(prompts, limit), max_tokens)
@@ -303,7 +303,7 @@ def throughput(
 ) -> None:
     """Many outputs at once, beside transformers' continuous batching and its assisted generation."""
     from crossdraft.bench import throughput as command
-    from crossdraft.bench.harness import prompts_of
+    from crossdraft.bench.workload import prompts_of
 
     texts = prompts_of(prompts, limit)
     plan = command.Plan(
@@ -433,7 +433,7 @@ def acceptance(
 ) -> None:
     """Tokens per pass of each method with each drafter; those that a pair cannot do are skipped."""
     from crossdraft.bench import acceptance as command
-    from crossdraft.bench.harness import Workload, affinities_of, prompts_of, settings_of
+    from crossdraft.bench.workload import Workload, affinities_of, prompts_of, settings_of
 
     settings = settings_of(target, drafter, methods, temperatures, draft_tokens)
     files = affinities_of(affinity or (), drafter)
@@ -455,7 +455,7 @@ def round_(
 ) -> None:
     """What a round costs outside the two models, on loopback, one generation at a time."""
     from crossdraft.bench import overhead as command
-    from crossdraft.bench.harness import Workload, prompts_of, settings_of
+    from crossdraft.bench.workload import Workload, prompts_of, settings_of
 
     settings = settings_of(target, drafter, methods, temperatures, draft_tokens)
     command.rounds_measure(Workload(target, settings, prompts_of(prompts, limit), max_tokens), json_file)
@@ -478,7 +478,7 @@ def expected(
 ) -> None:
     """Expected acceptance of a round's first token, computed from whole rows after each prompt."""
     from crossdraft.bench import expected as command
-    from crossdraft.bench.harness import affinities_of, prompts_of
+    from crossdraft.bench.workload import affinities_of, prompts_of
 
     texts = prompts_of(prompts, limit)
     files = affinities_of(affinity or (), drafter)
@@ -501,7 +501,7 @@ def distribution(
 ) -> None:
     """Whether sampled tokens have the target's distribution: chi-square tests over many continuations."""
     from crossdraft.bench import exactness as command
-    from crossdraft.bench.harness import Workload, affinities_of, settings_of
+    from crossdraft.bench.workload import Workload, affinities_of, settings_of
 
     settings = settings_of(target, drafter, methods, [1.0], [k])
     plan = command.Plan(prompt, count, concurrency, transformers)
@@ -543,7 +543,7 @@ def pruning(
 ) -> None:
     """Tokens per pass with drafters that keep the most frequent ids of their head."""
     from crossdraft.bench import acceptance as command
-    from crossdraft.bench.harness import Workload, prompts_of, settings_of
+    from crossdraft.bench.workload import Workload, prompts_of, settings_of
 
     settings = settings_of(target, drafter, methods, temperatures, draft_tokens)
     workload = Workload(target, settings, prompts_of(prompts, limit), max_tokens)

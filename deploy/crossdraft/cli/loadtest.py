@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from crossdraft.bench.harness import check_picture, rotated, write_text
+from crossdraft.bench.harness import rotated, write_text
 from crossdraft.bench.overlap import Distant, Served, service
 from crossdraft.cli.generate import check_address
 from crossdraft.client import connect
+from crossdraft.console.pictures import check_picture
 from crossdraft.console.processes import running
 from crossdraft.console.running import (
     COLUMNS,
