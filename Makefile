@@ -75,5 +75,5 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(DEV_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) --editable '.[dev,docs,serve]'
+	$(PIP_INSTALL) --editable '.[bench,dev,docs,serve]'
 	touch $(INSTALLED) $@

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.bench.harness import combinations_figure, plot_combinations
+from crossdraft.console.pictures import combinations_figure, plot_combinations
 from crossdraft.text.letters import Side
 from crossdraft.text.report import combinations_of, compare
 from tests.cli.conftest import Cli

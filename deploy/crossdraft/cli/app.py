@@ -179,7 +179,7 @@ def select(
     plot: Annotated[Path | None, option("Write a picture: speed against the number of draft tokens.", "FILE")] = None,
 ) -> None:
     """Measure drafters for a target, and say which one to use, with which method and how many draft tokens."""
-    from crossdraft.bench.harness import prompts_of
+    from crossdraft.bench.workload import prompts_of
     from crossdraft.cli import select as command
     from crossdraft.console.running import PROMPTS
 

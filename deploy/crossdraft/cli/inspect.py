@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from crossdraft.bench.harness import check_picture, plot_combinations
 from crossdraft.console.corpora import Named
+from crossdraft.console.pictures import check_picture, plot_combinations
 from crossdraft.console.running import Misused, PlainConsole
 from crossdraft.text.letters import Side
 from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, SampleShare, compare

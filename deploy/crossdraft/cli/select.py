@@ -17,8 +17,10 @@ from pathlib import Path, PurePath
 from statistics import stdev
 
 from crossdraft.bench.acceptance import summed
-from crossdraft.bench.harness import Setting, SpeedCurve, check_picture, finished, plot_speeds, print_table
+from crossdraft.bench.harness import finished, print_table
+from crossdraft.bench.workload import Setting
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.console.pictures import SpeedCurve, check_picture, plot_speeds
 from crossdraft.console.processes import Wanted, services, threads_each
 from crossdraft.console.running import STARTS_PROCESSES, Misused, checked_options, counted, run_to_end
 from crossdraft.engine.names import BUNDLED_PREFIX
