@@ -35,6 +35,9 @@ KS = (1, 2, 3, 4, 6)  # numbers of draft tokens to choose from by default
 COPYING_KS = (4, 8, 16, 32)  # likewise with an n-gram drafter, whose draft tokens are bytes and cost next to nothing
 RUNS = 4  # generations per prompt and method: with the largest and the best K, each beside one without a drafter
 
+COLUMNS = ("drafter", "method", "accepted", "draft/pass", "tokens/pass", "best K", "expected", "measured", "tokens/s")
+CERTAIN = 2.0  # standard errors by which a speedup must exceed 1: the fastest of many is partly the luckiest
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -243,7 +246,14 @@ def _report(
     selection: Selection, title: str, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool
 ) -> None:
     if not as_json:
-        print_report(f"{title}; speed without one is 1", candidates, skipped)
+        print_table(
+            f"{title}; speed without one is 1",
+            COLUMNS,
+            [_row(one) for one in sorted(candidates, key=lambda one: -one.measured)],
+        )
+        for one in skipped:
+            print(f"Skipped {one.method} with {one.drafter}: it {one.reason}")
+        print(advice(candidates))
         return
     best = best_of(candidates)
     record = {
@@ -254,10 +264,6 @@ def _report(
         "advice": advice(candidates),
     }
     print(json.dumps(record))
-
-
-COLUMNS = ("drafter", "method", "accepted", "draft/pass", "tokens/pass", "best K", "expected", "measured", "tokens/s")
-CERTAIN = 2.0  # standard errors by which a speedup must exceed 1: the fastest of many is partly the luckiest
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -295,14 +301,6 @@ def with_distinct_names(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The same, but drafters whose models have the same name go by their addresses."""
     names = Counter(name for _, name in {(one.drafter, one.name) for one in candidates})
     return [replace(one, model="") if names[one.name] > 1 else one for one in candidates]
-
-
-def print_report(title: str, candidates: Sequence[Candidate], skipped: Sequence[Skipped]) -> None:
-    """A table, the fastest first, what was skipped, and what to use."""
-    print_table(title, COLUMNS, [_row(one) for one in sorted(candidates, key=lambda one: -one.measured)])
-    for one in skipped:
-        print(f"Skipped {one.method} with {one.drafter}: it {one.reason}")
-    print(advice(candidates))
 
 
 def _row(one: Candidate) -> tuple[str, ...]:
