@@ -129,7 +129,7 @@ def test_files_that_are_of_somebody_else(cli: Cli, folder: Path) -> None:
     refused = cli("certs", folder, "--renew"), cli("certs", folder / "ca.pem", "--host", "node1")
     assert [ended.code for ended in refused] == [1, 1]
     assert "no certificate that `crossdraft certs` made; it is not renewed" in refused[0].err
-    assert "name a folder of yours" in refused[1].err
+    assert "name a folder that you may write to" in refused[1].err
 
 
 @pytest.mark.parametrize("kept", ["--tls-ca", "--tls-cert", "--tls-key"])

@@ -136,13 +136,13 @@ def test_options_of_another_service_or_out_of_range(cli: Cli, options: list[str]
     assert complaint in ended.err
 
 
-def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path) -> None:
-    for path, complaint in ((Path("nowhere"), "nowhere cannot be read"), (Path(__file__), "not an affinity file")):
-        ended = cli("serve", "drafter", "--model", drafter_folder, "--affinity", path)
-        assert (ended.code, ended.out) == (2, "")
-        assert complaint in ended.err
-        assert "crossdraft affinity" in ended.err
-        assert "pickle" not in ended.err
+@pytest.mark.parametrize(("path", "complaint"), [("no", "no cannot be read"), (__file__, "not an affinity file")])
+def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path, path: str, complaint: str) -> None:
+    ended = cli("serve", "drafter", "--model", drafter_folder, "--affinity", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert complaint in ended.err
+    assert "crossdraft affinity" in ended.err
+    assert "pickle" not in ended.err
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,9 @@ def certs(options: CertsOptions) -> None:
     except AuthorityError as error:
         raise Misused(str(error)) from error
     except OSError as error:
-        raise CommandFailed(f"{error.filename or options.folder}: {error.strerror}; name a folder of yours") from error
+        raise CommandFailed(
+            f"{error.filename or options.folder}: {error.strerror}; name a folder that you may write to"
+        ) from error
     print("\n".join(_instructions(options.folder, wanted, options.days, made)))
 
 
