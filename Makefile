@@ -17,7 +17,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-full check format docs protos models wheel clean
+.PHONY: help install demo test test-full check figures format docs protos models wheel clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,13 +33,17 @@ test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (2)
 test-full: $(DEV_INSTALLED)  ## run all tests, those that take long too (about half an hour)
 	CROSSDRAFT_FULL_TESTS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
-check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, drift of the generated code, documentation
+check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, drift of the generated code, sizes, documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python .ci/figures.py
 	$(BUILD_DOCS)
+
+figures:  ## show how large the source is: modules, lines, chains of imports
+	$(PYTHON) .ci/figures.py
 
 format: $(DEV_INSTALLED)  ## sort imports and format
 	$(BIN)/ruff check --fix
@@ -71,5 +75,5 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(DEV_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) --editable '.[dev,docs,serve]'
+	$(PIP_INSTALL) --editable '.[bench,dev,docs,serve]'
 	touch $(INSTALLED) $@

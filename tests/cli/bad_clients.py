@@ -69,9 +69,8 @@ class Http:
                 return await sent(client, "GET", path, b"", {})
             case 4:
                 return await posted(client, body(messages=[{"role": 5}]), path="/v1/chat/completions")
-        return await self._raw(
-            chance.choice([b"\x16\x03\x01\x00\xff" * 20, b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n"])
-        )
+        no_http = [b"\x16\x03\x01\x00\xff" * 20, b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n"]
+        return await self._raw(chance.choice(no_http))
 
     async def _raw(self, what: bytes) -> str:
         """Bytes that are no HTTP; the status is that of its reply."""
@@ -205,18 +204,17 @@ async def code_of(call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> str:
     return "OK"
 
 
-async def running(address: str) -> float:
-    """Outputs that a front makes now, by its metrics."""
-    async with httpx.AsyncClient() as client:
-        text = (await client.get(f"http://{address}/metrics", timeout=120)).text
-    names = ("crossdraft_num_requests_running{", "crossdraft_num_requests_waiting{")
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(names))
-
-
-async def idle(address: str) -> None:
-    """Returns once a front makes no output."""
-    while await running(address):  # noqa: ASYNC110 - it is in another process
-        await asyncio.sleep(BETWEEN_LOOKS)
+async def idle(*addresses: str) -> None:
+    """Returns once no process with metrics at these addresses has a session or an output."""
+    names = ("service_open_sessions{", "num_requests_running{", "num_requests_waiting{")
+    begins = tuple(f"crossdraft_{name}" for name in names)
+    async with asyncio.timeout(300), httpx.AsyncClient(timeout=120) as client:
+        for address in addresses:
+            busy = True
+            while busy:
+                lines = (await client.get(f"http://{address}/metrics")).text.splitlines()
+                busy = any(float(line.split()[-1]) for line in lines if line.startswith(begins))
+                await asyncio.sleep(BETWEEN_LOOKS)
 
 
 async def counted(asked: Sequence[Awaitable[str]]) -> Statuses:

@@ -9,7 +9,7 @@ from crossdraft.console import running
 from crossdraft.verification.methods import METHODS
 from tests.cli.conftest import COMMAND, Cli
 
-HEAVY = ("torch", "transformers", "grpc", "numpy")
+HEAVY = ("torch", "transformers", "grpc", "numpy", "ray", "fastapi", "crossdraft.client")
 PROGRAM = f"""
 import sys
 from crossdraft.cli.app import main
@@ -21,7 +21,7 @@ finally:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["generate", "--help"], ["serve", "drafter", "--help"]]
+    "arguments", [["--help"], ["--version"], ["loadtest", "--help"], ["serve", "drafter", "--help"]]
 )
 def test_what_runs_no_model_imports_none(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)

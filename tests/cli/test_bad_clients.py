@@ -4,12 +4,10 @@ Equal rounds come after one that warms up; what a process keeps, it would keep o
 after one of them is gone after another.
 """
 
-import asyncio
 import gc
 import json
 import os
 import subprocess
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ import pytest
 
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import Unreachable
-from tests.cli.bad_clients import BETWEEN_LOOKS, CROWD, KEY, MALFORMED, SILENT, Grpc, Http
+from tests.cli.bad_clients import CROWD, KEY, MALFORMED, SILENT, Grpc, Http, idle
 from tests.cli.conftest import COMMAND, serving
 from tests.services.conftest import save
 from tests.text.kinds import kind
@@ -75,16 +73,6 @@ class Process:
         """That it has open, sockets among them."""
         return len(list(Path(f"/proc/{self.id}/fd").iterdir()))
 
-    @property
-    def busy(self) -> float:
-        """Sessions or outputs that it has now."""
-        names = ("service_open_sessions{", "num_requests_running{", "num_requests_waiting{")
-        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=120) as reply:
-            lines = reply.read().decode().splitlines()
-        return sum(
-            float(line.split()[-1]) for line in lines if line.startswith(tuple(f"crossdraft_{n}" for n in names))
-        )
-
 
 @dataclass(frozen=True)
 class Stack:
@@ -93,12 +81,6 @@ class Stack:
     clients: Http | Grpc
     processes: tuple[Process, ...]
     target: str
-
-    async def idle(self) -> None:
-        """Returns once nobody has a session any more."""
-        async with asyncio.timeout(120):
-            while any([await asyncio.to_thread(lambda one=one: one.busy) for one in self.processes]):  # noqa: ASYNC110
-                await asyncio.sleep(BETWEEN_LOOKS)
 
 
 @pytest.fixture(scope="module")
@@ -126,16 +108,7 @@ def services(
 @contextmanager
 def front(role: str, where: tuple[str, ...], keys: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The process of a front, and its ready line."""
-    limits = (
-        "--max-outputs",
-        str(PLACES),
-        "--stalled-seconds",
-        STALLED,
-        "--grace-seconds",
-        "0",
-        "--log-level",
-        "error",
-    )
+    limits = ("--max-outputs", str(PLACES), "--stalled-seconds", STALLED, "--grace-seconds", "0", "--log-level=error")
     command = [*COMMAND, "serve", role, "--model", "toy", "--port", "0", "--api-keys", str(keys), *where, *limits]
     measured = ("--metrics-port", "0") if role == "grpc" else ()
     with subprocess.Popen([*command, *measured], stdout=subprocess.PIPE, text=True) as process:
@@ -179,7 +152,7 @@ async def test_bad_clients_are_answered_and_leave_nothing(stack: Stack) -> None:
         async with TargetClient(stack.target) as stranger:
             with pytest.raises(Unreachable, match="takes only clients with a valid certificate"):
                 await stranger.describe()
-        await stack.idle()
+        await idle(*[one.metrics for one in stack.processes])
         gc.collect()
         kept.append([(one.mebibytes, one.files) for one in stack.processes])
         malformed, crowd = answers.pop("malformed"), answers.pop("crowd")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from crossdraft.bench import harness
+from crossdraft.bench import harness, workload
 from crossdraft.bench.acceptance import cell_of
-from crossdraft.bench.harness import Setting, settings_of
 from crossdraft.bench.overhead import Recording, round_of
+from crossdraft.bench.workload import Setting, settings_of
 from crossdraft.client import Statistics
 from crossdraft.console.processes import Wanted
 from tests.cli.conftest import Cli
@@ -46,7 +46,7 @@ def running(pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
         yield [addresses[one.role] for one in wanted]
 
-    monkeypatch.setattr(harness, "services", services)
+    monkeypatch.setattr(workload, "services", services)
 
 
 def test_every_combination_is_a_cell(cli: Cli, running: None, prompts_file: Path, tmp_path: Path) -> None:
@@ -91,11 +91,13 @@ def test_an_affinity_is_given_to_its_drafter_only(monkeypatch: pytest.MonkeyPatc
         started.extend(wanted)
         yield ["nowhere:1" for _ in wanted]
 
-    monkeypatch.setattr(harness, "services", services)
-    workload = harness.Workload("big", settings_of("big", ["a", "b"], ["rdk"], [1.0], [5]), ("x",), 1, {"b": Path("m")})
+    monkeypatch.setattr(workload, "services", services)
+    workload = workload.Workload(
+        "big", settings_of("big", ["a", "b"], ["rdk"], [1.0], [5]), ("x",), 1, {"b": Path("m")}
+    )
 
     async def run() -> None:
-        async for _ in harness.running_pairs(workload):
+        async for _ in workload.running_pairs(given):
             pass
 
     asyncio.run(run())

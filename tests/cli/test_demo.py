@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from crossdraft.cli.demo import comparison, demo
-from crossdraft.client import GenerationRequest
 from crossdraft.console.processes import ModelNames
 from tests.cli.conftest import Cli
 
@@ -14,7 +13,7 @@ def test_both_texts_and_their_figures(
     capsys: pytest.CaptureFixture[str], target_folder: Path, drafter_folder: Path
 ) -> None:
     models = ModelNames(str(target_folder), str(drafter_folder))
-    demo(GenerationRequest("The quick", seed=3, max_tokens=10, ignore_eos=True), models)
+    demo("The quick", k=5, max_tokens=10, temperature=0.0, seed=3, models=models)
     shown = capsys.readouterr().out
     for part in ("with the drafter", "without", "tokens/s", "times the tokens/s", "the texts are equal"):
         assert part in shown

@@ -1,4 +1,4 @@
-"""`crossdraft serve` as a process, and what it refuses."""
+"""`crossdraft serve target`, `drafter` and `ngram` as processes, with TLS and without, and what they refuse."""
 
 import asyncio
 import json
@@ -14,30 +14,29 @@ from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Draft, OpenDrafter, SamplingOptions
 from tests.cli.conftest import COMMAND, Cli, serving
 
+GREEDY = ["once upon", "--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--json"]
+
 
 def test_one_ready_line_and_a_quiet_end_on_sigterm(target_folder: Path) -> None:
     async def context(address: str) -> int:
         async with TargetClient(address) as client:
             return (await client.describe()).context
 
-    with serving("target", target_folder, "--max-model-len", "100", "--dtype", "float32") as (process, ready):
+    options = ("--max-model-len", "100", "--dtype", "float32", "--enforce-eager")
+    with serving("target", target_folder, *options) as (process, ready):
         assert (ready["ready"], ready["role"], ready["model"]) == (True, "target", str(target_folder))
+        assert not {"paced", "logit_noise"} & ready.keys()
         assert asyncio.run(context(ready["address"])) == 100
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=60) == ("", "")
+        assert process.communicate(timeout=120) == ("", "")
         assert process.returncode == 0
 
 
-def test_a_service_that_is_unlike_its_model_says_so_when_it_is_ready(drafter_folder: Path) -> None:
-    with serving("drafter", drafter_folder, "--pace", "1,0.25", "--logit-noise", "0.5") as (_, ready):
+def test_a_drafter_says_how_it_is_slowed_and_ends_with_its_standard_input(drafter_folder: Path) -> None:
+    emulated = ("--pace", "1,0.25", "--logit-noise", "0.5")
+    with serving("drafter", drafter_folder, *emulated, "--until-stdin-ends") as (process, ready):
         assert (ready["paced"], ready["logit_noise"]) == ("1,0.25", 0.5)
-    with serving("target", drafter_folder, "--enforce-eager") as (_, ready):
-        assert not {"paced", "logit_noise"} & ready.keys()
-
-
-def test_a_service_that_a_command_started_ends_with_that_commands_pipe(drafter_folder: Path) -> None:
-    with serving("drafter", drafter_folder, "--until-stdin-ends") as (process, _):
-        process.communicate(timeout=60)  # closes its standard input, as the kernel does for a process that was killed
+        process.communicate(timeout=120)  # closes its standard input, as the kernel does for a process that was killed
         assert process.returncode == 0
 
 
@@ -69,6 +68,52 @@ def test_an_ngram_drafter_needs_no_model_and_is_ready_at_once() -> None:
         assert process.wait(60) == 0
 
 
+@pytest.fixture
+def tls(cli: Cli, tmp_path: Path) -> tuple[str, ...]:
+    """The options of a side whose certificate is for this machine."""
+    folder = tmp_path / "certs"
+    assert cli("certs", folder, "--host", "local,127.0.0.1").code == 0
+    names = {"--tls-ca": "ca.pem", "--tls-cert": "local.pem", "--tls-key": "local.key"}
+    return tuple(text for option, name in names.items() for text in (option, str(folder / name)))
+
+
+def test_a_generation_over_tls_is_the_same_and_others_are_refused(
+    cli: Cli, tls: tuple[str, ...], target: str, target_folder: Path, drafter_folder: Path
+) -> None:
+    plain = cli("generate", *GREEDY, "--target", target)
+    with (
+        serving("target", target_folder, *tls) as (_, safe),
+        serving("drafter", drafter_folder, *tls) as (_, helping),
+    ):
+        where = ["--target", safe["address"], "--drafter", helping["address"], "--untrusted-drafter"]
+        secured = cli("generate", *GREEDY, *where, *tls)
+        assert secured.err == ""
+        assert secured.records[-1]["text"] == plain.records[-1]["text"] != ""
+        assert secured.records[-1]["statistics"]["method"] == "slem"
+        refused = cli("generate", *GREEDY, *where, *tls, "--method", "coupled")
+        assert refused.code == 2
+        assert "this drafter is not trusted; use 'slem' or 'seeded'" in refused.err
+        outside = cli("generate", *GREEDY, "--target", safe["address"])
+        assert (outside.code, outside.out) == (1, "")
+        assert "if it speaks TLS, it takes only clients with a valid certificate of its CA" in outside.err
+    mistaken = cli("generate", *GREEDY, "--target", target, *tls)
+    assert mistaken.code == 1
+    assert f"target at {target}: it does not speak TLS" in mistaken.err
+
+
+def test_an_open_port_is_warned_of_once_beside_the_ready_line() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*COMMAND, "serve", "ngram", "--host", "0.0.0.0"], stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        assert process.stdout is not None
+        address = json.loads(process.stdout.readline())["address"]
+        process.terminate()
+        out, err = process.communicate(timeout=120)
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"crossdraft: {address} is open to whoever can reach it, unencrypted")
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -91,13 +136,13 @@ def test_options_of_another_service_or_out_of_range(cli: Cli, options: list[str]
     assert complaint in ended.err
 
 
-def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path) -> None:
-    for path, complaint in ((Path("nowhere"), "nowhere cannot be read"), (Path(__file__), "not an affinity file")):
-        ended = cli("serve", "drafter", "--model", drafter_folder, "--affinity", path)
-        assert (ended.code, ended.out) == (2, "")
-        assert complaint in ended.err
-        assert "crossdraft affinity" in ended.err
-        assert "pickle" not in ended.err
+@pytest.mark.parametrize(("path", "complaint"), [("no", "no cannot be read"), (__file__, "not an affinity file")])
+def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path, path: str, complaint: str) -> None:
+    ended = cli("serve", "drafter", "--model", drafter_folder, "--affinity", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert complaint in ended.err
+    assert "crossdraft affinity" in ended.err
+    assert "pickle" not in ended.err
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_in_the_end_nothing_is_left(cluster: RunningCluster) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     gone = cluster.command("status")
     assert (gone.returncode, gone.stdout) == (1, "")
-    assert "nothing is deployed there; use `crossdraft deploy`" in gone.stderr
+    assert "nothing is deployed on this cluster; use `crossdraft deploy`" in gone.stderr
     with pytest.raises(ValueError, match="directory"):
         deployed()
     assert [one for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE] == []

@@ -15,16 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from crossdraft.bench.engine import check_shares, sizes_of
 from crossdraft.bench.harness import (
-    Setting,
-    Workload,
     finished,
     markdown,
     print_table,
-    running_pairs,
     write_json,
     write_text,
 )
 from crossdraft.bench.overhead import Watch
+from crossdraft.bench.workload import Setting, Workload, running_pairs
 from crossdraft.client import Generation, GenerationRequest, Overlap, Pipeline, Statistics, connect
 from crossdraft.console.corpora import Named, corpus_texts
 from crossdraft.console.processes import Wanted, services, threads_each

@@ -76,8 +76,8 @@ def overlap(
 ) -> None:
     """Speed of lock-step, overlapped and controlled decoding, beside plain decoding, in one run."""
     from crossdraft.bench import overlap as command
-    from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served
+    from crossdraft.bench.workload import prompts_of
 
     plan = command.Plan(
         Served(target, pace_target),
@@ -111,8 +111,8 @@ def never_slower(
 ) -> None:
     """Speed with drafters that are useless, slow, dead or dying, beside none."""
     from crossdraft.bench import faults as command
-    from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served
+    from crossdraft.bench.workload import prompts_of
 
     served, drafting = Served(target, pace_target), Served(drafter, pace_drafter)
     plan = command.NeverSlowerPlan(served, drafting, tuple(temperatures), method, prompts_of(prompts, limit), tokens)
@@ -147,8 +147,8 @@ def kills(
 ) -> None:
     """Kill the drafter, and one of two targets, again and again while seeded streams run, one for each prompt."""
     from crossdraft.bench import faults as command
-    from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served
+    from crossdraft.bench.workload import prompts_of
 
     services = Served(target, pace_target), Served(drafter, pace_drafter)
     plan = command.Plan(*services, prompts_of(prompts, limit), tokens, times, quiet, seed)
@@ -175,8 +175,8 @@ def cuts(
 ) -> None:
     """Cut links without a word while seeded streams run: to the drafter, to one of two targets, to the only one."""
     from crossdraft.bench import faults as command
-    from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served
+    from crossdraft.bench.workload import prompts_of
 
     services = Served(target, pace_target), Served(drafter, pace_drafter)
     plan = command.CutsPlan(*services, delay_ms, prompts_of(prompts, limit), tokens, times, seconds, seed)
@@ -212,8 +212,8 @@ def speculation(
 ) -> None:
     """Two targets with and without speculation parallelism, beside one target; outputs are seeded and compared."""
     from crossdraft.bench import speculation as command
-    from crossdraft.bench.harness import prompts_of
     from crossdraft.bench.overlap import Served, delays_of
+    from crossdraft.bench.workload import prompts_of
 
     services = Served(target, pace_target), Served(drafter, pace_drafter)
     conditions = tuple(logit_noise), delays_of(delay_ms)
@@ -237,7 +237,7 @@ def trees(
 ) -> None:
     """Tokens per pass and row misses with chains, trees of paths, and trees that hold prepared continuations."""
     from crossdraft.bench import acceptance as command
-    from crossdraft.bench.harness import Workload, prompts_of, settings_of
+    from crossdraft.bench.workload import Workload, prompts_of, settings_of
 
     settings = settings_of(target, drafter, method, temperatures, [k])
     workload = Workload(target, settings, prompts_of(prompts, limit), max_tokens)
@@ -303,10 +303,10 @@ def throughput(
 ) -> None:
     """Many outputs at once, beside transformers' continuous batching and its assisted generation."""
     from crossdraft.bench import throughput as command
-    from crossdraft.bench.harness import prompts_of
+    from crossdraft.bench.workload import prompts_of
 
     texts = prompts_of(prompts, limit)
-    plan = command.Plan(
+    command.Throughput(
         target,
         drafter,
         tuple(way),
@@ -323,8 +323,7 @@ def throughput(
         dtype,
         device,
         enforce_eager,
-    )
-    command.measure(plan, json_file, markdown_file)
+    ).run(json_file, markdown_file)
 
 
 @bench_serving_app.command()
@@ -343,8 +342,10 @@ def engine(
     """The engine's pass beside a bare forward with a StaticCache, on the same tokens, with one thread."""
     from crossdraft.bench import engine as command
 
-    plan = command.Plan(target, dtype, device, cache_mib, command.loads_of(load), context, turns, enforce_eager)
-    command.measure(plan, json_file, markdown_file)
+    loads = command.loads_of(load)
+    command.EnginePasses(target, dtype, device, cache_mib, loads, context, turns, enforce_eager).run(
+        json_file, markdown_file
+    )
 
 
 @bench_serving_app.command()
@@ -358,11 +359,10 @@ def memory(
     seed: Annotated[int, typer.Option(min=0, help="Of lengths and ids.")] = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Many sessions of all lengths through one engine: memory of the process, and places held, over time."""
-    from crossdraft.bench import throughput as command
-    from crossdraft.bench.throughput import Soaking
+    """Many sessions of all lengths through one engine: memory of the process, and KV slots held, over time."""
+    from crossdraft.bench.memory import Memory
 
-    command.memory_measure(target, cache_mib, Soaking(sessions, at_once, longest, steps, seed), json_file)
+    Memory(target, cache_mib, sessions, at_once, longest, steps, seed).run(json_file)
 
 
 @bench_serving_app.command()
@@ -375,9 +375,9 @@ def prefill(
     json_file: JsonFile = None,
 ) -> None:
     """A long prompt that comes while others stream: what their tokens wait, beside what they usually do."""
-    from crossdraft.bench import throughput as command
+    from crossdraft.bench.prefill import Prefill
 
-    command.prefill_measure(command.PrefillPlan(target, streams, prompt, times, cache_mib), json_file)
+    Prefill(target, streams, prompt, times, cache_mib).run(json_file)
 
 
 @bench_serving_app.command()
@@ -402,8 +402,7 @@ def device(
     from crossdraft.bench import device as command
 
     measured = (tuple(size), drafter, device, dtype, concurrency, tokens, turns)
-    plan = command.Plan(*measured, cache_mib, seconds, prompts, enforce_eager)
-    command.measure(plan, output)
+    command.DeviceBenchmark(*measured, cache_mib, seconds, prompts, enforce_eager).run_in(output)
 
 
 app.add_typer(bench_serving_app)
@@ -433,7 +432,7 @@ def acceptance(
 ) -> None:
     """Tokens per pass of each method with each drafter; those that a pair cannot do are skipped."""
     from crossdraft.bench import acceptance as command
-    from crossdraft.bench.harness import Workload, affinities_of, prompts_of, settings_of
+    from crossdraft.bench.workload import Workload, affinities_of, prompts_of, settings_of
 
     settings = settings_of(target, drafter, methods, temperatures, draft_tokens)
     files = affinities_of(affinity or (), drafter)
@@ -455,7 +454,7 @@ def round_(
 ) -> None:
     """What a round costs outside the two models, on loopback, one generation at a time."""
     from crossdraft.bench import overhead as command
-    from crossdraft.bench.harness import Workload, prompts_of, settings_of
+    from crossdraft.bench.workload import Workload, prompts_of, settings_of
 
     settings = settings_of(target, drafter, methods, temperatures, draft_tokens)
     command.rounds_measure(Workload(target, settings, prompts_of(prompts, limit), max_tokens), json_file)
@@ -478,7 +477,7 @@ def expected(
 ) -> None:
     """Expected acceptance of a round's first token, computed from whole rows after each prompt."""
     from crossdraft.bench import expected as command
-    from crossdraft.bench.harness import affinities_of, prompts_of
+    from crossdraft.bench.workload import affinities_of, prompts_of
 
     texts = prompts_of(prompts, limit)
     files = affinities_of(affinity or (), drafter)
@@ -501,7 +500,7 @@ def distribution(
 ) -> None:
     """Whether sampled tokens have the target's distribution: chi-square tests over many continuations."""
     from crossdraft.bench import exactness as command
-    from crossdraft.bench.harness import Workload, affinities_of, settings_of
+    from crossdraft.bench.workload import Workload, affinities_of, settings_of
 
     settings = settings_of(target, drafter, methods, [1.0], [k])
     plan = command.Plan(prompt, count, concurrency, transformers)
@@ -543,7 +542,7 @@ def pruning(
 ) -> None:
     """Tokens per pass with drafters that keep the most frequent ids of their head."""
     from crossdraft.bench import acceptance as command
-    from crossdraft.bench.harness import Workload, prompts_of, settings_of
+    from crossdraft.bench.workload import Workload, prompts_of, settings_of
 
     settings = settings_of(target, drafter, methods, temperatures, draft_tokens)
     workload = Workload(target, settings, prompts_of(prompts, limit), max_tokens)
@@ -558,9 +557,9 @@ def head(
     json_file: JsonFile = None,
 ) -> None:
     """How much of a drafting step is LM head and softmax, with the whole head and with cut ones."""
-    from crossdraft.bench import engine as command
+    from crossdraft.bench.engine import DraftingSteps
 
-    command.head_measure(drafter, share, turns, json_file)
+    DraftingSteps(tuple(drafter), tuple(share), turns).run(json_file)
 
 
 @app.command()
@@ -593,7 +592,7 @@ def inflate(
     Of the bundled target: --layers 8 --hidden 1024 takes about 20 ms for one token, --layers 26 --hidden 1024 about
     60 ms, on one thread of an AMD EPYC core. Where the width is 4 or 16 times the model's, its file is half as large.
     """
-    from crossdraft.bench import device as command
+    from crossdraft.bench import inflate as command
     from crossdraft.engine.names import Size
 
     command.make(model, Size(layers, hidden, intermediate), output)

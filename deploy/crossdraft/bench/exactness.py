@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from crossdraft.bench.acceptance import PATIENCE
-from crossdraft.bench.harness import Fit, Setting, Workload, finished, fit_of, print_table, running_pairs, write_json
+from crossdraft.bench.harness import Fit, finished, fit_of, print_table, write_json
 from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
+from crossdraft.bench.workload import Setting, Workload, running_pairs
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
 from crossdraft.console.running import CommandFailed, Misused, checked_options, run_to_end
 from crossdraft.engine.loader import load_model

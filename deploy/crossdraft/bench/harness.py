@@ -1,192 +1,211 @@
-"""What all benchmarks share: prompts, the settings that are compared, services that run while they are measured."""
+"""The harness of all benchmarks.
+
+A benchmark is a frozen dataclass whose fields say what is measured. Its `measure` yields one result after the other,
+and its `report` says which tables show them. The harness checks options and files before anything is started, counts
+on stderr, writes the results whenever there is one more (an interrupted run keeps what it has) and prints the tables.
+
+Configurations that are compared take turns (`in_turns`), so that a machine that gets slower or faster meanwhile does
+so for all of them alike. Ratios of their speeds have bootstrap intervals (`speed_ratio`), and counts are compared
+with a distribution by Pearson's test (`fit_of`); both are scipy's, which the extra `crossdraft[bench]` installs.
+"""
 
 import json
 import os
 import shutil
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
-from math import erfc, exp, lgamma, log, log10, sqrt
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import uvloop
 from rich import box
-from rich.table import Table
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
 
-from crossdraft.client import Generation, GenerationRequest, Overlap, SamplingOptions, Statistics
-from crossdraft.console.processes import Wanted, services, threads_each
-from crossdraft.console.running import CommandFailed, Misused, checked_options, print_whole
-from crossdraft.text.report import Combinations, OfLength
-from crossdraft.training.prompts import read_prompts
+from crossdraft.client import Generation, Statistics
+from crossdraft.console.running import CommandFailed, Run, check_output, print_whole, run_to_end
 from crossdraft.types.rows import Probabilities
-from crossdraft.verification.methods import method_named
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
 
 SEED = 0
+Result = TypeVar("Result")
+Configuration = TypeVar("Configuration")
+Columns = Mapping[str, Callable[[Any], object]]  # by heading: what a row of the table shows of a result
+Floats = npt.NDArray[np.float64]
+
+
+# Tables.
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One way to decode, in lock-step rounds."""
+class Table:
+    """A table for people; the first two columns are names, the others figures."""
 
-    method: str
-    drafter: str  # a model's name
-    temperature: float
-    k: int  # draft tokens in a round
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
 
-    def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
-        """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run.
+    @staticmethod
+    def of(results: Iterable[object], columns: Columns, title: str = "") -> "Table":
+        """One row for each result."""
+        return Table(tuple(columns), tuple(tuple(str(of(one)) for of in columns.values()) for one in results), title)
 
-        Raises:
-            ValueError: a value is out of its range.
-        """
-        seed = SEED if method_named(self.method).seedable else None
-        options = SamplingOptions(self.temperature)
-        return [
-            GenerationRequest(
-                text,
-                self.method,
-                self.k,
-                max_tokens,
-                options,
-                seed=seed,
-                choice=number,
-                allow_inexact=True,
-                overlap=Overlap.OFF,
-            )
-            for number, text in enumerate(prompts)
-        ]
+    def markdown(self) -> str:
+        """As Markdown, with its title above it."""
+        title = f"{self.title}\n\n" if self.title else ""
+        return title + markdown(self.headings, self.rows)
+
+    def print(self) -> None:
+        """On stdout: drawn on a terminal, Markdown in a file or a pipe."""
+        if sys.stdout.isatty():
+            print_table(self.title, self.headings, self.rows)
+        else:
+            print(self.markdown())
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What is measured."""
-
-    target: str  # a model's name
-    settings: tuple[Setting, ...]  # by drafter, so that each is started once
-    prompts: tuple[str, ...]
-    max_tokens: int
-    affinities: Mapping[str, Path] = field(default_factory=dict)  # by a drafter's name, for `rdk`
-
-    def check(self) -> None:
-        """Raises Misused if a request would be refused, before anything is started."""
-        with checked_options():
-            for setting in self.settings:
-                setting.requests(self.prompts, self.max_tokens)
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as Markdown."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def settings_of(
-    target: str, drafters: Sequence[str], methods: Sequence[str], temperatures: Sequence[float], ks: Sequence[int]
-) -> tuple[Setting, ...]:
-    """Every combination; a method for one vocabulary has the target's own model as its drafter.
-
-    Raises:
-        Misused: there is no such method.
-    """
-    with checked_options():
-        own = [name for name in methods if method_named(name).same_vocabulary]
-    pairs = [(name, drafter) for drafter in drafters for name in methods if name not in own]
-    pairs += [(name, target) for name in own]
-    return tuple(
-        Setting(method, drafter, temperature, k)
-        for method, drafter in pairs
-        for temperature in temperatures
-        for k in ks
-    )
-
-
-def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
-    """The first `limit` prompts of a file.
-
-    Raises:
-        Misused: there is no such file, or it has no prompts.
-    """
-    try:
-        return tuple(prompt.text for prompt in read_prompts(path)[:limit])
-    except UnicodeDecodeError as error:
-        raise Misused(
-            f'{path} is not UTF-8: {error.reason}; give JSON lines such as {{"text": "def main("}}'
-        ) from error
-    except ValueError as error:
-        raise Misused(str(error)) from error
-    except OSError as error:
-        raise Misused(
-            f"cannot read the prompts: {error}; run this in a checkout of crossdraft, which has tests/prompts.jsonl, "
-            "or give a file with --prompts"
-        ) from error
-
-
-def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, Path]:
-    """The files of options NAME=FILE, by drafter.
-
-    Raises:
-        Misused: an option is not of this form, or its name is not one of the drafters.
-    """
-    found: dict[str, Path] = {}
-    for option in options:
-        name, equals, file = option.rpartition("=")
-        if not (equals and name and file):
-            raise Misused(f"--affinity takes NAME=FILE, such as {drafters[0]}=affinity.npz, got {option!r}")
-        if name not in drafters:
-            raise Misused(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
-        found[name] = Path(file)
-    return found
-
-
-async def running_pairs(workload: Workload) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
-    """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
-
-    Close it with `contextlib.aclosing`, which ends the services.
-
-    Raises:
-        CommandFailed: a service does not start.
-    """
-    threads = threads_each(2)
-    async with services([Wanted("target", workload.target, threads)]) as (target,):
-        for name, settings in groupby(workload.settings, key=lambda setting: setting.drafter):
-            more = ("--affinity", str(workload.affinities[name])) if name in workload.affinities else ()
-            async with services([Wanted("drafter", name, threads, more)]) as (drafter,):
-                yield target, drafter, tuple(settings)
-
-
-async def finished(generation: Generation) -> Statistics:
-    """The figures of a generation, which runs to its end here.
-
-    Raises:
-        CommandFailed: its drafter was lost on the way, so that they would say nothing about the drafter.
-    """
-    async with generation:
-        async for _ in generation:
-            pass
-    figures = generation.statistics
-    if figures is None or figures.drafter_lost:
-        reason = "no statistics" if figures is None else figures.drafter_lost
-        raise CommandFailed(f"the drafter was lost during the measurement (overloaded? measure less at once): {reason}")
-    return figures
-
-
-def print_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints it on stdout; the first two columns are names, the others figures."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(names):
+    table = RichTable(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(headings):
         table.add_column(name, justify="left" if place < 2 else "right", no_wrap=place != 1, overflow="fold")
     for row in rows:
         table.add_row(*row)
     print_whole(table)
 
 
+def optional(value: float | None, form: str) -> str:
+    """A figure in this format; nothing where there is none."""
+    return "" if value is None else format(value, form)
+
+
+# A benchmark, and the run of one.
+
+
+class Advance(Protocol):
+    """Counts what was measured; `doing` is what the counter says from then on."""
+
+    def __call__(self, count: int = 1, doing: str = "") -> None: ...
+
+
+class Benchmark(ABC, Generic[Result]):
+    """What is measured, and how; a subclass is a frozen dataclass, whose fields are written to the JSON file."""
+
+    unit: ClassVar[str] = "results"  # what the counter counts
+    title: ClassVar[str] = ""  # of the table
+    columns: ClassVar[Columns] = {}
+    runner: ClassVar[Run] = staticmethod(uvloop.run)
+    needs_statistics: ClassVar[bool] = False  # whether it needs scipy
+
+    @property
+    def total(self) -> int | None:
+        """How many units are counted; None: not known before."""
+        return None
+
+    def check(self) -> None:
+        """Raises Misused if a value is out of its range, before anything is started."""
+
+    @abstractmethod
+    def measure(self, advance: Advance) -> AsyncGenerator[Result, None] | Iterator[Result]:
+        """The results, one after the other.
+
+        Raises:
+            Misused: the pair of models cannot do what is asked.
+            CommandFailed: a service does not start or fails.
+        """
+
+    def report(self, results: Sequence[Result]) -> Iterator[Table | str]:
+        """The tables, and notes between them."""
+        yield Table.of(results, self.columns, self.title)
+
+    def finish(self, results: Sequence[Result]) -> None:
+        """After everything was written; raises CommandFailed if what was found is a failure."""
+
+    def run(self, json_path: Path | None = None, markdown_path: Path | None = None) -> None:
+        """Measures; tables on stdout, and in files if paths are given.
+
+        Raises:
+            Misused: a value is out of its range, or a file cannot be written.
+            CommandFailed: a service does not start or fails.
+        """
+        for path in (json_path, markdown_path):
+            if path is not None:
+                check_output(path)
+        if self.needs_statistics:
+            check_scipy()
+        self.check()
+        results: list[Result] = []
+
+        def take(result: Result) -> None:
+            results.append(result)
+            self._write(results, json_path, markdown_path)
+
+        with counting(self.total, self.unit) as advance:
+            found = self.measure(advance)
+            if isinstance(found, Iterator):
+                for result in found:
+                    take(result)
+            else:
+                run_to_end(_collect(found, take), type(self).runner)
+        for part in self.report(results):
+            part.print() if isinstance(part, Table) else print(f"{part}\n")
+        self.finish(results)
+
+    def _write(self, results: Sequence[Result], json_path: Path | None, markdown_path: Path | None) -> None:
+        if json_path is not None:
+            write_json(json_path, {"plan": plan_of(self), "results": [plan_of(one) for one in results]})
+        if markdown_path is not None:
+            parts = (part.markdown() if isinstance(part, Table) else f"{part}\n" for part in self.report(results))
+            write_text(markdown_path, "\n".join(parts))
+
+
+async def _collect(results: AsyncGenerator[Result, None], take: Callable[[Result], None]) -> None:
+    async with aclosing(results):
+        async for result in results:
+            take(result)
+
+
+def plan_of(benchmark: object) -> dict[str, object]:
+    """The fields of a dataclass for JSON; of prompts the number."""
+    assert is_dataclass(benchmark)
+    assert not isinstance(benchmark, type)
+    found: dict[str, object] = _without_prompts(asdict(benchmark))
+    return found
+
+
+def _without_prompts(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: len(one) if name == "prompts" else _without_prompts(one) for name, one in value.items()}
+
+
+@contextmanager
+def counting(total: int | None, unit: str) -> Iterator[Advance]:
+    """A counter on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(unit, total=total)
+
+        def advance(count: int = 1, doing: str = "") -> None:
+            progress.update(task, advance=count, description=doing or None)
+
+        yield advance
+
+
 def write_json(path: Path, record: dict[str, object]) -> None:
     """Writes what was measured; raises CommandFailed."""
-    try:
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CommandFailed(f"cannot write the results: {error}") from error
+    write_text(path, json.dumps(record, indent=1, default=str) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -194,14 +213,56 @@ def write_text(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise CommandFailed(f"cannot write the report: {error}") from error
+        raise CommandFailed(f"cannot write the results: {error}") from error
+
+
+# Turns.
+
+
+def rotated(count: int, turn: int) -> list[int]:
+    """0 to count − 1, beginning one further on with each turn, so that none of them always comes after the same one."""
+    return [(turn + place) % count for place in range(count)]
+
+
+async def in_turns(
+    configurations: Sequence[Configuration],
+    turns: int,
+    run: Callable[[Configuration, int], Awaitable[Result]],
+) -> dict[Configuration, list[Result]]:
+    """Runs each configuration once in each turn, one at a time; `run` gets the configuration and the turn's number."""
+    found: dict[Configuration, list[Result]] = {one: [] for one in configurations}
+    for turn in range(turns):
+        for place in rotated(len(configurations), turn):
+            found[configurations[place]].append(await run(configurations[place], turn))
+    return found
+
+
+async def finished(generation: Generation, *, lost: bool = False) -> Statistics:
+    """The figures of a generation, which runs to its end here.
+
+    Args:
+        generation: not yet begun.
+        lost: whether its drafter may be lost on the way.
+
+    Raises:
+        CommandFailed: there are no figures, or they would say nothing about the drafter, as it was lost.
+    """
+    async with generation:
+        async for _ in generation:
+            pass
+    figures = generation.statistics
+    if figures is None:
+        raise CommandFailed("a generation ended without its statistics")
+    if figures.drafter_lost and not lost:
+        raise CommandFailed(
+            f"the drafter was lost during the measurement (overloaded? measure less at once): {figures.drafter_lost}"
+        )
+    return figures
 
 
 # Speeds that are compared on the same prompts: ratios with their 95 % intervals, over prompts drawn again.
 
-DRAWS = 4_000  # of the prompts, with replacement (the bootstrap)
-LOW, HIGH = 2.5, 97.5  # per cent
-Floats = npt.NDArray[np.float64]
+RESAMPLES = 4_000  # of the prompts, with replacement (the bootstrap)
 
 
 @dataclass(frozen=True)
@@ -219,7 +280,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two speeds, and between what it is in 95 of 100 sets of prompts like these."""
+    """A ratio of two speeds, and its 95 % confidence interval over sets of prompts like these."""
 
     value: float
     low: float
@@ -238,43 +299,54 @@ def speed_of(runs: Sequence[Timed]) -> float:
 def speed_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
     """Of all tokens over all time, ours and others'; runs at the same place are of the same prompt."""
 
-    def ratio(places: npt.NDArray[np.int64]) -> Floats:
-        ours_, others_ = _speeds(ours, places), _speeds(others, places)
-        found: Floats = ours_ / others_
+    def ratio(tokens: Floats, seconds: Floats, others_tokens: Floats, others_seconds: Floats, axis: int = -1) -> Floats:
+        ours_ = tokens.sum(axis) / seconds.sum(axis)
+        found: Floats = ours_ / (others_tokens.sum(axis) / others_seconds.sum(axis))
         return found
 
-    return _interval(ratio, len(ours), len(others))
+    return _interval(ratio, ours, others)
 
 
 def median_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
     """The median over prompts of the ratio of both speeds."""
-    ratios = np.array([one.speed / other.speed for one, other in zip(ours, others, strict=True)])
 
-    def median(places: npt.NDArray[np.int64]) -> Floats:
-        found: Floats = np.median(ratios[places], axis=-1)
+    def ratio(tokens: Floats, seconds: Floats, others_tokens: Floats, others_seconds: Floats, axis: int = -1) -> Floats:
+        found: Floats = np.median(tokens / seconds / (others_tokens / others_seconds), axis=axis)
         return found
 
-    return _interval(median, len(ours), len(others))
+    return _interval(ratio, ours, others)
 
 
-def rotated(count: int, turn: int) -> list[int]:
-    """0 to count − 1, beginning further on with each turn, so that none of them always comes after the same one."""
-    return [(turn + place) % count for place in range(count)]
+def _interval(statistic: Callable[..., Floats], ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
+    """Of a statistic of our tokens and seconds and the others', each of shape (..., runs): the paired bootstrap."""
+    if len(ours) != len(others) or not ours:
+        raise ValueError(f"runs are compared in pairs, at least one: {len(ours)} and {len(others)} were given")
+    samples = [
+        np.array([getattr(run, name) for run in runs], dtype=np.float64)
+        for runs in (ours, others)
+        for name in ("tokens", "seconds")
+    ]
+    value = float(statistic(*samples))
+    if len(ours) == 1:  # every draw is this prompt
+        return Ratio(value, value, value)
+    from scipy import stats
+
+    interval = stats.bootstrap(
+        samples,
+        statistic,
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(SEED),
+    ).confidence_interval
+    return Ratio(value, float(interval.low), float(interval.high))
 
 
-def _speeds(runs: Sequence[Timed], places: npt.NDArray[np.int64]) -> Floats:
-    tokens = np.array([run.tokens for run in runs], dtype=np.float64)[places].sum(axis=-1)
-    speeds: Floats = tokens / np.array([run.seconds for run in runs])[places].sum(axis=-1)
-    return speeds
-
-
-def _interval(statistic: Callable[[npt.NDArray[np.int64]], Floats], count: int, as_many: int) -> Ratio:
-    """Of a statistic of places, shape (..., count) to shape (...)."""
-    if count != as_many or not count:
-        raise ValueError(f"runs are compared in pairs, at least one: {count} and {as_many} were given")
-    drawn = statistic(np.random.default_rng(SEED).integers(count, size=(DRAWS, count)))
-    low, high = np.percentile(drawn, [LOW, HIGH])
-    return Ratio(float(statistic(np.arange(count))), float(low), float(high))
+def check_scipy() -> None:
+    """Raises CommandFailed if scipy is not installed; it takes a moment to import, and so only what needs it does."""
+    if find_spec("scipy") is None:
+        raise CommandFailed("this benchmark needs scipy, which is not installed: pip install 'crossdraft[bench]'")
 
 
 # Whether counts fit a distribution: Pearson's chi-square test.
@@ -313,174 +385,15 @@ def fit_of(counts: Mapping[int, int], distribution: Probabilities) -> Fit | None
         observed, wanted = observed[:-1], wanted[:-1]
     if len(wanted) < 2:
         return None
-    statistic = float(((observed - wanted) ** 2 / wanted).sum())
-    return Fit(int(total), statistic, len(wanted) - 1, chi_square_tail(statistic, len(wanted) - 1))
+    from scipy import stats
+
+    found = stats.chisquare(observed, wanted, sum_check=False)  # sums differ by rounding
+    return Fit(int(total), float(found.statistic), len(wanted) - 1, float(found.pvalue))
 
 
-def chi_square_tail(statistic: float, freedom: int) -> float:
-    """P(χ² ≥ statistic) = Q(freedom / 2, statistic / 2), the regularized upper incomplete gamma function.
+# Cores and processor time of other processes, as Linux counts it.
 
-    A finite sum, as freedom / 2 = a is a whole or half number: Q(a + 1, x) = Q(a, x) + xᵃ e⁻ˣ / Γ(a + 1), from
-    Q(1, x) = e⁻ˣ or Q(1/2, x) = erfc(√x).
-    """
-    x = statistic / 2
-    if x == 0:
-        return 1.0
-    a, tail = (0.5, erfc(sqrt(x))) if freedom % 2 else (1.0, exp(-x))
-    while a < freedom / 2:
-        tail += exp(a * log(x) - x - lgamma(a + 1))
-        a += 1
-    return min(1.0, tail)
-
-
-# Pictures of what is measured. matplotlib is imported when one is drawn, and needs no display.
-
-DOTS_PER_INCH = 150
-FORMATS = (".png", ".svg", ".pdf")
-
-
-@dataclass(frozen=True)
-class SpeedCurve:
-    """Speed of one drafter and method against the number of draft tokens; 1 is decoding without a drafter."""
-
-    label: str
-    expected: Mapping[int, float]  # by K
-    k: int  # where it was measured
-    measured: float
-    error: float  # standard
-
-
-def check_picture(path: Path | None) -> None:
-    """Raises Misused if a picture cannot be written there, before anything is measured."""
-    if path is None:
-        return
-    if path.suffix.lower() not in FORMATS:
-        raise Misused(f"--plot writes {', '.join(FORMATS)} files, got {path}")
-    if not path.parent.is_dir():
-        raise Misused(f"--plot: there is no folder {path.parent}")
-
-
-def plot_speeds(path: Path, title: str, curves: Sequence[SpeedCurve]) -> None:
-    """Lines of expected speed, and a point where it was measured.
-
-    Raises:
-        CommandFailed: the file cannot be written.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    figure, (axes,) = _figure(8.0, 5.0, 1)
-    for place, curve in enumerate(curves):
-        colour = f"C{place % 10}"
-        ks = sorted(curve.expected)
-        style = "-" if place < 10 else "--"
-        axes.plot(ks, [curve.expected[k] for k in ks], style, color=colour, label=curve.label, linewidth=1.6)
-        aside = curve.k + 0.04 * (place - (len(curves) - 1) / 2)  # so that errors do not cover one another
-        axes.errorbar(aside, curve.measured, curve.error, fmt="o", color=colour, markersize=6, markeredgecolor="white")
-    axes.axhline(1.0, color="black", linewidth=1.0, linestyle=":")
-    axes.annotate("without a drafter", (0.99, 1.0), xycoords=("axes fraction", "data"), ha="right", va="bottom")
-    axes.set_xlabel("K, draft tokens in a round")
-    axes.set_ylabel("speed, of that without a drafter")
-    axes.set_ylim(bottom=0.0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(
-        f"{title}\nlines: expected by the cost model; points: measured, with standard errors", fontsize=10, loc="left"
-    )
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
-    _save(figure, path)
-
-
-def plot_combinations(path: Path, title: str, found: Combinations) -> None:
-    """Combinations of draft tokens for a target token: against its length, and how many tokens have how many.
-
-    Raises:
-        CommandFailed: the file cannot be written.
-    """
-    _save(combinations_figure(title, found), path)
-
-
-def combinations_figure(title: str, found: Combinations) -> "Figure":
-    """The same, not yet written."""
-    from matplotlib.ticker import MaxNLocator
-
-    figure, (left, right) = _figure(11.0, 4.5, 2)
-    most = _most_shown(found.by_length)
-    shown = [one for one in found.by_length if one.letters <= most]
-    longer = sum(one.tokens for one in found.by_length if one.letters > most)
-    boxes = [
-        {"whislo": one.smallest, "q1": low, "med": middle, "q3": high, "whishi": one.largest}
-        for one in shown
-        for low, middle, high in [one.quartiles]
-    ]
-    left.bxp(boxes, positions=[one.letters for one in shown], widths=0.6, showfliers=False, manage_ticks=False)
-    cut = (
-        f"{longer:,} tokens of more than {most} letters are"
-        if longer > 1
-        else f"1 token of more than {most} letters is"
-    )
-    left.set_xlabel("letters of the target token" + (f"\n({cut} not shown)" if longer else ""))
-    left.set_ylabel("draft-token combinations")
-    left.set_title("by length: median, quartiles, extremes", fontsize=10)
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _powers_of_ten(left.yaxis, max((one.largest for one in shown), default=0.0))
-    left.set_ylim(bottom=-0.05, top=max(1.0, left.get_ylim()[1]))
-    # Powers of two on a decadic axis: the counts themselves may exceed a float.
-    places, tokens = [n * log10(2) for n, _ in found.by_power], [count for _, count in found.by_power]
-    right.bar(places, tokens, width=log10(2), align="edge", color="C0", edgecolor="white")
-    _powers_of_ten(right.xaxis, max(places, default=0.0))
-    right.set_xlim(left=-0.05, right=max(1.0, right.get_xlim()[1]))
-    right.set_yscale("log")
-    right.set_xlabel("draft-token combinations")
-    right.set_ylabel("target tokens")
-    right.set_title("how many tokens have how many", fontsize=10)
-    figure.suptitle(title, fontsize=11)
-    return figure
-
-
-SHARE_SHOWN = 0.995  # of the tokens; a few runs of blanks are far longer than the rest
-
-
-def _most_shown(by_length: Sequence[OfLength]) -> int:
-    """The length up to which nearly all tokens lie."""
-    left = SHARE_SHOWN * sum(one.tokens for one in by_length)
-    for one in by_length:
-        left -= one.tokens
-        if left <= 0:
-            return one.letters
-    return 0
-
-
-def _powers_of_ten(axis: "Axis", largest: float) -> None:
-    """Ticks at whole powers, of exponents up to `largest`."""
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(nbins=8 if largest > 1 else 1, integer=True))
-    axis.set_major_formatter(lambda exponent, _: f"$10^{{{exponent:g}}}$")
-
-
-def _figure(width: float, height: float, panels: int) -> "tuple[Figure, list[Axes]]":
-    """A figure of so many inches, with panels side by side; drawn by Agg, whatever the display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(alpha=0.25)
-    return figure, axes
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    try:
-        figure.savefig(path, dpi=DOTS_PER_INCH)
-    except OSError as error:
-        raise CommandFailed(f"cannot write the picture: {error}") from error
-
-
-# Processor time of other processes, as Linux counts it.
-
-PLACES = (13, 14)  # of user and system time among the fields of /proc/PID/stat, from 0
+USER_TIME, SYSTEM_TIME = 13, 14  # fields of /proc/PID/stat, from 0, in clock ticks
 
 
 def processor_seconds(process: int) -> float:
@@ -490,17 +403,11 @@ def processor_seconds(process: int) -> float:
     except OSError:
         return 0.0
     # The second field is the command's name in brackets, which may itself hold spaces and brackets.
-    fields = ["", "", *text.rpartition(")")[2].split()]
-    return sum(int(fields[place]) for place in PLACES) / os.sysconf("SC_CLK_TCK")
+    fields_ = ["", "", *text.rpartition(")")[2].split()]
+    return (int(fields_[USER_TIME]) + int(fields_[SYSTEM_TIME])) / os.sysconf("SC_CLK_TCK")
 
 
 def on_core(number: int) -> tuple[str, ...]:
     """What a command is run by so that it has one core to itself; nothing where there is no taskset (util-linux)."""
     cores = sorted(os.sched_getaffinity(0))
     return () if shutil.which("taskset") is None else ("taskset", "-c", str(cores[number % len(cores)]))
-
-
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -20,8 +20,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from crossdraft.bench.harness import SEED, Setting, Workload, finished, markdown, print_table, running_pairs, write_json
+from crossdraft.bench.harness import SEED, finished, markdown, print_table, write_json
 from crossdraft.bench.made_up import DISAGREEMENT, Imagined, InMemory, Language, Noises, tokenization
+from crossdraft.bench.workload import Setting, Workload, running_pairs
 from crossdraft.client import Generation, GenerationRequest, Overlap, Pipeline, Statistics, connect
 from crossdraft.client.driver import Roster, Services, StreamPort
 from crossdraft.client.measurements import TrafficCount

@@ -1,13 +1,12 @@
-"""The commands and their options.
+"""The command line: which commands there are, and what typer knows of them.
 
-Everything that a command needs is imported when it runs: torch, transformers and grpc take seconds, which `--help`
-and a mistyped option should not.
+What a command needs is imported when it runs: torch, transformers, grpc and numpy take seconds, which `--help` and a
+mistyped option should not.
 """
 
 import os
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from pathlib import Path
@@ -16,12 +15,30 @@ from typing import Annotated
 import typer
 
 from crossdraft.bench import commands
-from crossdraft.cli import loadtest_commands, serve_commands
-from crossdraft.cli import options as security
-from crossdraft.cli.options import TlsCa, TlsCert, TlsKey, tls_of
-from crossdraft.console.running import METHODS, CommandFailed, Interrupted, Misused
+from crossdraft.cli.options import (
+    AffinityOptions,
+    ApiOptions,
+    CertsOptions,
+    DrafterOptions,
+    ExistingServers,
+    LoadFiles,
+    LoadOptions,
+    LoadRequests,
+    MaxTokens,
+    MetricsPort,
+    ModelChoice,
+    Port,
+    RequestOptions,
+    ServiceOptions,
+    StartedServices,
+    Temperature,
+    WhereToGenerate,
+    grouped,
+    option,
+)
+from crossdraft.console.running import CommandFailed, Interrupted
 
-# Plain errors and help: an error is then one line whatever the width of the terminal, and rich is not imported.
+# Plain errors and help: an error is then one line, whatever the width of the terminal.
 app = typer.Typer(
     name="crossdraft",
     help="Speculative decoding across vocabularies and machines, exactly.",
@@ -30,98 +47,24 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
-app.add_typer(serve_commands.app)
-app.add_typer(commands.app)
-
-
-# The commands for recorded sessions, and their options.
-
-Recorded = Annotated[Path, typer.Argument(metavar="FILE", help="Written by `crossdraft generate --record FILE`.")]
-
-
-def replay(file: Recorded) -> None:
-    """Run verification again from a recording, and compare its verdicts."""
-    from crossdraft.cli import trace as command
-
-    command.replay(file)
-
-
-def timeline(
-    file: Recorded,
-    output: Annotated[Path, typer.Option("--output", "-o", help="A page (.html), or a picture (.png, .svg, .pdf).")],
-    first: Annotated[int, typer.Option(min=1, help="The round that is seen first.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that are seen at once; a page has them all.")] = 15,
-) -> None:
-    """Draw a recording: who worked when, what was on its way, what came of it."""
-    from crossdraft.cli import trace as command
-
-    command.timeline(file, output, first, rounds)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds them to the command line."""
-    app.command()(replay)
-    app.command()(timeline)
-
-
-register(app)
-
-
-# `crossdraft deploy`, `status`, `undeploy`: the commands of a cluster, and their options.
-
-Address = Annotated[
-    str,
-    typer.Option(help="Of the Ray cluster: auto on one of its nodes, or HOST:PORT as `ray start --address` has it."),
+serve = typer.Typer(
+    name="serve",
+    help="Serve a target, a drafter, or an API that uses them. "
+    "A line of JSON on standard output says when the server is ready.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+Prompt = Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")]
+AsJson = Annotated[bool, option("Print one JSON object instead of tables.", flag="--json")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write.")]
+Corpus = Annotated[
+    Path, typer.Argument(help="A file or a folder of files: plain text, or .jsonl with a `text` on each line.")
 ]
-
-
-def deploy(
-    configuration: Annotated[Path, typer.Argument(help="A YAML file, such as deploy/crossdraft.yaml.")],
-    address: Address = "auto",
-    check: Annotated[bool, typer.Option("--check", help="Only read the file and say what is wrong with it.")] = False,
-    wait_seconds: Annotated[float, typer.Option(min=0, help="For nodes that are still being started.")] = 120.0,
-) -> None:
-    """Serve what a configuration says on a running Ray cluster.
-
-    What runs already and is the same goes on; what differs is replaced, and open streams go on.
-    """
-    from crossdraft.cli import cluster as command
-
-    command.deploy(configuration, address, check, wait_seconds)
-
-
-def status(
-    address: Address = "auto", as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False
-) -> None:
-    """Show which processes answer on a cluster, where, and whether Serve's replicas are healthy."""
-    from crossdraft.cli import cluster as command
-
-    command.status(address, as_json)
-
-
-def undeploy(address: Address = "auto") -> None:
-    """End all that `deploy` started; the Ray cluster itself goes on."""
-    from crossdraft.cli import cluster as command
-
-    command.undeploy(address)
-
-
-def clustering_register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    for command in (deploy, status, undeploy):
-        app.command()(command)
-
-
-clustering_register(app)
-
-
-class Affinities(StrEnum):
-    """How `affinity` makes its matrix."""
-
-    ALIGNED = "aligned"
-    PREFIX = "prefix"
-    CO_OCCURRENCE = "co-occurrence"
-    FIRST_ORDER = "first-order"
+Tokenizer = Annotated[str, option("A folder, a hub id, or bundled:NAME; only the tokenizer is read.")]
+Recorded = Annotated[Path, typer.Argument(metavar="FILE", help="Written by `crossdraft generate --record FILE`.")]
+Cluster = Annotated[
+    str, option("Address of the Ray cluster: auto on one of its nodes, or HOST:PORT as in `ray start --address`.")
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -157,219 +100,56 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     shown: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, option("Print the version.", flag="--version", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """What all commands have in common."""
 
 
-# `crossdraft generate` and `crossdraft demo`: their options. What they need is imported when they run.
-
-
-class Overlaps(StrEnum):
-    """Whether the drafter drafts on while the target verifies."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
-
-
-Prompt = Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")]
-MaxTokens = Annotated[int, typer.Option(help="Longest output.")]
-
-
-def generate(
-    prompt: Prompt = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT,...", help="One or several of the same model; by default a bundled one is started."
-        ),
-    ] = None,
-    drafter: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT,...", help="One or several, or none to decode plainly.")
-    ] = None,
-    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; by default the best.")] = None,
-    k: Annotated[int, typer.Option("-k", help="Draft tokens in a lock-step round.")] = 5,
-    max_tokens: MaxTokens = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Makes the output repeatable.")] = None,
-    top_k: Annotated[int, typer.Option(help="0 is all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Above 0, at most 1.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Between 0 and 1.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="As in transformers.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="As in vLLM.")] = 0.0,
-    logit_bias: Annotated[list[str] | None, typer.Option(metavar="ID:BIAS", help="Repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the output; repeatable.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")] = False,
-    drafter_temperature: Annotated[float | None, typer.Option(help="By default the target's.")] = None,
-    allow_inexact: Annotated[
-        bool, typer.Option("--allow-inexact", help="Let a method change the distribution.")
-    ] = False,
-    audit: Annotated[bool, typer.Option("--audit", help="Recompute the drafter's draws from their rows.")] = False,
-    overlap: Annotated[
-        Overlaps,
-        typer.Option(help="Draft on while the target verifies; off is the lock-step round of -k draft tokens."),
-    ] = Overlaps.AUTO,
-    window: Annotated[int | None, typer.Option(help="Most draft tokens ahead of what is verified.")] = None,
-    wait: Annotated[int | None, typer.Option(help="Draft tokens that a pass waits for.")] = None,
-    branches: Annotated[
-        int | None, typer.Option(help="Draft tokens of each prepared continuation; 0 prepares none.")
-    ] = None,
-    branch_width: Annotated[int | None, typer.Option(help="Prepared continuations for each draft token.")] = None,
-    paths: Annotated[int, typer.Option(help="Most guessed paths in a pass; 1 is a chain.")] = 2,
-    speculation: Annotated[
-        bool, typer.Option("--speculation", help="With two targets, begin passes before the one under way is back.")
-    ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what the controller decided, and why.")] = False,
-    record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a flight record, for replay and timeline.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each token, then the whole.")] = False,
-    untrusted_drafter: Annotated[
-        bool,
-        typer.Option(
-            "--untrusted-drafter", help="Use only methods whose output nothing that a drafter says can change."
-        ),
-    ] = False,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Let `serve grpc` make it; --drafter is then the name of one of its drafters."
-        ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Of the server; by default its only one.")] = None,
-    api_key: Annotated[
-        str, typer.Option(metavar="KEY", envvar="CROSSDRAFT_API_KEY", help="Of the server.", show_envvar=True)
-    ] = "",
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-) -> None:
-    """Continue a prompt. Without addresses, the bundled models are run for as long as it takes."""
-    from crossdraft.cli import generate as command
-    from crossdraft.cli import generate as remote
-    from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
-    from crossdraft.console.running import checked_options
-
-    with checked_options():
-        biases = command.logit_biases(logit_bias or ())
-        request = GenerationRequest(
-            command.read_prompt(prompt),
-            method=method,
-            k=k,
-            max_tokens=max_tokens,
-            options=SamplingOptions(
-                temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, logit_bias=biases
-            ),
-            drafter_temperature=drafter_temperature,
-            seed=seed,
-            ignore_eos=ignore_eos,
-            stop=tuple(command.checked_text(text) for text in stop or ()),
-            allow_inexact=allow_inexact,
-            audit=audit,
-            overlap=Overlap(overlap.value),
-            window=window,
-            wait=wait,
-            branches=branches,
-            branch_width=branch_width,
-            paths=paths,
-            speculation=speculation,
-            explain=explain,
-            record=record,
-        )
-    if server is not None:
-        if target is not None or untrusted_drafter:
-            raise Misused("--target and --untrusted-drafter are the server's own: leave them out, or --server")
-        if tls_cert is not None or tls_key is not None:
-            raise Misused("a server wants no certificate: give --tls-ca alone, for the CA of its own, and --api-key")
-        asked = remote.Asked(server, model or "", drafter, api_key, tls_ca)
-        remote.remote_generate(request, asked, as_json)
-        return
-    if model is not None:
-        raise Misused("--model is a name that a server knows: give --server, or --target for a model's address")
-    services = command.Given(target, drafter, tls_of(tls_ca, tls_cert, tls_key), not untrusted_drafter)
-    command.generate(request, services, as_json)
-
-
+@app.command()
 def demo(
     prompt: Prompt = None,
-    k: Annotated[int, typer.Option("-k", help="Draft tokens in a round.")] = 5,
+    k: Annotated[int, option("Draft tokens in a round.", flag="-k")] = 5,
     max_tokens: MaxTokens = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Both generations have it, so their texts must be equal.")] = 7,
+    temperature: Temperature = 0.0,
+    seed: Annotated[int, option("Random seed of both generations, whose texts must be equal.")] = 7,
 ) -> None:
-    """Generate with the bundled models, with the drafter and without, side by side."""
+    """Generate with and without a drafter, and compare. It starts the bundled models, and ends them afterwards."""
     from crossdraft.cli import demo as command
-    from crossdraft.cli.generate import read_prompt
-    from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
-    from crossdraft.console.running import checked_options
 
-    with checked_options():
-        options = SamplingOptions(temperature)
-        request = GenerationRequest(
-            read_prompt(prompt), k=k, max_tokens=max_tokens, options=options, seed=seed, overlap=Overlap.OFF
-        )
-    command.demo(request)
-
-
-app.command()(generate)
-app.command()(demo)
-app.command()(security.certs)
-app.command()(loadtest_commands.loadtest)
+    command.demo(prompt, k, max_tokens, temperature, seed)
 
 
 @app.command()
-def affinity(
-    corpus: Annotated[Path, typer.Argument(help="A file, or a folder of files: text, or .jsonl lines with a text.")],
-    target: Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME; only its tokenizer is read.")],
-    drafter: Annotated[str, typer.Option(help="Likewise.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-    kind: Annotated[Affinities, typer.Option(help="How the matrix is made; docs/rdk.md compares them.")] = (
-        Affinities.ALIGNED
-    ),
-    neighbours: Annotated[
-        int | None, typer.Option(min=1, help="Target tokens of a draft token; by default 64.")
-    ] = None,
-    keep: Annotated[
-        float | None, typer.Option(help="Share of its mass that stays with each token first; by default 0.")
-    ] = None,
-    window: Annotated[
-        int | None, typer.Option(min=2, help="Of co-occurrence: target tokens in a window; by default 8.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Of co-occurrence: τ of its softmax; by default 0.0001.")
-    ] = None,
+@grouped
+def generate(
+    *,
+    prompt: Prompt = None,
+    where: WhereToGenerate,
+    options: RequestOptions,
+    as_json: Annotated[
+        bool, option("Print one JSON object for each token, then one for the whole.", flag="--json")
+    ] = False,
 ) -> None:
-    """Estimate which target tokens a draft token stands for, for `serve drafter --affinity` and the method rdk."""
-    from crossdraft.cli import corpus as command
+    """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""
+    from crossdraft.cli import generate as command
 
-    command.make(target, drafter, corpus, output, kind, command.Options(neighbours, keep, window, temperature))
-
-
-@app.command()
-def frequencies(
-    corpus: Annotated[Path, typer.Argument(help="A file, or a folder of files: text, or .jsonl lines with a text.")],
-    model: Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME; only its tokenizer is read.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-) -> None:
-    """Count how often a corpus uses each token, for `serve drafter --vocab-keep`."""
-    from crossdraft.cli import corpus as command
-
-    command.count(model, corpus, output)
+    command.generate(command.request_of(prompt, options), where, as_json)
 
 
 @app.command()
 def inspect(
-    target: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME.")],
+    target: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
     drafter: Annotated[str, typer.Argument(help="Likewise.")],
-    sample: Annotated[Path | None, typer.Option(help="Text of the kind that will be served.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    sample: Annotated[
+        Path | None, option("Sample of the text that will be served; by default Python source code.", "FILE")
+    ] = None,
+    as_json: AsJson = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a picture of the draft-token combinations there.")
+        Path | None, option("Write a picture: ways to write a target token in draft tokens.", "FILE")
     ] = None,
 ) -> None:
-    """Show how well two vocabularies fit: what they share, what each can write of the other."""
+    """Show how well two vocabularies fit. It counts the tokens that both have, and those that each can write."""
     from crossdraft.cli import inspect as command
 
     command.inspect(target, drafter, sample, as_json, plot)
@@ -377,35 +157,204 @@ def inspect(
 
 @app.command()
 def select(
-    target: Annotated[str, typer.Option(help="A folder, a hub id, bundled:NAME, or HOST:PORT.")] = "bundled:target",
-    drafter: Annotated[list[str], typer.Option(help="Likewise; repeatable.")] = commands.DRAFTERS[:2],
+    target: Annotated[str, option("A folder, a hub id, bundled:NAME, or HOST:PORT.")] = "bundled:target",
+    drafter: Annotated[list[str], option("Likewise; repeatable.")] = commands.DRAFTERS[:2],
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines, each with a text of the kind that will be served.")
+        Path | None, option("Prompts like those that will be served: JSON lines, each with a `text`.", "FILE")
     ] = None,
-    limit: Annotated[int, typer.Option(min=2, help="Only the first prompts.")] = 4,
-    method: Annotated[
-        list[str] | None, typer.Option(help="Repeatable; by default those that suit the temperature.")
-    ] = None,
+    limit: Annotated[int, option("Use only so many prompts.", min=2)] = 4,
+    method: Annotated[list[str] | None, option("Repeatable; by default those that suit the temperature.")] = None,
     ks: Annotated[
         list[int] | None,
         typer.Option(
             "--k",
             "-k",
-            help="Draft tokens in a round to choose from; repeatable. By default 1 to 6, "
-            "and 4 to 32 with a drafter that copies.",
+            help="Numbers of draft tokens in a round to choose from; repeatable. "
+            "By default 1 to 6, and 4 to 32 with an n-gram drafter.",
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 48,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture of speed against K there.")] = None,
+    temperature: Temperature = 0.0,
+    max_tokens: MaxTokens = 48,
+    as_json: AsJson = False,
+    plot: Annotated[Path | None, option("Write a picture: speed against the number of draft tokens.", "FILE")] = None,
 ) -> None:
     """Measure drafters for a target, and say which one to use, with which method and how many draft tokens."""
-    from crossdraft.bench.harness import prompts_of
+    from crossdraft.bench.workload import prompts_of
     from crossdraft.cli import select as command
     from crossdraft.console.running import PROMPTS
 
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
     methods, numbers = tuple(method or ()), tuple(ks or ())
-    choosing = command.Choosing(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens)
-    command.select(choosing, as_json, plot)
+    selection = command.Selection(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens)
+    command.select(selection, as_json, plot)
+
+
+@app.command()
+@grouped
+def affinity(corpus: Corpus, target: Tokenizer, drafter: Tokenizer, output: Output, options: AffinityOptions) -> None:
+    """Make an affinity matrix, for `serve drafter --affinity`.
+
+    It says which target tokens each draft token may stand for; the method rdk uses it.
+    """
+    from crossdraft.cli import corpus as command
+
+    command.make_affinity(target, drafter, corpus, output, options)
+
+
+@app.command()
+def frequencies(corpus: Corpus, model: Tokenizer, output: Output) -> None:
+    """Count tokens in a corpus, for `serve drafter --vocab-keep`."""
+    from crossdraft.cli import corpus as command
+
+    command.count_tokens(model, corpus, output)
+
+
+@app.command()
+def replay(file: Recorded) -> None:
+    """Verify a flight record again, and compare the verdicts."""
+    from crossdraft.cli import trace as command
+
+    command.replay(file)
+
+
+@app.command()
+def timeline(
+    file: Recorded,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write: a page (.html) or a picture (.png, .svg, .pdf).")
+    ],
+    first: Annotated[int, option("First round to show.", min=1)] = 1,
+    rounds: Annotated[int, option("Number of rounds to show; a page has all, and shows so many at first.", min=1)] = 15,
+) -> None:
+    """Draw a flight record as a timeline. It shows who worked when, and which messages were under way."""
+    from crossdraft.cli import trace as command
+
+    command.timeline(file, output, first, rounds)
+
+
+@app.command()
+@grouped
+def loadtest(
+    servers: ExistingServers, services: StartedServices, load: LoadOptions, requests: LoadRequests, files: LoadFiles
+) -> None:
+    """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
+
+    Without --url, --server and --target it starts services and a server, and ends them afterwards.
+    """
+    from crossdraft.cli import loadtest as command
+
+    command.loadtest(servers, services, load, requests, files)
+
+
+@app.command()
+@grouped
+def certs(options: CertsOptions) -> None:
+    """Make certificates for mutual TLS. The first call makes a private CA, each call a certificate for each --host."""
+    from crossdraft.cli import certs as command
+
+    command.certs(options)
+
+
+@app.command()
+def deploy(
+    configuration: Annotated[Path, typer.Argument(help="A YAML file, such as deploy/crossdraft.yaml.")],
+    address: Cluster = "auto",
+    check: Annotated[bool, option("Only check the file, and deploy nothing.", flag="--check")] = False,
+    wait_seconds: Annotated[float, option("Seconds to wait for nodes that are still starting.", min=0)] = 120.0,
+) -> None:
+    """Serve models on a running Ray cluster.
+
+    What is served is what the configuration file says. Services whose configuration is unchanged keep running; others
+    are replaced, without ending open streams.
+    """
+    from crossdraft.cli import cluster as command
+
+    command.deploy(configuration, address, check, wait_seconds)
+
+
+@app.command()
+def status(address: Cluster = "auto", as_json: AsJson = False) -> None:
+    """Show what runs on a Ray cluster. Lists processes with their addresses, and the state of Ray Serve's replicas."""
+    from crossdraft.cli import cluster as command
+
+    command.status(address, as_json)
+
+
+@app.command()
+def undeploy(address: Cluster = "auto") -> None:
+    """Stop all that `crossdraft deploy` started. The Ray cluster keeps running."""
+    from crossdraft.cli import cluster as command
+
+    command.undeploy(address)
+
+
+@serve.command("target")
+@grouped
+def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
+    """Serve the target. It is the large model, whose distribution the output has."""
+    from crossdraft.cli import serve as command
+
+    command.serve_target(model, service)
+
+
+@serve.command("drafter")
+@grouped
+def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
+    """Serve a drafter. It is a small model, which proposes draft tokens."""
+    from crossdraft.cli import serve as command
+
+    command.serve_drafter(model, drafting, service)
+
+
+@serve.command("ngram")
+@grouped
+def serve_ngram(
+    *,
+    max_ngram: Annotated[int, option("Max bytes that are matched.")] = 24,
+    min_ngram: Annotated[int, option("Min bytes that must match.")] = 4,
+    service: ServiceOptions,
+) -> None:
+    """Serve a drafter without a model (prompt lookup). It copies what followed the last bytes earlier in the text.
+
+    A draft token is one byte, so a round should have many of them: use -k 16 or more.
+    """
+    from crossdraft.cli import serve as command
+
+    command.serve_ngram(max_ngram, min_ngram, service)
+
+
+@serve.command("http")
+@grouped
+def serve_http(
+    *,
+    api: ApiOptions,
+    port: Port = 8000,
+    grpc_port: Annotated[
+        int | None, option("Serve crossdraft.v1.Generation over gRPC there, too; 0 picks a free port.")
+    ] = None,
+    max_choices: Annotated[int, option("Max outputs of one request.")] = 32,
+    max_body_mib: Annotated[float, option("Max size of a request, in MiB.")] = 4.0,
+) -> None:
+    """Serve OpenAI's HTTP API. TLS with its clients is set by --ssl-..., with targets and drafters by --tls-...."""
+    from crossdraft.cli import serve as command
+
+    command.serve_http(api, port, grpc_port, max_choices, max_body_mib)
+
+
+@serve.command("grpc")
+@grouped
+def serve_grpc(
+    *,
+    api: ApiOptions,
+    port: Port = 8001,
+    max_message_mib: Annotated[int, option("Max size of a request, in MiB.")] = 4,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Serve an API over gRPC, crossdraft.v1.Generation. TLS is set as for `serve http`, by --ssl-... and --tls-...."""
+    from crossdraft.cli import serve as command
+
+    command.serve_grpc(api, port, max_message_mib, metrics_port)
+
+
+app.add_typer(serve)
+app.add_typer(commands.app)

@@ -1,79 +1,69 @@
 """`crossdraft certs`: a private CA in a folder, and certificates for the hosts of a cluster."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from crossdraft.cli.options import CertsOptions
 from crossdraft.console.running import CommandFailed, Misused
 from crossdraft.rpc.authority import AuthorityError, Issued, Subject, Use, ends, issue, new_authority, subject_of
 
 CA = "ca"
-CA_DAYS = 3650
-DAYS = 365
+CA_DAYS = 3650  # how long a CA is valid
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What was typed."""
-
-    folder: Path
-    hosts: tuple[str, ...] = ()  # each one certificate: names and addresses of one host with commas between
-    use: Use | None = None  # None: both, or what a renewed one had
-    days: int = DAYS
-    renew: bool = False
-
-
-def certs(asked: Asked) -> None:
-    """Makes what was asked for, and prints what belongs where.
+def certs(options: CertsOptions) -> None:
+    """Makes the certificates, and prints which file belongs where.
 
     Raises:
-        Misused: there is nothing to make, or a name, a number or a folder cannot be.
-        CommandFailed: files are there already, are missing or cannot be written.
+        Misused: there is nothing to make, or a name, a number or a file of the CA cannot be used.
+        CommandFailed: files exist already, are missing or cannot be written.
     """
-    if asked.days < 1:
-        raise Misused(f"--days must be at least 1, got {asked.days}")
+    if options.days < 1:
+        raise Misused(f"--days must be at least 1, got {options.days}")
     try:
-        wanted = _to_renew(asked) if asked.renew else _to_make(asked)
-        asked.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        authority, made = _authority(asked.folder)
-        issued = {name: issue(authority, subject, asked.days) for name, subject in wanted.items()}
+        wanted = _to_renew(options) if options.renew else _to_make(options)
+        options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        authority, made = _authority(options.folder)
+        issued = {name: issue(authority, subject, options.days) for name, subject in wanted.items()}
         if made:
-            _write(asked.folder, CA, authority)
+            _write(options.folder, CA, authority)
         for name, one in issued.items():
-            _write(asked.folder, name, one)
+            _write(options.folder, name, one)
     except AuthorityError as error:
         raise Misused(str(error)) from error
     except OSError as error:
-        raise CommandFailed(f"{error.filename or asked.folder}: {error.strerror}; name a folder of yours") from error
-    print("\n".join(_said(asked.folder, wanted, asked.days, made)))
+        raise CommandFailed(
+            f"{error.filename or options.folder}: {error.strerror}; name a folder that you may write to"
+        ) from error
+    print("\n".join(_instructions(options.folder, wanted, options.days, made)))
 
 
-def _to_make(asked: Asked) -> dict[str, Subject]:
-    if not asked.hosts:
-        raise Misused("name the hosts: --host NAME_OR_ADDRESS, repeatable; several names of one host go with commas")
+def _to_make(options: CertsOptions) -> dict[str, Subject]:
+    if not options.host:
+        raise Misused("name the hosts: --host NAME_OR_ADDRESS; repeat it for more hosts, commas separate names of one")
     wanted: dict[str, Subject] = {}
-    for host in asked.hosts:
-        subject = Subject(_separate(host), asked.use or Use.BOTH)
+    for host in options.host:
+        subject = Subject(_separate(host), _use(options) or Use.BOTH)
         name = file_name(subject.hosts[0])
         if name == CA or name in wanted:
-            raise Misused(f"--host {host}: the name {name!r} is taken; begin with another name of the host")
-        for path in _paths(asked.folder, name):
+            raise Misused(f"--host {host}: the name {name!r} is taken; put another name of the host first")
+        for path in _paths(options.folder, name):
             if path.exists():
-                raise CommandFailed(f"{path} is there already and is not overwritten: to make it anew, add --renew")
+                raise CommandFailed(f"{path} exists and is not overwritten: to replace it, add --renew")
         wanted[name] = subject
     return wanted
 
 
-def _to_renew(asked: Asked) -> dict[str, Subject]:
-    """Those named, else all in the folder; further names and addresses are added to those that a certificate has."""
-    given = {file_name(hosts[0]): hosts for hosts in map(_separate, asked.hosts)}
-    names = given or sorted(path.stem for path in asked.folder.glob("*.pem") if path.stem != CA)
+def _to_renew(options: CertsOptions) -> dict[str, Subject]:
+    """The named hosts, else all in the folder; names and addresses that a certificate lacks are added to it."""
+    given = {file_name(hosts[0]): hosts for hosts in map(_separate, options.host or ())}
+    names = given or sorted(path.stem for path in options.folder.glob("*.pem") if path.stem != CA)
     if not names:
-        raise CommandFailed(f"{asked.folder} has no certificates to renew: make some with --host, without --renew")
+        raise CommandFailed(f"{options.folder} has no certificates to renew: make them with --host, without --renew")
     wanted = {}
     for name in names:
-        path, _ = _paths(asked.folder, name)
+        path, _ = _paths(options.folder, name)
         if not path.exists():
             raise CommandFailed(f"there is no certificate {path} to renew: make it without --renew")
         try:
@@ -81,8 +71,12 @@ def _to_renew(asked: Asked) -> dict[str, Subject]:
         except AuthorityError as error:
             raise CommandFailed(f"{path}: {error}; it is not renewed") from error
         hosts = tuple(dict.fromkeys((*before.hosts, *given.get(name, ()))))
-        wanted[name] = replace(before, hosts=hosts, use=asked.use or before.use)
+        wanted[name] = replace(before, hosts=hosts, use=_use(options) or before.use)
     return wanted
+
+
+def _use(options: CertsOptions) -> Use | None:
+    return None if options.use is None else Use(options.use.value)
 
 
 def _authority(folder: Path) -> tuple[Issued, bool]:
@@ -92,12 +86,14 @@ def _authority(folder: Path) -> tuple[Issued, bool]:
         return new_authority(CA_DAYS), True
     for path in (certificate, key):
         if not path.exists():
-            raise CommandFailed(f"{path} is missing beside the other half of the CA: copy it back, or use a new folder")
+            raise CommandFailed(
+                f"{path} is missing, the other file of the CA exists: copy it back, or use a new folder"
+            )
     return Issued(certificate.read_bytes(), key.read_bytes()), False
 
 
 def _write(folder: Path, name: str, issued: Issued) -> None:
-    """Each file at once in full; the key, which only its owner may read, first."""
+    """Writes the key, readable only by its owner, then the certificate; each file is replaced atomically."""
     certificate, key = _paths(folder, name)
     for path, content, mode in ((key, issued.key, 0o600), (certificate, issued.certificate, 0o644)):
         new = path.with_name(path.name + ".new")
@@ -107,13 +103,13 @@ def _write(folder: Path, name: str, issued: Issued) -> None:
         new.replace(path)
 
 
-def _said(folder: Path, wanted: dict[str, Subject], days: int, made: bool) -> list[str]:
-    """What people should do now."""
+def _instructions(folder: Path, wanted: dict[str, Subject], days: int, made: bool) -> list[str]:
+    """The printed lines: what to copy where."""
     ca, ca_key = _paths(folder, CA)
-    lines = [f"made a CA, valid until {ends(ca.read_bytes()):%Y-%m-%d}:"] if made else ["the CA that was there:"]
+    lines = [f"made a CA, valid until {ends(ca.read_bytes()):%Y-%m-%d}:"] if made else ["the CA that exists:"]
     lines += [
         f"  {ca}: copy it to every host; it is not secret",
-        f"  {ca_key}: keep it here and give it to nobody; with it anyone can join the cluster",
+        f"  {ca_key}: keep it here and secret: whoever has it can join the cluster",
         f"certificates for {days} days:",
     ]
     for name, subject in wanted.items():
@@ -125,7 +121,7 @@ def _said(folder: Path, wanted: dict[str, Subject], days: int, made: bool) -> li
     lines += [
         f"on {example}, add to {COMMANDS[wanted[example].use]}:",
         f"  --tls-ca ca.pem --tls-cert {example}.pem --tls-key {example}.key",
-        "whoever runs takes renewed files when they are replaced; nothing need be started again",
+        "running processes use renewed files as soon as these are replaced; there is no need to restart them",
     ]
     return lines
 
@@ -143,14 +139,14 @@ COMMANDS = {
 
 
 def file_name(host: str) -> str:
-    """What a host's files are called, without their ends."""
+    """The name of a host's files, without extension."""
     return host.replace(":", "_")
 
 
 def _separate(hosts: str) -> tuple[str, ...]:
-    separate: Sequence[str] = [host.strip() for host in hosts.split(",")]
+    separate = [host.strip() for host in hosts.split(",")]
     if not all(separate):
-        raise Misused(f"--host {hosts!r} has an empty name: leave out the comma that is too many")
+        raise Misused(f"--host {hosts!r} has an empty name: remove the extra comma")
     return tuple(dict.fromkeys(separate))
 
 

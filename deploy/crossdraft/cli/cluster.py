@@ -1,4 +1,4 @@
-"""Brings configurations onto a Ray cluster, and shows what runs there."""
+"""`crossdraft deploy`, `status` and `undeploy`: models on a Ray cluster."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -15,44 +16,43 @@ from crossdraft.cluster.config import Configuration, ConfigurationError, load
 from crossdraft.console.running import CommandFailed, Misused, print_whole
 from crossdraft.serving.limits import Keys, KeysError
 
-MISSING = "a cluster needs Ray: install crossdraft with the extra `serve`"
-ABSENT = "nothing is deployed there; use `crossdraft deploy`"
 AUTO = "auto"
-NOBODY = "no Ray cluster answers at {}: {}; start one with `ray up`"
 CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
-SHOW = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as its nodes have it"
-TOKEN = f"the cluster at {{}} takes only who shows its token: {SHOW}"
+MISSING = "a cluster needs Ray: install crossdraft with the extra `serve`"
+NOT_DEPLOYED = "nothing is deployed on this cluster; use `crossdraft deploy`"
+NO_CLUSTER = "no Ray cluster answers at {}: {}; start one with `ray up`"
+TOKEN_ADVICE = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on its nodes"
 
 
 def deploy(path: Path, address: str, check: bool, wait_seconds: float) -> None:
-    """Raises Misused if the file is wrong, CommandFailed if the cluster cannot do it."""
+    """Deploys what a file says. Raises Misused if the file is wrong, CommandFailed if the cluster cannot do it."""
     configuration = _read(path)
     if check:
-        print(f"{path} can be used")
+        print(f"{path} is valid")
         return
     with _cluster(address):
+        from crossdraft.cluster import deploy as cluster
         from crossdraft.cluster.capacity import Waiting
-        from crossdraft.cluster.deploy import deploy as bring
 
         try:
-            bring(configuration, Waiting(wait_seconds, _say))
+            cluster.deploy(configuration, Waiting(wait_seconds, partial(print, flush=True)))
         except ValueError as error:
             raise CommandFailed(str(error)) from error
     http, grpc = configuration.http, configuration.grpc
-    _say(f"HTTP at {http.host}:{http.port} of every node with a replica of Serve's")
+    print(f"HTTP at {http.host}:{http.port} of every node that has a replica of Ray Serve")
     if grpc is not None:
-        _say(f"gRPC at port {grpc.port}; `crossdraft status` says of which node")
+        print(f"gRPC at port {grpc.port}; `crossdraft status` shows on which node")
 
 
 def status(address: str, as_json: bool) -> None:
-    """Raises CommandFailed if nothing is deployed."""
+    """Prints what runs. Raises CommandFailed if nothing is deployed."""
     with _cluster(address):
-        from crossdraft.cluster.deploy import deployed
+        from crossdraft.cluster import deploy as cluster
 
         try:
-            found = deployed()
+            found = cluster.deployed()
         except ValueError as error:
-            raise CommandFailed(ABSENT) from error
+            raise CommandFailed(NOT_DEPLOYED) from error
     if as_json:
         print(json.dumps(found.plain()))
         return
@@ -65,15 +65,11 @@ def status(address: str, as_json: bool) -> None:
 
 
 def undeploy(address: str) -> None:
-    """Raises CommandFailed if there is no cluster."""
+    """Ends what `deploy` started. Raises CommandFailed if there is no cluster."""
     with _cluster(address):
-        from crossdraft.cluster.deploy import undeploy as end
+        from crossdraft.cluster import deploy as cluster
 
-        end()
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+        cluster.undeploy()
 
 
 def _read(path: Path) -> Configuration:
@@ -88,7 +84,7 @@ def _read(path: Path) -> Configuration:
 
 @contextmanager
 def _cluster(address: str) -> Iterator[None]:
-    """Within it this process is a client of the cluster."""
+    """Connects this process to the cluster for the time of the block."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     _check_reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address)
     try:
@@ -99,9 +95,11 @@ def _cluster(address: str) -> Iterator[None]:
     try:
         ray.init(address, namespace="crossdraft", log_to_driver=False, logging_level=logging.WARNING)
     except AuthenticationError as error:
-        raise CommandFailed(TOKEN.format(address)) from error
+        raise CommandFailed(f"the cluster at {address} asks for a token: {TOKEN_ADVICE}") from error
     except (ConnectionError, RuntimeError) as error:
-        raise CommandFailed(f"{NOBODY.format(address, error)}, or, if it wants a token, {SHOW}") from error
+        raise CommandFailed(
+            f"{NO_CLUSTER.format(address, error)}, or, if it asks for a token, {TOKEN_ADVICE}"
+        ) from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield
@@ -110,7 +108,7 @@ def _cluster(address: str) -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises Misused if it is no address, CommandFailed if nobody listens there. `auto` is for Ray to find."""
+    """Raises Misused if it is no address, CommandFailed if nothing listens there. Ray itself resolves `auto`."""
     if address == AUTO:
         return
     check_address("--address", address)
@@ -118,4 +116,4 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
-        raise CommandFailed(NOBODY.format(address, error)) from error
+        raise CommandFailed(NO_CLUSTER.format(address, error)) from error

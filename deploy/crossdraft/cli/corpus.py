@@ -1,4 +1,4 @@
-"""`crossdraft affinity`: the matrix of `rdk` for a pair, from a corpus; reads tokenizers and configs, no weights."""
+"""`crossdraft affinity` and `crossdraft frequencies`: files made from a corpus. They read tokenizers, no weights."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
+from crossdraft.cli.options import AffinityOptions, Kinds
 from crossdraft.console.corpora import Named, corpus_texts
 from crossdraft.console.running import CommandFailed, Misused, PlainConsole, check_output
 from crossdraft.text.affinity import Affinity, FirstOrder, Kernel, Matrix, Probabilities, save_affinity
@@ -17,41 +18,21 @@ from crossdraft.text.frequencies import Ranking, count_frequencies
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 
-NEIGHBOURS = 64  # target tokens that a draft token's mass goes to, at most
+NEIGHBOURS = 64  # target tokens, at most, that the probability of a draft token is spread over
 WINDOW = 8  # target tokens in which two co-occur
 TEMPERATURE = 1e-4  # τ of Eq. 2: covariances are of this size
-
-
-@dataclass(frozen=True)
-class Options:
-    """What not every kind has; None is what the user did not say."""
-
-    neighbours: int | None = None  # entries of a row
-    keep: float | None = None  # share of its mass that stays with each token, before the rest is spread
-    window: int | None = None  # target tokens
-    temperature: float | None = None  # τ
-
-    def check(self, kind: str) -> None:
-        """Raises Misused if an option was given that this kind does not have, or out of its range."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        for name in given:
-            if name not in TAKES[kind]:
-                raise Misused(f"--{name} means nothing to --kind {kind}; leave it out")
-        if not 0 <= (self.keep or 0) <= 1:
-            raise Misused(f"--keep is a share, from 0 to 1, got {self.keep}")
-        if not (self.temperature is None or 0 < self.temperature < float("inf")):
-            raise Misused(f"--temperature must be above 0, got {self.temperature}")
+DIVISORS = (32, 16, 8, 4, 2)  # of the vocabulary's size: rows of the summary of `frequencies`
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What a kernel is made of."""
+    """What an affinity matrix is made from."""
 
     target: Named
     drafter: Named
     pair: Pair
     corpus: Path
-    options: Options
+    options: AffinityOptions
 
     @property
     def neighbours(self) -> int:
@@ -67,7 +48,7 @@ class Job:
         return count_frequencies(self.target.tokenizer_json, self.target.tokenization, self.texts())
 
 
-def make(target: str, drafter: str, corpus: Path, output: Path, kind: str, options: Options) -> None:
+def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options: AffinityOptions) -> None:
     """Estimates the matrix, writes the file and prints what is in it.
 
     Args:
@@ -75,35 +56,44 @@ def make(target: str, drafter: str, corpus: Path, output: Path, kind: str, optio
         drafter: likewise.
         corpus: a file or a folder of text.
         output: the file.
-        kind: how the matrix is made, one of `BUILDERS`.
-        options: those of this kind.
+        options: how the matrix is made.
 
     Raises:
         Misused: there is no such corpus, it has no text, an option does not fit, or the file cannot be written there.
         CommandFailed: a tokenizer cannot be loaded, nothing is shared, or writing fails.
     """
-    options.check(kind)
+    _check(options)
     check_output(output)
     ours, theirs = Named.load(target, Side.TARGET), Named.load(drafter, Side.DRAFTER)
     pair = Pair(ours.tokenization.vocabulary, theirs.tokenization.vocabulary)
     if not len(pair.shared_drafter_ids):
-        raise CommandFailed(
-            f"{target} and {drafter} have no token in common, so rdk has nothing to spread; use coupled"
-        )
+        raise CommandFailed(f"{target} and {drafter} share no token, so rdk cannot be used; use coupled")
     job = Job(ours, theirs, pair, corpus, options)
     try:
-        kernel, note = BUILDERS[kind](job)
-        affinity = Affinity.of(pair, kernel, ours.tokenizer_json, theirs.tokenizer_json, f"{kind}, {note}")
+        kernel, note = BUILDERS[options.kind](job)
+        affinity = Affinity.of(pair, kernel, ours.tokenizer_json, theirs.tokenizer_json, f"{options.kind}, {note}")
         save_affinity(affinity, output)
     except (ValueError, OSError) as error:
         raise CommandFailed(f"cannot make the affinities: {error}") from error
     console = PlainConsole(highlight=False)
-    console.print(escape(f"wrote {output}: {kind}, {note}"), soft_wrap=True)
+    console.print(escape(f"wrote {output}: {options.kind}, {note}"), soft_wrap=True)
     console.print(summary(affinity, pair))
 
 
+def _check(options: AffinityOptions) -> None:
+    """Raises Misused if an option was given that this kind does not have, or is out of its range."""
+    given = [name for name, value in vars(options).items() if value is not None and name != "kind"]
+    for name in given:
+        if name not in TAKES[options.kind]:
+            raise Misused(f"--{name} is not an option of --kind {options.kind}: leave it out")
+    if not 0 <= (options.keep or 0) <= 1:
+        raise Misused(f"--keep must be between 0 and 1, got {options.keep}")
+    if not (options.temperature is None or 0 < options.temperature < float("inf")):
+        raise Misused(f"--temperature must be above 0, got {options.temperature}")
+
+
 def summary(affinity: Affinity, pair: Pair) -> Table:
-    """What a matrix does to the mass of a draft token."""
+    """What a matrix does with the probability of a draft token."""
     table = Table(show_header=False)
     table.add_row("draft tokens that the target has", f"{len(affinity.drafter_ids):,}")
     for name, value in _figures(affinity.kernel, pair):
@@ -112,10 +102,10 @@ def summary(affinity: Affinity, pair: Pair) -> Table:
 
 
 def _figures(kernel: Kernel, pair: Pair) -> list[tuple[str, str]]:
-    reached = "target tokens that a draft can now propose"
+    reached = "target tokens that a draft token can stand for"
     if isinstance(kernel, FirstOrder):
         proposed = kernel.prior > 0
-        proposed[kernel.target_ids] = True  # mass stays with each token of T∩D, whatever its prior
+        proposed[kernel.target_ids] = True  # a token of T∩D keeps some probability, whatever its prior
         return [(reached, f"{int(proposed.sum()):,} of {pair.target.size:,}")]
     assert isinstance(kernel, Matrix)
     rows = np.diff(kernel.starts)
@@ -124,14 +114,14 @@ def _figures(kernel: Kernel, pair: Pair) -> list[tuple[str, str]]:
     return [
         (reached, f"{len(np.unique(kernel.target_ids)):,} of {pair.target.size:,}"),
         ("entries", f"{len(kernel.weights):,}"),
-        ("draft tokens that stay as they are", f"{int(((rows == 1) & (_sums(own, kernel) > 0)).sum()):,}"),
-        ("of a token's mass stays with it, mean", f"{_sums(own, kernel).mean():.1%}"),
-        ("goes to tokens that the drafter lacks, mean", f"{_sums(outside, kernel).mean():.1%}"),
+        ("draft tokens that stand for themselves only", f"{int(((rows == 1) & (_sums(own, kernel) > 0)).sum()):,}"),
+        ("probability that a token keeps, mean", f"{_sums(own, kernel).mean():.1%}"),
+        ("probability that goes to tokens the drafter lacks, mean", f"{_sums(outside, kernel).mean():.1%}"),
     ]
 
 
 def _sums(chosen: NDArray[np.bool_], kernel: Matrix) -> Probabilities:
-    """The mass of the chosen entries of each row."""
+    """The total weight of the chosen entries of each row."""
     return np.add.reduceat(np.where(chosen, kernel.weights, 0.0), kernel.starts[:-1])
 
 
@@ -143,9 +133,9 @@ def _aligned(job: Job) -> tuple[Kernel, str]:
         size += len(text)
     if found.left_out == size:
         raise ValueError(
-            "the two tokenizers write no line of the corpus alike, because one of them changes text; use --kind prefix"
+            "one of the tokenizers changes text, so that no line of the corpus is the same for both; use --kind prefix"
         )
-    note = f"; left out {found.left_out:,} that the two tokenizers write differently" if found.left_out else ""
+    note = f"; left out {found.left_out:,} that a tokenizer changes" if found.left_out else ""
     return _kept(found.matrix(job.neighbours), job), f"from {size:,} characters{note}"
 
 
@@ -160,7 +150,7 @@ def _co_occurrence(job: Job) -> tuple[Kernel, str]:
     windows = Windows(job.target.tokenization, length)
     for text in job.texts():
         windows.add(text)
-    note = f"; forgot {windows.forgotten:,} sightings of rare pairs" if windows.forgotten else ""
+    note = f"; {windows.forgotten:,} occurrences of rare pairs not counted" if windows.forgotten else ""
     matrix = co_occurrence(job.pair, windows, temperature, job.neighbours)
     return _kept(matrix, job), f"τ = {temperature:g}, windows of {length} target tokens{note}"
 
@@ -174,27 +164,22 @@ def _kept(matrix: Matrix, job: Job) -> Matrix:
     return matrix.keeping(job.pair, job.options.keep) if job.options.keep else matrix
 
 
-BUILDERS: dict[str, Callable[[Job], tuple[Kernel, str]]] = {
-    "aligned": _aligned,
-    "prefix": _prefix,
-    "co-occurrence": _co_occurrence,
-    "first-order": _first_order,
+BUILDERS: dict[Kinds, Callable[[Job], tuple[Kernel, str]]] = {
+    Kinds.ALIGNED: _aligned,
+    Kinds.PREFIX: _prefix,
+    Kinds.CO_OCCURRENCE: _co_occurrence,
+    Kinds.FIRST_ORDER: _first_order,
 }
-TAKES: dict[str, tuple[str, ...]] = {
-    "aligned": ("neighbours", "keep"),
-    "prefix": ("neighbours", "keep"),
-    "co-occurrence": ("neighbours", "keep", "window", "temperature"),
-    "first-order": (),
+TAKES: dict[Kinds, tuple[str, ...]] = {
+    Kinds.ALIGNED: ("neighbours", "keep"),
+    Kinds.PREFIX: ("neighbours", "keep"),
+    Kinds.CO_OCCURRENCE: ("neighbours", "keep", "window", "temperature"),
+    Kinds.FIRST_ORDER: (),
 }
 
 
-# `crossdraft frequencies`: counts how often a corpus uses each token; reads a tokenizer and a config, no weights.
-
-DIVISORS = (32, 16, 8, 4, 2)  # of the vocabulary, in the summary
-
-
-def count(model: str, corpus: Path, output: Path) -> None:
-    """Counts, writes the file, and prints what a drafter would keep.
+def count_tokens(model: str, corpus: Path, output: Path) -> None:
+    """Counts the tokens of a corpus, writes the file, and prints which share of them a pruned head would keep.
 
     Raises:
         Misused: there is no such corpus, it has no text, or the file cannot be written there.
@@ -211,13 +196,13 @@ def count(model: str, corpus: Path, output: Path) -> None:
     except ValueError as error:
         raise CommandFailed(f"cannot count the tokens of {model}: {error}") from error
     console = PlainConsole(highlight=False)
-    told = f"counted {ranking.tokens:,} tokens of {corpus} with {model}; wrote {output}"
-    console.print(escape(told), soft_wrap=True)
-    console.print(frequencies_summary(ranking))
+    done = f"counted {ranking.tokens:,} tokens of {corpus} with {model}; wrote {output}"
+    console.print(escape(done), soft_wrap=True)
+    console.print(_kept_shares(ranking))
 
 
-def frequencies_summary(ranking: Ranking) -> Table:
-    """The share of the counted tokens that the most frequent ids make."""
+def _kept_shares(ranking: Ranking) -> Table:
+    """The share of the counted tokens that the N most frequent ids make, for some N."""
     size = len(ranking.counts)
     used = int((ranking.counts > 0).sum())
     kept = sorted({max(1, size // divisor) for divisor in DIVISORS} | {used, size})

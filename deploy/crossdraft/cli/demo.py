@@ -5,30 +5,13 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.cli.display import STYLES, VISIBLE, Whole, legend, rows_of
-from crossdraft.cli.generate import addresses, show
-from crossdraft.client import GenerationRequest, Statistics, Token, connect
+from crossdraft.cli.display import STYLES, VISIBLE, legend, rows_of
+from crossdraft.cli.generate import addresses, read_prompt
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, Token, connect
 from crossdraft.console.processes import ModelNames
-from crossdraft.console.running import PlainConsole, run_to_end
+from crossdraft.console.running import PlainConsole, checked_options, run_to_end
 
 WARM_UP_TOKENS = 4
-
-
-class Kept:
-    """Keeps the tokens for later."""
-
-    def __init__(self) -> None:
-        self.tokens: list[Token] = []
-
-    def begin(self, prompt: str) -> None:
-        """Nothing to keep."""
-
-    def token(self, token: Token) -> None:
-        """Keeps it."""
-        self.tokens.append(token)
-
-    def end(self, generation: Whole) -> None:
-        """Nothing to keep."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +23,24 @@ class Outcome:
     statistics: Statistics
 
 
-def demo(request: GenerationRequest, models: ModelNames | None = None) -> None:
-    """Generates twice and compares.
-
-    Args:
-        request: greedy or with a seed, so that both texts must be equal.
-        models: what to run.
+def demo(
+    prompt: str | None, k: int, max_tokens: int, temperature: float, seed: int, models: ModelNames | None = None
+) -> None:
+    """Generates twice, greedily or with the same seed, and compares: both texts must be equal.
 
     Raises:
+        Misused: a value is out of its range.
         CommandFailed: a service does not start, or fails.
     """
+    with checked_options():
+        request = GenerationRequest(
+            read_prompt(prompt),
+            k=k,
+            max_tokens=max_tokens,
+            options=SamplingOptions(temperature),
+            seed=seed,
+            overlap=Overlap.OFF,
+        )
     run_to_end(_demo(request, models or ModelNames()))
 
 
@@ -71,11 +62,15 @@ async def _demo(request: GenerationRequest, models: ModelNames) -> None:
 async def _outcome(target: str, drafter: str | None, request: GenerationRequest) -> Outcome:
     async with connect(target, drafter, needs_drafter=drafter is not None) as pipeline:
         # The first passes of a process are slow, and would count against whichever generation is first.
-        await show(pipeline, replace(request, max_tokens=WARM_UP_TOKENS), Kept())
-        kept = Kept()
-        generation = await show(pipeline, request, kept)
+        await _generated(pipeline, replace(request, max_tokens=WARM_UP_TOKENS))
+        return await _generated(pipeline, request)
+
+
+async def _generated(pipeline: Pipeline, request: GenerationRequest) -> Outcome:
+    async with pipeline.run(request) as generation:
+        tokens = tuple([token async for token in generation])
     assert generation.statistics is not None
-    return Outcome(generation.text, tuple(kept.tokens), generation.statistics)
+    return Outcome(generation.text, tokens, generation.statistics)
 
 
 def _side_by_side(drafted: Outcome, plain: Outcome) -> Table:

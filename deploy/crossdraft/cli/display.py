@@ -1,8 +1,7 @@
-"""What a generation looks like: coloured text with a table of figures, or a line of JSON for each token."""
+"""How a generation is shown: coloured text and a table of figures, or a line of JSON for each token."""
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol, TextIO
 
@@ -12,10 +11,15 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.client import Choice, Kind, Reason, Statistics, Token
+from crossdraft.client import Choice, Generation, Kind, Statistics, Token
 from crossdraft.console.running import PlainConsole
-from crossdraft.speculation.choice import Decision
+from crossdraft.serving.client import RemoteGeneration
 
+Generated = Generation | RemoteGeneration
+RATIOS = (
+    *("acceptance_at", "accepted_length", "tokens_per_pass", "acceptance", "tokens_per_second", "idle_share"),
+    *("branch_hits", "round_milliseconds", "bytes_per_token"),
+)
 STYLES = {
     Kind.ACCEPTED: Style(color="green"),
     Kind.CORRECTED: Style(color="red"),
@@ -23,33 +27,11 @@ STYLES = {
 }
 MEANINGS = {
     Kind.ACCEPTED: "as drafted",
-    Kind.CORRECTED: "a draft token was refused",
-    Kind.BONUS: "no draft token left",
+    Kind.CORRECTED: "in place of a rejected draft token",
+    Kind.BONUS: "after the last draft token",
 }
-# A model may write control sequences, which would act on the terminal: they are shown as the pictures of their names.
+# Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
-
-
-class Whole(Protocol):
-    """What is shown of a generation at its end, made here or by a server."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def ids(self) -> list[int]: ...
-
-    @property
-    def reason(self) -> Reason | None: ...
-
-    @property
-    def statistics(self) -> Statistics | None: ...
-
-    @property
-    def decisions(self) -> Sequence[Decision]: ...
-
-    @property
-    def estimates(self) -> Sequence[str]: ...
 
 
 class Screen(Protocol):
@@ -61,17 +43,17 @@ class Screen(Protocol):
     def token(self, token: Token) -> None:
         """A token, as soon as it is there."""
 
-    def end(self, generation: Whole) -> None:
+    def end(self, generation: Generated) -> None:
         """After the last token."""
 
 
 class TextScreen:
-    """The text on stdout, coloured on a terminal and untouched elsewhere; legend and figures on stderr."""
+    """Text on stdout, coloured on a terminal and unchanged elsewhere; legend and figures on stderr."""
 
     def __init__(self, out: Console | None = None, notes: Console | None = None, audit: bool = False) -> None:
         self._out = out or PlainConsole(highlight=False)
         self._notes = notes or PlainConsole(stderr=True, highlight=False)
-        self._audit = audit  # was asked for
+        self._audit = audit  # whether to show the audit, also if it checked nothing
 
     def begin(self, prompt: str) -> None:
         """On a terminal the prompt comes first."""
@@ -82,7 +64,7 @@ class TextScreen:
         """Its text, in the colour of its kind."""
         self._write(token.text, STYLES[token.kind])
 
-    def end(self, generation: Whole) -> None:
+    def end(self, generation: Generated) -> None:
         """Legend and figures."""
         self._out.print()
         if self._out.color_system is not None:
@@ -93,7 +75,7 @@ class TextScreen:
             self._notes.print(Text(line), soft_wrap=True)
 
     def _write(self, text: str, style: Style) -> None:
-        # As a segment: a rich Text would widen tabs and drop carriage returns.
+        # As a segment, because a rich Text would widen tabs and drop carriage returns.
         shown = text.translate(VISIBLE) if self._out.is_terminal else text
         self._out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
 
@@ -105,21 +87,15 @@ class JsonScreen:
         self._output = output or sys.stdout
 
     def begin(self, prompt: str) -> None:
-        """Says nothing."""
+        """Prints nothing."""
 
     def token(self, token: Token) -> None:
         """Id, text, kind and log-probability (null when the method draws from rows)."""
-        self._write(
-            {
-                "id": token.id,
-                "text": token.text,
-                "kind": token.kind.value,
-                "log_probability": token.log_probability,
-            }
-        )
+        shown = {"id": token.id, "text": token.text, "kind": token.kind.value}
+        self._write(shown | {"log_probability": token.log_probability})
 
-    def end(self, generation: Whole) -> None:
-        """The whole."""
+    def end(self, generation: Generated) -> None:
+        """Text, ids, reason and statistics."""
         statistics, reason = generation.statistics, generation.reason
         record: dict[str, object] = {
             "text": generation.text,
@@ -138,21 +114,11 @@ class JsonScreen:
 
 def ratios(statistics: Statistics) -> dict[str, object]:
     """The figures that follow from the counted ones."""
-    return {
-        "acceptance_at": statistics.acceptance_at,
-        "accepted_length": statistics.accepted_length,
-        "tokens_per_pass": statistics.tokens_per_pass,
-        "acceptance": statistics.acceptance,
-        "tokens_per_second": statistics.tokens_per_second,
-        "idle_share": statistics.idle_share,
-        "branch_hits": statistics.branch_hits,
-        "round_milliseconds": statistics.round_milliseconds,
-        "bytes_per_token": statistics.bytes_per_token,
-    }
+    return {name: getattr(statistics, name) for name in RATIOS}
 
 
 def legend() -> Text:
-    """One line: what the colours mean."""
+    """What the colours mean, in one line."""
     line = Text()
     for kind, style in STYLES.items():
         line.append(kind.value, style).append(f" ({MEANINGS[kind]})  ")
@@ -160,49 +126,49 @@ def legend() -> Text:
 
 
 def figures(statistics: Statistics, audit: bool = False) -> Table:
-    """The summary of one generation; of an audit also if there was nothing to recompute."""
+    """The table of one generation; `audit`: with the audit, also if it checked nothing."""
     title = f"{statistics.method}, k = {statistics.k}" if statistics.k else statistics.method
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows_of(statistics) + events_of(statistics):
         table.add_row(name, value)
     if audit:
-        table.add_row("audited", f"{statistics.audited} draws are those of their rows")
+        table.add_row("audited", f"{statistics.audited} draft tokens were drawn from their rows")
     if statistics.drafter_lost:
-        table.add_row("drafter lost last" if statistics.drafters_lost else "drafter", Text(statistics.drafter_lost))
+        table.add_row("last drafter lost" if statistics.drafters_lost else "drafter", Text(statistics.drafter_lost))
     return table
 
 
 def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
-    """Name and value of the figures that people look at."""
+    """Names and values of the figures of every generation."""
     kinds = f"{statistics.accepted} accepted, {statistics.corrected} corrected, {statistics.bonus} bonus"
     return [
         ("tokens", f"{statistics.tokens} ({kinds})"),
         ("passes of the target", f"{statistics.passes} ({statistics.row_misses} row misses)"),
         ("tokens per pass", f"{statistics.tokens_per_pass:.2f}"),
         ("acceptance", f"{statistics.acceptance:.1%}" if statistics.draft_tokens else "no drafter"),
-        ("draft tokens accepted", f"{statistics.accepted_length:.2f} a round"),
-        ("acceptance by place", places(statistics) or "nothing judged"),
+        ("draft tokens accepted", f"{statistics.accepted_length:.2f} per round"),
+        ("acceptance by position", positions(statistics) or "nothing verified"),
         ("tokens/s", f"{statistics.tokens_per_second:.1f}"),
         ("time", f"{statistics.seconds:.2f} s (first token after {statistics.first_token_seconds:.2f} s)"),
         ("in the drafter", f"{statistics.drafter_seconds:.2f} s"),
         ("in the target", f"{statistics.target_seconds:.2f} s"),
         ("on the wire", f"{statistics.wire_seconds:.2f} s"),
         ("target idle", f"{statistics.idle_share:.0%} of the time"),
-        ("verification", f"{statistics.verification_seconds:.3f} s ({statistics.round_milliseconds:.2f} ms a pass)"),
+        ("verification", f"{statistics.verification_seconds:.3f} s ({statistics.round_milliseconds:.2f} ms per pass)"),
         ("bytes", f"{statistics.bytes_sent:,} sent, {statistics.bytes_received:,} received"),
         ("bytes per token", f"{statistics.bytes_per_token:,.0f}"),
     ]
 
 
 def events_of(statistics: Statistics) -> list[tuple[str, str]]:
-    """What happened at all, of what need not happen."""
+    """Names and values of events that occurred; those that did not are left out."""
     branches = f"{statistics.branches} with {statistics.branch_tokens} draft tokens"
-    hits = f"{statistics.branches_hit} of {statistics.branches_tried} refusals ({statistics.branch_hits:.0%})"
+    hits = f"{statistics.branches_hit} of {statistics.branches_tried} rejections ({statistics.branch_hits:.0%})"
     rows = (
         (statistics.rewinds, "rewinds", f"{statistics.rewinds} in {statistics.epochs} epochs"),
         (statistics.branches, "prepared continuations", branches),
-        (statistics.branches_tried, "continued by one", hits),
-        (statistics.stalls, "stalls", f"{statistics.stalls} times the target gave up waiting for draft tokens"),
+        (statistics.branches_tried, "prepared continuations used", hits),
+        (statistics.stalls, "stalls", f"the target stopped waiting for draft tokens {statistics.stalls} times"),
         (statistics.speculated, "speculated passes", str(statistics.speculated)),
         (statistics.drafters_lost, "drafters lost", str(statistics.drafters_lost)),
         (statistics.targets_lost, "targets lost", str(statistics.targets_lost)),
@@ -210,18 +176,18 @@ def events_of(statistics: Statistics) -> list[tuple[str, str]]:
     return [(name, value) for count, name, value in rows if count]
 
 
-def explanation_of(generation: Whole) -> list[str]:
-    """What the controller decided, when, and why; then what it believed at the end. One line each."""
+def explanation_of(generation: Generated) -> list[str]:
+    """The lines of --explain: the controller's decisions with time and reason, then its estimates at the end."""
     chosen = sum(decision.epochs for decision in generation.decisions)
     run = chosen if generation.statistics is None else generation.statistics.epochs
-    rest = "; without a drafter at hand, and for one last token, there was nothing to choose" if chosen < run else ""
-    lines = [f"how epochs were run, {chosen} of {run} by choice{rest}:"]
+    rest = "; the others had no drafter, or only one token left" if chosen < run else ""
+    lines = [f"the controller chose for {chosen} of {run} epochs{rest}:"]
     for decision in generation.decisions:
         choice = decision.choice
         count = "1 epoch" if decision.epochs == 1 else f"{decision.epochs} epochs"
         lines.append(f"  after {decision.seconds:.3f} s, {count}: {_settings(choice)} ({choice.reason})")
     if generation.estimates:
-        lines += ["what the controller believes at the end:", *(f"  {line}" for line in generation.estimates)]
+        lines += ["estimates of the controller at the end:", *(f"  {line}" for line in generation.estimates)]
     return lines
 
 
@@ -232,7 +198,7 @@ def _settings(choice: Choice) -> str:
     return f"{'overlap' if choice.overlap else 'lock-step'}, window {choice.window}, wait {choice.wait}{branches}"
 
 
-def places(statistics: Statistics) -> str:
-    """Acceptance at each place of a round that was judged: of the first draft token, of the second after it, ..."""
+def positions(statistics: Statistics) -> str:
+    """Acceptance at each position of a round, of the draft tokens that were verified there."""
     shares = zip(statistics.acceptance_at, statistics.judged_at, strict=True)
     return " ".join(f"{share:.0%}" for share, judged in shares if judged)

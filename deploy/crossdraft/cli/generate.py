@@ -1,91 +1,157 @@
-"""`crossdraft generate`: one continuation, shown as it comes."""
+"""`crossdraft generate`: one continuation, shown as it comes; made by services, by a server, or by bundled models."""
 
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from crossdraft.cli.display import JsonScreen, Screen, TextScreen
-from crossdraft.client import Generation, GenerationRequest, Pipeline, connect
+from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
+from crossdraft.cli.options import RequestOptions, WhereToGenerate
+from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.console.processes import ModelNames, Wanted, services, threads_each
 from crossdraft.console.running import CommandFailed, Misused, checked_options, run_to_end
 from crossdraft.engine.names import ModelLoadError, source_of
 from crossdraft.rpc.errors import NameUnknown
-from crossdraft.rpc.security import TlsFiles, trusting_credentials
+from crossdraft.rpc.security import trusting_credentials
 from crossdraft.serving.client import Client
+from crossdraft.session.resolution import requested_method
 
 NO_DRAFTER = "none"
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
 
 
-@dataclass(frozen=True)
-class Given:
-    """The services, as they were typed."""
+def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest:
+    """What the options ask for; raises Misused."""
+    with checked_options():
+        sampling = SamplingOptions(
+            options.temperature,
+            options.top_k,
+            options.top_p,
+            options.min_p,
+            options.repetition_penalty,
+            options.presence_penalty,
+            logit_bias=logit_biases(options.logit_bias or ()),
+        )
+        request = GenerationRequest(
+            read_prompt(prompt),
+            method=options.method,
+            k=options.k,
+            max_tokens=options.max_tokens,
+            options=sampling,
+            drafter_temperature=options.drafter_temperature,
+            seed=options.seed,
+            ignore_eos=options.ignore_eos,
+            stop=tuple(map(_checked_text, options.stop or ())),
+            allow_inexact=options.allow_inexact,
+            audit=options.audit,
+            overlap=Overlap(options.overlap.value),
+            window=options.window,
+            wait=options.wait,
+            branches=options.branches,
+            branch_width=options.branch_width,
+            paths=options.paths,
+            speculation=options.speculation,
+            explain=options.explain,
+            record=options.record,
+        )
+        requested_method(request)  # refuses, before anything is started, what no pair of models could do
+    return request
 
-    target: str | None  # host:port, several with commas between; None: a bundled one runs as long as this command
-    drafter: str | None  # likewise, or "none"; None: the bundled drafter, or none beside a given target
-    tls: TlsFiles | None = None
-    trusted: bool = True  # the drafter, to say the distributions that it drew from
 
-
-def generate(request: GenerationRequest, given: Given, as_json: bool, models: ModelNames | None = None) -> None:
+def generate(
+    request: GenerationRequest, where: WhereToGenerate, as_json: bool, models: ModelNames | None = None
+) -> None:
     """Generates and shows it.
 
     Args:
         request: what to generate.
-        given: where with what.
+        where: with which services, or on which server.
         as_json: whether to write JSON.
         models: what to run where no address is given.
 
     Raises:
-        Misused: options do not go together or are out of their range.
-        CommandFailed: a service cannot be reached or started, or fails.
+        Misused: options do not go together or are out of their range; a server cannot serve the request, or knows no
+            such model or drafter.
+        CommandFailed: a service or server cannot be reached or started, or fails.
     """
-    target, drafter = given.target, given.drafter
-    for name, address in (("--target", target), ("--drafter", drafter)):
-        if address is not None and not (name == "--drafter" and address == NO_DRAFTER):
-            for one in address.split(","):
-                check_address(name, one.strip())
-    if target is None and drafter not in (None, NO_DRAFTER):
-        raise Misused("--drafter has an address and --target has none: give both, or neither for the bundled pair")
-    if target is None and given.tls is not None:
-        raise Misused("--tls-ca is for services that run already: give --target, or leave it out for the bundled pair")
-    alone = drafter == NO_DRAFTER or (target is not None and drafter is None)
-    notes = without_effect(request, 1 if target is None else len(target.split(",")), alone)
-    notes += ["--untrusted-drafter changes nothing without a drafter"] * (alone and not given.trusted)
-    for note in notes:
-        print(f"crossdraft: {note}", file=sys.stderr)
     screen = JsonScreen() if as_json else TextScreen(audit=request.audit)
-    run_to_end(_generate(request, given, screen, models or ModelNames()))
+    if where.server is not None:
+        _check_for_server(where, where.server)
+        run_to_end(_on_server(request, where, where.server, screen))
+        return
+    alone = where.drafter == NO_DRAFTER or (where.target is not None and where.drafter is None)
+    _check_for_services(where)
+    for note in without_effect(request, where, alone):
+        print(f"crossdraft: {note}", file=sys.stderr)
+    run_to_end(_with_services(request, where, screen, models or ModelNames()))
 
 
-def without_effect(request: GenerationRequest, targets: int, alone: bool) -> list[str]:
+def _check_for_server(where: WhereToGenerate, server: str) -> None:
+    if where.target is not None or where.untrusted_drafter:
+        raise Misused(
+            "a server has its own targets and says which drafters it trusts: leave out --target and "
+            "--untrusted-drafter, or --server"
+        )
+    if where.tls.tls_cert is not None or where.tls.tls_key is not None:
+        raise Misused("a server takes no client certificates: of --tls-... give only --tls-ca, and use --api-key")
+    check_address("--server", server)
+
+
+def _check_for_services(where: WhereToGenerate) -> None:
+    target, drafter = where.target, where.drafter
+    if where.model is not None:
+        raise Misused("--model names a model of a server: give --server, or the addresses of services with --target")
+    if target is not None:
+        check_addresses("--target", target)
+    if drafter is not None and drafter != NO_DRAFTER:
+        check_addresses("--drafter", drafter)
+        if target is None:
+            raise Misused("--drafter is given without --target: give both, or neither for the bundled models")
+    if target is None and where.tls.files() is not None:
+        raise Misused("--tls-ca is for services that run already: give --target, or leave out --tls-...")
+
+
+def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bool) -> list[str]:
     """What was asked for and changes nothing, in lines for people; `alone`: without a drafter."""
-    notes = ["--speculation changes nothing with fewer than two targets"] * (request.speculation and targets < 2)
+    few_targets = request.speculation and (where.target is None or "," not in where.target)
+    notes = ["--speculation has no effect with fewer than two targets"] * few_targets
     if alone:
         given = ("window", request.window), ("wait", request.wait), ("branches", request.branches)
-        names = [f"--{name}" for name, value in given if value is not None] + ["--explain"] * request.explain
-        notes += [f"{name} changes nothing without a drafter" for name in names]
+        names = [f"--{name}" for name, value in given if value is not None]
+        names += ["--explain"] * request.explain + ["--untrusted-drafter"] * where.untrusted_drafter
+        notes += [f"{name} has no effect without a drafter" for name in names]
     return notes
 
 
-async def _generate(request: GenerationRequest, given: Given, screen: Screen, models: ModelNames) -> None:
+async def _with_services(
+    request: GenerationRequest, where: WhereToGenerate, screen: Screen, models: ModelNames
+) -> None:
     async with (
-        addresses(given.target, given.drafter, models) as (target, drafter),
-        connect(target, drafter, tls=given.tls, trusted=given.trusted) as pipeline,
+        addresses(where.target, where.drafter, models) as (target, drafter),
+        connect(target, drafter, tls=where.tls.files(), trusted=not where.untrusted_drafter) as pipeline,
+        pipeline.run(request) as generation,
     ):
-        await show(pipeline, request, screen)
+        await _show(request, generation, screen)
 
 
-async def show(pipeline: Pipeline, request: GenerationRequest, screen: Screen) -> Generation:
-    """Generates to the end, and shows it on the way."""
-    async with pipeline.run(request) as generation:
-        screen.begin(str(request.prompt))
-        async for token in generation:
-            screen.token(token)
-        screen.end(generation)
-    return generation
+async def _on_server(request: GenerationRequest, where: WhereToGenerate, server: str, screen: Screen) -> None:
+    with checked_options():
+        tls = None if where.tls.tls_ca is None else trusting_credentials(where.tls.tls_ca)
+    drafter = "" if where.drafter == NO_DRAFTER else where.drafter
+    try:
+        async with (
+            Client(server, where.api_key, tls) as client,
+            client.run(request, where.model or "", drafter) as generation,
+        ):
+            await _show(request, generation, screen)
+    except NameUnknown as error:
+        raise Misused(str(error)) from error
+
+
+async def _show(request: GenerationRequest, generation: Generated, screen: Screen) -> None:
+    screen.begin(str(request.prompt))
+    async for token in generation:
+        screen.token(token)
+    screen.end(generation)
 
 
 @asynccontextmanager
@@ -120,17 +186,23 @@ def _check_model(name: str) -> None:
         raise CommandFailed(f"{error}; or give --target and --drafter") from error
 
 
+def check_addresses(option: str, given: str) -> None:
+    """Raises Misused unless it is host:port, or several with commas between."""
+    for one in given.split(","):
+        check_address(option, one.strip())
+
+
 def check_address(option: str, address: str) -> None:
     """Raises Misused unless it is host:port."""
     if not address:
-        raise Misused(f"{option} has an empty address: leave out the comma that is too many")
+        raise Misused(f"{option} has an empty address: remove the extra comma")
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise Misused(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")
 
 
 def read_prompt(given: str | None) -> str:
-    """The prompt; `-` is standard input as it is, nothing the default one.
+    """The prompt; `-` is standard input as it is, None the default one.
 
     Raises:
         Misused: it is not UTF-8.
@@ -138,12 +210,12 @@ def read_prompt(given: str | None) -> str:
     if given is None:
         return DEFAULT_PROMPT
     try:
-        return sys.stdin.buffer.read().decode() if given == "-" else checked_text(given)
+        return sys.stdin.buffer.read().decode() if given == "-" else _checked_text(given)
     except UnicodeError as error:
         raise Misused(f"the prompt is not UTF-8: {error}") from error
 
 
-def checked_text(given: str) -> str:
+def _checked_text(given: str) -> str:
     """Raises UnicodeError if an argument was not UTF-8."""
     given.encode()
     return given
@@ -163,55 +235,3 @@ def logit_biases(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
         except ValueError:
             raise Misused(f"--logit-bias must be ID:BIAS, such as 42:-100, got {one!r}") from None
     return tuple(biases)
-
-
-# `crossdraft generate --server`: one continuation that a server makes, shown as it comes.
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The server, as it was typed."""
-
-    server: str  # host:port
-    model: str  # empty: its only one
-    drafter: str | None  # name of one of its drafters, or "none"; None: the default one
-    key: str = field(repr=False)  # empty: none
-    ca: Path | None = None  # of the server's certificate; None: nothing is encrypted
-
-    @property
-    def drafter_name(self) -> str | None:
-        """As orders have it."""
-        return "" if self.drafter == NO_DRAFTER else self.drafter
-
-
-def remote_generate(request: GenerationRequest, asked: Asked, as_json: bool) -> None:
-    """Has it generated, and shows it.
-
-    Args:
-        request: what to generate.
-        asked: where.
-        as_json: whether to write JSON.
-
-    Raises:
-        Misused: the server cannot serve the request, or knows no such model or drafter.
-        CommandFailed: the server cannot be reached, refuses, or fails.
-    """
-    check_address("--server", asked.server)
-    screen = JsonScreen() if as_json else TextScreen(audit=request.audit)
-    run_to_end(_remote_generate(request, asked, screen))
-
-
-async def _remote_generate(request: GenerationRequest, asked: Asked, screen: Screen) -> None:
-    with checked_options():
-        tls = None if asked.ca is None else trusting_credentials(asked.ca)
-    try:
-        async with (
-            Client(asked.server, asked.key, tls) as client,
-            client.run(request, asked.model, asked.drafter_name) as generation,
-        ):
-            screen.begin(str(request.prompt))
-            async for token in generation:
-                screen.token(token)
-            screen.end(generation)
-    except NameUnknown as error:
-        raise Misused(str(error)) from error

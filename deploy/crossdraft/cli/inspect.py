@@ -1,4 +1,4 @@
-"""`crossdraft inspect`: how well the vocabularies of two models fit; reads tokenizers and configs, no weights."""
+"""`crossdraft inspect`: how well two vocabularies fit. It reads tokenizers and configs, no weights."""
 
 import json
 import textwrap
@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from crossdraft.bench.harness import check_picture, plot_combinations
 from crossdraft.console.corpora import Named
+from crossdraft.console.pictures import check_picture, plot_combinations
 from crossdraft.console.running import Misused, PlainConsole
 from crossdraft.text.letters import Side
 from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, SampleShare, compare
 
-LARGE = 10**6  # numbers above are shown as powers
+LARGE = 10**6  # larger numbers are shown as powers of ten
 
 
 def inspect(target: str, drafter: str, sample: Path | None, as_json: bool, plot: Path | None = None) -> None:
@@ -30,7 +30,7 @@ def inspect(target: str, drafter: str, sample: Path | None, as_json: bool, plot:
         plot: where to write a picture of the combinations; None: nowhere.
 
     Raises:
-        Misused: the sample cannot be read or is empty, or the picture not be written there.
+        Misused: the sample cannot be read or is empty, or the picture cannot be written there.
         CommandFailed: a tokenizer cannot be loaded, or is of no supported kind.
     """
     check_picture(plot)
@@ -47,7 +47,7 @@ def inspect(target: str, drafter: str, sample: Path | None, as_json: bool, plot:
     console.print(f"target {escape(target)}, drafter {escape(drafter)}")
     console.print(_summary(report))
     console.print(_checks(report))
-    console.print(_both(report))
+    console.print(_lengths(report))
 
 
 def _sample(path: Path | None) -> str:
@@ -57,7 +57,7 @@ def _sample(path: Path | None) -> str:
     except (OSError, UnicodeError) as error:
         raise Misused(f"the sample {source} cannot be read as UTF-8 text: {error}") from error
     if not text.strip():
-        raise Misused(f"the sample {source} is empty: give some pages of text of the kind that will be served")
+        raise Misused(f"the sample {source} is empty: give some pages of text like that which will be served")
     return text
 
 
@@ -65,15 +65,15 @@ def _summary(report: CompatibilityReport) -> Table:
     table = Table(show_header=False)
     combinations = report.combinations
     rows = [
-        ("same vocabulary", _yes(report.same_vocabulary)),
+        ("same vocabulary", _yes_or_no(report.same_vocabulary)),
         ("tokens that both have", f"{report.shared:,}"),
         ("their share of the target's", f"{report.shared_of_target:.1%}"),
         ("their share of the drafter's", f"{report.shared_of_drafter:.1%}"),
         ("their share of the target's tokens in the sample", f"{report.sample.target_tokens:.1%}"),
         ("their share of the drafter's tokens in the sample", f"{report.sample.drafter_tokens:.1%}"),
         ("different tokens in the sample, target and drafter", _kinds(report.sample)),
-        ("that both write there, share of the target's", f"{report.sample.shared_of_target:.1%}"),
-        ("longest look-ahead (draft tokens for one of the target's)", str(report.look_ahead)),
+        ("those of them that both use, share of the target's", f"{report.sample.shared_of_target:.1%}"),
+        ("longest look-ahead (draft tokens for one target token)", str(report.look_ahead)),
         ("draft-token combinations for a target token, quartiles", _numbers(combinations.quartiles)),
         ("the same, mean ± standard deviation", _powers(combinations.log10_of_mean, combinations.log10_of_deviation)),
         ("the same, largest", _powers(combinations.log10_of_largest)),
@@ -86,11 +86,11 @@ def _summary(report: CompatibilityReport) -> Table:
 def _checks(report: CompatibilityReport) -> Table:
     table = Table("same", "", "first difference")
     for check in report.checks:
-        table.add_row(check.name, _yes(check.same), escape(check.detail))
+        table.add_row(check.name, _yes_or_no(check.same), escape(check.detail))
     return table
 
 
-def _both(report: CompatibilityReport) -> Table:
+def _lengths(report: CompatibilityReport) -> Table:
     table = Table("", "target", "drafter")
     for name, target, drafter in (
         ("different tokens", f"{report.target_strings:,}", f"{report.drafter_strings:,}"),
@@ -99,7 +99,11 @@ def _both(report: CompatibilityReport) -> Table:
             f"{report.target_written_by_drafter:.1%}",
             f"{report.drafter_written_by_target:.1%}",
         ),
-        ("letters of a token, mean ± deviation", _mean(report.target_lengths), _mean(report.drafter_lengths)),
+        (
+            "letters of a token, mean ± deviation",
+            _mean_and_deviation(report.target_lengths),
+            _mean_and_deviation(report.drafter_lengths),
+        ),
         ("letters, quartiles", _numbers(report.target_lengths.quartiles), _numbers(report.drafter_lengths.quartiles)),
         ("letters, longest", str(report.target_lengths.longest), str(report.drafter_lengths.longest)),
         ("text comes back unchanged", _injective(report.target_injectivity), _injective(report.drafter_injectivity)),
@@ -120,7 +124,7 @@ def _powers(*exponents: float) -> str:
     return " ± ".join(f"{10**one:,.0f}" if one < log10(LARGE) else f"10^{one:.1f}" for one in exponents)
 
 
-def _mean(lengths: Lengths) -> str:
+def _mean_and_deviation(lengths: Lengths) -> str:
     return f"{lengths.mean:.1f} ± {lengths.deviation:.1f}"
 
 
@@ -131,5 +135,5 @@ def _injective(found: Injectivity) -> str:
     return escape(f"{found.restored} of {found.strings} strings{parts}; not {found.example!r}")
 
 
-def _yes(holds: bool) -> str:
+def _yes_or_no(holds: bool) -> str:
     return "[green]yes[/]" if holds else "[red]no[/]"

@@ -1,4 +1,8 @@
-"""`crossdraft select`: which drafter, method and number of draft tokens to use for a target, by measuring them."""
+"""`crossdraft select`: which drafter, method and number of draft tokens to use for a target, by measuring them.
+
+Each drafter and method is first measured with the largest number K of draft tokens in a round. A cost model (`Rounds`)
+says from that which K should be best; that one is then measured beside plain decoding, prompt by prompt.
+"""
 
 import json
 import re
@@ -12,29 +16,31 @@ from operator import mul
 from pathlib import Path, PurePath
 from statistics import stdev
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from crossdraft.bench.acceptance import summed
-from crossdraft.bench.harness import Setting, SpeedCurve, check_picture, finished, plot_speeds, print_table
+from crossdraft.bench.harness import finished, print_table
+from crossdraft.bench.workload import Setting
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.console.pictures import SpeedCurve, check_picture, plot_speeds
 from crossdraft.console.processes import Wanted, services, threads_each
-from crossdraft.console.running import STARTS_PROCESSES, Misused, checked_options, run_to_end
+from crossdraft.console.running import STARTS_PROCESSES, Misused, checked_options, counted, run_to_end
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.resolution import fault_of_pair
 from crossdraft.types.messages import Description
 from crossdraft.verification.methods import method_named
 
-ADDRESS = re.compile(r"[^/\s]+:\d+")  # a hub id or bundled:NAME has no number behind the colon
+ADDRESS = re.compile(r"[^/\s]+:\d+")  # what a hub id or bundled:NAME does not match
 GREEDY_METHODS = ("standard", "slem", "tli", "coupled")
 SAMPLING_METHODS = ("standard", "seeded", "tli", "coupled", "coupled-shared")
-KS = (1, 2, 3, 4, 6)  # numbers of draft tokens that are chosen from, unless others are given
-COPYING_KS = (4, 8, 16, 32)  # ... with a drafter that copies: its draft tokens are bytes, and cost next to nothing
-RUNS = 4  # of each prompt with a method: a probe and the best K, each beside one without a drafter
+KS = (1, 2, 3, 4, 6)  # numbers of draft tokens to choose from by default
+COPYING_KS = (4, 8, 16, 32)  # likewise with an n-gram drafter, whose draft tokens are bytes and cost next to nothing
+RUNS = 4  # generations per prompt and method: with the largest and the best K, each beside one without a drafter
+
+COLUMNS = ("drafter", "method", "accepted", "draft/pass", "tokens/pass", "best K", "expected", "measured", "tokens/s")
+CERTAIN = 2.0  # standard errors by which a speedup must exceed 1: the fastest of many is partly the luckiest
 
 
 @dataclass(frozen=True)
-class Choosing:
+class Selection:
     """What is compared."""
 
     target: str  # a model's name or HOST:PORT
@@ -47,15 +53,15 @@ class Choosing:
 
     @property
     def tried(self) -> tuple[str, ...]:
-        """The methods, with every drafter."""
+        """The methods to measure with every drafter."""
         return self.methods or (GREEDY_METHODS if self.temperature == 0 else SAMPLING_METHODS)
 
     def ks_for(self, copies: bool) -> tuple[int, ...]:
-        """Numbers of draft tokens to choose from, with a drafter that copies or with a model."""
+        """Numbers of draft tokens to choose from; `copies`: with an n-gram drafter."""
         return self.ks or (COPYING_KS if copies else KS)
 
     def setting(self, method: str, drafter: str, copies: bool) -> Setting:
-        """What is probed with a method and a drafter: the largest K."""
+        """The first measurement of a method and a drafter: with the largest K."""
         return Setting(method, drafter, self.temperature, max(self.ks_for(copies)))
 
     def plain(self) -> list[GenerationRequest]:
@@ -71,14 +77,14 @@ class Choosing:
         if not self.drafters:
             raise Misused("give at least one --drafter")
         if len(self.prompts) < 2:
-            raise Misused("give at least two prompts: one alone does not show what is chance")
+            raise Misused("give at least two prompts: the error of a mean cannot be estimated from one")
         with checked_options():
             for method in self.tried:
                 for k in self.ks_for(copies=False):
                     Setting(method, "", self.temperature, k).requests(self.prompts, self.max_tokens)
 
 
-def select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
+def select(selection: Selection, as_json: bool, plot: Path | None) -> None:
     """Measures, prints a table or JSON, and says what to use.
 
     Raises:
@@ -86,30 +92,26 @@ def select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
         CommandFailed: a service does not start, is not there, or fails.
     """
     check_picture(plot)
-    choosing.check()
-    run_to_end(_select(choosing, as_json, plot), STARTS_PROCESSES)
+    selection.check()
+    run_to_end(_select(selection, as_json, plot), STARTS_PROCESSES)
 
 
-async def _select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
+async def _select(selection: Selection, as_json: bool, plot: Path | None) -> None:
     candidates: list[Candidate] = []
     skipped: list[Skipped] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        total = RUNS * len(choosing.prompts) * len(choosing.tried) * len(choosing.drafters)
-        task = progress.add_task("starting", total=total)
-        async with _running("target", choosing.target) as target, connect(target) as plainly:
-            served = _named(choosing.target, plainly.models.target)
-            for name in choosing.drafters:
+    total = RUNS * len(selection.prompts) * len(selection.tried) * len(selection.drafters)
+    with counted(total, "measuring") as advance:
+        async with _running("target", selection.target) as target, connect(target) as plain:
+            served = _named(selection.target, plain.models.target)
+            for name in selection.drafters:
                 async with (
                     _running("drafter", name) as drafter,
                     connect(target, drafter, needs_drafter=True) as pipeline,
                 ):
-                    progress.update(task, description=short(name))
-                    pair = _Pair(choosing, name, plainly, pipeline, lambda count=1: progress.advance(task, count))
-                    await pair.measure(candidates, skipped)
-    candidates = told_apart(candidates)
-    title = f"Drafters for {short(served)}, temperature {choosing.temperature:g}"
-    _report(choosing, title, candidates, skipped if choosing.methods else [], as_json)
+                    await _Pair(selection, name, plain, pipeline, advance).measure(candidates, skipped)
+    candidates = with_distinct_names(candidates)
+    title = f"Drafters for {short(served)}, temperature {selection.temperature:g}"
+    _report(selection, title, candidates, skipped if selection.methods else [], as_json)
     if plot is not None and candidates:
         curves = [
             SpeedCurve(one.label, one.expected, one.best_k, one.measured, one.error)
@@ -119,7 +121,7 @@ async def _select(choosing: Choosing, as_json: bool, plot: Path | None) -> None:
 
 
 def _named(given: str, about: Description) -> str:
-    """The name of a model: of a service, what it says itself."""
+    """The name of a model: for an address, the name that the service gives."""
     return about.model if ADDRESS.fullmatch(given) else given
 
 
@@ -133,25 +135,22 @@ async def _running(role: str, name: str) -> AsyncIterator[str]:
         yield address
 
 
-# What `crossdraft select` found, and which of it to use.
-
-
 @dataclass(frozen=True)
 class Candidate:
     """One drafter and method, as measured."""
 
-    drafter: str  # as it was given: a model's name or HOST:PORT
+    drafter: str  # as given: a model's name or HOST:PORT
     method: str
-    acceptance: float  # share of the judged tokens that agreed with the draft, at the largest K
-    draft_cost: float  # seconds of a draft token in the drafter's model, in plain passes of the target
+    acceptance: float  # share of the verified draft tokens that were accepted, at the largest K
+    draft_cost: float  # time of a draft token in the drafter's model; 1 is a pass of the target without drafting
     tokens_per_pass: float  # at the best K
     best_k: int  # by the cost model
-    expected: dict[int, float] = field(hash=False)  # speed by K, of that without a drafter
-    measured: float  # speed at the best K, of the same prompts without a drafter, run in turns
-    error: float  # standard, of `measured`, over prompts
+    expected: dict[int, float] = field(hash=False)  # speedup by K, by the cost model
+    measured: float  # speedup at the best K, over the same prompts without a drafter, run in turns
+    error: float  # standard error of `measured`, over prompts
     tokens_per_second: float  # at the best K
-    plain_tokens_per_second: float  # without a drafter, in the same turns
-    model: str = ""  # the name that a service gives its model; empty: `drafter` is the name
+    plain_tokens_per_second: float  # without a drafter
+    model: str = ""  # the name that the service gives its model; empty: `drafter` is the name
 
     @property
     def name(self) -> str:
@@ -166,7 +165,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A method that a pair refuses."""
+    """A method that cannot be used with a drafter."""
 
     drafter: str
     method: str
@@ -177,35 +176,30 @@ class Skipped:
 class _Pair:
     """The target with one drafter."""
 
-    choosing: Choosing
+    selection: Selection
     name: str  # of the drafter
-    plainly: Pipeline  # without the drafter
+    plain: Pipeline  # without the drafter
     pipeline: Pipeline
-    advance: Callable[..., None]
-
-    @property
-    def _about(self) -> Description:
-        """The drafter's words about itself."""
-        about = self.pipeline.models.drafter
-        assert about is not None  # it was connected with one
-        return about
+    advance: Callable[[], None]  # called after each generation
 
     async def measure(self, candidates: list[Candidate], skipped: list[Skipped]) -> None:
-        """Adds what was found."""
-        for method in self.choosing.tried:
-            setting = self.choosing.setting(method, self.name, self._about.copies)
+        """Measures all methods, and adds each to one of the lists."""
+        about = self.pipeline.models.drafter
+        assert about is not None  # the pipeline was connected with one
+        for method in self.selection.tried:
+            setting = self.selection.setting(method, self.name, about.copies)
             fault = fault_of_pair(method_named(setting.method), self.pipeline.models)
             if fault:
                 skipped.append(Skipped(self.name, setting.method, fault))
-                self.advance(RUNS * len(self.choosing.prompts))
+                for _ in range(RUNS * len(self.selection.prompts)):
+                    self.advance()
             else:
-                candidates.append(await self._candidate(setting))
+                candidates.append(await self._candidate(setting, about))
 
-    async def _candidate(self, setting: Setting) -> Candidate:
-        """Rounds of the largest K say which K should be best; that one is then measured."""
+    async def _candidate(self, setting: Setting, about: Description) -> Candidate:
         probed, beside = await self._in_turns(setting)
         rounds, plain = Rounds.of(setting.k, probed), Plain.of(beside)
-        ks = self.choosing.ks_for(self._about.copies)
+        ks = self.selection.ks_for(about.copies)
         best = rounds.best(ks, plain)
         drafted, beside = await self._in_turns(replace(setting, k=best))
         judged = sum(figure.accepted + figure.corrected for figure in probed)
@@ -225,16 +219,16 @@ class _Pair:
             error=speed / plain_speed * stdev(gains) / sqrt(len(gains)),
             tokens_per_second=speed,
             plain_tokens_per_second=plain_speed,
-            model=_named(self.name, self._about),
+            model=_named(self.name, about),
         )
 
     async def _in_turns(self, setting: Setting) -> tuple[list[Statistics], list[Statistics]]:
-        """With the drafter and without, prompt by prompt, so that both meet the same machine."""
+        """With the drafter and without, prompt by prompt, so that the machine's load is the same for both."""
         drafted, plain = [], []
-        requests = setting.requests(self.choosing.prompts, self.choosing.max_tokens)
-        for request, without in zip(requests, self.choosing.plain(), strict=True):
+        requests = setting.requests(self.selection.prompts, self.selection.max_tokens)
+        for request, without in zip(requests, self.selection.plain(), strict=True):
             drafted.append(await self._run(self.pipeline, request))
-            plain.append(await self._run(self.plainly, without))
+            plain.append(await self._run(self.plain, without))
         return drafted, plain
 
     async def _run(self, pipeline: Pipeline, request: GenerationRequest) -> Statistics:
@@ -244,19 +238,26 @@ class _Pair:
 
 
 def _speed(figures: Sequence[Statistics]) -> float:
-    """Tokens a second, opening of the sessions and prompts included."""
+    """Tokens per second, including prompts and the opening of sessions."""
     return sum(figure.tokens for figure in figures) / sum(figure.seconds for figure in figures)
 
 
 def _report(
-    choosing: Choosing, title: str, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool
+    selection: Selection, title: str, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool
 ) -> None:
     if not as_json:
-        print_report(f"{title}; speed without one is 1", candidates, skipped)
+        print_table(
+            f"{title}; speed without one is 1",
+            COLUMNS,
+            [_row(one) for one in sorted(candidates, key=lambda one: -one.measured)],
+        )
+        for one in skipped:
+            print(f"Skipped {one.method} with {one.drafter}: it {one.reason}")
+        print(advice(candidates))
         return
     best = best_of(candidates)
     record = {
-        **asdict(choosing),
+        **asdict(selection),
         "candidates": [asdict(one) for one in candidates],
         "skipped": [asdict(one) for one in skipped],
         "choice": None if best is None else {"drafter": best.drafter, "method": best.method, "k": best.best_k},
@@ -265,12 +266,8 @@ def _report(
     print(json.dumps(record))
 
 
-COLUMNS = ("drafter", "method", "accepted", "draft/pass", "tokens/pass", "best K", "expected", "measured", "tokens/s")
-CERTAIN = 2.0  # standard errors by which a gain must exceed nothing: the fastest of many is partly the luckiest
-
-
 def best_of(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The fastest one of those that are faster than no drafter beyond doubt."""
+    """The fastest of those that are faster than no drafter by CERTAIN standard errors."""
     helping = [one for one in candidates if one.measured - CERTAIN * one.error > 1]
     return max(helping, key=lambda one: one.measured, default=None)
 
@@ -282,7 +279,7 @@ def advice(candidates: Sequence[Candidate]) -> str:
     best = best_of(candidates)
     if best is not None:
         return (
-            f"Use {_used(best)}: {_advice_speed(best)} times as fast as no drafter "
+            f"Use {_used(best)}: {_speedup(best)} times as fast as no drafter "
             f"({best.tokens_per_second:.1f} against {best.plain_tokens_per_second:.1f} tokens/s)."
         )
     nearest = max(candidates, key=lambda one: one.measured)
@@ -290,7 +287,7 @@ def advice(candidates: Sequence[Candidate]) -> str:
     verdict = "None is shown to help" if doubtful else "None helps, decode without a drafter"
     doubt = ", which may be chance: measure more prompts (--limit)" if doubtful else ""
     return (
-        f"{verdict}: the best, {_used(nearest)}, is {_advice_speed(nearest)} times as fast{doubt}; a draft token costs "
+        f"{verdict}: the best, {_used(nearest)}, is {_speedup(nearest)} times as fast{doubt}; a draft token costs "
         f"{nearest.draft_cost:.2f} of a pass, and a pass yields {nearest.tokens_per_pass:.2f} tokens."
     )
 
@@ -300,18 +297,10 @@ def _used(one: Candidate) -> str:
     return f"{one.drafter}{model} with method {one.method} and K = {one.best_k}"
 
 
-def told_apart(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The same, without the name of a model that several of the drafters have: they go by their addresses."""
+def with_distinct_names(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The same, but drafters whose models have the same name go by their addresses."""
     names = Counter(name for _, name in {(one.drafter, one.name) for one in candidates})
     return [replace(one, model="") if names[one.name] > 1 else one for one in candidates]
-
-
-def print_report(title: str, candidates: Sequence[Candidate], skipped: Sequence[Skipped]) -> None:
-    """A table, the fastest first, what was skipped, and what to use."""
-    print_table(title, COLUMNS, [_row(one) for one in sorted(candidates, key=lambda one: -one.measured)])
-    for one in skipped:
-        print(f"Skipped {one.method} with {one.drafter}: it {one.reason}")
-    print(advice(candidates))
 
 
 def _row(one: Candidate) -> tuple[str, ...]:
@@ -323,12 +312,12 @@ def _row(one: Candidate) -> tuple[str, ...]:
         f"{one.tokens_per_pass:.2f}",
         str(one.best_k),
         f"{one.expected[one.best_k]:.2f} ×",
-        f"{_advice_speed(one)} ×",
+        f"{_speedup(one)} ×",
         f"{one.tokens_per_second:.1f} ({one.plain_tokens_per_second:.1f})",
     )
 
 
-def _advice_speed(one: Candidate) -> str:
+def _speedup(one: Candidate) -> str:
     return f"{one.measured:.2f} ± {one.error:.2f}"
 
 
@@ -337,24 +326,12 @@ def short(name: str) -> str:
     return PurePath(name).name if PurePath(name).is_absolute() else name.removeprefix(BUNDLED_PREFIX)
 
 
-# What a round costs and yields, from one measured number of draft tokens to smaller ones: the cost model of `select`.
-#
-# With K draft tokens a round takes m passes of t(K), K·d in the drafter and o beside the models, and yields
-#
-#     tokens(K) = 1 + r·(a₁ + a₁a₂ + … + a₁…a_K),
-#
-# where aⱼ is the share of draft tokens accepted at place j of those judged there, and r the target tokens that an
-# accepted draft token brings (drafter tokens may be longer or shorter). d, o, r and aⱼ are measured at the largest K,
-# where the formula gives what was measured. t(K) and m grow evenly with K: from a plain pass, and from one, to what was
-# measured.
-
-
 @dataclass(frozen=True)
 class Plain:
     """Decoding without a drafter."""
 
-    step_seconds: float  # a token: pass, transport and bookkeeping
-    pass_seconds: float  # in the target's model
+    step_seconds: float  # per token: pass, transport and verification
+    pass_seconds: float  # per token, in the target's model
 
     @staticmethod
     def of(figures: Sequence[Statistics]) -> "Plain":
@@ -366,15 +343,24 @@ class Plain:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of `k` draft tokens, as measured."""
+    """The cost model: rounds of `k` draft tokens as measured, and what rounds of fewer would cost and yield.
+
+    A round of K draft tokens takes m passes of t(K), K·d in the drafter and o beside the models, and yields
+
+        tokens(K) = 1 + r·(a₁ + a₁a₂ + … + a₁…a_K),
+
+    where aⱼ is the share of draft tokens accepted at place j of those verified there, and r the target tokens per
+    accepted draft token (drafter tokens may be longer or shorter). d, o, r and aⱼ are measured at K = k, where the
+    formula gives what was measured. t(K) and m grow linearly from those of plain decoding at K = 0 to those measured.
+    """
 
     k: int
-    tokens: float  # of a round
-    passes: float  # of a round: one, and row misses
-    accepted_at: tuple[float, ...]  # a₁, …: accepted of those judged
+    tokens: float  # per round
+    passes: float  # m, per round: 1, and row misses
+    accepted_at: tuple[float, ...]  # a₁, …
     draft_token_seconds: float  # d, in the drafter's model
     pass_seconds: float  # t(k), in the target's model
-    beside_seconds: float  # o, of a round: transport and bookkeeping
+    beside_seconds: float  # o, per round: transport and verification
 
     @staticmethod
     def of(k: int, figures: Sequence[Statistics]) -> "Rounds":
@@ -395,27 +381,27 @@ class Rounds:
         )
 
     def tokens_with(self, k: int) -> float:
-        """Expected tokens of a round of `k` draft tokens, at most the measured number of them."""
+        """Expected tokens of a round of `k` draft tokens; `k` is at most the measured number."""
         whole = self._accepted(self.k)
         return 1 + (self.tokens - 1) * self._accepted(k) / whole if whole else 1.0
 
     def seconds_with(self, k: int, plain: Plain) -> float:
-        """Expected time of such a round."""
+        """Expected time of a round of `k` draft tokens."""
         wider = max(0.0, self.pass_seconds - plain.pass_seconds)
         share = k / self.k
         in_target = (1 + (self.passes - 1) * share) * (plain.pass_seconds + wider * share)
         return in_target + k * self.draft_token_seconds + self.beside_seconds
 
     def speed_with(self, k: int, plain: Plain) -> float:
-        """Expected speed, of that without a drafter."""
+        """Expected speedup over plain decoding."""
         return self.tokens_with(k) * plain.step_seconds / self.seconds_with(k, plain)
 
     def best(self, ks: Iterable[int], plain: Plain) -> int:
-        """The number of draft tokens with the largest expected speed; of equal ones the first."""
+        """The number of draft tokens with the largest expected speedup; of equal ones the first."""
         return max(ks, key=lambda k: self.speed_with(k, plain))
 
     def _accepted(self, k: int) -> float:
-        """Expected number of draft tokens accepted in a row."""
+        """Expected number of draft tokens accepted in a round: a₁ + a₁a₂ + …"""
         return float(sum(accumulate(self.accepted_at[:k], mul)))
 
 

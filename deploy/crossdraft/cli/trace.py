@@ -1,4 +1,4 @@
-"""`crossdraft replay`: verification once more, from a recording."""
+"""`crossdraft replay` and `crossdraft timeline`: what a flight record says."""
 
 import sys
 from pathlib import Path
@@ -13,15 +13,19 @@ from crossdraft.trace.replay import replay as run
 from crossdraft.trace.timeline import Figures, Timeline, spans_of
 from crossdraft.types.request import Overlap
 
-UNKNOWN = "Replies and their times are the recorded ones: whether they are what the models say is not checked."
+NOT_CHECKED = "Replies and their times are the recorded ones; whether they are the models' is not checked."
+PAGES = (".html", ".htm")
+PICTURES = (".png", ".svg", ".pdf")
+SCREEN = 1100.0  # pixels that the first rounds take on the page
+MARGIN = 0.03  # of what is shown, before its first pass
 
 
 def replay(file: Path) -> None:
-    """Says whether the verdicts are the same.
+    """Verifies again from the recorded replies, and prints whether the verdicts are the same.
 
     Raises:
         Misused: the recording cannot be read.
-        CommandFailed: they are not, or it cannot be replayed.
+        CommandFailed: the verdicts differ, or the recording cannot be replayed.
     """
     recording = recording_of(file)
     try:
@@ -35,15 +39,7 @@ def replay(file: Path) -> None:
         print(f"The recording could not be read to its end: {recording.fault}.", file=sys.stderr)
     elif recording.finished is None:
         print("The recording ends before the session does.", file=sys.stderr)
-    print(UNKNOWN, file=sys.stderr)
-
-
-# `crossdraft timeline`: a recorded session as a picture of who worked when.
-
-PAGES = (".html", ".htm")
-PICTURES = (".png", ".svg", ".pdf")
-SCREEN = 1100.0  # pixels that the first rounds take on the page
-MARGIN = 0.03  # of what is seen, before its first pass
+    print(NOT_CHECKED, file=sys.stderr)
 
 
 def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
@@ -52,13 +48,13 @@ def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
     Args:
         file: a recording.
         output: .html, or a picture.
-        first: the round that is seen first, from 1.
-        rounds: that are seen at once.
+        first: first round to show, from 1.
+        rounds: number of rounds to show.
 
     Raises:
-        Misused: the output cannot be written, or is of no known kind; the recording cannot be read, or has no such
-            rounds.
-        CommandFailed: the output cannot be written after all.
+        Misused: the output cannot be written there, or has an unknown extension; the recording cannot be read, or has
+            fewer rounds.
+        CommandFailed: writing fails.
     """
     if output.suffix.lower() not in (*PAGES, *PICTURES):
         raise Misused(f"--output writes {', '.join((*PAGES, *PICTURES))} files, got {output}")
@@ -91,11 +87,7 @@ def recording_of(file: Path) -> Recording:
 
 
 def window_of(found: Timeline, first: int, rounds: int) -> tuple[float, float]:
-    """From when to when so many rounds take place, in seconds.
-
-    Raises:
-        Misused: there are fewer.
-    """
+    """When `rounds` rounds from the `first` begin and end, in seconds. Raises Misused if there are fewer."""
     if first > len(found.passes):
         raise Misused(f"the recording has {len(found.passes)} rounds, so it has no round {first} (--first)")
     drafts = [work.begin for work in found.works if work.begin < found.passes[first - 1]]
@@ -106,7 +98,7 @@ def window_of(found: Timeline, first: int, rounds: int) -> tuple[float, float]:
 
 
 def title_of(recording: Recording) -> str:
-    """What was recorded. Raises CommandFailed if its request cannot be resolved."""
+    """Models, method and temperature of a recording. Raises CommandFailed if its request cannot be resolved."""
     header = recording.header
     request, temperature = header.request, header.request.options.temperature
     way = {Overlap.OFF: f"lock-step, k = {request.k}", Overlap.ON: "overlapped", Overlap.AUTO: "controlled"}
@@ -114,15 +106,15 @@ def title_of(recording: Recording) -> str:
         method = request.method or assignment_of(header).method.name
     except RecordingError as error:
         raise CommandFailed(str(error)) from error
-    said = [f"{header.target.model} without a drafter", method, f"temperature {temperature:g}"]
+    parts = [f"{header.target.model} without a drafter", method, f"temperature {temperature:g}"]
     if header.drafter is not None:
-        said[0] = f"{header.target.model} with {header.drafter.model}"
-        said.append(way[request.overlap])
-    return ", ".join(said) + ("" if recording.finished else " (the recording ends before the session)")
+        parts[0] = f"{header.target.model} with {header.drafter.model}"
+        parts.append(way[request.overlap])
+    return ", ".join(parts) + ("" if recording.finished else " (the recording ends before the session)")
 
 
 def figures_of(figures: Figures) -> list[tuple[str, str]]:
-    """Name and value of what people look at first."""
+    """Names and values for the head of the picture."""
     shown = [
         ("tokens/s", f"{figures.tokens_per_second:.1f}"),
         ("tokens per pass", f"{figures.tokens_per_pass:.2f}"),

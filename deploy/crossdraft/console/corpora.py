@@ -1,4 +1,4 @@
-"""A corpus as a stream of texts: a file or a folder, read in chunks, with a progress bar on stderr."""
+"""A corpus as a stream of texts, read in chunks with a progress bar on stderr; and a model's tokenizer by its name."""
 
 import json
 import os
@@ -21,8 +21,8 @@ from crossdraft.text.vocabulary import Vocabulary
 
 CHUNK = 1 << 18  # bytes that are read at once
 LONGEST_LINE = 1 << 26  # bytes of a line of a .jsonl file
-NAMED = 2  # of the files that are skipped
-Advance = Callable[[int], None]  # told how many bytes were read
+NAMED = 2  # skipped files whose names are printed, at most
+Advance = Callable[[int], None]  # called with the number of bytes read
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,17 @@ def _found(path: Path) -> Corpus:
 def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
     """The text of a corpus in parts of about `chunk` bytes, which end where a line does if lines are not longer.
 
-    A line of a `.jsonl` file is an object whose `text` is a part of its own. Any other file is text itself; one that
-    is not UTF-8, or that may not be read, is skipped (in mid-file: its rest), and a note on
-    stderr counts them and names the first ones.
+    A line of a `.jsonl` file is an object whose `text` is a part of its own. Any other file is text itself; what is not
+    UTF-8 or may not be read is skipped from there to the end of the file, and a note on stderr counts these files.
 
     Args:
         path: a file or a folder.
-        doing: what the progress bar says.
+        doing: label of the progress bar.
         chunk: bytes.
 
     Raises:
-        Misused: there is no corpus at `path`, said before anything is read; a line of JSON has no text, or no file
-            has any.
+        Misused: there is no corpus at `path` (raised before anything is read), or it has no text, or a line of JSON has
+            none.
     """
     return _texts(find_corpus(path), doing, chunk)
 
@@ -103,8 +102,8 @@ def _texts(corpus: Corpus, doing: str, chunk: int) -> Iterator[str]:
         )
     if skipped:
         names = ", ".join(skipped[:NAMED]) + (", …" if len(skipped) > NAMED else "")
-        told = f"skipped {len(skipped)} of {len(corpus.files)} files: not UTF-8, or may not be read ({names})"
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        note = f"skipped {len(skipped)} of {len(corpus.files)} files: not UTF-8, or may not be read ({names})"
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -122,10 +121,12 @@ def _file_texts(file: Path, chunk: int, advance: Advance) -> Iterator[str]:
 def _plain_texts(opened: BinaryIO, chunk: int, advance: Advance) -> Iterator[str]:
     """Raises UnicodeDecodeError at the first chunk that is not text."""
     decoder = getincrementaldecoder("utf-8-sig")()
-    rest = ""  # the beginning of a line, as long as its end is not there
+    rest = ""  # the beginning of a line that is not complete
     while block := opened.read(chunk):
         if b"\0" in block:
-            raise UnicodeDecodeError("utf-8", block, block.index(b"\0"), block.index(b"\0") + 1, "a zero is no text")
+            raise UnicodeDecodeError(
+                "utf-8", block, block.index(b"\0"), block.index(b"\0") + 1, "text has no zero byte"
+            )
         text = rest + decoder.decode(block)
         cut = text.rfind("\n") + 1 or (len(text) if len(text) >= chunk else 0)
         yield text[:cut]
@@ -156,12 +157,9 @@ def _text_of(line: bytes, where: str) -> str:
     return text
 
 
-# The tokenizer of a model by its name, without its weights.
-
-
 @dataclass(frozen=True, eq=False)
 class Named:
-    """A model's tokenizer."""
+    """A model's tokenizer, loaded without the weights."""
 
     name: str  # a folder, a hub id or a bundled model
     tokenizer_json: str  # the whole file

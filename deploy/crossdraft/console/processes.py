@@ -15,10 +15,20 @@ from crossdraft.console.running import CommandFailed
 
 START_SECONDS = 120.0  # for loading a small model on a busy machine
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
+DEFAULT_DRAFTER = "drafter-b"
+STDIN = 0  # file descriptor
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """The target and the drafter that a command starts if it is given no address, as `--model` has them."""
+
+    target: str = "bundled:target"
+    drafter: str = f"bundled:{DEFAULT_DRAFTER}"
 
 
 class Startable(Protocol):
-    """A command that serves something, says in a line of JSON where, and ends with its standard input."""
+    """A server's command line. It prints its address in a line of JSON, and ends when its standard input does."""
 
     @property
     def role(self) -> str:
@@ -38,17 +48,17 @@ class Wanted:
     model: str
     threads: int
     more: tuple[str, ...] = ()  # options
-    prefix: tuple[str, ...] = ()  # what the command is run by: on a host, on a core
+    prefix: tuple[str, ...] = ()  # a command that runs it: on another host, on some cores
 
     def command(self) -> list[str]:
-        """As it would be typed. It ends with its standard input: were this process killed, it would end too."""
+        """As it would be typed. It ends with its standard input, also if this process is killed."""
         options = ["--model", self.model, "--threads", str(self.threads), "--grace-seconds", "0", "--until-stdin-ends"]
         return [*self.prefix, sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options, *self.more]
 
 
 @dataclass(frozen=True, eq=False)
 class Started:
-    """Its process, perhaps not ready yet."""
+    """The process of a service, perhaps not ready yet."""
 
     wanted: Startable
     process: asyncio.subprocess.Process
@@ -58,7 +68,7 @@ class Started:
         """Its ready line, once it listens.
 
         Raises:
-            CommandFailed: it ended or is not ready in time; the text has its own last words.
+            CommandFailed: it ended or is not ready in time; the text has the last line of its stderr.
         """
         assert self.process.stdout is not None
         try:
@@ -66,13 +76,15 @@ class Started:
         except TimeoutError:
             raise CommandFailed(f"the {self.wanted.role} is not ready after {START_SECONDS:.0f} s") from None
         if not line:
-            raise CommandFailed(f"the {self.wanted.role} did not start: {self._last_words()}")
+            raise CommandFailed(f"the {self.wanted.role} did not start: {self._last_line()}")
         return {name: str(value) for name, value in json.loads(line).items()}
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         self.log.seek(0)
         lines = self.log.read().decode("utf-8", "replace").split("\n")
-        return next((line.removeprefix("crossdraft: ") for line in reversed(lines) if line.strip()), "it said nothing")
+        return next(
+            (line.removeprefix("crossdraft: ") for line in reversed(lines) if line.strip()), "it printed no error"
+        )
 
     async def end(self) -> None:
         """SIGTERM, and SIGKILL if that does not help."""
@@ -116,14 +128,14 @@ async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
         ready = [await one.ready() for one in started]
         yield [Running(line["address"], one.process.pid, line) for one, line in zip(started, ready, strict=True)]
     finally:
-        # Not cut short by a second signal: nothing may be left behind.
+        # Shielded, so that a second signal leaves no process behind.
         await asyncio.shield(asyncio.gather(*(one.end() for one in started)))
 
 
 async def _start(wanted: Startable) -> Started:
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the service has ended
     pipe = asyncio.subprocess.PIPE
-    # In a session of its own, so that Ctrl-C reaches this process alone, which then ends it in order.
+    # In a process session of its own: Ctrl-C reaches this process alone, which then ends the service.
     process = await asyncio.create_subprocess_exec(
         *wanted.command(), stdin=pipe, stdout=pipe, stderr=log, start_new_session=True
     )
@@ -131,24 +143,8 @@ async def _start(wanted: Startable) -> Started:
 
 
 def threads_each(count: int) -> int:
-    """Threads for each of some services that share this machine."""
+    """Threads for each of `count` services that share this machine."""
     return max(1, (os.cpu_count() or 1) // max(1, count))
-
-
-# The pair that runs when no address is given.
-
-DEFAULT_DRAFTER = "drafter-b"
-
-
-@dataclass(frozen=True)
-class ModelNames:
-    """A target and a drafter, as `--model` has them."""
-
-    target: str = "bundled:target"
-    drafter: str = f"bundled:{DEFAULT_DRAFTER}"
-
-
-STDIN = 0  # its file descriptor
 
 
 def end_with_stdin() -> None:

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from crossdraft.cli.display import TextScreen, figures, places
+from crossdraft.cli.display import TextScreen, figures, positions
 from crossdraft.client import Kind, Token
 from crossdraft.types.statistics import Counts, Statistics, Times, statistics_of
 
@@ -45,26 +45,26 @@ def counted(counts: Counts) -> Statistics:
     return statistics_of("tli", 3, 1, counts, Times(1.0, 0.5, 0.1, 0.1, 10, 10))
 
 
-def test_acceptance_is_shown_by_place() -> None:
+def table(counts: Counts, audit: bool) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(figures(counted(counts), audit))
+    return stream.getvalue()
+
+
+def test_acceptance_is_shown_by_position() -> None:
     counts = Counts(audited=7)
     for accepted, refused in ((3, False), (1, True), (1, True), (0, True)):
         counts.round(3, accepted, refused)
-    assert places(counted(counts)) == "75% 33% 100%"
-    stream = io.StringIO()
-    Console(file=stream, width=100).print(figures(counted(counts), audit=True))
-    assert "1.25 a round" in stream.getvalue()
-    assert "7 draws are those of their rows" in stream.getvalue()
+    assert positions(counted(counts)) == "75% 33% 100%"
+    shown = table(counts, audit=True)
+    assert "1.25 per round" in shown
+    assert "7 draft tokens were drawn from their rows" in shown
+    never = Counts()
+    assert positions(counted(never)) == ""
+    never.round(3, 0, True)
+    assert positions(counted(never)) == "0%"
 
 
 def test_an_audit_is_shown_whenever_it_was_asked_for() -> None:
-    for audit, count in ((True, 1), (False, 0)):
-        stream = io.StringIO()
-        Console(file=stream, width=100).print(figures(counted(Counts()), audit))
-        assert stream.getvalue().count("0 draws are those of their rows") == count
-
-
-def test_a_place_that_was_never_judged_is_left_out() -> None:
-    counts = Counts()
-    counts.round(3, 0, True)
-    assert places(counted(counts)) == "0%"
-    assert places(counted(Counts())) == ""
+    assert "0 draft tokens were drawn from their rows" in table(Counts(), audit=True)
+    assert "drawn from" not in table(Counts(), audit=False)

@@ -88,10 +88,3 @@ async def test_one_that_is_never_ready_is_not_waited_for(monkeypatch: pytest.Mon
     with pytest.raises(CommandFailed, match="the target is not ready after"):
         async with services([wanted(SILENT)]):
             raise AssertionError("it cannot have started")
-
-
-def test_the_command_of_a_service() -> None:
-    command = Wanted("drafter", "folder", 3).command()
-    assert command[:2] == [sys.executable, "-m"]
-    assert command[3:7] == ["serve", "drafter", "--model", "folder"]
-    assert "--until-stdin-ends" in command

@@ -1,15 +1,15 @@
-"""Corpora: files, folders, JSON lines, and what is said of those that cannot be read."""
+"""Corpora (files, folders, JSON lines) and outputs: what is read, and what is said of those that cannot be used."""
 
 import json
+import os
 from errno import EACCES
-from os import strerror
 from pathlib import Path
 
 import pytest
 
 from crossdraft.console import corpora
 from crossdraft.console.corpora import corpus_texts
-from crossdraft.console.running import Misused
+from crossdraft.console.running import Misused, check_output
 
 LINES = "".join(f"line {number} is größer\n" for number in range(300))
 
@@ -63,14 +63,26 @@ def test_what_is_not_text_is_skipped_and_counted(tmp_path: Path, capsys: pytest.
     assert f"({tmp_path / 'a.bin'}, {tmp_path / 'b.bin'}, …)" in said
 
 
-def test_a_folder_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse(path: Path) -> bool:
+    raise PermissionError(EACCES, os.strerror(EACCES), str(path))
+
+
+def test_folders_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "is_file", refuse)
     with pytest.raises(Misused, match="cannot be read: Permission denied"):
         corpus_texts(tmp_path / "text.txt", "reading")
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(Misused, match=f"cannot write {tmp_path / 'out'}: Permission denied"):
+        check_output(tmp_path / "out")
 
 
-def refuse(path: Path) -> bool:
-    raise PermissionError(EACCES, strerror(EACCES), str(path))
+def test_places_that_may_not_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_output(tmp_path / "out")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    refused = {tmp_path / "out": "Permission denied", tmp_path: "it is a folder", tmp_path / "none" / "out": "no such"}
+    for place, complaint in refused.items():
+        with pytest.raises(Misused, match=complaint):
+            check_output(place)
 
 
 def test_corpora_that_are_not_there(tmp_path: Path) -> None:
@@ -81,24 +93,19 @@ def test_corpora_that_are_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
-    [(b"", "has no text: it is empty"), (b"\xff", "has no text: 1 of 1 files are not UTF-8")],
+    ("name", "content", "complaint"),
+    [
+        ("a", b"", "has no text: it is empty"),
+        ("a", b"\xff", "has no text: 1 of 1 files are not UTF-8"),
+        ("a.jsonl", b'{"text": "good"}\n{\n', "line 2 is not JSON"),
+        ("a.jsonl", b'{"text": "good"}\n[1]\n', 'line 2 is not an object with a "text"'),
+        ("a.jsonl", b'{"text": 1}\n', "line 1 is not"),
+    ],
 )
-def test_corpora_without_text(tmp_path: Path, content: bytes, complaint: str) -> None:
-    (tmp_path / "a").write_bytes(content)
+def test_corpora_without_text(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(Misused, match=complaint):
-        texts(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [("{", "line 2 is not JSON"), ("[1]", 'line 2 is not an object with a "text"'), ('{"text": 1}', "line 2 is not")],
-)
-def test_lines_without_text(tmp_path: Path, line: str, complaint: str) -> None:
-    file = tmp_path / "corpus.jsonl"
-    file.write_text('{"text": "good"}\n' + line + "\n")
-    with pytest.raises(Misused, match=complaint):
-        texts(file)
+        texts(tmp_path / name)
 
 
 def test_a_line_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,137 @@
+"""What most benchmarks generate: prompts, the settings that are compared, and pairs of services that run for them."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from crossdraft.bench.harness import SEED
+from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
+from crossdraft.console.processes import Wanted, services, threads_each
+from crossdraft.console.running import Misused, checked_options
+from crossdraft.training.prompts import read_prompts
+from crossdraft.verification.methods import method_named
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to decode, in lock-step rounds."""
+
+    method: str
+    drafter: str  # a model's name
+    temperature: float
+    k: int  # draft tokens in a round
+
+    def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
+        """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run.
+
+        Raises:
+            ValueError: a value is out of its range.
+        """
+        seed = SEED if method_named(self.method).seedable else None
+        options = SamplingOptions(self.temperature)
+        return [
+            GenerationRequest(
+                text,
+                self.method,
+                self.k,
+                max_tokens,
+                options,
+                seed=seed,
+                choice=number,
+                allow_inexact=True,
+                overlap=Overlap.OFF,
+            )
+            for number, text in enumerate(prompts)
+        ]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is measured."""
+
+    target: str  # a model's name
+    settings: tuple[Setting, ...]  # by drafter, so that each is started once
+    prompts: tuple[str, ...]
+    max_tokens: int
+    affinities: Mapping[str, Path] = field(default_factory=dict)  # by a drafter's name, for `rdk`
+
+    def check(self) -> None:
+        """Raises Misused if a request would be refused, before anything is started."""
+        with checked_options():
+            for setting in self.settings:
+                setting.requests(self.prompts, self.max_tokens)
+
+
+def settings_of(
+    target: str, drafters: Sequence[str], methods: Sequence[str], temperatures: Sequence[float], ks: Sequence[int]
+) -> tuple[Setting, ...]:
+    """Every combination; a method for one vocabulary has the target's own model as its drafter.
+
+    Raises:
+        Misused: there is no such method.
+    """
+    with checked_options():
+        own = [name for name in methods if method_named(name).same_vocabulary]
+    pairs = [(name, drafter) for drafter in drafters for name in methods if name not in own]
+    pairs += [(name, target) for name in own]
+    return tuple(
+        Setting(method, drafter, temperature, k)
+        for method, drafter in pairs
+        for temperature in temperatures
+        for k in ks
+    )
+
+
+def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
+    """The first `limit` prompts of a file.
+
+    Raises:
+        Misused: there is no such file, or it has no prompts.
+    """
+    try:
+        return tuple(prompt.text for prompt in read_prompts(path)[:limit])
+    except UnicodeDecodeError as error:
+        raise Misused(
+            f'{path} is not UTF-8: {error.reason}; give JSON lines such as {{"text": "def main("}}'
+        ) from error
+    except ValueError as error:
+        raise Misused(str(error)) from error
+    except OSError as error:
+        raise Misused(
+            f"cannot read the prompts: {error}; run this in a checkout of crossdraft, which has tests/prompts.jsonl, "
+            "or give a file with --prompts"
+        ) from error
+
+
+def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, Path]:
+    """The files of options NAME=FILE, by drafter.
+
+    Raises:
+        Misused: an option is not of this form, or its name is not one of the drafters.
+    """
+    found: dict[str, Path] = {}
+    for option in options:
+        name, equals, file = option.rpartition("=")
+        if not (equals and name and file):
+            raise Misused(f"--affinity takes NAME=FILE, such as {drafters[0]}=affinity.npz, got {option!r}")
+        if name not in drafters:
+            raise Misused(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
+        found[name] = Path(file)
+    return found
+
+
+async def running_pairs(workload: Workload) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
+    """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
+
+    Close it with `contextlib.aclosing`, which ends the services.
+
+    Raises:
+        CommandFailed: a service does not start.
+    """
+    threads = threads_each(2)
+    async with services([Wanted("target", workload.target, threads)]) as (target,):
+        for name, settings in groupby(workload.settings, key=lambda setting: setting.drafter):
+            more = ("--affinity", str(workload.affinities[name])) if name in workload.affinities else ()
+            async with services([Wanted("drafter", name, threads, more)]) as (drafter,):
+                yield target, drafter, tuple(settings)

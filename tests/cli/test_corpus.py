@@ -1,0 +1,238 @@
+"""`crossdraft affinity` and `crossdraft frequencies`: their files, what is refused, and drafters served with them."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
+from crossdraft.rpc.clients import DrafterClient
+from crossdraft.text.affinity import FirstOrder, Kernel, Matrix, load_affinity
+from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence, first_pieces
+from crossdraft.text.frequencies import count_frequencies, read_ranking
+from crossdraft.text.letters import Side
+from crossdraft.text.pairs import Pair
+from crossdraft.text.vocabulary import tokenizer_digest
+from tests.cli.conftest import Cli, serving
+from tests.text.kinds import kind
+
+TEXTS = ("def main(argument):\n    return argument\n", "The quick brown fox\n")
+TARGET, DRAFTER = kind("gpt2"), kind("llama2")  # those of the folders
+KINDS = ("aligned", "prefix", "co-occurrence", "first-order")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def counted(cli: Cli, drafter_folder: Path, corpus: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "frequencies"
+    assert cli("frequencies", "--model", drafter_folder, corpus, "-o", path).code == 0
+    return path
+
+
+@pytest.fixture
+def affinity(target_folder: Path, drafter_folder: Path, corpus: Path, tmp_path: Path) -> tuple[object, ...]:
+    """A command line that makes a matrix."""
+    pair = ("--target", target_folder, "--drafter", drafter_folder)
+    return ("affinity", *pair, corpus, "-o", tmp_path / "out")
+
+
+def expected(name: str) -> Kernel:
+    """What the text layer makes of the same corpus, with the command's own defaults."""
+    target, drafter = TARGET.tokenization(Side.TARGET), DRAFTER.tokenization(Side.DRAFTER)
+    pair = Pair(target.vocabulary, drafter.vocabulary)
+    counts = count_frequencies(TARGET.json, target, TEXTS).counts
+    alignment, windows = Alignment(pair, target, drafter), Windows(target, 8)
+    for text in TEXTS:
+        alignment.add(text)
+        windows.add(text)
+    kernels: dict[str, Kernel] = {
+        "aligned": alignment.matrix(64),
+        "prefix": first_pieces(pair, drafter, counts, 64),
+        "co-occurrence": co_occurrence(pair, windows, 1e-4, 64),
+        "first-order": FirstOrder.of(pair, counts.astype(np.float64)),
+    }
+    return kernels[name]
+
+
+def same(one: Kernel, other: Kernel) -> bool:
+    return type(one) is type(other) and all(
+        np.array_equal(value, vars(other)[name]) for name, value in vars(one).items()
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind(cli: Cli, affinity: tuple[object, ...], tmp_path: Path, name: str) -> None:
+    ended = cli(*affinity, "--kind", name)
+    assert ended.code == 0
+    made = load_affinity(tmp_path / "out")
+    assert (made.target, made.drafter) == (tokenizer_digest(TARGET.json), tokenizer_digest(DRAFTER.json))
+    assert same(made.kernel, expected(name))
+    made.check_drafter(DRAFTER.json, DRAFTER.size)
+    lines = ended.out.splitlines()
+    assert lines[0].startswith(f"wrote {tmp_path / 'out'}: {name}")
+    assert any("draft tokens that the target has" in line and f"{len(made.drafter_ids):,}" in line for line in lines)
+    size = len(made.drafter_ids)
+    reached, _ = made.redistribute(made.drafter_ids, np.full(size, 1 / size))  # a draft of all that may be drafted
+    (shown,) = (line for line in lines if "can stand for" in line)
+    assert f" {len(reached):,} of " in shown
+
+
+def test_options_of_an_affinity(cli: Cli, affinity: tuple[object, ...], tmp_path: Path) -> None:
+    assert cli(*affinity, "--neighbours", 1).code == 0
+    one = load_affinity(tmp_path / "out").kernel
+    assert isinstance(one, Matrix)
+    assert len(one.weights) == len(one.drafter_ids)
+    assert cli(*affinity, "--keep", 1).code == 0
+    pair = Pair(TARGET.vocabulary(), DRAFTER.vocabulary(Side.DRAFTER))
+    assert same(load_affinity(tmp_path / "out").kernel, Matrix.identity(pair))
+    assert cli(*affinity, "--kind", "co-occurrence", "--temperature", 5, "--window", 3).code == 0
+    assert load_affinity(tmp_path / "out").made == "co-occurrence, τ = 5, windows of 3 target tokens"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--temperature", 1), "--temperature is not an option of --kind aligned"),
+        (("--window", 4, "--kind", "prefix"), "--window is not an option of --kind prefix"),
+        (("--keep", 0.5, "--kind", "first-order"), "--keep is not an option of --kind first-order"),
+        (("--keep", 1.5), "--keep must be between 0 and 1"),
+        (("--keep", "nan"), "--keep must be between 0 and 1"),
+        (("--kind", "co-occurrence", "--temperature", 0), "--temperature must be above 0"),
+        (("--kind", "co-occurrence", "--temperature", "nan"), "--temperature must be above 0"),
+        (("--neighbours", 0), "--neighbours"),
+        (("--window", 1, "--kind", "co-occurrence"), "--window"),
+        (("--kind", "magic"), "--kind"),
+        (("-o", "none/out"), "cannot write none/out"),
+    ],
+)
+def test_an_affinity_that_cannot_be_made(
+    cli: Cli, affinity: tuple[object, ...], tmp_path: Path, options: tuple[object, ...], complaint: str
+) -> None:
+    ended = cli(*affinity, *options)
+    assert (ended.code, ended.out) == (2, "")
+    assert complaint in ended.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_corpora_and_models_that_cannot_be_used(cli: Cli, affinity: tuple[object, ...], tmp_path: Path) -> None:
+    command, target, folder, drafter, model, corpus, *output = affinity
+    missing = cli(command, target, folder, drafter, model, tmp_path / "none", *output)
+    assert (missing.code, "there is no corpus" in missing.err) == (2, True)
+    empty = cli(command, target, folder, drafter, tmp_path, corpus, *output)
+    assert (empty.code, "has no tokenizer.json" in empty.err) == (1, True)
+    (tmp_path / "empty.txt").write_text("")
+    for name in KINDS:
+        ended = cli(command, target, folder, drafter, model, tmp_path / "empty.txt", *output, "--kind", name)
+        assert (ended.code, "has no text" in ended.err) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_file_is_the_count_and_a_table_says_what_to_keep(
+    cli: Cli, drafter_folder: Path, corpus: Path, tmp_path: Path
+) -> None:
+    ended = cli("frequencies", "--model", drafter_folder, corpus, "-o", tmp_path / "out")
+    some = kind("llama2")
+    wanted = count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS)
+    assert ended.code == 0
+    assert read_ranking(tmp_path / "out", some.json, "").counts.tolist() == wanted.counts.tolist()
+    first, *table = ended.out.splitlines()
+    assert first.startswith(f"counted {wanted.tokens:,} tokens of {corpus}")
+    shares = {int(cells[1].split()[0]): cells[3].strip() for line in table if len(cells := line.split("│")) > 3}
+    assert shares[some.size // 4] == f"{wanted.covered(some.size // 4):.2%}"
+    assert shares[some.size] == "100.00%"
+
+
+def test_neither_needs_weights_or_torch(target_folder: Path, corpus: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("tokenizer.json", "config.json"):
+        (model / name).write_bytes((target_folder / name).read_bytes())
+    program = """
+import sys
+from pathlib import Path
+from crossdraft.cli.corpus import count_tokens, make_affinity
+from crossdraft.cli.options import AffinityOptions
+model, corpus, output = sys.argv[1], *map(Path, sys.argv[2:])
+make_affinity(model, model, corpus, output, AffinityOptions())
+count_tokens(model, corpus, output)
+print("torch" in sys.modules)
+"""
+    command = [sys.executable, "-c", program, model, corpus, tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "complaint"),
+    [
+        ({"corpus": "nowhere"}, 2, "there is no corpus nowhere"),
+        ({"--model": "./nowhere"}, 1, "there is no folder ./nowhere"),
+        ({"-o": "no/such/file"}, 2, "cannot write no/such/file: no such folder"),
+        ({"-o": "."}, 2, "cannot write .: it is a folder"),
+    ],
+)
+def test_frequencies_that_cannot_be_counted(
+    cli: Cli,
+    drafter_folder: Path,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, str],
+    code: int,
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"corpus": corpus, "--model": drafter_folder, "-o": "out"} | changed
+    ended = cli("frequencies", given["corpus"], "--model", given["--model"], "-o", given["-o"])
+    assert (ended.code, ended.out) == (code, "")
+    assert complaint in ended.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_drafter_is_served_with_a_part_of_its_head(target: str, drafter_folder: Path, counted: Path) -> None:
+    async def check(address: str) -> None:
+        async with DrafterClient(address) as client:
+            assert (await client.describe()).vocabulary_size == kind("llama2").size
+        rounds = Overlap.OFF  # without them the output may end before the drafter is there
+        request = GenerationRequest("The quick", "slem", max_tokens=8, options=SamplingOptions(0), overlap=rounds)
+        async with connect(target, address) as pipeline, pipeline.run(request) as generation:
+            async for _ in generation:
+                pass
+        assert generation.statistics is not None
+        assert generation.statistics.drafter_lost == ""
+        assert generation.statistics.draft_tokens
+
+    with serving("drafter", drafter_folder, "--vocab-keep", "20", "--frequencies", str(counted)) as (_, ready):
+        asyncio.run(check(ready["address"]))
+
+
+@pytest.mark.parametrize(
+    ("role", "options", "code", "complaint"),
+    [
+        ("target", ["--vocab-keep", "20", "--frequencies", "FILE"], 2, "No such option: --vocab-keep"),
+        ("drafter", ["--vocab-keep", "20"], 2, "go together"),
+        ("drafter", ["--frequencies", "FILE"], 2, "go together"),
+        ("drafter", ["--vocab-keep", "0", "--frequencies", "FILE"], 2, "--vocab-keep must be at least 1, got 0"),
+        ("drafter", ["--vocab-keep", "99999", "--frequencies", "FILE"], 2, "the whole vocabulary, got 99999"),
+        ("drafter", ["--vocab-keep", "20", "--frequencies", "none"], 2, "cannot read the frequencies"),
+        ("drafter", ["--vocab-keep", "20", "--frequencies", __file__], 2, "is damaged, or not a file of frequencies"),
+    ],
+)
+def test_heads_that_cannot_be_served(
+    cli: Cli, drafter_folder: Path, counted: Path, role: str, options: list[str], code: int, complaint: str
+) -> None:
+    given = [str(counted) if option == "FILE" else option for option in options]
+    ended = cli("serve", role, "--model", drafter_folder, *given)
+    assert (ended.code, ended.out) == (code, "")
+    assert complaint in ended.err.splitlines()[-1]

@@ -1,0 +1,224 @@
+"""`crossdraft serve http` and `serve grpc` as processes, `crossdraft generate --server`, and what they refuse."""
+
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests.cli.conftest import COMMAND, Cli
+
+KEY = "alice-0123456789abcdef"
+PROMPT = "The quick brown"
+SHORT = ("--max-tokens", "12", "--ignore-eos", "--temperature", "0", "--overlap", "off", PROMPT)
+BODY = {"model": "toy", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+Pair = tuple[str, ...]
+
+
+@contextmanager
+def api(kind: str, pair: Pair, *options: object) -> Iterator[dict[str, Any]]:
+    """The ready line of a server that uses the pair; it is ended with the block, and must end well and quietly."""
+    _, target, _, drafter = pair
+    where = ("--target", target, "--drafter", f"small={drafter}", "--model", "toy", "--port", "0")
+    command = [*COMMAND, "serve", kind, *where, "--grace-seconds", "0", *map(str, options)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline() or json.dumps({"error": process.communicate()[1]}))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            out, log = process.communicate()  # a pipe that is closed before would be an error of its own
+    assert (process.returncode, out) == (0, "")
+    assert "Traceback" not in log
+
+
+@pytest.fixture(scope="module")
+def server(pair: Pair) -> Iterator[str]:
+    with api("grpc", pair) as ready:
+        assert (ready["role"], ready["models"]) == ("generation", ["toy"])
+        yield ready["address"]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(f"alice {KEY}\n")
+    return path
+
+
+@pytest.mark.parametrize("options", [(), ("--drafter", "small", "--model", "toy"), ("--seed", "3")])
+def test_the_same_as_without_a_server(cli: Cli, pair: Pair, server: str, options: tuple[str, ...]) -> None:
+    local = cli("generate", *pair, "--json", *(options if "--seed" in options else ()), *SHORT)
+    remote = cli("generate", "--server", server, "--json", *options, *SHORT)
+    assert (remote.code, remote.err) == (0, "")
+    assert remote.records[:-1] == local.records[:-1]
+    ours, theirs = remote.records[-1], local.records[-1]
+    assert {name: ours[name] for name in ("text", "ids", "reason")} == {
+        name: theirs[name] for name in ("text", "ids", "reason")
+    }
+    assert set(ours["statistics"]) == set(theirs["statistics"])
+    for figure in ("method", "k", "tokens", "accepted", "passes", "draft_tokens", "acceptance", "tokens_per_pass"):
+        assert ours["statistics"][figure] == theirs["statistics"][figure]
+
+
+def test_text_and_figures(cli: Cli, server: str) -> None:
+    shown = cli("generate", "--server", server, *SHORT)
+    assert shown.out == cli("generate", "--server", server, "--json", *SHORT).records[-1]["text"] + "\n"
+    assert shown.err.startswith("slem, k = 5")
+    alone = cli("generate", "--server", server, "--drafter", "none", "--json", *SHORT).records[-1]
+    assert alone["statistics"]["draft_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint", "code"),
+    [
+        (("--model", "other"), "there is no model 'other'; there is toy", 2),
+        (("--drafter", "other"), "'toy' has no drafter 'other'; there is small", 2),
+        (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary", 2),
+        (("--logit-bias", "9999:1"), "logit_bias names id 9999", 2),
+        (("--explain",), "explain is not for a server: leave it out (--explain)", 2),
+        (("--record", "file"), "record is not for a server: leave it out (--record)", 2),
+        (("--target", "127.0.0.1:1"), "a server has its own targets", 2),
+    ],
+)
+def test_what_cannot_be_asked_for(cli: Cli, server: str, options: tuple[str, ...], complaint: str, code: int) -> None:
+    ended = cli("generate", "--server", server, *options, *SHORT)
+    assert (ended.code, ended.out) == (code, "")
+    assert complaint in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_where_there_is_no_server(cli: Cli, target: str) -> None:
+    nobody = cli("generate", "--server", "127.0.0.1:1", *SHORT)
+    assert nobody.code == 1
+    assert "server at 127.0.0.1:1" in nobody.err
+    assert "check that the service runs there" in nobody.err
+    other = cli("generate", "--server", target, *SHORT)
+    assert other.code == 1
+    assert f"what listens at {target} does not serve crossdraft.v1.Generation; check the address" in other.err
+    assert cli("generate", "--server", "nowhere", *SHORT).code == 2
+    assert cli("generate", "--model", "toy", *SHORT).code == 2
+
+
+def test_keys_and_metrics_over_grpc(cli: Cli, pair: Pair, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with api("grpc", pair, "--api-keys", keys, "--metrics-port", 0) as ready:
+        ask = ("generate", "--server", ready["address"], "--json", *SHORT)
+        refused = cli(*ask)
+        assert (refused.code, refused.out) == (1, "")
+        assert "an API key is needed" in refused.err
+        assert cli(*ask, "--api-key", KEY).code == 0
+        monkeypatch.setenv("CROSSDRAFT_API_KEY", KEY)
+        assert cli(*ask).code == 0
+        with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        assert 'crossdraft_generation_tokens_total{drafter="small",model_name="toy"} 24.0' in text.replace("'", '"')
+
+
+def test_keys_and_metrics_over_http(pair: Pair, keys: Path) -> None:
+    with api("http", pair, "--api-keys", keys) as ready:
+        assert (ready["ready"], ready["role"], ready["model"]) == (True, "http", "toy")
+        headers = {"Authorization": f"Bearer {KEY}"}
+        with httpx.Client(base_url=f"http://{ready['address']}", headers=headers, timeout=60) as client:
+            assert client.get("/ready").json() == {"status": "ready", "models": ["toy"]}
+            assert client.get("/v1/models", headers={"Authorization": ""}).status_code == 401
+            done = client.post("/v1/completions", json=BODY)
+            assert done.json()["usage"]["completion_tokens"] == 12
+            tokens = 'crossdraft_generation_tokens_total{drafter="small",model_name="toy"} 12.0'
+            assert tokens in client.get("/metrics").text
+            assert "<html" in client.get("/").text
+
+
+@pytest.fixture
+def folder(cli: Cli, tmp_path: Path) -> Path:
+    """Certificates of 127.0.0.1, and another CA."""
+    for name in ("ours", "theirs"):
+        assert cli("certs", tmp_path / name, "--host", "127.0.0.1").code == 0
+    return tmp_path
+
+
+def test_http_and_grpc_beside_it_with_a_certificate(cli: Cli, pair: Pair, folder: Path) -> None:
+    ours, other_ca = folder / "ours", folder / "theirs" / "ca.pem"
+    shown = ("--ssl-certfile", ours / "127.0.0.1.pem", "--ssl-keyfile", ours / "127.0.0.1.key")
+    with api("http", pair, "--grpc-port", 0, *shown) as ready:
+        url = f"https://{ready['address']}"
+        trusting = ssl.create_default_context(cafile=ours / "ca.pem")
+        with httpx.Client(base_url=url, verify=trusting, timeout=60) as client:
+            text = client.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
+        for verify in (True, ssl.create_default_context(cafile=other_ca)):
+            with (
+                httpx.Client(base_url=url, verify=verify, timeout=60) as other,
+                pytest.raises(httpx.ConnectError, match="verify"),
+            ):
+                other.get("/health")
+        with httpx.Client(timeout=60) as plain, pytest.raises(httpx.TransportError):
+            plain.get(f"http://{ready['address']}/health")
+        ask = ("generate", "--server", ready["grpc"], "--json", *SHORT)
+        assert cli(*ask, "--tls-ca", ours / "ca.pem").records[-1]["text"] == text
+        for options in ((), ("--tls-ca", other_ca)):
+            refused = cli(*ask, *options)
+            assert (refused.code, refused.out) == (1, "")
+            assert f"server at {ready['grpc']}" in refused.err
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_certificates_that_cannot_be_used(cli: Cli, folder: Path, kind: str) -> None:
+    serve = ("serve", kind, "--target", "127.0.0.1:1", "--model", "toy")
+    ours = folder / "ours"
+    certificate, key = ours / "127.0.0.1.pem", ours / "127.0.0.1.key"
+    other = folder / "theirs" / "127.0.0.1.key"
+    for command, complaint in (
+        ((*serve, "--ssl-certfile", certificate), "--ssl-certfile and --ssl-keyfile go together"),
+        ((*serve, "--ssl-certfile", certificate, "--ssl-keyfile", other), "does not belong"),
+        ((*serve, "--ssl-certfile", folder, "--ssl-keyfile", key), "cannot be read"),
+        (("generate", "--server", "127.0.0.1:1", "--tls-ca", key, *SHORT), "is no certificate in PEM"),
+        (("generate", "--server", "127.0.0.1:1", "--tls-key", key, *SHORT), "a server takes no client certificates"),
+    ):
+        ended = cli(*command)
+        assert (ended.code, ended.out) == (2, "")
+        assert complaint in ended.err
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--target", "nowhere"], "--target must be HOST:PORT"),
+        (["--drafter", "127.0.0.1:9"], "--drafter must be NAME=HOST:PORT"),
+        (["--drafter", "a=127.0.0.1"], "--drafter must be HOST:PORT"),
+        (["--drafter", "a=127.0.0.1:9", "--drafter", "a=127.0.0.1:8"], "have the same name"),
+        (["--untrusted-drafter", "b"], "--untrusted-drafter names 'b', but no --drafter has that name"),
+        (["--api-keys", "/nowhere/keys"], "cannot read the API keys"),
+        (["--max-outputs", "0"], "most_outputs must be at least 1"),
+        (["--max-body-mib", "0"], "most_bytes must be above 0"),
+        (["--rate", "0"], "requests a minute above 0"),
+    ],
+)
+def test_options_out_of_range(cli: Cli, options: list[str], complaint: str) -> None:
+    done = cli("serve", "http", "--target", "127.0.0.1:9", "--model", "tiny", *options)
+    assert (done.code, done.out) == (2, "")
+    assert complaint in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("front", "complaint"),
+    [("http", "HTTP needs the extra `serve`: install crossdraft with it"), ("grpc", "--target must be HOST:PORT")],
+)
+def test_without_the_extra_only_http_cannot_be_served(front: str, complaint: str) -> None:
+    words = ["crossdraft", "serve", front, "--target", "nowhere", "--model", "tiny"]
+    script = (
+        f"import runpy, sys; sys.modules.update(fastapi=None, uvicorn=None, starlette=None); sys.argv = {words}\n"
+        "runpy.run_module('crossdraft.cli', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode in (1, 2)
+    assert complaint in done.stderr
+    assert done.stderr.count("\n") == 1
