@@ -12,7 +12,7 @@ from crossdraft.client.driver import Services
 from crossdraft.session.events import Emitted
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import to_bytes
-from crossdraft.trace.codec import Recording
+from crossdraft.trace.recording import Recording
 from crossdraft.trace.timeline import OUTPUT, VERIFICATION, Role, Span, Timeline, Watch, What, named, spans_of
 from tests.pipeline.memory import MemoryDrafter, MemoryTarget, assignment, toys
 from tests.pipeline.virtual_services import World

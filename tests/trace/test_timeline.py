@@ -19,7 +19,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import Letters
-from crossdraft.trace.codec import Recording, Step
+from crossdraft.trace.recording import Recording, Step
 from crossdraft.trace.timeline import Happening, Role, Row, Task, Timeline, Work, spans_of
 from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, SamplingOptions
 from crossdraft.types.rows import DraftToken

@@ -31,8 +31,7 @@ from crossdraft.session.events import (
 from crossdraft.session.events import Reply as Reply_of_events
 from crossdraft.speculation.choice import Told
 from crossdraft.speculation.shared import Member
-from crossdraft.trace.codec import Step
-from crossdraft.trace.recorder import Recorder
+from crossdraft.trace.recording import Recorder, Step
 from crossdraft.types.messages import (
     Advance,
     Draft,

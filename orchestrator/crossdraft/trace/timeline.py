@@ -23,7 +23,7 @@ from crossdraft.session.events import (
     Timer,
 )
 from crossdraft.text.letters import Letters, to_bytes
-from crossdraft.trace.codec import Recording, Step
+from crossdraft.trace.recording import Recording, Step
 from crossdraft.types.messages import (
     Advance,
     Draft,
