@@ -112,9 +112,7 @@ def test_a_file_of_another_format_is_refused_with_the_version_that_wrote_it(
     with monkeypatch.context() as patched:
         patched.setattr("crossdraft.trace.recording.FORMAT", FORMAT - 1)
         written(recording, path).wait()
-    with pytest.raises(
-        RecordingError, match=f"format {FORMAT - 1}, written by crossdraft 1.2.3; this version reads"
-    ):
+    with pytest.raises(RecordingError, match=f"format {FORMAT - 1}, written by crossdraft 1.2.3; this version reads"):
         read(path)
 
 

@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Page
 from crossdraft.client import Kind, Token
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.outputs import Ended, Order, Traced
-from crossdraft.trace.timeline import Span, What
+from crossdraft.trace.live_spans import Span, What
 from tests.serving.fakes import FakeOutputs
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

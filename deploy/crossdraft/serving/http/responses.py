@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from crossdraft.client import Kind, Reason, Statistics, Token
 from crossdraft.serving.http.requests import Asking
 from crossdraft.serving.outputs import Ended
-from crossdraft.trace.timeline import Span
+from crossdraft.trace.live_spans import Span
 from crossdraft.types.statistics import LaneFigures
 
 

@@ -16,7 +16,7 @@ from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import Asking
 from crossdraft.serving.http.responses import Figures, Format, Trace, Usage, Written
 from crossdraft.serving.outputs import Ended, Outputs, Traced
-from crossdraft.trace.timeline import Span
+from crossdraft.trace.live_spans import Span
 
 log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
