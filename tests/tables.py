@@ -113,8 +113,8 @@ class ToyTarget:
 
     def _row(self, path: tuple[int, ...], listed: Ids) -> Row:
         distribution = self.distribution(path)
-        head = np.argsort(-distribution, kind="stable")[: self.head]
-        ids = np.union1d(head, listed).astype(np.int64)
+        wanted = {*np.argsort(-distribution, kind="stable")[: self.head].tolist(), *listed.tolist()}
+        ids = np.array(sorted(wanted), dtype=np.int64)
         if len(ids) == self.size:
             return Row(ids, distribution[ids])
         return Row(ids, distribution[ids], 1.0 - float(distribution[ids].sum()))
@@ -129,6 +129,15 @@ class ToyTarget:
             return self._draws[path]
 
         return LateSample(draw)
+
+
+@lru_cache(maxsize=2**14)
+def _toy_row(salt: str, text: Letters, size: int, allowed: tuple[int, ...] | None, temperature: float) -> Row:
+    """A drafter's row over all ids, or those that are allowed."""
+    distribution = pseudo_distribution(salt, text, size)
+    ids = np.arange(size) if allowed is None else np.array(allowed)
+    distribution = tempered(distribution[ids], temperature)
+    return Row(ids.astype(np.int64), distribution / distribution.sum())
 
 
 @dataclass
@@ -146,10 +155,8 @@ class ToyDrafter:
         self._drafted = 0  # draft tokens of the running epoch
 
     def distribution(self, text: Letters) -> Row:
-        distribution = pseudo_distribution(self.salt, text, len(self.letters))
-        ids = np.arange(len(distribution)) if self.allowed is None else self.allowed
-        distribution = tempered(distribution[ids], self.temperature)
-        return Row(ids.astype(np.int64), distribution / distribution.sum())
+        allowed = None if self.allowed is None else tuple(self.allowed.tolist())
+        return _toy_row(self.salt, text, len(self.letters), allowed, self.temperature)
 
     def draft(self, wanted: Draft) -> Drafted:
         self.text = Letters(self.text[: wanted.offset] + wanted.letters)

@@ -1,6 +1,10 @@
-"""Vocabularies of toys: a handful of tokens given by their letters, and a tokenizer over them."""
+"""Vocabularies of toys: a handful of tokens given by their letters, and a tokenizer over them.
+
+All are immutable and cached: enumerations make the same ones for each of their branches.
+"""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from crossdraft.text.letters import Letters
 from crossdraft.text.pairs import Pair
@@ -16,12 +20,19 @@ def toy_vocabulary(letters: Sequence[str], stops: frozenset[int] = frozenset()) 
 
 def pair_of(target: Sequence[str], drafter: Sequence[str], stops: frozenset[int] = frozenset()) -> Pair:
     """A pair of toy vocabularies; stop ids are the target's."""
+    return _pair(tuple(target), tuple(drafter), stops)
+
+
+@lru_cache(maxsize=256)
+def _pair(target: tuple[str, ...], drafter: tuple[str, ...], stops: frozenset[int]) -> Pair:
     return Pair(toy_vocabulary(target, stops), toy_vocabulary(drafter))
 
 
+@lru_cache(maxsize=256)
 def greedy_tokens(vocabulary: Vocabulary) -> Callable[[Letters], tuple[int, ...]]:
     """A tokenizer of toys: the longest token that fits, again and again; stops where none fits."""
 
+    @lru_cache(maxsize=4096)
     def encode(letters: Letters) -> tuple[int, ...]:
         ids: list[int] = []
         while letters:

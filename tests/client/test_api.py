@@ -15,7 +15,7 @@ from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.speculation.choice import Told
-from crossdraft.trace.codec import read
+from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import open_together

@@ -9,7 +9,7 @@ from crossdraft.client.measurements import LaneWatch, Owing, TripWatch
 from crossdraft.rpc.streams import Traffic
 from crossdraft.session.events import Close, Command, Event, Ready, Replied, Send
 from crossdraft.text.letters import Letters
-from crossdraft.trace.codec import Step
+from crossdraft.trace.recording import Step
 from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowFetched, Score, Scored
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import BOUNDS

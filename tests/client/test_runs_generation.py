@@ -12,7 +12,7 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.session import session
 from crossdraft.speculation.choice import Choice
-from crossdraft.trace.codec import read
+from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.trace.timeline import spans_of
 

@@ -21,7 +21,7 @@ from crossdraft.session.resolution import resolve
 from crossdraft.target.service import TargetService
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import NOTHING, Side, from_bytes
-from crossdraft.trace.codec import read
+from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.types.messages import Draft, OpenDrafter
 from crossdraft.types.request import plain

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from crossdraft.trace import codec as recording
+from crossdraft.trace import recording
 from crossdraft.trace.replay import replay
 from tests.golden import sessions
 from tests.golden.messages import VALUES

@@ -28,7 +28,7 @@ from crossdraft.session.events import (
     Timer,
 )
 from crossdraft.session.resolution import Secrets
-from crossdraft.trace.codec import Header, Recording, Step
+from crossdraft.trace.recording import Header, Recording, Step
 from crossdraft.trace.replay import session_of
 from crossdraft.types.messages import Advance, Draft, Drafted, OpenDrafter, Score, Scored
 from tests.golden.messages import DESCRIPTION, FROM_DRAFTER, FROM_TARGET, TO_DRAFTER, TO_FRONT, TO_TARGET

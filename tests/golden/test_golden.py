@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.trace.codec import read as read_recording
-from crossdraft.trace.recorder import FileRecorder
+from crossdraft.trace.recording import FileRecorder
+from crossdraft.trace.recording import read as read_recording
 from crossdraft.trace.replay import Replayed, replay
 from tests.golden import sessions
 from tests.golden.messages import VALUES

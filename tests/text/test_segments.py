@@ -45,13 +45,6 @@ def test_segments_join_to_the_letters(whole: Letters) -> None:
     segments = segments_of(whole, "▁")
     assert "".join(segment.letters for segment in segments) == whole
     assert all(segment.text is None or segment.text.encode() == to_bytes(segment.letters) for segment in segments)
-    assert not any(segment.unfinished for segment in segments[:-1])
-
-
-def test_only_a_character_that_may_still_grow_is_unfinished() -> None:
-    assert segments_of(from_bytes(b"a\xe2\x82"))[-1].unfinished
-    assert not segments_of(from_bytes(b"a\xff"))[-1].unfinished
-    assert not any(segment.unfinished for segment in segments_of(Letters(from_bytes(b"\xe2\x82") + END)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from crossdraft.text.letters import Letters, Role, Side, from_bytes
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 from crossdraft.text.vocabulary import Vocabulary
-from tests.text.kinds import CORPUS, PADDING, Kind, kind
+from tests.text.kinds import PADDING, Kind, kind
 from tests.text.strategies import letters, texts
 
 few = settings(max_examples=60, deadline=None)
@@ -47,74 +47,11 @@ def test_the_letters_of_a_prompt_make_the_same_prompt(injective: Tokenization, t
     assert injective.encode_prompt_letters(injective.letters_of(ids)) == ids
 
 
-def _check_stable(tokenization: Tokenization, whole: Letters, cut: int) -> None:
-    """The ids that the beginning declares stable are the first of the whole."""
-    try:
-        ids = tokenization.encode_continuation(Letters(whole[:cut]))
-        longer = tokenization.encode_continuation(whole)
-    except NotExpressible:
-        return
-    if tokenization.letters_of(ids) == whole[:cut]:
-        stable = tokenization.stable_prefix(ids)
-        assert longer[:stable] == ids[:stable]
-
-
-@settings(max_examples=150, deadline=None)
-@given(letters, st.integers(0, 60))
-def test_stable_ids_stay_whatever_is_appended(any_kind: Kind, whole: Letters, cut: int) -> None:
-    _check_stable(any_kind.tokenization(), whole, cut)
-
-
-@pytest.mark.parametrize(
-    "whole",
-    [
-        *CORPUS[:6],
-        " you're we'll",
-        "a\n \n  \n\nb",
-        "a   b  c",
-        "f (<tool_call>) <tool_ <tool_call>",
-        "x!y !!z ...\n\n",
-        "the </s> <0x41> ▁▁ 🦄🦄",
-    ],
-)
-def test_stable_ids_stay_at_every_cut(any_kind: Kind, whole: str) -> None:
-    raw = from_bytes(whole.encode())
-    for cut in range(len(raw) + 1):
-        _check_stable(any_kind.tokenization(), raw, cut)
-
-
 def test_words_in_the_middle_of_an_output_are_whole_tokens(injective: Tokenization) -> None:
     vocabulary = injective.vocabulary
     parts = [letters for letters in vocabulary.letters if len(letters) > 1 and letters.isascii() and letters.isalpha()]
     whole = [part for part in parts if injective.encode_continuation(part) == vocabulary.ids_of(part)]
     assert len(whole) > len(parts) / 2
-
-
-def test_a_typed_space_mark_ends_what_can_change() -> None:
-    tokenization = kind("llama2").tokenization()
-    ids = tokenization.encode_continuation(from_bytes("the▁".encode()))
-    assert tokenization.stable_prefix(ids) == len(ids)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen", "llama2", "gemma", "unigram"])
-def test_most_of_a_sentence_is_stable(name: str) -> None:
-    tokenization = kind(name).tokenization()
-    ids = tokenization.encode_continuation(from_bytes(b" The lazy dog, and the quick brown fox, in the end"))
-    assert tokenization.letters_of(ids[: tokenization.stable_prefix(ids)]).startswith(
-        " The lazy dog, and the quick brown"
-    )
-
-
-def test_without_words_only_tokens_that_may_still_merge_are_unstable() -> None:
-    tokenization = kind("llama2").tokenization()
-    ids = tokenization.encode_continuation(from_bytes("世界世界".encode()))
-    assert tokenization.stable_prefix(ids) == len(ids)
-
-
-def test_ids_of_another_tokenization_of_the_text_are_stable_as_far_as_they_agree() -> None:
-    tokenization = kind("gpt2").tokenization()
-    byte_by_byte = [tokenization.vocabulary.ids_of(Letters(letter))[0] for letter in "the dog barks"]
-    assert tokenization.stable_prefix(byte_by_byte) == 0
 
 
 def test_a_continuation_begins_without_prefix_space_and_begin_symbol() -> None:

@@ -24,8 +24,7 @@ from crossdraft.session.resolution import Secrets
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import Letters, Side
-from crossdraft.trace.codec import Header, Recording, Step
-from crossdraft.trace.recorder import FileRecorder
+from crossdraft.trace.recording import FileRecorder, Header, Recording, Step
 from crossdraft.trace.replay import session_of
 from crossdraft.types.messages import (
     Advance,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from crossdraft.session.events import Cancelled, Finished, Lost, Reason
-from crossdraft.trace.codec import KNOWN, Packer, PackingError, RecordedError, Unpacker, narrowed
+from crossdraft.trace.codec import Packer, PackingError, RecordedError, Unpacker, narrowed
+from crossdraft.trace.recording import KNOWN
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.statistics import Counts, Kind
 

@@ -12,8 +12,9 @@ from crossdraft.client.driver import Services
 from crossdraft.session.events import Emitted
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import to_bytes
-from crossdraft.trace.codec import Recording
-from crossdraft.trace.timeline import OUTPUT, VERIFICATION, Role, Span, Timeline, Watch, What, named, spans_of
+from crossdraft.trace.live_spans import OUTPUT, VERIFICATION, Span, Watch, What
+from crossdraft.trace.recording import Recording
+from crossdraft.trace.timeline import ServiceRole, Timeline, named, spans_of
 from tests.clock import World
 from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
 from tests.trace.recordings import virtual_recording
@@ -54,13 +55,15 @@ def test_passes_and_their_messages_are_those_of_the_timeline(
 ) -> None:
     spans = all_of(recording, every)
     passes = [span for span in spans if span.what in (What.PASS, What.MISS)]
-    expected = [work for work in timeline.works if work.row.role is Role.TARGET]
+    expected = [work for work in timeline.works if work.track.role is ServiceRole.TARGET]
     assert [(one.begin, one.end, one.count, one.epoch) for one in passes] == [
         (work.begin, work.end, work.size, work.epoch) for work in expected
     ]
     ways = Counter((one.label, one.begin, one.end) for one in spans if one.lane == "target" and one.what in WAYS)
     # A pass that was under way at the end has no way yet.
-    theirs = Counter((one.name, one.begin, one.end) for one in timeline.messages if one.row.role is Role.TARGET)
+    theirs = Counter(
+        (one.name, one.begin, one.end) for one in timeline.messages if one.track.role is ServiceRole.TARGET
+    )
     assert not ways - theirs
     assert sum((theirs - ways).values()) <= 1
 
@@ -69,9 +72,9 @@ def test_all_that_was_drafted_is_seen_once_and_nobody_works_on_two_things_at_onc
     recording: Recording, timeline: Timeline
 ) -> None:
     drafted = sorted((one for one in all_of(recording, 3) if one.what in DRAFTED), key=lambda one: one.begin)
-    expected = [work for work in timeline.works if work.row.role is Role.DRAFTER]
+    expected = [work for work in timeline.works if work.track.role is ServiceRole.DRAFTER]
     assert sum(one.count for one in drafted) == sum(work.size for work in expected)
-    assert {one.lane for one in drafted} <= {named(row) for row in timeline.rows}
+    assert {one.lane for one in drafted} <= {named(track) for track in timeline.tracks}
     assert all(one.begin <= one.end for one in drafted)
     assert all(later.begin >= earlier.end - 1e-9 for earlier, later in pairwise(drafted))
 
@@ -85,7 +88,7 @@ def test_tokens_epochs_and_marks_are_those_of_the_session(recording: Recording, 
     ]
     assert sum(one.count for one in spans if one.what is What.SESSION) == len(emitted)
     assert [(one.epoch, one.begin) for one in spans if one.what is What.EPOCH] == [
-        (era.epoch, era.begin) for era in timeline.eras
+        (era.epoch, era.begin) for era in timeline.epochs
     ]
     refused = [one for one in spans if one.what is What.REFUSED]
     assert len(refused) == timeline.figures.refused

@@ -7,8 +7,17 @@ from pathlib import Path
 import pytest
 
 from crossdraft.session.events import Cancelled, Lost, Ready
-from crossdraft.trace.codec import FRAME, MAGIC, VERSION, Recording, RecordingError, Step, read
-from crossdraft.trace.recorder import FileRecorder
+from crossdraft.trace.recording import (
+    FORMAT,
+    FRAME,
+    MAGIC,
+    VERSION,
+    FileRecorder,
+    Recording,
+    RecordingError,
+    Step,
+    read,
+)
 from crossdraft.trace.replay import PACKER
 from tests.trace.recordings import header_of, toy_recording
 
@@ -86,14 +95,25 @@ def test_damage_ends_what_is_read(recording: Recording, tmp_path: Path) -> None:
         (b"PK\x03\x04 something else altogether", "no recording"),
         (MAGIC, "no recording"),
         (MAGIC + VERSION.pack(99), "format 99"),
-        (MAGIC + VERSION.pack(1), "cannot be read"),
-        (MAGIC + VERSION.pack(1) + FRAME.pack(50, 0) + b"short", "middle of a record"),
+        (MAGIC + VERSION.pack(FORMAT), "cannot be read"),
+        (MAGIC + VERSION.pack(FORMAT) + FRAME.pack(50, 0) + b"short", "middle of a record"),
     ],
 )
 def test_other_files_are_refused(data: bytes, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(RecordingError, match=complaint):
         read(tmp_path / "file")
+
+
+def test_a_file_of_another_format_is_refused_with_the_version_that_wrote_it(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "record"
+    with monkeypatch.context() as patched:
+        patched.setattr("crossdraft.trace.recording.FORMAT", FORMAT - 1)
+        written(recording, path).wait()
+    with pytest.raises(RecordingError, match=f"format {FORMAT - 1}, written by crossdraft 1.2.3; this version reads"):
+        read(path)
 
 
 def test_a_file_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from crossdraft.session.events import Emitted, Replied, Send
-from crossdraft.trace.codec import Header, Recording, RecordingError, Step, read
-from crossdraft.trace.recorder import FileRecorder
+from crossdraft.trace.recording import FileRecorder, Header, Recording, RecordingError, Step, read
 from crossdraft.trace.replay import Difference, Replayed, replay
 from crossdraft.types.messages import Pass, PassDone
 from crossdraft.types.request import Overlap

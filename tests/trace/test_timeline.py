@@ -19,8 +19,8 @@ from crossdraft.session.events import (
 )
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import Letters
-from crossdraft.trace.codec import Recording, Step
-from crossdraft.trace.timeline import Happening, Role, Row, Task, Timeline, Work, spans_of
+from crossdraft.trace.recording import Recording, Step
+from crossdraft.trace.timeline import MarkKind, ServiceRole, Task, Timeline, Track, Work, spans_of
 from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, SamplingOptions
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Kind
@@ -72,32 +72,32 @@ ROUND = (
 )
 
 
-def works(found: Timeline, role: Role) -> list[Work]:
-    return [work for work in found.works if work.row.role is role]
+def works(found: Timeline, role: ServiceRole) -> list[Work]:
+    return [work for work in found.works if work.track.role is role]
 
 
 def test_times_are_those_since_the_beginning_and_wire_is_what_the_model_did_not_take() -> None:
     found = timeline(*ROUND)
-    (work,) = works(found, Role.DRAFTER)
+    (work,) = works(found, ServiceRole.DRAFTER)
     assert (work.begin, work.end) == pytest.approx((0.04, 0.08))  # 80 ms less 40 ms, half each way
-    (work,) = works(found, Role.TARGET)
+    (work,) = works(found, ServiceRole.TARGET)
     assert (work.begin, work.end) == pytest.approx((0.13, 0.23))  # sent at 110 ms: 140 ms less 100 ms
     assert (work.task, work.size, work.tokens, work.epoch) == (Task.PASS, 2, 2, 1)
 
 
 def test_messages_meet_the_work_that_they_ask_for() -> None:
     found = timeline(*ROUND)
-    ends = {(message.row.role, message.outward): message for message in found.messages if message.epoch == 1}
-    for role in Role:
+    ends = {(message.track.role, message.outward): message for message in found.messages if message.epoch == 1}
+    for role in ServiceRole:
         work = works(found, role)[0]
         assert ends[role, True].end == pytest.approx(work.begin)
         assert ends[role, False].begin == pytest.approx(work.end)
-    assert ends[Role.TARGET, True].begin == pytest.approx(0.11)
+    assert ends[ServiceRole.TARGET, True].begin == pytest.approx(0.11)
 
 
 def test_epochs_follow_one_another() -> None:
     found = timeline(*ROUND, step(100.3, drafted(2, 2, 0.01)))
-    assert [(era.epoch, era.begin, era.end) for era in found.eras] == [
+    assert [(era.epoch, era.begin, era.end) for era in found.epochs] == [
         (1, pytest.approx(0.02), pytest.approx(0.25)),
         (2, pytest.approx(0.25), pytest.approx(0.3)),
     ]
@@ -112,13 +112,16 @@ def test_refusals_hits_stalls_and_losses_are_marked() -> None:
         step(100.36, Ready(3), sent(1, lane=3)),
     )
     marks = {mark.what: mark for mark in found.marks}
-    assert marks[Happening.REFUSED].at == pytest.approx(0.25)
-    assert marks[Happening.HIT].text == "branch 4 was adopted"
-    assert marks[Happening.STALLED].at == pytest.approx(0.30)
-    assert "it is gone" in marks[Happening.LOST].text
+    assert marks[MarkKind.REFUSED].at == pytest.approx(0.25)
+    assert marks[MarkKind.HIT].text == "branch 4 was adopted"
+    assert marks[MarkKind.STALLED].at == pytest.approx(0.30)
+    assert "it is gone" in marks[MarkKind.LOST].text
     assert [(wait.begin, wait.end) for wait in found.waits] == [(pytest.approx(0.25), pytest.approx(0.30))]
     assert (found.figures.refused, found.figures.hits, found.figures.stalls) == (1, 1, 1)
-    assert found.rows == (Row(Role.DRAFTER), Row(Role.TARGET))  # the lost one's successor takes its row
+    assert found.tracks == (
+        Track(ServiceRole.DRAFTER),
+        Track(ServiceRole.TARGET),
+    )  # the lost one's successor takes its track
 
 
 def test_targets_side_by_side_have_rows_of_their_own() -> None:
@@ -129,8 +132,8 @@ def test_targets_side_by_side_have_rows_of_their_own() -> None:
         step(0.3, passed(1, 0.2), emitted(Kind.BONUS)),
         step(0.4, Replied(3, PassDone(1, (), 0.2)), emitted(Kind.BONUS)),
     )
-    assert found.rows == (Row(Role.TARGET), Row(Role.TARGET, 1))
-    assert [work.row.place for work in found.works] == [0, 1]
+    assert found.tracks == (Track(ServiceRole.TARGET), Track(ServiceRole.TARGET, 1))
+    assert [work.track.place for work in found.works] == [0, 1]
     assert found.figures.idle_share == pytest.approx(1 - (0.2 + 0.3) / 0.6)
     assert found.figures.model_share == pytest.approx(0.4 / 0.6)
 
@@ -138,13 +141,13 @@ def test_targets_side_by_side_have_rows_of_their_own() -> None:
 def test_a_pass_for_a_row_miss_is_told_apart() -> None:
     miss = step(100.25, passed(1, 0.1), emitted(Kind.ACCEPTED), sent(2), misses=1)
     found = timeline(*ROUND[:4], miss, step(100.4, passed(2, 0.1), emitted(Kind.ACCEPTED), sent(3), misses=1))
-    assert [work.task for work in works(found, Role.TARGET)] == [Task.PASS, Task.MISS]
+    assert [work.task for work in works(found, ServiceRole.TARGET)] == [Task.PASS, Task.MISS]
     assert found.figures.row_misses == 1
 
 
 def test_what_a_drafter_says_of_an_epoch_that_is_over_is_late() -> None:
     found = timeline(*ROUND, step(100.26, drafted(1, 1, 0.02, first=2, branches=1)), step(100.4, drafted(2, 1, 0.02)))
-    late = [work for work in works(found, Role.DRAFTER) if work.late]
+    late = [work for work in works(found, ServiceRole.DRAFTER) if work.late]
     assert [(work.epoch, work.task, work.branches) for work in late] == [(1, Task.BRANCHES, 1)]
 
 
@@ -154,7 +157,7 @@ def test_replies_that_arrive_together_were_worked_for_one_after_another() -> Non
         step(100.10, drafted(1, 1, 0.03)),
         step(100.10, drafted(1, 1, 0.02, first=1)),
     )
-    one, other = works(found, Role.DRAFTER)
+    one, other = works(found, ServiceRole.DRAFTER)
     assert other.end - other.begin == pytest.approx(0.02)
     assert one.end <= other.begin + 1e-12
 
@@ -167,7 +170,7 @@ def test_events_wait_while_the_session_is_busy() -> None:
 
 def test_an_empty_recording_has_an_empty_timeline() -> None:
     found = spans_of(Recording(header_of(), ()))
-    assert (found.works, found.rows, found.figures.tokens) == ((), (), 0)
+    assert (found.works, found.tracks, found.figures.tokens) == ((), (), 0)
     assert (found.figures.tokens_per_second, found.figures.tokens_per_pass) == (0.0, 0.0)
 
 
@@ -191,18 +194,18 @@ def test_the_figures_are_those_of_the_session(controller: Fixed) -> None:
 @pytest.mark.parametrize("controller", CHOICES)
 def test_nobody_works_on_two_things_at_once(controller: Fixed) -> None:
     found = spans_of(virtual_recording(WORLD, controller))
-    for row in found.rows:
-        mine = [work for work in found.works if work.row == row]
+    for track in found.tracks:
+        mine = [work for work in found.works if work.track == track]
         assert all(work.begin <= work.end for work in mine)
         assert all(later.begin >= earlier.end - 1e-9 for earlier, later in pairwise(mine))
 
 
 def test_drafting_on_is_seen() -> None:
     def overlaps(found: Timeline) -> float:
-        passes = works(found, Role.TARGET)
+        passes = works(found, ServiceRole.TARGET)
         return sum(
             max(0.0, min(work.end, one.end) - max(work.begin, one.begin))
-            for work in works(found, Role.DRAFTER)
+            for work in works(found, ServiceRole.DRAFTER)
             for one in passes
         )
 

@@ -1,12 +1,23 @@
 """The enumerating chooser: replays a run over every branch and sums the weights."""
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 from numpy.typing import ArrayLike
 
 Outcome = TypeVar("Outcome", bound=Hashable)
+
+
+def few_or_full(values: Iterable[Any], few: Callable[[Any], bool]) -> list[Any]:
+    """Parameters of a test: those for which `few` holds, and the others for `make test-full` only."""
+    return [value if few(value) else full(value) for value in values]
+
+
+def full(*values: Any) -> Any:
+    """One set of parameters for `make test-full` only."""
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 class EnumeratingChooser:
@@ -23,14 +34,14 @@ class EnumeratingChooser:
         return self.categorical([1.0 - probability, probability]) == 1
 
     def categorical(self, weights: ArrayLike) -> int:
-        values = np.asarray(weights, dtype=np.float64)
-        possible = np.flatnonzero(values > 0)
-        assert len(possible), "a choice without a possible outcome"
+        values = np.asarray(weights, dtype=np.float64).tolist()
+        possible = [index for index, value in enumerate(values) if value > 0]
+        assert possible, "a choice without a possible outcome"
         place = self._script[len(self.taken)] if len(self.taken) < len(self._script) else 0
         self.taken.append(place)
         self.branches.append(len(possible))
-        self.weight *= float(values[possible[place]] / values.sum())
-        return int(possible[place])
+        self.weight *= values[possible[place]] / sum(values)
+        return possible[place]
 
     def candidates(self, weights: ArrayLike, count: int) -> tuple[int, ...]:
         """All that are possible: `kept` then has the distribution of any number of blocks at once."""

@@ -132,6 +132,10 @@ class Overlapped:
     committed: tuple[int, ...] = ()  # the output's first tokens, from an earlier session
     play: Callable[[Schedule, Stage], None] = Schedule.play
 
+    @property
+    def stops(self) -> frozenset[int]:
+        return self.toy.stops
+
     def run(self, chooser: Chooser) -> tuple[int, ...]:
         """The output of one session, all of whose random choices are the chooser's."""
         stage = self.stage(chooser)

@@ -12,12 +12,10 @@ from crossdraft.verification import coupling, planning
 from crossdraft.verification.coupling import Identity
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, SLEM, STANDARD, TLI, Method
 from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, NeedSample, Refused, Step
-from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
-from tests.verification.enumerating import EnumeratingChooser, distribution_of, total_variation
-from tests.verification.toys import TEXTS, TOYS, Setup, Toy, as_ids
+from tests.tables import ToyDrafter, ToyTarget
+from tests.verification.enumerating import EnumeratingChooser, distribution_of
+from tests.verification.toys import EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, as_ids, bias
 from tests.vocabularies import pair_of
-
-NESTED = next(toy for toy in TOYS if toy.name == "nested prefixes")
 
 
 def accepted(setup: Setup) -> float:
@@ -157,20 +155,14 @@ def test_a_draft_that_disagrees_with_committed_letters_is_refused_there() -> Non
     assert conversation(pair, answers, [])[-1] == Refused(2)
 
 
-def bias(toy: Toy, head: int) -> float:
-    setup = Setup(toy, COUPLED, 2, 2, head=head)
-    return total_variation(
-        distribution_of(setup.run), autoregressive_distribution(setup.target(None), setup.stops, setup.length)
-    )
-
-
 def test_distributions_that_a_refusal_leaves_unchanged_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def unchanged(identity: Identity) -> tuple[Probabilities, Probabilities]:
         return identity._row.probabilities, identity._draft_row.probabilities
 
-    assert bias(NESTED, 99) < 1e-12
+    setup = Setup(NESTED, COUPLED, 2, 2)
+    assert bias(setup) < EXACT
     monkeypatch.setattr(Identity, "residuals", unchanged)
-    assert bias(NESTED, 99) > 0.01
+    assert bias(setup) > 0.01
 
 
 def test_listing_the_drafted_token_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,11 +177,11 @@ def test_listing_the_drafted_token_alone_is_seen(monkeypatch: pytest.MonkeyPatch
             super().__init__(pair, row, draft_token)
             self._drafted = np.where(row.places(self._drafted) < 0, -1, self._drafted)
 
-    toy = next(toy for toy in TOYS if toy.name == "same")
-    assert bias(toy, 1) < 1e-12
+    setup = Setup(SAME, COUPLED, 2, 2, head=1)
+    assert bias(setup) < EXACT
     monkeypatch.setattr(planning, "target_support", drafted_alone)
     monkeypatch.setattr(coupling, "target_support", drafted_alone)
     with pytest.raises(KeyError):
-        bias(toy, 1)
+        bias(setup)
     monkeypatch.setattr(coupling, "Identity", OfWhatIsListed)
-    assert bias(toy, 1) > 0.01
+    assert bias(setup) > 0.01

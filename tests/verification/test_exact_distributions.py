@@ -9,23 +9,16 @@ from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Guess, Method
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk, next_draft_token, target_row
-from tests.tables import autoregressive_distribution
-from tests.verification.enumerating import distance, distribution_of, total_variation
-from tests.verification.toys import TEXTS, TOYS, Setup, Toy
+from tests.verification.enumerating import distribution_of, few_or_full, full
+from tests.verification.toys import ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, TWO, Setup, Toy, bias, error, wanted
 
-EXACT = 1e-12
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 TRUNCATING = tuple(method for method in METHODS if not method.samples)
 
 
-def with_itself(toy: Toy) -> Toy:
-    """The target's vocabulary on both sides, which `standard` asks for."""
-    return Toy(toy.name, toy.target, toy.target)
-
-
 def suitable(method: Method) -> list[Toy]:
     if method.same_vocabulary:
-        return [with_itself(toy) for toy in TOYS]
+        return [toy.with_itself() for toy in TOYS]
     return [*TOYS, *TEXTS] if method.walk is coupling.walk else list(TOYS)
 
 
@@ -42,19 +35,18 @@ def cells() -> list[Setup]:
     pairs = [(method, toy) for method in METHODS for toy in suitable(method)]
     plain = [Setup(toy, method, *shape) for method, toy in pairs for shape in shapes(method, toy)]
     cooler = [Setup(toy, method, k, 2, temperature=0.6) for method, toy in pairs for k in (1, 2, 3)]
-    return plain + cooler
+    return few_or_full(plain + cooler, usual)
+
+
+def usual(setup: Setup) -> bool:
+    """Every method and pair with K = 2, the pair of most quirks with each K, and one pair below temperature 1."""
+    if setup.temperature < 1:
+        return setup.toy.name == NESTED.name and setup.draft_tokens == 2
+    return setup.length < 4 and (setup.draft_tokens == 2 or setup.toy.name in (NESTED.name, TWO.name))
 
 
 def named(setup: Setup) -> str:
     return f"{setup.method.name}-{setup.toy.name}-K{setup.draft_tokens}-{setup.length}-T{setup.temperature:g}"
-
-
-def wanted(setup: Setup) -> dict[tuple[int, ...], float]:
-    return autoregressive_distribution(setup.target(None), setup.stops, setup.length)
-
-
-def error(setup: Setup) -> float:
-    return distance(distribution_of(setup.run), wanted(setup))
 
 
 @pytest.mark.parametrize("setup", cells(), ids=named)
@@ -62,8 +54,8 @@ def test_output_distribution_is_the_targets(setup: Setup) -> None:
     assert error(setup) < EXACT
 
 
-@pytest.mark.parametrize("head", [1, 2])
-@pytest.mark.parametrize("draft_tokens", [1, 2, 3])
+@pytest.mark.parametrize("head", few_or_full([1, 2], lambda head: head == 1))
+@pytest.mark.parametrize("draft_tokens", few_or_full([1, 2, 3], lambda k: k == 2))
 @pytest.mark.parametrize("method", TRUNCATING, ids=lambda method: method.name)
 def test_truncated_rows_have_the_same_distribution(method: Method, draft_tokens: int, head: int) -> None:
     for toy in suitable(method):
@@ -71,9 +63,9 @@ def test_truncated_rows_have_the_same_distribution(method: Method, draft_tokens:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-@pytest.mark.parametrize(("draft_tokens", "length"), [(1, 3), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("draft_tokens", "length"), [(2, 2), full(1, 3), full(2, 3), full(3, 2)])
 def test_ignoring_the_end_symbol(method: Method, draft_tokens: int, length: int) -> None:
-    toy = next(toy for toy in suitable(method) if toy.name == "end symbol")
+    toy = ENDING.with_itself() if method.same_vocabulary else ENDING
     assert error(Setup(toy, method, draft_tokens, length, ignore_end=True)) < EXACT
 
 
@@ -89,11 +81,9 @@ def test_temperature_zero_is_the_greedy_text(method: Method, draft_tokens: int) 
 
 def test_a_broken_acceptance_rule_is_seen() -> None:
     """Accepting with p instead of p / q, and drawing corrections from p instead of (p - q)+."""
-    toy = next(toy for toy in TOYS if toy.name == "same")
     for broken in (accept_with_p, correct_from_p):
         method = Method("broken", broken, "", (Guess.OWN,), shared_only=True)
-        setup = Setup(toy, method, 2, 2)
-        assert total_variation(distribution_of(setup.run), wanted(setup)) > 0.01
+        assert bias(Setup(SAME, method, 2, 2)) > 0.01
 
 
 def accept_with_p(ground: Ground) -> Walk:

@@ -17,7 +17,8 @@ from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, 
 from crossdraft.verification.walk import NeedRow
 from tests.clock import Stage
 from tests.verification.scheduling import Act, Overlapped, Schedule
-from tests.verification.test_overlapped_distributions import EXACT, LETTERS, NESTED, SAME, bias, error
+from tests.verification.test_overlapped_distributions import LETTERS
+from tests.verification.toys import EXACT, NESTED, SAME, bias, error
 
 BIASED = 0.01  # total variation
 

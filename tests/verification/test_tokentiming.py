@@ -15,9 +15,8 @@ from crossdraft.types.statistics import Kind
 from crossdraft.verification.alignment import align, edit_distance, walk
 from crossdraft.verification.methods import TOKENTIMING
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, Step
-from tests.tables import autoregressive_distribution
-from tests.verification.enumerating import EnumeratingChooser, distribution_of, total_variation
-from tests.verification.toys import TOYS, Setup, Toy
+from tests.verification.enumerating import EnumeratingChooser, distribution_of
+from tests.verification.toys import NAMED, TOYS, Setup, Toy, bias, wanted
 from tests.vocabularies import greedy_tokens, pair_of
 
 WORDS = st.text("abc", max_size=6)
@@ -156,14 +155,8 @@ def test_temperature_zero_is_the_greedy_text(draft_tokens: int) -> None:
     for toy in TOYS:
         setup = Setup(toy, TOKENTIMING, draft_tokens, 6, temperature=0)
         distribution = distribution_of(setup.run)
-        assert distribution == autoregressive_distribution(setup.target(None), setup.stops, 6), toy.name
+        assert distribution == wanted(setup), toy.name
         assert len(distribution) == 1
-
-
-def bias(setup: Setup) -> float:
-    return total_variation(
-        distribution_of(setup.run), autoregressive_distribution(setup.target(None), setup.stops, setup.length)
-    )
 
 
 # Total variation from autoregressive decoding, two tokens at temperature 1, K = 1, 2, 3.
@@ -182,7 +175,6 @@ BIAS = {
 @pytest.mark.parametrize("name", BIAS)
 def test_it_is_not_exact_above_temperature_zero(name: str) -> None:
     """Against what the paper claims; with one vocabulary too, where no probability is transferred."""
-    toy = next(toy for toy in TOYS if toy.name == name)
-    found = [bias(Setup(toy, TOKENTIMING, draft_tokens, 2)) for draft_tokens in (1, 2, 3)]
+    found = [bias(Setup(NAMED[name], TOKENTIMING, draft_tokens, 2)) for draft_tokens in (1, 2, 3)]
     assert min(found) > 0.01
     assert found == pytest.approx(BIAS[name], abs=6e-4)

@@ -1,6 +1,7 @@
 """Pairs of small vocabularies that have been trouble, and whole sessions over them."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -14,11 +15,13 @@ from crossdraft.types.messages import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
 from tests.clock import run_session
+from tests.fakes import autoregressive_distribution
 from tests.tables import RedistributingDrafter, ToyDrafter, ToyTarget, open_drafter
-from tests.verification.enumerating import EnumeratingChooser
+from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
 from tests.vocabularies import greedy_tokens, pair_of
 
 END = Role.END_OF_SEQUENCE.letter
+EXACT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Toy:
     def stops(self) -> frozenset[int]:
         return frozenset(token for token, letters in enumerate(self.target) if letters == END)
 
+    def with_itself(self) -> "Toy":
+        """The target's vocabulary on both sides, which `standard` requires."""
+        return Toy(self.name, self.target, self.target)
+
 
 TOYS = (
     Toy("same", ("a", "b", "c"), ("a", "b", "c")),
@@ -44,6 +51,10 @@ TOYS = (
     Toy("one inside the other", ("a", "b", "ab"), ("a", "b")),
     Toy("nothing shared", ("ab", "b"), ("a", "bb")),
 )
+NAMED = {toy.name: toy for toy in TOYS}
+SAME, NESTED, TWO, ENDING = (
+    NAMED[name] for name in ("same", "nested prefixes", "prefixes of one another", "end symbol")
+)
 # More of them, for methods that compare letters one by one.
 TEXTS = (
     Toy("the target inside the drafter", ("a", "b"), ("a", "b", "ab")),
@@ -53,6 +64,35 @@ TEXTS = (
         "symbols without a role", ("a", Side.TARGET.control(0), Side.TARGET.control(1)), ("aa", Side.DRAFTER.control(0))
     ),
 )
+
+
+class Enumerable(Protocol):
+    """A session over a toy, all of whose random choices are a chooser's."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def stops(self) -> frozenset[int]: ...
+
+    def target(self, chooser: EnumeratingChooser | None) -> ToyTarget: ...
+
+    def run(self, chooser: EnumeratingChooser) -> tuple[int, ...]: ...
+
+
+def wanted(given: Enumerable) -> dict[tuple[int, ...], float]:
+    """The distribution of the target's own output."""
+    return autoregressive_distribution(given.target(None), given.stops, given.length)
+
+
+def error(given: Enumerable) -> float:
+    """The largest error of the probability of an output; a session is exact if it is below EXACT."""
+    return distance(distribution_of(given.run), wanted(given))
+
+
+def bias(given: Enumerable) -> float:
+    """The total variation from the target's own output."""
+    return total_variation(distribution_of(given.run), wanted(given))
 
 
 @dataclass(frozen=True)

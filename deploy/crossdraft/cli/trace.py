@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 from crossdraft.console.running import CommandFailed, Misused, check_output
-from crossdraft.trace.codec import Recording, RecordingError, read
 from crossdraft.trace.page.figure import draw
 from crossdraft.trace.page.scene import scene_of
 from crossdraft.trace.page.svg import page_of
+from crossdraft.trace.recording import Recording, RecordingError, read
 from crossdraft.trace.replay import assignment_of
 from crossdraft.trace.replay import replay as run
 from crossdraft.trace.timeline import Figures, Timeline, spans_of

@@ -19,7 +19,7 @@ from crossdraft.rpc.errors import NotServed, ServiceError
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.resolution import fault_of_pair, requested_method
-from crossdraft.trace.timeline import Span, Watch
+from crossdraft.trace.live_spans import Span, Watch
 from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)

@@ -31,8 +31,7 @@ from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision, Explained, Told
 from crossdraft.speculation.shared import Member, SharedEstimates
 from crossdraft.text.letters import to_bytes
-from crossdraft.trace.codec import Header
-from crossdraft.trace.recorder import FileRecorder, Recorder, Together
+from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
 from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError
 from crossdraft.types.statistics import Kind, Statistics, statistics_of
 

@@ -34,8 +34,7 @@ from crossdraft.session.events import (
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Told
 from crossdraft.speculation.shared import Member
-from crossdraft.trace.codec import Step
-from crossdraft.trace.recorder import Recorder
+from crossdraft.trace.recording import Recorder, Step
 from crossdraft.types.messages import (
     Advance,
     Draft,

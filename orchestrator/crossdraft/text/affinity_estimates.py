@@ -1,4 +1,4 @@
-"""The co-occurrence matrix of RDK (Eq. 2): softmax(Ω/τ), Ω the covariance of the target's tokens in windows of text."""
+"""Affinity matrices estimated from a corpus: co-occurrence (RDK, Eq. 2), alignment, first pieces."""
 
 import numpy as np
 
@@ -7,13 +7,11 @@ from crossdraft.text.letters import Ids, Letters, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 
-# Counts of pairs of ids in bounded memory: of 128k × 128k pairs a corpus has few, and of those few matter.
-
-MOST = 1 << 22  # different pairs that are kept
+MOST = 1 << 22  # max different pairs that are kept: of 128k × 128k pairs a corpus has few, and of those few matter
 
 
 class Windows:
-    """Which of the target's tokens are found together in windows of consecutive tokens.
+    """The covariance Ω of the target's tokens in windows of text; the co-occurrence matrix of RDK is softmax(Ω/τ).
 
     The paper does not say how it estimates Ω. Here a text is cut into windows of `length` target tokens that do not
     overlap (the last one may be shorter), x_i is 1 if token i is in the window, else 0, and
@@ -43,7 +41,7 @@ class Windows:
 
     @property
     def forgotten(self) -> int:
-        """Sightings of rare pairs that no longer count, because there were too many different ones."""
+        """Occurrences of rare pairs that were dropped because there were too many different pairs."""
         return self._pairs.forgotten
 
     def covariances(self) -> tuple[Ids, Ids, Probabilities]:
@@ -86,10 +84,9 @@ def co_occurrence(pair: Pair, windows: Windows, temperature: float, neighbours: 
     return Matrix.strongest(pair, drafted, columns[entries], weights[entries], neighbours)
 
 
-# Affinity matrices from how two tokenizers write the same text; not the paper's, but what its Algorithm 1 allows.
-#
-# With one vocabulary cut short, as in the paper, only co-occurrence is left to estimate from. With two tokenizers there
-# is something better: which target tokens the text of a draft token becomes.
+# Matrices from how two tokenizers write the same text. They are not in the paper; its Algorithm 1 allows any matrix. If
+# the drafter's vocabulary is a part of the target's, as in the paper, there is only co-occurrence to estimate from;
+# with two tokenizers there is also which target tokens the text of a draft token becomes.
 
 
 class Alignment:
@@ -173,7 +170,7 @@ BUFFERED = 1 << 22  # pairs that wait to be merged
 
 
 class PairCounts:
-    """How often each pair was seen. Of too many different pairs, those seen least are forgotten."""
+    """Counts of pairs of ids in bounded memory: of too many different pairs the rarest are dropped."""
 
     def __init__(self, width: int, most: int = MOST, buffered: int = BUFFERED) -> None:
         """`width`: above every right id; `most`: different pairs that are kept."""

@@ -1,6 +1,6 @@
-"""How often a corpus uses each id of a vocabulary, as a small file.
+"""How often a corpus uses each id of a vocabulary, and files of it.
 
-FR-Spec (arXiv 2502.14856), section 3.2: a few ids make nearly all of a text, so a drafter may do without the others.
+FR-Spec (arXiv 2502.14856), section 3.2: few ids make up most of a text, so a drafter's LM head can be pruned to them.
 """
 
 from collections.abc import Collection, Iterable

@@ -1,8 +1,7 @@
-"""Letters: the common language of all vocabularies.
+"""Letters, the alphabet that all vocabularies share: bytes and control symbols.
 
-A letter is a byte or one control symbol. A string of letters is a Python `str` with one
-character a letter: U+0000..U+00FF is the byte of that value, everything above is a control
-symbol. So prefixes, slices, hashes and dictionaries are those of `str`, and offsets count letters.
+A string of letters is a Python `str` with one character per letter: U+0000 to U+00FF is the byte of that value,
+anything above is a control symbol. Prefixes, slices and hashes are those of `str`, and offsets count letters.
 """
 
 from collections.abc import Sequence
@@ -16,12 +15,12 @@ from numpy.typing import NDArray
 Letters = NewType("Letters", str)
 NOTHING = Letters("")
 FIRST_CONTROL = 0x100
-NAMELESS = 0xFFFF  # control symbols without a role that one side can have; the code point behind the last is AFTER_ALL
-AFTER_ALL = Letters("\U0010ffff")  # above every letter, and none
+NAMELESS = 0xFFFF  # max control symbols without a role of one side; the code point after the last is AFTER_ALL
+AFTER_ALL = Letters("\U0010ffff")  # above every letter, and not a letter
 
 
 class Role(Enum):
-    """What a control symbol is for; symbols of two models are the same letter only by role."""
+    """The role of a control symbol; control symbols of two models are the same letter if they have the same role."""
 
     END_OF_SEQUENCE = 0xE000
     END_OF_TURN = 0xE001
@@ -33,13 +32,13 @@ class Role(Enum):
 
 
 class Side(Enum):
-    """Whose vocabulary; the value is where its control symbols without a role begin."""
+    """Whose vocabulary; the value is the code point of its first control symbol without a role."""
 
     TARGET = 0xF0000
     DRAFTER = 0x100000
 
     def control(self, rank: int) -> Letters:
-        """The letter of this side's `rank`-th control symbol without a role (below NAMELESS); never the other's."""
+        """The letter of this side's `rank`-th control symbol without a role; `rank` is below NAMELESS."""
         return Letters(chr(self.value + rank))
 
 
@@ -49,43 +48,43 @@ def from_bytes(raw: bytes) -> Letters:
 
 
 def is_plain(letters: Letters) -> bool:
-    """Whether there is no control symbol in it."""
+    """Whether all letters are bytes."""
     return not letters or ord(max(letters)) < FIRST_CONTROL
 
 
 def to_bytes(letters: Letters) -> bytes:
-    """The bytes of the letters; control symbols are left out (they are not text)."""
+    """The bytes of the letters, without control symbols."""
     return letters.encode("latin-1", "ignore")
 
 
 def common_length(one: str, other: str) -> int:
-    """How many letters two strings of letters have in common at their start."""
+    """The length of the longest common prefix."""
     for place, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return place
     return min(len(one), len(other))
 
 
-# Letters as small numbers, so that numpy can see at once how many tokens go on.
+# Letters as small integers ("codes"), so that numpy can compare the next letters of many tokens at once.
 
 Ids = NDArray[np.int64]
 Codes = NDArray[np.uint16]
-END = FIRST_CONTROL  # no letter has this number: the token is over
+END = FIRST_CONTROL  # the end of a token; no letter has this code
 _NAMELESS = END + 1 + len(Role)
-EVENTS = _NAMELESS + len(Side)  # what can come next: a byte, the end, a role, a control symbol of either side
+EVENTS = _NAMELESS + len(Side)  # number of codes: bytes, END, roles, control symbols without a role of either side
 _OF_ROLE = {role.value: END + 1 + place for place, role in enumerate(Role)}
 
 
 def coding() -> str:
-    """All that codes depend on besides the letters; codes that are kept are good for this coding only."""
+    """Identifies the mapping of letters to codes; stored codes are valid for the same coding only."""
     return repr((END, _NAMELESS, EVENTS, _OF_ROLE, [side.value for side in Side]))
 
 
 def codes_of(letters: str) -> Codes:
-    """One code a letter, shape (len(letters),); a byte's code is the byte, that of U+0100 is END.
+    """One code per letter, uint16 (len(letters),); a byte's code is the byte, that of U+0100 is END.
 
-    All control symbols without a role of one side have one code. Only their side can write them, and each is a token
-    of its own, so what the other side can tell apart stays apart.
+    All control symbols without a role of one side share one code: only that side can write them, and each is a token of
+    its own, so that the other side need not tell them apart.
     """
     points = np.frombuffer(letters.encode("utf-32-le"), dtype="<u4")
     codes: Codes = np.minimum(points, EVENTS).astype(np.uint16)
@@ -96,23 +95,23 @@ def codes_of(letters: str) -> Codes:
 
 
 def spelled(strings: Sequence[Letters]) -> Codes:
-    """The codes of all strings, none of them empty, with END after each."""
+    """The codes of all strings in one array, with END after each; no string is empty."""
     return codes_of(chr(END).join([*strings, ""]))
 
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """The codes of all strings of a vocabulary in one array."""
+    """The codes of all tokens of a vocabulary in one array."""
 
     codes: Codes  # string after string, END after each
-    starts: Ids  # shape (V + 1,), where each id's string begins, and the end of all
+    starts: Ids  # shape (V + 1,), index where each id's string begins, and the end
 
     @staticmethod
     def read(codes: Codes) -> "Spelling":
-        """Of what `spelled` made."""
+        """From the result of `spelled`, which becomes read-only."""
         codes.flags.writeable = False
         return Spelling(codes, np.append(0, np.flatnonzero(codes == END) + 1))
 
     def rest(self, token: int, cursor: int) -> Codes:
-        """The codes from a place in an id's string to the string's end."""
+        """The codes of an id's string from index `cursor` on, without END."""
         return self.codes[cursor : int(self.starts[token + 1]) - 1]

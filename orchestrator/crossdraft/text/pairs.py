@@ -1,4 +1,4 @@
-"""Two vocabularies side by side."""
+"""The vocabularies of a target and a drafter, and which tokens they share."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +22,7 @@ class Pair:
 
     target: Vocabulary
     drafter: Vocabulary
-    same_vocabulary: bool = field(init=False)  # every id means the same on both sides
+    same_vocabulary: bool = field(init=False)  # every id is the same token on both sides
     shared_drafter_ids: Ids = field(init=False, repr=False)  # shape (n,), ascending
     _target_ids: Ids = field(init=False, repr=False)  # shape (drafter.size,), -1 where not shared
 
@@ -48,7 +48,7 @@ class Pair:
         return Trie(self.drafter)
 
     def sort(self) -> None:
-        """Make both tries now and not when they are first needed; large ones take tenths of a second."""
+        """Builds both tries now instead of at first use; large ones take tenths of a second."""
         _ = self.target_trie, self.drafter_trie
 
     @cached_property
@@ -59,14 +59,14 @@ class Pair:
 
     @cached_property
     def _names(self) -> Ids | None:
-        """For each target id the first one with its letters, shape (target.size,); None: every id is the only one."""
+        """For each target id the first one with its letters, shape (target.size,); None: all letters differ."""
         if self.same_vocabulary:
             return None
         names = np.array([_first_id(self.target, letters) for letters in self.target.letters], dtype=np.int64)
         return None if np.array_equal(names, np.arange(len(names))) else names
 
     def target_id(self, drafter_id: int) -> int | None:
-        """The target id that a drafter token is: of several with its letters the one the target's tokenizer writes."""
+        """The target id of a drafter token, of several the first by rank; None if it is not shared."""
         found = int(self._target_ids[drafter_id])
         return None if found == _NOT_SHARED else found
 
@@ -75,13 +75,15 @@ class Pair:
         return self._target_ids[ids]
 
     def names(self, ids: Ids) -> Ids:
-        """For target ids, in their shape, the ids that stand for the same token in `to_target_ids`: of several
-        with the same letters the first, in one vocabulary itself. `ids` itself if that is so for every id."""
+        """For target ids, in their shape, the first id with the same letters, as in `to_target_ids`.
+
+        In one and the same vocabulary each id stands for itself. Returns `ids` itself if this changes no id.
+        """
         return ids if self._names is None else self._names[ids]
 
 
 def _form(vocabulary: Vocabulary) -> tuple[tuple[tuple[int, str], ...], list[Letters]]:
-    """What two vocabularies must have in common to be the same; whose side they are on does not matter."""
+    """Nameless ids and letters of a vocabulary; if these are equal, two vocabularies are the same."""
     letters = list(vocabulary.letters)
     for token, _ in vocabulary.nameless:
         letters[token] = Letters("")

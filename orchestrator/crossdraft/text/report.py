@@ -1,4 +1,4 @@
-"""What two tokenizers have in common: the compatibility report of a pair."""
+"""The compatibility report of a pair of tokenizers."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -70,10 +70,8 @@ class SampleShare:
     shared_of_target: float  # |T′∩D′| / |T′|: Table 6 of arXiv 2502.05202
 
 
-# How many sequences of draft tokens write a target token, over a vocabulary: Section D of arXiv 2502.05202.
-#
-# A count grows like 2 to the token's length, so counts are integers of any size here, and logarithms in what is
-# reported.
+# How many sequences of draft tokens spell a target token (arXiv 2502.05202, section D). The number grows like 2 to the
+# token's length: counts are integers of any size, and reported as logarithms.
 
 
 @dataclass(frozen=True)
@@ -220,9 +218,6 @@ def _sample_share(target: Tokenization, drafter: Tokenization, sample: str, shar
 def _texts_of(tokenization: Tokenization, sample: str) -> list[Letters]:
     written = [tokenization.vocabulary.letters[token] for token in tokenization.encode_prompt(sample)]
     return [letters for letters in written if is_plain(letters)]
-
-
-# How strings of one vocabulary are put together from those of another.
 
 
 @dataclass(frozen=True)

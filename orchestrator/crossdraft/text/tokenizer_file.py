@@ -43,8 +43,6 @@ class Anatomy:
     space_mark: bool  # `▁` in a piece is a space
     byte_fallback: bool  # pieces `<0x00>` to `<0xFF>` are bytes
     lossy: tuple[str, ...]  # names of the parts that change text before it is tokenized
-    splits: bool  # text is cut into words before the model sees it
-    pairwise: bool  # BPE: a sequence is an encoding if every two neighbours are the encoding of their text
 
     def is_byte_piece(self, piece: str) -> bool:
         """Whether the piece is a byte of the byte fallback."""
@@ -98,8 +96,6 @@ def anatomy_of(tokenizer_json: str) -> Anatomy:
         space_mark=any(_writes_space_mark(part) for part in everything),
         byte_fallback=bool(model.get("byte_fallback")) or any(part["type"] == "ByteFallback" for part in undoers),
         lossy=tuple(part["type"] for part in [*changers, *cutters] if _loses(part)),
-        splits=any(_cuts(part) for part in cutters if not (_on_space(part) and any(map(_writes_space_mark, changers)))),
-        pairwise=_model_type(model) == "BPE" and not model.get("ignore_merges"),
     )
 
 
@@ -156,19 +152,6 @@ def _loses(part: Part) -> bool:
 _LOSSY = frozenset(
     ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "Precompiled", "BertNormalizer")
 )
-
-
-def _cuts(part: Part) -> bool:
-    if part["type"] == "Metaspace":
-        return bool(part.get("split", True))
-    if part["type"] == "ByteLevel":
-        return bool(part.get("use_regex", True))
-    return bool(part["type"] != "Sequence")
-
-
-def _on_space(part: Part) -> bool:
-    """A split at spaces, which finds none where the normalizer has replaced them."""
-    return bool(part["type"] == "Split" and part["pattern"].get("String") == " ")
 
 
 def _byte_level_alphabet() -> dict[int, str]:

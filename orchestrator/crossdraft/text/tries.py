@@ -1,4 +1,4 @@
-"""A vocabulary as a trie: its strings in order, so that all tokens with a common prefix stand side by side."""
+"""A vocabulary as a trie: its tokens sorted by letters, so that all with a common prefix are adjacent."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ import numpy as np
 from crossdraft.text.letters import AFTER_ALL, END, Codes, Ids, Letters, Spelling, coding, spelled
 from crossdraft.text.vocabulary import Vocabulary
 
-_WORTH_KEEPING = 16_384  # tokens; smaller tries are built in less time than a file takes
+_WORTH_KEEPING = 16_384  # tokens; smaller tries are built faster than they are read
 
 
 class Trie:
@@ -29,25 +29,25 @@ class Trie:
         if large and kept is None:
             save(key, order, codes)
         order.flags.writeable = False
-        self.order = order  # shape (V,), ids by letters
+        self.order = order  # shape (V,), ids sorted by letters
         self.spelling = Spelling.read(codes)
         self._strings = [letters[token] for token in order.tolist()]
         self._vocabulary = vocabulary
 
     def span(self, prefix: Letters) -> tuple[int, int]:
-        """The places in `order`, first and behind the last, of the tokens that start with `prefix`."""
+        """The range in `order`, its begin and end, of the tokens that start with `prefix`."""
         first = bisect_left(self._strings, prefix)
         return first, bisect_left(self._strings, Letters(prefix + AFTER_ALL), first)
 
     def longest(self, text: Letters) -> Letters | None:
-        """The letters of the longest token that `text` starts with; None if there is none."""
+        """The letters of the longest token that `text` starts with, or None."""
         for length in range(min(self._vocabulary.longest, len(text)), 0, -1):
             if self._vocabulary.ids_of(Letters(text[:length])):
                 return Letters(text[:length])
         return None
 
     def extensions(self, letters: Letters) -> tuple[Letters, ...]:
-        """The longer tokens that start with `letters` and with no shorter such token, in order."""
+        """The minimal longer tokens: those that start with `letters` and with no other such token, in order."""
         found: list[Letters] = []
         place, end = self.span(letters)
         while place < end:
@@ -71,11 +71,9 @@ def _built(vocabulary: Vocabulary) -> tuple[Ids, Codes]:
     return np.array(order, dtype=np.int64), spelled(letters)
 
 
-# The arrays of large tries, kept on disk between runs.
-#
-# A file is found by the digest of all letters and their coding and carries the digest of its contents; one that is
-# damaged or that something or somebody else wrote is as good as none. A folder that cannot be written costs the time of
-# building, nothing else.
+# The arrays of large tries are cached on disk between runs. A file is named by the digest of all letters and their
+# coding, and has a digest of its contents. A file that is damaged or belongs to another user is ignored; a folder that
+# cannot be written costs only the time of building the trie.
 
 _MAGIC = b"crossdraft trie 1\n"
 _DIGEST = 16  # bytes
@@ -83,21 +81,21 @@ _NO_FOLDER = (OSError, RuntimeError)  # the latter if there is no home folder
 
 
 def cache_folder() -> Path:
-    """Where files that can be made again belong on this platform: `XDG_CACHE_HOME` if it is set and not relative."""
+    """The platform's cache folder for crossdraft: below `XDG_CACHE_HOME` if that is an absolute path."""
     usual = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA", "~/AppData/Local")}
     chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not chosen.is_absolute():  # which the XDG Base Directory Specification tells to ignore
+    if not chosen.is_absolute():  # the XDG Base Directory Specification says to ignore relative ones
         chosen = Path(usual.get(sys.platform, "~/.cache")).expanduser()
     return chosen / "crossdraft"
 
 
 def key_of(strings: Sequence[Letters]) -> str:
-    """Hex digest of the letters of all ids, in the order of the ids, and of their coding."""
+    """Hex digest of the letters of all ids, in order, and of their coding."""
     return blake2b(chr(END).join([coding(), *strings]).encode(), digest_size=_DIGEST).hexdigest()
 
 
 def load(key: str, size: int) -> tuple[Ids, Codes] | None:
-    """Order and codes of the vocabulary of this key and size; None if there is no sound file."""
+    """Order and codes of the vocabulary of this key and size; None if there is no valid file."""
     try:
         with _path(key).open("rb") as file:
             raw = file.read() if _own(file.fileno()) else b""
@@ -111,7 +109,7 @@ def load(key: str, size: int) -> tuple[Ids, Codes] | None:
 
 
 def save(key: str, order: Ids, codes: Codes) -> None:
-    """Keeps them; a reader sees the whole file or none."""
+    """Writes the file atomically, if it can be written."""
     contents = order.astype("<u4").tobytes() + codes.astype("<u2").tobytes()
     with suppress(*_NO_FOLDER):
         for folder in (cache_folder(), _path(key).parent):
@@ -126,7 +124,7 @@ def save(key: str, order: Ids, codes: Codes) -> None:
 
 
 def _own(descriptor: int) -> bool:
-    """Whether an open file belongs to the user: in a folder of many users a sum alone says nothing."""
+    """Whether an open file belongs to this user: in a shared folder a digest proves nothing."""
     return not hasattr(os, "getuid") or os.fstat(descriptor).st_uid == os.getuid()
 
 

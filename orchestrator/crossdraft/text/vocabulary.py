@@ -1,4 +1,4 @@
-"""A model's vocabulary as a list of letter strings."""
+"""A model's vocabulary: the letters of each token id."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from crossdraft.text.tokenizer_file import Anatomy, anatomy_of
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The letters of every id of a model's logits row.
+    """The letters of every id of a model's row of logits.
 
-    Several ids can have the same letters, as a byte `<0x41>` and `A`. Their order, which `rank` counts, is
-    that of the ids, except that bytes of a byte fallback come last: a tokenizer writes them only in need.
+    Several ids can have the same letters, such as the byte `<0x41>` and `A`. Their `rank` is their order by id, but
+    tokens of a byte fallback come last, because a tokenizer writes them only if it has no other.
     """
 
     letters: tuple[Letters, ...]  # indexed by id; never an empty string
@@ -51,7 +51,7 @@ class Vocabulary:
             side: whose vocabulary, for the control symbols without a role.
 
         Raises:
-            TokenizerNotSupported: the tokens are not plain strings of letters.
+            TokenizerNotSupported: its tokens are not plain strings of letters.
             ValueError: a control or stop id is not below `size`, a role name is unknown, or more than NAMELESS ids
                 are neither text nor a control symbol with a role.
         """
@@ -83,11 +83,11 @@ class Vocabulary:
         return max(map(len, self.letters), default=0)
 
     def ids_of(self, letters: Letters) -> tuple[int, ...]:
-        """All ids with exactly these letters, the one a tokenizer would write first; empty if there is none."""
+        """All ids with exactly these letters, by rank; empty if there is none."""
         return self._ids.get(letters, ())
 
     def rank(self, token: int) -> int:
-        """Place of the id among the ids with the same letters, from 0."""
+        """Index of the id among the ids with the same letters."""
         return self._ranks.get(token, 0)
 
     def letters_of(self, ids: Iterable[int]) -> Letters:
@@ -111,7 +111,7 @@ def _check_ids(size: int, controls: Sequence[tuple[int, str]], stops: Collection
 
 
 def _check_count(size: int, known: Mapping[int, Letters]) -> None:
-    """Before a list of the nameless ids is made: `size` is what somebody claims."""
+    """Checked before any list of `size` items is made: `size` comes from a config that may be wrong."""
     nameless = size - sum(0 <= token < size and letters != "" for token, letters in known.items())
     if nameless > NAMELESS:
         raise ValueError(
@@ -121,7 +121,7 @@ def _check_count(size: int, known: Mapping[int, Letters]) -> None:
 
 
 def _plain_letters(anatomy: Anatomy) -> dict[int, Letters]:
-    """Letters of all tokens that are text; those of special tokens and of the unknown one are left out."""
+    """Letters of all tokens that are text; special tokens and the unknown token are left out."""
     letters = {token: anatomy.letters_of_piece(piece) for token, piece in anatomy.pieces}
     for added in anatomy.added:
         if added.special:
@@ -134,5 +134,5 @@ def _plain_letters(anatomy: Anatomy) -> dict[int, Letters]:
 
 
 def tokenizer_digest(tokenizer_json: str) -> str:
-    """Hex digest that tells whether a file made for one tokenizer (a ranking, an affinity matrix) fits another."""
+    """Hex digest of a tokenizer, by which files made for it (frequencies, affinity matrices) name it."""
     return blake2b(tokenizer_json.encode(), digest_size=16).hexdigest()

@@ -1,33 +1,19 @@
 """Plain values as msgpack bytes and back, without pickle: only known types come out.
 
-A value of a known dataclass is an array that begins with a mark, whose code is the type's place in the writer's table
-of names; its fields follow in the order of that table, which travels with the file. Numpy arrays are raw bytes of the
-narrowest type that holds them exactly. Sequences come back as tuples, but for lists that are a dataclass's fields.
+A value of a known dataclass is an array that begins with a mark, an extension code that is the type's index in the
+writer's table of types; its fields follow in the order of that table, which is stored in the file. Numpy arrays are raw
+bytes of the narrowest type that holds them exactly. Sequences are read as tuples, but for lists that are fields of a
+dataclass.
 """
 
-import struct
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from pathlib import Path
-from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]  # there are no stubs
 import numpy as np
 from numpy.typing import NDArray
-
-from crossdraft.session import events
-from crossdraft.session.events import Command, Event, Finished
-from crossdraft.session.resolution import Secrets
-from crossdraft.speculation import choice
-from crossdraft.speculation.choice import Estimates
-from crossdraft.text.chat_template import ChatTemplate
-from crossdraft.types import messages, request, rows, trees
-from crossdraft.types.messages import Description
-from crossdraft.types.request import GenerationRequest
-from crossdraft.types.statistics import Counts, Kind
 
 ARRAY, ERROR, INTEGER, LIST = range(4)  # extension codes of what is no dataclass
 FIRST_TYPE = 8  # of the codes of known types
@@ -37,11 +23,11 @@ INTEGERS = (np.uint8, np.uint16, np.uint32, np.int32)
 
 
 class PackingError(ValueError):
-    """A value that cannot be written, or bytes that are no known value; the text says which and why."""
+    """A value cannot be written, or bytes are no value of a known type; the message says why."""
 
 
 class RecordedError(Exception):
-    """An error as it was recorded: its class by name, and its text."""
+    """A recorded exception: the name of its class, and its text."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
@@ -50,7 +36,7 @@ class RecordedError(Exception):
 
 @dataclass(frozen=True)
 class _Mark:
-    """What an array begins with that stands for a value."""
+    """The first element of an array that stands for a value of a type."""
 
     code: int
 
@@ -66,7 +52,7 @@ class Packer:
         known = tuple(types)
         if len(known) > MOST_TYPES:
             raise ValueError(f"at most {MOST_TYPES} types can be known, got {len(known)}")
-        self.table: bytes = msgpack.packb([(one.__name__, field_names(one)) for one in known])  # what a reader needs
+        self.table: bytes = msgpack.packb([(one.__name__, field_names(one)) for one in known])  # for the reader
         self._marks = {one: msgpack.ExtType(code, b"") for code, one in enumerate(known, FIRST_TYPE)}
         self._fields = {one: field_names(one) for one in known}
 
@@ -74,7 +60,7 @@ class Packer:
         """The value as bytes.
 
         Raises:
-            PackingError: its type, or that of something in it, is not known.
+            PackingError: its type, or the type of something in it, is unknown.
         """
         try:
             packed: bytes = msgpack.packb(value, default=self._plain)
@@ -83,7 +69,7 @@ class Packer:
         return packed
 
     def _plain(self, value: Any) -> object:
-        """What msgpack knows, in place of what it does not."""
+        """A value that msgpack knows in place of one that it does not."""
         kind = type(value)
         mark = self._marks.get(kind)
         if mark is not None:
@@ -119,7 +105,7 @@ def _array(array: NDArray[Any]) -> list[object]:
 
 
 def narrowed(array: NDArray[Any]) -> NDArray[Any]:
-    """The same numbers in the narrowest type that holds them exactly; with a NaN among them the array itself."""
+    """The same numbers in the narrowest type that holds them exactly; the array itself if it has a NaN."""
     if not array.size:
         return array
     if array.dtype.kind in "iu":
@@ -136,7 +122,7 @@ def narrowed(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def field_names(known: type) -> tuple[str, ...]:
-    """The fields of a dataclass, in order; none of an enum."""
+    """The names of the init fields of a dataclass, in order; empty for an enum."""
     return tuple(field.name for field in fields(known) if field.init) if is_dataclass(known) else ()
 
 
@@ -144,11 +130,11 @@ class Unpacker:
     """Reads what a Packer wrote.
 
     Args:
-        types: the known ones.
-        table: the writer's.
+        types: the known types.
+        table: of the writer.
 
     Raises:
-        PackingError: it is no table, or names a type, or a field of one, that is not known here.
+        PackingError: it is no table, or it names a type or field that is unknown here.
     """
 
     def __init__(self, types: Iterable[type], table: bytes) -> None:
@@ -166,7 +152,7 @@ class Unpacker:
         """The value.
 
         Raises:
-            PackingError: the bytes are no value, or one of a type that is not known.
+            PackingError: the bytes are no value of a known type.
         """
         try:
             return msgpack.unpackb(
@@ -174,7 +160,7 @@ class Unpacker:
             )
         except PackingError:
             raise
-        # What a dataclass's own checks raise is among these.
+        # Includes what the checks of a dataclass raise.
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, msgpack.UnpackException) as error:
             raise PackingError(f"the bytes are damaged: {error or type(error).__name__}") from error
 
@@ -214,175 +200,3 @@ def _array_of(dtype: str, narrow: str, shape: tuple[int, ...], raw: bytes) -> ND
     if not all(kind.kind in NUMBERS for kind in kinds):
         raise PackingError(f"it has an array of {dtype}")
     return np.frombuffer(raw, kinds[1]).reshape(shape).astype(kinds[0])
-
-
-# A recorded session: a header, then one record a round.
-#
-# The file begins with MAGIC and the version of the format. Then come records: a length, the CRC-32 of the bytes, the
-# bytes. The first is the table of types, the second the header, every other a round. What was written before a crash
-# can be read, and damage is noticed.
-
-MAGIC = b"crossdraft flight"
-FORMAT = 1
-VERSION = struct.Struct("<H")
-FRAME = struct.Struct("<II")  # length and CRC-32 of a record
-
-
-@dataclass(frozen=True, eq=False)
-class Header:
-    """What a session began with."""
-
-    software: str  # version of crossdraft
-    began: float  # seconds since 1970, UTC
-    request: GenerationRequest
-    target: Description
-    drafter: Description | None  # None: plain decoding
-    secrets: Secrets
-    targets: int = 1  # addresses that there were
-    before: Estimates | None = None  # what the controller had learnt
-    follows: bool = False  # another output was getting to know the services
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One call of the session."""
-
-    now: float  # seconds of the monotonic clock, as the session was told
-    event: Event | None  # None: it was started
-    commands: tuple[Command, ...]
-    seconds: float = 0.0  # that the call took
-    row_misses: int = 0  # so far
-    sent: int = 0  # bytes of messages to services so far
-    received: int = 0  # bytes of their answers so far
-
-
-Round = tuple[Step, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Recording:
-    """What a file holds."""
-
-    header: Header
-    rounds: tuple[Round, ...]
-    fault: str = ""  # why the rest of the file could not be read
-
-    @property
-    def steps(self) -> Iterator[Step]:
-        """All of them, in order."""
-        for steps in self.rounds:
-            yield from steps
-
-    @property
-    def finished(self) -> Finished | None:
-        """The session's end, if it was recorded."""
-        commands = (command for step in self.steps for command in step.commands)
-        return next((command for command in commands if isinstance(command, Finished)), None)
-
-
-class RecordingError(ValueError):
-    """A file is no recording that can be read here; the text says why."""
-
-
-def _values_of(module: ModuleType) -> list[type]:
-    """The dataclasses and enums that a module defines."""
-    own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-    return [one for one in own if is_dataclass(one) or issubclass(one, Enum)]
-
-
-KNOWN = (
-    *(known for module in (messages, events, choice, rows, trees, request) for known in _values_of(module)),
-    ChatTemplate,
-    Counts,
-    Kind,
-    Secrets,
-    Estimates,
-    Header,
-    Step,
-)
-
-
-class Writer:
-    """Writes a recording to a file that is open for bytes; raises OSError and PackingError."""
-
-    def __init__(self, file: BinaryIO, header: Header) -> None:
-        self._file = file
-        self._packer = Packer(KNOWN)
-        file.write(MAGIC + VERSION.pack(FORMAT))
-        self._frame(self._packer.table)
-        self._frame(zlib.compress(self._packer.pack(header)))  # two tokenizers, megabytes of text
-        file.flush()
-
-    def write(self, steps: Round) -> None:
-        """One round."""
-        self._frame(self._packer.pack(steps))
-        self._file.flush()
-
-    def _frame(self, record: bytes) -> None:
-        self._file.write(FRAME.pack(len(record), zlib.crc32(record)) + record)
-
-
-def read(path: Path) -> Recording:
-    """A recording, or as much of it as is whole.
-
-    Raises:
-        OSError: the file cannot be read.
-        RecordingError: it is no recording, or has no readable header.
-    """
-    data = path.read_bytes()
-    begin = len(MAGIC) + VERSION.size
-    if data[: len(MAGIC)] != MAGIC or len(data) < begin:
-        raise RecordingError(f"{path} is no recording of crossdraft")
-    (version,) = VERSION.unpack_from(data, len(MAGIC))
-    if version != FORMAT:
-        raise RecordingError(f"{path} has format {version}, and this version of crossdraft reads format {FORMAT}")
-    records = Frames(data, begin)
-    try:
-        unpacker = Unpacker(KNOWN, next(records, b""))
-        header = unpacker.unpack(zlib.decompress(next(records, b"")))
-    except (PackingError, zlib.error) as error:
-        raise RecordingError(f"{path} cannot be read: {records.fault or error}") from error
-    if not isinstance(header, Header):
-        raise RecordingError(f"{path} cannot be read: it has no header")
-    return _recording(header, records, unpacker)
-
-
-def _recording(header: Header, records: "Frames", unpacker: Unpacker) -> Recording:
-    rounds: list[Round] = []
-    for record in records:
-        try:
-            steps = unpacker.unpack(record)
-        except PackingError as error:
-            return Recording(header, tuple(rounds), f"round {len(rounds) + 1}: {error}")
-        if not (isinstance(steps, tuple) and all(isinstance(step, Step) for step in steps)):
-            return Recording(header, tuple(rounds), f"round {len(rounds) + 1}: it is no round")
-        rounds.append(steps)
-    return Recording(header, tuple(rounds), records.fault)
-
-
-class Frames:
-    """The records of a file, from a place on; `fault` says why they ended before the file did."""
-
-    def __init__(self, data: bytes, begin: int) -> None:
-        self.fault = ""
-        self._data = data
-        self._place = begin
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        left = len(self._data) - self._place
-        if not left or self.fault:
-            raise StopIteration
-        length, check = FRAME.unpack_from(self._data, self._place) if left >= FRAME.size else (0, 0)
-        begin = self._place + FRAME.size
-        record = self._data[begin : begin + length]
-        if left < FRAME.size + length or left < FRAME.size:
-            self.fault = "the file ends in the middle of a record"
-        elif zlib.crc32(record) != check:
-            self.fault = "a record is damaged"
-        if self.fault:
-            raise StopIteration
-        self._place = begin + length
-        return record

@@ -15,7 +15,8 @@ from crossdraft.session.resolution import Models, resolve, tokenization_of
 from crossdraft.session.session import Session
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
-from crossdraft.trace.codec import KNOWN, Header, Packer, Recording, RecordingError, Step
+from crossdraft.trace.codec import Packer
+from crossdraft.trace.recording import KNOWN, Header, Recording, RecordingError, Step
 from crossdraft.trace.timeline import name_of
 from crossdraft.types.request import RequestError
 

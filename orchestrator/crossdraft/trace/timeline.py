@@ -1,10 +1,13 @@
-"""A recording as spans of time: who worked when, what was on its way, what the session did with it."""
+"""A recorded session as spans of time: which model worked when, which messages were under way, what the session did.
+
+All times are seconds since the session was started.
+"""
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum
+from enum import Enum
 
 from crossdraft.session.events import (
     Close,
@@ -22,8 +25,8 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.text.letters import Letters, to_bytes
-from crossdraft.trace.codec import Recording, Step
+from crossdraft.text.letters import Letters
+from crossdraft.trace.recording import Recording, Step
 from crossdraft.types.messages import (
     Advance,
     Draft,
@@ -38,22 +41,20 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.statistics import Kind
 
-# What a recorded session looked like over time. All times are seconds since the session was started.
 
-
-class Role(Enum):
-    """What a service is for."""
+class ServiceRole(Enum):
+    """Target or drafter."""
 
     DRAFTER = "drafter"
     TARGET = "target"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One of several services of a role that were used side by side; a lost one's successor takes its row."""
+class Track:
+    """The track of a timeline for one of the services of a role that are used side by side, or for its successors."""
 
-    role: Role
-    place: int = 0  # among those of the role
+    role: ServiceRole
+    place: int = 0  # among the tracks of the role
 
 
 class Task(Enum):
@@ -70,11 +71,11 @@ class Task(Enum):
 class Work:
     """A model's forwards for one reply.
 
-    When they were is not recorded, only how long they took: wire and queue are halved around a pass, and
-    before and after a draft the way is taken to be half of the session's quickest answer.
+    Only their duration is recorded, not when they took place. The rest of a pass's round trip is split evenly before
+    and after them. A drafter's messages are assumed to take half of its quickest round trip of the session.
     """
 
-    row: Row
+    track: Track
     begin: float
     end: float
     task: Task
@@ -82,14 +83,14 @@ class Work:
     size: int  # draft tokens drafted, strings scored, or nodes of the pass
     branches: int = 0  # prepared continuations that came with the reply
     tokens: int = 0  # of a pass: emitted after it, before the next one returned
-    late: bool = False  # its epoch was over when the reply came, so that it was dropped
+    late: bool = False  # its epoch had ended when the reply came, so that it was dropped
 
 
 @dataclass(frozen=True)
 class Message:
-    """On its way between the session and a service."""
+    """A message on its way between the session and a service."""
 
-    row: Row
+    track: Track
     begin: float
     end: float
     outward: bool  # to the service
@@ -106,8 +107,8 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Handled:
-    """The session at work on one event: verification, planning, bookkeeping."""
+class SessionCall:
+    """The session handling one event: verification, planning, bookkeeping."""
 
     begin: float
     end: float
@@ -116,37 +117,37 @@ class Handled:
     tokens: tuple[Token, ...]  # emitted
 
 
-class Happening(Enum):
-    """What deserves a mark."""
+class MarkKind(Enum):
+    """What a mark shows."""
 
     REFUSED = "a draft token was refused"
     HIT = "a prepared continuation was adopted"
-    STALLED = "patience with the drafter ended"
+    STALLED = "the wait for draft tokens timed out"
     LOST = "a service was lost"
     OPENED = "a service was opened"
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something at one moment."""
+    """An event at one moment."""
 
     at: float
-    what: Happening
+    what: MarkKind
     text: str
-    row: Row | None = None  # None: the session itself
+    track: Track | None = None  # None: the session itself
 
 
 @dataclass(frozen=True)
 class Wait:
-    """The target stood idle for draft tokens."""
+    """The target was idle, waiting for draft tokens."""
 
     begin: float
     end: float
 
 
 @dataclass(frozen=True)
-class Era:
-    """The time of an epoch."""
+class EpochSpan:
+    """An epoch from its beginning to the next one's."""
 
     epoch: int
     begin: float
@@ -155,7 +156,7 @@ class Era:
 
 @dataclass(frozen=True)
 class Figures:
-    """The whole in numbers."""
+    """The session in numbers."""
 
     seconds: float  # from the first pass to the last token
     tokens: int
@@ -164,9 +165,9 @@ class Figures:
     refused: int
     hits: int
     stalls: int
-    model_share: float  # of that time, in which a target's model worked; the mean over targets
-    idle_share: float  # of that time, in which a target had no pass in flight; the mean over targets
-    drafter_share: float  # of that time, in which a drafter's model worked
+    model_share: float  # share of that time in which a target's model worked; mean over targets
+    idle_share: float  # share of that time in which a target had no pass in flight; mean over targets
+    drafter_share: float  # share of that time in which drafters' models worked
     verification_seconds: float
     bytes: int  # of messages, both ways; 0: not recorded
 
@@ -181,52 +182,49 @@ class Figures:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All of it; each sequence in the order of its beginnings, and `rows` drafters first."""
+    """A whole session; sequences are ordered by their beginnings, tracks by role, drafters first."""
 
-    rows: tuple[Row, ...]
+    tracks: tuple[Track, ...]
     works: tuple[Work, ...]
     messages: tuple[Message, ...]
-    handled: tuple[Handled, ...]
+    handled: tuple[SessionCall, ...]
     marks: tuple[Mark, ...]
     waits: tuple[Wait, ...]
-    eras: tuple[Era, ...]
-    passes: tuple[float, ...]  # when each was sent: the beginnings of rounds
+    epochs: tuple[EpochSpan, ...]
+    passes: tuple[float, ...]  # when each pass was sent: the beginnings of rounds
     end: float
     figures: Figures
 
 
 def spans_of(recording: Recording) -> Timeline:
-    """The timeline of a recording, which may be the beginning of one."""
+    """The timeline of a recording, which may be incomplete."""
     tracer = Tracer()
     for step in recording.steps:
         tracer.read(step)
-    ways = {row: way_of(answers) for row, answers in tracer.answers.items()}
-    drafted = [work for row, answers in tracer.answers.items() for work in drafted_in(answers, ways[row])]
+    ways = {track: way_of(answers) for track, answers in tracer.answers.items()}
+    drafted = [work for track, answers in tracer.answers.items() for work in drafted_in(answers, ways[track])]
     passes = _with_tokens([passed_in(flight) for flight in tracer.flights], tracer)
     messages = [*tracer.small, *outward(tracer.asked, tracer.flights, ways), *inward(tracer, ways)]
-    eras = [replace(era, end=tracer.now) if era is tracer.eras[-1] else era for era in tracer.eras]
+    epochs = [replace(era, end=tracer.now) if era is tracer.epochs[-1] else era for era in tracer.epochs]
     return Timeline(
-        rows=tuple(Row(role, place) for role in Role for place in range(tracer.used[role])),
+        tracks=tuple(Track(role, place) for role in ServiceRole for place in range(tracer.used[role])),
         works=tuple(sorted([*drafted, *passes], key=lambda work: work.begin)),
         messages=tuple(sorted(messages, key=lambda message: message.begin)),
         handled=tuple(tracer.handled),
         marks=tuple(tracer.marks),
         waits=tuple(tracer.waits),
-        eras=tuple(eras),
+        epochs=tuple(epochs),
         passes=tuple(asked.at for asked in tracer.asked if isinstance(asked.request, Pass)),
         end=tracer.now,
         figures=_figures(tracer, drafted, passes),
     )
 
 
-# Reads a recording step by step and keeps what a timeline is made of.
-
-
 @dataclass(frozen=True)
-class Asked:
+class SentRequest:
     """A request that was sent."""
 
-    row: Row
+    track: Track
     at: float
     request: Request
     epoch: int
@@ -235,21 +233,21 @@ class Asked:
 
 @dataclass(frozen=True)
 class Flight:
-    """A pass that returned, or tokens of a run: `asked` is then when the answer before came."""
+    """A pass that returned, or tokens of a run; of later ones `asked.at` is the time of the reply before."""
 
-    asked: Asked
+    asked: SentRequest
     at: float  # when it was back
     seconds: float  # in the model
     forwards: int = 1
 
 
 def passed_in(flight: Flight) -> Work:
-    """When a target's model worked on a pass."""
+    """The model's work on a pass, in the middle of its round trip."""
     asked = flight.asked
     assert isinstance(asked.request, Pass)
     way = _way_of_pass(flight)
     task = Task.MISS if asked.miss else Task.PASS
-    return Work(asked.row, asked.at + way, flight.at - way, task, asked.epoch, len(asked.request.tree))
+    return Work(asked.track, asked.at + way, flight.at - way, task, asked.epoch, len(asked.request.tree))
 
 
 def _way_of_pass(flight: Flight) -> float:
@@ -257,25 +255,24 @@ def _way_of_pass(flight: Flight) -> float:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A reply that came: its model's time lies somewhere between `asked.at` and `at`."""
+class DrafterReply:
+    """A drafter's reply; its model worked some time between `asked.at` and `at`."""
 
-    asked: Asked
+    asked: SentRequest
     at: float
     reply: Drafted | Scored
     late: bool
 
 
-def way_of(answers: Sequence[Answer], before: Sequence[float] = ()) -> float:
-    """Half of the quickest answer to a new question, its model's time left out, or what was found `before`: seconds."""
+def way_of(answers: Sequence[DrafterReply], before: Sequence[float] = ()) -> float:
+    """Seconds of one way: half of the quickest round trip without the model's time, those found `before` included."""
     first = [one for one in answers if not one.late and not (isinstance(one.reply, Drafted) and one.reply.first)]
     found = (max(0.0, one.at - one.asked.at - one.reply.seconds) / 2 for one in first)
     return min((*before, *found), default=0.0)
 
 
-def drafted_in(answers: Sequence[Answer], way: float, since: float = 0.0) -> list[Work]:
-    """When a drafter's model worked, from its last reply back: it works on one thing at a time, not before `since`,
-    and no reply leaves before its work is done."""
+def drafted_in(answers: Sequence[DrafterReply], way: float, since: float = 0.0) -> list[Work]:
+    """The works of a drafter's model, one after another, none before `since`, each done before its reply leaves."""
     works: list[Work] = []
     free = float("inf")
     for answer in reversed(answers):
@@ -288,33 +285,33 @@ def drafted_in(answers: Sequence[Answer], way: float, since: float = 0.0) -> lis
             size, branches = len(reply.draft_tokens), len(reply.branches)
         else:
             task, size, branches = Task.SCORE, len(reply.probabilities), 0
-        works.append(Work(answer.asked.row, begin, end, task, reply.epoch, size, branches, late=answer.late))
+        works.append(Work(answer.asked.track, begin, end, task, reply.epoch, size, branches, late=answer.late))
     return works[::-1]
 
 
 class Tracer:
-    """Takes in the steps one after another. Times are seconds since the first."""
+    """Reads steps one after another and collects what a timeline is made of."""
 
     def __init__(self) -> None:
         self.now = 0.0  # the end of the latest step
         self.misses = 0
         self.bytes = 0
-        self.used: dict[Role, int] = defaultdict(int)  # rows
-        self.asked: list[Asked] = []  # all requests, in order
-        self.answers: dict[Row, list[Answer]] = defaultdict(list)  # of drafters
+        self.used: dict[ServiceRole, int] = defaultdict(int)  # tracks
+        self.asked: list[SentRequest] = []  # all requests, in order
+        self.answers: dict[Track, list[DrafterReply]] = defaultdict(list)  # of drafters
         self.flights: list[Flight] = []
         self.small: list[Message] = []  # messages that cost no model any time
-        self.handled: list[Handled] = []
+        self.handled: list[SessionCall] = []
         self.marks: list[Mark] = []
         self.waits: list[Wait] = []
-        self.eras: list[Era] = []
+        self.epochs: list[EpochSpan] = []
         self._began: float | None = None
         self._epoch = 0
-        self._rows: dict[Lane, Row] = {}
-        self._free: dict[Role, list[Row]] = defaultdict(list)  # rows whose lane is over
-        self._flying: dict[tuple[Lane, int], Asked] = {}  # passes
-        self._running: dict[tuple[Lane, int], Asked] = {}  # runs that have had an answer
-        self._latest: dict[Lane, Asked] = {}  # Draft or Score
+        self._tracks: dict[Lane, Track] = {}
+        self._free: dict[ServiceRole, list[Track]] = defaultdict(list)  # tracks whose lane is over
+        self._flying: dict[tuple[Lane, int], SentRequest] = {}  # passes
+        self._running: dict[tuple[Lane, int], SentRequest] = {}  # runs that have had an answer
+        self._latest: dict[Lane, SentRequest] = {}  # Draft or Score
         self._waiting: float | None = None  # since when the target stands idle for draft tokens
         self._stall = 0  # number of the latest timer of that
 
@@ -329,24 +326,24 @@ class Tracer:
         event = step.event
         match event:
             case Ready(lane):
-                self._mark(Happening.OPENED, f"{named(self._rows[lane])} is open", self._rows[lane], begin)
+                self._mark(MarkKind.OPENED, f"{named(self._tracks[lane])} is open", self._tracks[lane], begin)
             case Lost(lane, error):
                 self._lost(lane, str(error), begin)
             case Replied(lane, reply):
                 self._replied(lane, reply, begin)
             case Expired(Timer.STALL, number) if self._waiting is not None and number == self._stall:
-                self._mark(Happening.STALLED, Happening.STALLED.value, None, begin)
+                self._mark(MarkKind.STALLED, MarkKind.STALLED.value, None, begin)
         self._commands(step, misses)
         tokens = tuple(Token(one.letters, one.kind) for one in step.commands if isinstance(one, Emitted))
-        self.handled.append(Handled(handled, self.now, name_of(event), self._epoch, tokens))
+        self.handled.append(SessionCall(handled, self.now, name_of(event), self._epoch, tokens))
 
     @property
-    def flying(self) -> list[Asked]:
-        """Passes that are not back."""
+    def flying(self) -> list[SentRequest]:
+        """Passes that have not returned."""
         return list(self._flying.values())
 
     def forget(self) -> None:
-        """Keeps no more of the past than what is read later needs: passes in flight, and epochs."""
+        """Drops everything but what later steps need: passes in flight, and epochs."""
         self.asked = self.flying
         self.answers, self.flights, self.small = defaultdict(list), [], []
         self.handled, self.marks, self.waits = [], [], []
@@ -355,7 +352,7 @@ class Tracer:
         for command in step.commands:
             match command:
                 case Open(lane, request):
-                    self._open(lane, Role.TARGET if isinstance(request, OpenTarget) else Role.DRAFTER)
+                    self._open(lane, ServiceRole.TARGET if isinstance(request, OpenTarget) else ServiceRole.DRAFTER)
                 case Close(lane):
                     self._lost(lane, command.blame or "it is not needed any more", self.now)
                 case Send(lane, request):
@@ -369,26 +366,26 @@ class Tracer:
     def _emitted(self, emitted: Emitted) -> None:
         self._begin_epoch(emitted.epoch)
         if emitted.kind is Kind.CORRECTED:
-            self._mark(Happening.REFUSED, f"refused; {emitted.letters!r} takes its place", None, self.now)
+            self._mark(MarkKind.REFUSED, f"refused; {emitted.letters!r} takes its place", None, self.now)
 
-    def _open(self, lane: Lane, role: Role) -> None:
+    def _open(self, lane: Lane, role: ServiceRole) -> None:
         if self._free[role]:
-            self._rows[lane] = self._free[role].pop()
+            self._tracks[lane] = self._free[role].pop()
         else:
-            self._rows[lane] = Row(role, self.used[role])
+            self._tracks[lane] = Track(role, self.used[role])
             self.used[role] += 1
 
     def _lost(self, lane: Lane, why: str, at: float) -> None:
-        row = self._rows.get(lane)
-        if row is not None and row not in self._free[row.role]:
-            self._free[row.role].append(row)
-            self._mark(Happening.LOST, f"{named(row)}: {why}", row, at)
+        track = self._tracks.get(lane)
+        if track is not None and track not in self._free[track.role]:
+            self._free[track.role].append(track)
+            self._mark(MarkKind.LOST, f"{named(track)}: {why}", track, at)
             for passes in (self._flying, self._running):
                 for key in [key for key in passes if key[0] == lane]:
                     del passes[key]
 
     def _send(self, lane: Lane, request: Request, miss: bool) -> None:
-        asked = Asked(self._rows[lane], self.now, request, self._epoch, miss)
+        asked = SentRequest(self._tracks[lane], self.now, request, self._epoch, miss)
         match request:
             case Pass(number):
                 self._flying[lane, number] = asked
@@ -397,13 +394,13 @@ class Tracer:
                 self._begin_epoch(epoch)
                 asked = self._latest[lane] = replace(asked, epoch=epoch)
                 if request.adopt:
-                    self._mark(Happening.HIT, f"branch {request.adopt} was adopted", None, self.now)
+                    self._mark(MarkKind.HIT, f"branch {request.adopt} was adopted", None, self.now)
             case Score():
                 self._latest[lane] = asked
         self.asked.append(asked)
 
     def _replied(self, lane: Lane, reply: Reply, at: float) -> None:
-        row = self._rows[lane]
+        track = self._tracks[lane]
         if isinstance(reply, PassDone):
             key = lane, reply.number
             asked = self._flying.pop(key, None) or self._running.pop(key, None)
@@ -412,31 +409,31 @@ class Tracer:
                 if reply.more:
                     self._running[key] = replace(asked, at=at)
         elif isinstance(reply, RowFetched):
-            self.small.append(Message(row, at, at, False, name_of(reply), self._epoch))
+            self.small.append(Message(track, at, at, False, name_of(reply), self._epoch))
         elif lane in self._latest:
             known = self._latest[lane]
             late = reply.epoch != known.epoch
-            self.answers[row].append(Answer(replace(known, epoch=reply.epoch), at, reply, late))
+            self.answers[track].append(DrafterReply(replace(known, epoch=reply.epoch), at, reply, late))
 
     def _begin_epoch(self, epoch: int) -> None:
-        if self.eras and epoch <= self._epoch:
+        if self.epochs and epoch <= self._epoch:
             return
-        if self.eras:
-            self.eras[-1] = replace(self.eras[-1], end=self.now)
+        if self.epochs:
+            self.epochs[-1] = replace(self.epochs[-1], end=self.now)
         self._epoch = epoch
-        self.eras.append(Era(epoch, self.now, self.now))
+        self.epochs.append(EpochSpan(epoch, self.now, self.now))
 
     def _end_wait(self) -> None:
         if self._waiting is not None and self.now > self._waiting:
             self.waits.append(Wait(self._waiting, self.now))
         self._waiting = None
 
-    def _mark(self, what: Happening, text: str, row: Row | None, at: float) -> None:
-        self.marks.append(Mark(at, what, text, row))
+    def _mark(self, what: MarkKind, text: str, track: Track | None, at: float) -> None:
+        self.marks.append(Mark(at, what, text, track))
 
 
 def _with_tokens(passes: list[Work], tracer: Tracer) -> list[Work]:
-    """Each pass with the tokens that were emitted from its return to the next one's."""
+    """Each pass with the number of tokens emitted from its return to the next one's."""
     returned = [flight.at for flight in tracer.flights]
     tokens = [0] * len(passes)
     for handled in tracer.handled:
@@ -445,25 +442,25 @@ def _with_tokens(passes: list[Work], tracer: Tracer) -> list[Work]:
     return [replace(work, tokens=count) for work, count in zip(passes, tokens, strict=True)]
 
 
-def outward(asked: Iterable[Asked], flights: Iterable[Flight], ways: Mapping[Row, float]) -> Iterable[Message]:
-    """What went to services; the way of a pass is known once it is back, and is 0 until then."""
+def outward(asked: Iterable[SentRequest], flights: Iterable[Flight], ways: Mapping[Track, float]) -> Iterable[Message]:
+    """Messages to services; the way of a pass is 0 until it has returned."""
     of_passes = {id(flight.asked): _way_of_pass(flight) for flight in flights}
     for one in asked:
-        way = of_passes.get(id(one), 0.0) if isinstance(one.request, Pass) else ways.get(one.row, 0.0)
-        yield Message(one.row, one.at, one.at + way, True, name_of(one.request), one.epoch)
+        way = of_passes.get(id(one), 0.0) if isinstance(one.request, Pass) else ways.get(one.track, 0.0)
+        yield Message(one.track, one.at, one.at + way, True, name_of(one.request), one.epoch)
 
 
-def inward(tracer: Tracer, ways: Mapping[Row, float]) -> Iterable[Message]:
-    """What services answered, but for what cost their models no time."""
+def inward(tracer: Tracer, ways: Mapping[Track, float]) -> Iterable[Message]:
+    """Replies of services, but for those that took their models no time."""
     for flight in tracer.flights:
         asked = flight.asked
         assert isinstance(asked.request, Pass)
         text = f"rows of pass {asked.request.number}"
-        yield Message(asked.row, flight.at - _way_of_pass(flight), flight.at, False, text, asked.epoch)
-    for row, answers in tracer.answers.items():
+        yield Message(asked.track, flight.at - _way_of_pass(flight), flight.at, False, text, asked.epoch)
+    for track, answers in tracer.answers.items():
         for answer in answers:
             text = name_of(answer.reply)
-            yield Message(row, answer.at - ways[row], answer.at, False, text, answer.asked.epoch)
+            yield Message(track, answer.at - ways[track], answer.at, False, text, answer.asked.epoch)
 
 
 def _figures(tracer: Tracer, drafted: Sequence[Work], passes: Sequence[Work]) -> Figures:
@@ -471,17 +468,17 @@ def _figures(tracer: Tracer, drafted: Sequence[Work], passes: Sequence[Work]) ->
     begin = sent[0] if sent else 0.0
     emitting = [handled for handled in tracer.handled if handled.tokens]
     seconds = emitting[-1].end - begin if emitting else 0.0
-    whole = seconds * max(1, tracer.used[Role.TARGET]) or 1.0
-    flying = sum(_covered([(one.asked.at, one.at) for one in flights]) for flights in _by_row(tracer.flights))
+    whole = seconds * max(1, tracer.used[ServiceRole.TARGET]) or 1.0
+    flying = sum(_covered([(one.asked.at, one.at) for one in flights]) for flights in _by_track(tracer.flights))
     happened = [mark.what for mark in tracer.marks]
     return Figures(
         seconds=seconds,
         tokens=sum(len(handled.tokens) for handled in emitting),
         passes=len(sent) + _further(tracer),
         row_misses=tracer.misses,
-        refused=happened.count(Happening.REFUSED),
-        hits=happened.count(Happening.HIT),
-        stalls=happened.count(Happening.STALLED),
+        refused=happened.count(MarkKind.REFUSED),
+        hits=happened.count(MarkKind.HIT),
+        stalls=happened.count(MarkKind.STALLED),
         model_share=_share(sum(work.end - work.begin for work in passes), whole),
         idle_share=_share(whole - flying, whole),
         drafter_share=_share(sum(work.end - work.begin for work in drafted), seconds or 1.0),
@@ -496,13 +493,13 @@ def _further(tracer: Tracer) -> int:
     return sum(flight.forwards - (id(flight.asked) in asked) for flight in tracer.flights)
 
 
-def _by_row(flights: Sequence[Flight]) -> list[list[Flight]]:
-    rows = {flight.asked.row for flight in flights}
-    return [[flight for flight in flights if flight.asked.row == row] for row in rows]
+def _by_track(flights: Sequence[Flight]) -> list[list[Flight]]:
+    tracks = {flight.asked.track for flight in flights}
+    return [[flight for flight in flights if flight.asked.track == track] for track in tracks]
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """How much time the spans cover together."""
+    """Seconds that the spans cover together."""
     covered, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         covered += max(0.0, end - max(begin, reached))
@@ -515,7 +512,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def name_of(value: Event | Request | Reply | None) -> str:
-    """For people."""
+    """A label for people."""
     match value:
         case None:
             return "start"
@@ -540,136 +537,6 @@ def name_of(value: Event | Request | Reply | None) -> str:
     return type(value).__name__.lower()
 
 
-def named(row: Row) -> str:
-    """For people."""
-    return row.role.value + (f" {row.place + 1}" if row.place else "")
-
-
-# The spans of a session while it runs: what `timeline` finds in a recording, as it becomes known.
-
-VERIFICATION = "verification"  # the lane of the session itself; those of services are named by `tracing.named`
-OUTPUT = "output"  # the lane of committed tokens
-
-
-class What(StrEnum):
-    """What a span says. That of a token is its kind."""
-
-    DRAFT = "draft"
-    BRANCHES = "branches"  # a draft with prepared continuations
-    SCORES = "scores"
-    LATE = "late"  # drafted for an epoch that was over
-    PASS = "pass"
-    MISS = "miss"  # a pass for a row miss
-    WAIT = "wait"  # the target stands idle for draft tokens
-    SENT = "sent"  # a message's way to the service of the lane
-    RECEIVED = "received"  # ... and from it
-    SESSION = "session"  # verification, planning, bookkeeping
-    ACCEPTED = "accepted"
-    CORRECTED = "corrected"
-    BONUS = "bonus"
-    EPOCH = "epoch"  # one begins: a moment, as are all that follow
-    REFUSED = "refused"
-    HIT = "hit"  # a prepared continuation was adopted
-    STALLED = "stalled"  # patience with the drafter ended
-    LOST = "lost"
-    OPENED = "opened"
-
-
-OF_TASKS = {
-    Task.DRAFT: What.DRAFT,
-    Task.BRANCHES: What.BRANCHES,
-    Task.SCORE: What.SCORES,
-    Task.PASS: What.PASS,
-    Task.MISS: What.MISS,
-}
-COUNTED = {Task.SCORE: "strings", Task.PASS: "nodes", Task.MISS: "nodes"}
-OF_HAPPENINGS = {
-    Happening.REFUSED: What.REFUSED,
-    Happening.HIT: What.HIT,
-    Happening.STALLED: What.STALLED,
-    Happening.LOST: What.LOST,
-    Happening.OPENED: What.OPENED,
-}
-
-
-@dataclass(frozen=True)
-class Span:
-    """Something in one lane of the pipeline, from one moment to another or the same."""
-
-    lane: str  # a service ("drafter", "target", "target 2", …), "verification" or "output"
-    begin: float  # seconds since the session began
-    end: float
-    what: What
-    label: str  # for people; of a token its text
-    epoch: int
-    count: int = 0  # draft tokens of a draft, nodes of a pass, tokens that an event's handling emitted
-
-
-class Watch:
-    """A recorder whose spans can be taken while the session runs.
-
-    When a model worked is concluded as `spans.Work` says, from what has happened so far: a drafter's first works
-    may be placed a little differently than in a timeline of the whole.
-    """
-
-    def __init__(self) -> None:
-        self._tracer = Tracer()
-        self._ways: dict[Row, float] = {}  # seconds to each drafter
-        self._busy: dict[Row, float] = {}  # until when each drafter's model is known to have worked
-        self._eras = 0  # epochs whose beginning was taken
-
-    def record(self, step: Step) -> None:
-        """As Recorder says."""
-        self._tracer.read(step)
-
-    def close(self) -> None:
-        """As Recorder says."""
-
-    def take(self) -> tuple[Span, ...]:
-        """What became known since the last call, in no order."""
-        found = (*self._works(), *self._messages(), *self._session(), *self._moments())
-        self._eras = len(self._tracer.eras)
-        self._tracer.forget()
-        return found
-
-    def _works(self) -> Iterator[Span]:
-        for row, answers in self._tracer.answers.items():
-            self._ways[row] = way_of(answers, [self._ways[row]] if row in self._ways else [])
-            works = drafted_in(answers, self._ways[row], self._busy.get(row, 0.0))
-            self._busy[row] = works[-1].end
-            yield from map(_worked, works)
-        yield from (_worked(passed_in(flight)) for flight in self._tracer.flights)
-
-    def _messages(self) -> Iterator[Span]:
-        tracer, ways = self._tracer, self._ways
-        flying = set(map(id, tracer.flying))  # how long their way is, is known when they are back
-        asked = [one for one in tracer.asked if id(one) not in flying]
-        for one in (*tracer.small, *outward(asked, tracer.flights, ways), *inward(tracer, ways)):
-            what = What.SENT if one.outward else What.RECEIVED
-            yield Span(named(one.row), one.begin, one.end, what, one.name, one.epoch)
-
-    def _session(self) -> Iterator[Span]:
-        for one in self._tracer.handled:
-            yield Span(VERIFICATION, one.begin, one.end, What.SESSION, one.event, one.epoch, len(one.tokens))
-            for token in one.tokens:
-                text = to_bytes(token.letters).decode("utf-8", "replace")
-                yield Span(OUTPUT, one.end, one.end, What(token.kind.value), text, one.epoch)
-
-    def _moments(self) -> Iterator[Span]:
-        tracer = self._tracer
-        epoch = tracer.eras[-1].epoch if tracer.eras else 0
-        for era in tracer.eras[self._eras :]:
-            yield Span(VERIFICATION, era.begin, era.begin, What.EPOCH, f"epoch {era.epoch}", era.epoch)
-        for mark in tracer.marks:
-            lane = VERIFICATION if mark.row is None else named(mark.row)
-            yield Span(lane, mark.at, mark.at, OF_HAPPENINGS[mark.what], mark.text, epoch)
-        for wait in tracer.waits:
-            yield Span(Role.TARGET.value, wait.begin, wait.end, What.WAIT, "waits for draft tokens", epoch)
-
-
-def _worked(work: Work) -> Span:
-    what = What.LATE if work.late else OF_TASKS[work.task]
-    label = f"{work.task.value}, {work.size} {COUNTED.get(work.task, 'draft_tokens')}"
-    if work.branches:
-        label += f", {work.branches} prepared continuations"
-    return Span(named(work.row), work.begin, work.end, what, label, work.epoch, work.size)
+def named(track: Track) -> str:
+    """A label for people."""
+    return track.role.value + (f" {track.place + 1}" if track.place else "")

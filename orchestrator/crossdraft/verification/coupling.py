@@ -58,14 +58,15 @@ def walk(ground: Ground) -> Walk:
     """One event after the other until the draft is refused."""
     state: Revealed | None = Revealed(ground.offset)
     while state is not None:
-        if state.draft is None:
+        target, draft = state.target, state.draft
+        if draft is None:
             state = yield from _next_draft_token(ground, state)
-        elif state.target is None:
+        elif target is None:
             # The target begins a token inside the draft's token: no draft token begins here, only the head counts.
             row = yield from target_row(judging=True)
             state = yield from _listed(ground, state, row, row.probabilities)
         else:
-            state = yield from _next_event(ground, state, state.target, state.draft)
+            state = yield from _next_event(ground, state, target, draft)
 
 
 # The acceptance rule: tokens that are equal, then the tail, then events of two tokens.

@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Page
 from crossdraft.client import Kind, Token
 from crossdraft.serving.backend import Ended, OutputRequest, TraceSpans
 from crossdraft.serving.http import HttpOptions, make_app
-from crossdraft.trace.timeline import Span, What
+from crossdraft.trace.live_spans import Span, What
 from tests.serving.fakes import FakeBackend
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from crossdraft.client import Kind, Reason, Statistics, Token
 from crossdraft.serving.backend import Ended
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
-from crossdraft.trace.timeline import Span
+from crossdraft.trace.live_spans import Span
 from crossdraft.types.statistics import LaneFigures
 
 

@@ -16,7 +16,7 @@ from crossdraft.serving.backend import Backend, Ended, OutputItem, OutputRequest
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Trace
-from crossdraft.trace.timeline import Span
+from crossdraft.trace.live_spans import Span
 
 log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"

@@ -1,13 +1,13 @@
-"""Where everything on a timeline's picture is: shapes, whose places are seconds across and pixels down.
+"""The layout of a timeline: shapes, positioned by seconds horizontally and pixels vertically.
 
-Both the page and the picture draw these, so that they show the same.
+The page and the picture both draw these shapes, so that they show the same.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crossdraft.text.letters import to_bytes
-from crossdraft.trace.timeline import Handled, Happening, Mark, Message, Role, Row, Task, Timeline, Work
+from crossdraft.trace.timeline import Mark, MarkKind, Message, ServiceRole, SessionCall, Task, Timeline, Track, Work
 from crossdraft.types.statistics import Kind
 
 EPOCH_STYLES = 6  # colours, used in turn
@@ -15,7 +15,7 @@ EPOCHS, SERVICE, WIRE, SESSION, OUTPUT = 18.0, 38.0, 36.0, 30.0, 66.0  # heights
 GAP = 4.0  # between lanes, pixels
 STACKED = 10.0  # height of a token, pixels; less where many come at once
 TOKEN_WIDTH = 11.0  # pixels
-MARKS = {Happening.REFUSED: "✕", Happening.HIT: "◆", Happening.STALLED: "■", Happening.LOST: "!", Happening.OPENED: ""}
+MARKS = {MarkKind.REFUSED: "✕", MarkKind.HIT: "◆", MarkKind.STALLED: "■", MarkKind.LOST: "!", MarkKind.OPENED: ""}
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,22 @@ class _Stage:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._lanes: list[Lane] = []
-        self._of_row: dict[Row, Lane] = {}
+        self._of_track: dict[Track, Lane] = {}
         self._epochs = self._lane("epoch", EPOCHS)
-        self._services(Role.DRAFTER)
-        self._above = self._lane("wire", WIRE) if any(row.role is Role.DRAFTER for row in timeline.rows) else None
+        self._services(ServiceRole.DRAFTER)
+        self._above = (
+            self._lane("wire", WIRE) if any(track.role is ServiceRole.DRAFTER for track in timeline.tracks) else None
+        )
         self._session = self._lane("verification", SESSION)
         self._below = self._lane("wire", WIRE)
-        self._services(Role.TARGET)
+        self._services(ServiceRole.TARGET)
         most = max((len(handled.tokens) for handled in timeline.handled), default=0)
         self._token = min(STACKED, OUTPUT / max(1, most))  # height
         self._output = self._lane("tokens out", max(2, most) * self._token)
 
     def scene(self) -> Scene:
         shapes = (
-            *self._eras(),
+            *self._epoch_spans(),
             *(line for message in self._timeline.messages for line in self._message(message)),
             *self._waits(),
             *map(self._work, self._timeline.works),
@@ -119,24 +121,24 @@ class _Stage:
         self._lanes.append(lane)
         return lane
 
-    def _services(self, role: Role) -> None:
-        rows = [row for row in self._timeline.rows if row.role is role]
-        for row in rows:
-            name = role.value if len(rows) == 1 else f"{role.value} {row.place + 1}"
-            self._of_row[row] = self._lane(name, SERVICE)
+    def _services(self, role: ServiceRole) -> None:
+        tracks = [track for track in self._timeline.tracks if track.role is role]
+        for track in tracks:
+            name = role.value if len(tracks) == 1 else f"{role.value} {track.place + 1}"
+            self._of_track[track] = self._lane(name, SERVICE)
 
-    def _eras(self) -> Iterator[Shape]:
-        for era in self._timeline.eras:
+    def _epoch_spans(self) -> Iterator[Shape]:
+        for era in self._timeline.epochs:
             title = f"epoch {era.epoch}, {_ms(era.end - era.begin)}"
             lane = self._epochs
             yield Box(era.begin, era.end, lane.top, lane.height, epoch_style(era.epoch), title, str(era.epoch))
             yield Line(era.begin, lane.top, era.begin, self._lanes[-1].bottom, "border")
 
     def _message(self, message: Message) -> Iterator[Shape]:
-        wire = self._below if message.row.role is Role.TARGET else self._above
+        wire = self._below if message.track.role is ServiceRole.TARGET else self._above
         if wire is None:
             return
-        service = self._of_row[message.row]
+        service = self._of_track[message.track]
         own, far = (wire.top, service.top) if wire is self._below else (wire.bottom, service.bottom)
         style = "small" if message.begin == message.end or message.name.startswith("go on") else "message"
         title = (
@@ -146,25 +148,25 @@ class _Stage:
         yield Line(message.begin, ends[0], message.end, ends[1], f"{style} {epoch_style(message.epoch)}", title)
 
     def _waits(self) -> Iterator[Shape]:
-        lane = self._of_row.get(Row(Role.TARGET))
+        lane = self._of_track.get(Track(ServiceRole.TARGET))
         for wait in self._timeline.waits if lane else ():
             assert lane is not None
             title = f"the target waits for draft tokens: {_ms(wait.end - wait.begin)}"
             yield Box(wait.begin, wait.end, lane.top, lane.height, "wait", title, "waits")
 
     def _work(self, work: Work) -> Shape:
-        lane = self._of_row[work.row]
+        lane = self._of_track[work.track]
         style = "late" if work.late else epoch_style(work.epoch)
         if work.task is Task.MISS:
             style += " miss"
         return Box(work.begin, work.end, lane.top, lane.height, style, _title(work, lane.name), _label(work))
 
-    def _handled(self, handled: Handled) -> Shape:
+    def _handled(self, handled: SessionCall) -> Shape:
         lane, inset = self._session, 5.0
         title = f"{handled.event}: {_ms(handled.end - handled.begin)} in the session"
         return Box(handled.begin, handled.end, lane.top + inset, lane.height - 2 * inset, "session", title)
 
-    def _tokens(self, handled: Handled) -> Iterator[Shape]:
+    def _tokens(self, handled: SessionCall) -> Iterator[Shape]:
         for place, token in enumerate(handled.tokens):
             text = to_bytes(token.letters).decode("utf-8", "replace")
             top = self._output.top + place * self._token
@@ -173,14 +175,14 @@ class _Stage:
 
     def _mark(self, mark: Mark) -> Iterator[Shape]:
         sign = MARKS[mark.what]
-        lane = self._session if mark.row is None else self._of_row[mark.row]
+        lane = self._session if mark.track is None else self._of_track[mark.track]
         style = mark.what.name.lower()
         if not sign:
             return
         title = f"{mark.text}, at {_ms(mark.at)}"
-        if mark.what is Happening.REFUSED:
+        if mark.what is MarkKind.REFUSED:
             yield Line(mark.at, self._session.top, mark.at, self._session.bottom, style, title)
-        side = lane.top if mark.what is not Happening.HIT else lane.bottom
+        side = lane.top if mark.what is not MarkKind.HIT else lane.bottom
         yield Stamp(mark.at, side - 7, 14.0, 14.0, style, title, sign)
 
 
@@ -191,7 +193,7 @@ def epoch_style(epoch: int) -> str:
 
 def _title(work: Work, lane: str) -> str:
     counted = (
-        "nodes" if work.task in (Task.PASS, Task.MISS) else "strings" if work.task is Task.SCORE else "draft_tokens"
+        "nodes" if work.task in (Task.PASS, Task.MISS) else "strings" if work.task is Task.SCORE else "draft tokens"
     )
     parts = [f"{lane}: {work.task.value}, epoch {work.epoch}", f"{work.size} {counted}"]
     if work.branches:
@@ -199,7 +201,7 @@ def _title(work: Work, lane: str) -> str:
     if work.task in (Task.PASS, Task.MISS):
         parts.append(f"{work.tokens} tokens came of it")
     if work.late:
-        parts.append("dropped: its epoch was over")
+        parts.append("dropped: its epoch had ended")
     return ", ".join([*parts, f"{_ms(work.begin)} to {_ms(work.end)} ({_ms(work.end - work.begin)})"])
 
 
@@ -216,7 +218,7 @@ def _ms(seconds: float) -> str:
 NUMBERS = ("n: draft tokens in a draft", "+n: tokens that came of a pass")  # on boxes
 LEGEND = (
     ("epoch0", "work for an epoch (colours in turn)"),
-    ("late", "drafted for an epoch that was over: dropped"),
+    ("late", "drafted for an epoch that had ended: dropped"),
     ("epoch1 miss", "pass for a row miss"),
     ("wait", "the target waits for draft tokens"),
     ("session", "the session at work"),
@@ -225,6 +227,6 @@ LEGEND = (
     (Kind.BONUS.value, "token of the target's own, no draft token left"),
     ("refused", "✕ a draft token was refused"),
     ("hit", "◆ a prepared continuation was adopted"),
-    ("stalled", "■ patience with the drafter ended"),
+    ("stalled", "■ the wait for draft tokens timed out"),
     ("lost", "! a service was lost"),
 )

@@ -1,0 +1,290 @@
+"""Flight records: what went into a session and what came out, in a file that only grows.
+
+A file is MAGIC, the version of the format, and records: length, CRC-32, bytes. The first record is the table of types,
+the second the header, every other one a round of steps. What was written before a crash can be read; damage is noticed.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from types import ModuleType
+from typing import BinaryIO, Protocol
+
+import msgpack  # type: ignore[import-untyped]  # there are no stubs
+
+from crossdraft.session import events
+from crossdraft.session.events import Command, Event, Finished, Lost, Replied
+from crossdraft.session.resolution import Secrets
+from crossdraft.speculation import choice
+from crossdraft.speculation.choice import Estimates
+from crossdraft.text.chat_template import ChatTemplate
+from crossdraft.trace.codec import Packer, PackingError, Unpacker
+from crossdraft.types import messages, request, rows, trees
+from crossdraft.types.messages import Description, PassDone
+from crossdraft.types.request import GenerationRequest
+from crossdraft.types.statistics import Counts, Kind
+
+MAGIC = b"crossdraft flight"
+FORMAT = 2  # raised when a recorded type gets another name or a field another meaning
+VERSION = struct.Struct("<H")
+FRAME = struct.Struct("<II")  # length and CRC-32 of a record
+
+
+@dataclass(frozen=True, eq=False)
+class Header:
+    """The inputs of a session."""
+
+    software: str  # version of crossdraft that recorded; the first field in every format
+    began: float  # seconds since 1970, UTC
+    request: GenerationRequest
+    target: Description
+    drafter: Description | None  # None: plain decoding
+    secrets: Secrets
+    targets: int = 1  # addresses of targets
+    before: Estimates | None = None  # the controller's estimates at the start
+    follows: bool = False  # another output was already exploring the services
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One call of the session's state machine."""
+
+    now: float  # seconds of the monotonic clock
+    event: Event | None  # None: the start
+    commands: tuple[Command, ...]
+    seconds: float = 0.0  # duration of the call
+    row_misses: int = 0  # so far
+    sent: int = 0  # bytes sent to services so far
+    received: int = 0  # bytes received from services so far
+
+
+Round = tuple[Step, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The contents of a file."""
+
+    header: Header
+    rounds: tuple[Round, ...]
+    fault: str = ""  # why the rest of the file could not be read; empty: it was read to its end
+
+    @property
+    def steps(self) -> Iterator[Step]:
+        """All steps, in order."""
+        for steps in self.rounds:
+            yield from steps
+
+    @property
+    def finished(self) -> Finished | None:
+        """The session's last command, if it was recorded."""
+        commands = (command for step in self.steps for command in step.commands)
+        return next((command for command in commands if isinstance(command, Finished)), None)
+
+
+class RecordingError(ValueError):
+    """A file is no recording that can be read here; the message says why."""
+
+
+def _values_of(module: ModuleType) -> list[type]:
+    """The dataclasses and enums that a module defines."""
+    own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    return [one for one in own if is_dataclass(one) or issubclass(one, Enum)]
+
+
+KNOWN = (
+    *(known for module in (messages, events, choice, rows, trees, request) for known in _values_of(module)),
+    ChatTemplate,
+    Counts,
+    Kind,
+    Secrets,
+    Estimates,
+    Header,
+    Step,
+)
+
+
+class Writer:
+    """Writes a recording to a file that is open for bytes; raises OSError and PackingError."""
+
+    def __init__(self, file: BinaryIO, header: Header) -> None:
+        self._file = file
+        self._packer = Packer(KNOWN)
+        file.write(MAGIC + VERSION.pack(FORMAT))
+        self._frame(self._packer.table)
+        self._frame(zlib.compress(self._packer.pack(header)))  # two tokenizers, megabytes of text
+        file.flush()
+
+    def write(self, steps: Round) -> None:
+        """One round."""
+        self._frame(self._packer.pack(steps))
+        self._file.flush()
+
+    def _frame(self, record: bytes) -> None:
+        self._file.write(FRAME.pack(len(record), zlib.crc32(record)) + record)
+
+
+def read(path: Path) -> Recording:
+    """Reads a recording, up to its end or the first damage.
+
+    Raises:
+        OSError: the file cannot be read.
+        RecordingError: it is no recording, has another format, or no readable header.
+    """
+    data = path.read_bytes()
+    begin = len(MAGIC) + VERSION.size
+    if data[: len(MAGIC)] != MAGIC or len(data) < begin:
+        raise RecordingError(f"{path} is no recording of crossdraft")
+    (version,) = VERSION.unpack_from(data, len(MAGIC))
+    records = Frames(data, begin)
+    if version != FORMAT:
+        raise RecordingError(_of_other_format(path, version, records))
+    try:
+        unpacker = Unpacker(KNOWN, next(records, b""))
+        header = unpacker.unpack(zlib.decompress(next(records, b"")))
+    except (PackingError, zlib.error) as error:
+        raise RecordingError(f"{path} cannot be read: {records.fault or error}") from error
+    if not isinstance(header, Header):
+        raise RecordingError(f"{path} cannot be read: it has no header")
+    return _recording(header, records, unpacker)
+
+
+def _of_other_format(path: Path, version: int, records: "Frames") -> str:
+    """What to do with a file of another format; the version that wrote it is the first field of every header."""
+    software = ""
+    with suppress(zlib.error, ValueError, LookupError, TypeError, StopIteration, msgpack.UnpackException):
+        next(records)  # the table of types
+        packed = zlib.decompress(next(records))
+        software = str(msgpack.unpackb(packed, ext_hook=lambda *mark: mark, strict_map_key=False)[1])
+    writer = f"crossdraft {software}" if software else "another version"
+    reader = f"use {writer} to read it" if software else "it cannot be read here"
+    return f"{path} has format {version}, written by {writer}; this version reads format {FORMAT}: {reader}"
+
+
+def _recording(header: Header, records: "Frames", unpacker: Unpacker) -> Recording:
+    rounds: list[Round] = []
+    for record in records:
+        try:
+            steps = unpacker.unpack(record)
+        except PackingError as error:
+            return Recording(header, tuple(rounds), f"round {len(rounds) + 1}: {error}")
+        if not (isinstance(steps, tuple) and all(isinstance(step, Step) for step in steps)):
+            return Recording(header, tuple(rounds), f"round {len(rounds) + 1}: it is no round")
+        rounds.append(steps)
+    return Recording(header, tuple(rounds), records.fault)
+
+
+class Frames:
+    """The records of a file from an offset on; `fault` says why they ended before the file did."""
+
+    def __init__(self, data: bytes, begin: int) -> None:
+        self.fault = ""
+        self._data = data
+        self._place = begin
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        left = len(self._data) - self._place
+        if not left or self.fault:
+            raise StopIteration
+        length, check = FRAME.unpack_from(self._data, self._place) if left >= FRAME.size else (0, 0)
+        begin = self._place + FRAME.size
+        record = self._data[begin : begin + length]
+        if left < FRAME.size + length or left < FRAME.size:
+            self.fault = "the file ends in the middle of a record"
+        elif zlib.crc32(record) != check:
+            self.fault = "a record is damaged"
+        if self.fault:
+            raise StopIteration
+        self._place = begin + length
+        return record
+
+
+class Recorder(Protocol):
+    """Is told every step of a session."""
+
+    def record(self, step: Step) -> None:
+        """Called after each step; does not block and does not raise."""
+        ...
+
+    def close(self) -> None:
+        """Ends the recording; does not wait until it is written."""
+        ...
+
+
+class Together:
+    """Several recorders of one session."""
+
+    def __init__(self, *recorders: Recorder | None) -> None:
+        self._recorders = [one for one in recorders if one is not None]
+
+    def record(self, step: Step) -> None:
+        """As Recorder says."""
+        for recorder in self._recorders:
+            recorder.record(step)
+
+    def close(self) -> None:
+        """As Recorder says."""
+        for recorder in self._recorders:
+            recorder.close()
+
+
+class FileRecorder:
+    """Writes one record per round to a file, from a thread, so that the event loop only appends.
+
+    A round ends with the return of a pass (of a run: its last reply) or the loss of a service.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._round: list[Step] = []
+        self._queue: SimpleQueue[tuple[Step, ...] | None] = SimpleQueue()
+        self._fault = ""
+        self._closed = False
+        self._thread = Thread(target=self._write, args=(path.open("wb"), header), name="recorder")
+        self._thread.start()
+
+    def record(self, step: Step) -> None:
+        """As Recorder says."""
+        self._round.append(step)
+        event = step.event
+        match event:
+            case Lost() | Replied(reply=PassDone(more=False)):
+                self._end_round()
+
+    def close(self) -> None:
+        """As Recorder says; a second time it does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._end_round()
+            self._queue.put(None)
+
+    def wait(self) -> str:
+        """Waits, after `close`, until all is written; returns why something could not be, or an empty text."""
+        self._thread.join()
+        return self._fault
+
+    def _end_round(self) -> None:
+        if self._round:
+            self._queue.put(tuple(self._round))
+            self._round.clear()
+
+    def _write(self, file: BinaryIO, header: Header) -> None:
+        """Runs in the thread. What cannot be written ends the recording, not the session."""
+        try:
+            with file:
+                writer = Writer(file, header)
+                while (steps := self._queue.get()) is not None:
+                    writer.write(steps)
+        except (OSError, PackingError) as error:
+            self._fault = str(error)
