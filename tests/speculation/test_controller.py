@@ -56,10 +56,10 @@ def test_a_drafter_that_recovers_is_used_again(first: Workload) -> None:
     assert governed.speed * PASS > 1.6
 
 
-def test_a_drafter_put_aside_is_tried_later_and_later() -> None:
+def test_a_drafter_given_up_is_tried_later_and_later() -> None:
     counting = Counting()
     run(USELESS, counting, 3000)
-    trials = counting.times("put aside")
+    trials = counting.times("given up")
     gaps = np.diff(trials)
     assert len(trials) >= 5
     assert gaps[0] < 2

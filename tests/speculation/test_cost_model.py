@@ -31,7 +31,7 @@ def test_plain_decoding_is_one_token_a_pass() -> None:
     run = simulate(workload(0.8, 0.5), PLAIN, 100, np.random.default_rng(0))
     assert (run.passes, run.seconds) == (100, pytest.approx(100 * PASS))
     assert run.idle == pytest.approx(0)
-    assert run.drafter_busy == 0
+    assert run.drafter_seconds == 0
 
 
 @pytest.mark.parametrize(
