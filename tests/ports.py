@@ -1,4 +1,4 @@
-"""Toys behind the ports of services."""
+"""In-memory services: table-driven models behind the ports that the driver uses, and sessions' assignments."""
 
 import asyncio
 import copy
@@ -137,8 +137,8 @@ class MemoryTarget(Service):
                 yield failure
             case Pass():
                 yield self._passed(stream.toy, request)
-            case FetchRow(number, node, _):
-                yield stream.toy.fetch(number, node)
+            case FetchRow():
+                yield stream.toy.fetch(request)
 
     def _passed(self, toy: ToyTarget, sent: Pass) -> PassDone:
         """Of the toy, which answers everything, what was wanted."""

@@ -146,7 +146,7 @@ async def test_a_whole_row_that_is_not_that_of_its_head_raises(method: Method) -
     running, target, _ = generation(method)
     head, whole = Row(np.array([0]), np.array([1e-12]), 1 - 1e-12), Row.certain(0)
     target.toy.run = lambda sent: PassDone(sent.number, (head,) * (1 + len(sent.tree)), 0.0)  # type: ignore[method-assign]
-    target.toy.fetch = lambda number, node: RowFetched(number, node, whole)  # type: ignore[method-assign]
+    target.toy.fetch = lambda request: RowFetched(request.number, request.node, whole)  # type: ignore[method-assign]
     with pytest.raises(Internal, match="the target broke the protocol"):
         await texts(running)
 

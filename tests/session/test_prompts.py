@@ -1,6 +1,7 @@
-"""Prompts of all forms, as target and drafter read them."""
+"""Prompts of all forms, as target and drafter read them, and fields of a request that are of a wrong type."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import Description
-from crossdraft.types.request import Chat, GenerationRequest, Message, RequestError, plain
+from crossdraft.types.request import KINDS, Chat, GenerationRequest, Message, RequestError, plain
 from tests.text.kinds import kind
 
 CHAT = Chat((Message("system", "Be brief."), Message("user", "How  are you? 🦄")))
@@ -99,3 +100,31 @@ def test_a_template_that_refuses_costs_the_request_if_it_is_the_targets() -> Non
 def test_prompts_that_are_none(prompt: object, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         GenerationRequest(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"seed": "x"}, "seed must be a whole number, got 'x'"),
+        ({"k": "5"}, "k must be a whole number, got '5'"),
+        ({"k": None}, "k must be a whole number, got None"),
+        ({"max_tokens": 1.5}, "max_tokens must be a whole number, got 1.5"),
+        ({"window": True}, "window must be a whole number, got True"),
+        ({"audit": 1}, "audit must be True or False, got 1"),
+        ({"prompt": b"x"}, "prompt must be a text, a tuple of token ids, or a Chat, got b'x'"),
+        ({"method": 3}, "method must be the name of a method, got 3"),
+        ({"drafter_temperature": "warm"}, "drafter_temperature must be a number"),
+        ({"options": {"temperature": 0}}, "options must be SamplingOptions"),
+        ({"stop": "end"}, "stop must be a tuple of texts, got 'end'"),
+        ({"record": "file"}, "record must be a Path, got 'file'"),
+    ],
+)
+def test_a_wrong_type_is_an_error_that_names_the_field(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        GenerationRequest(**{"prompt": "x"} | settings)
+    assert str(raised.value).startswith(complaint)
+
+
+def test_every_field_has_a_kind_that_its_default_is_of() -> None:
+    assert {field.name for field in fields(GenerationRequest)} == {name for name, *_ in KINDS} | {"overlap"}
+    GenerationRequest("x", drafter_temperature=1)

@@ -5,7 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.session.resolution import Models, Secrets, fault_of_pair, requested_method, resolve, tokenization_of
+from crossdraft.session.resolution import (
+    SAFE,
+    Models,
+    Secrets,
+    fault_of_pair,
+    requested_method,
+    resolve,
+    tokenization_of,
+    without_trust,
+)
 from crossdraft.speculation.choice import Choice, Estimates, Explained, lock_step
 from crossdraft.speculation.controller import Adaptive, Limits
 from crossdraft.speculation.shared import KINDS, SharedEstimates
@@ -152,11 +161,20 @@ def test_an_audit_needs_a_drafter() -> None:
         ({"overlap": "off", "branches": 0}, "branches means nothing with overlap off"),
         ({"overlap": "on", "method": "slrs"}, "method 'slrs' judges a whole draft at once"),
         ({"method": "magic"}, "unknown method 'magic'"),
+        ({"k": 0}, "k must be between 1"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ("",)}, "stop string"),
     ],
 )
-def test_overlap_that_cannot_be(settings: dict[str, object], complaint: str) -> None:
+def test_requests_that_cannot_be(settings: dict[str, object], complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         requested_method(GenerationRequest("x", **settings))  # type: ignore[arg-type]
+
+
+def test_a_bias_is_for_an_id_that_the_target_has() -> None:
+    options = SamplingOptions(logit_bias=((10**6, 1.0),))
+    with pytest.raises(RequestError, match="logit_bias names id 1000000"):
+        resolve(GenerationRequest("x", options=options), models())
 
 
 def test_overlap_may_be_its_plain_text() -> None:
@@ -245,3 +263,26 @@ def test_experience_is_kept_by_method_and_temperature() -> None:
     for number in range(2, 2 + KINDS):
         experience.keep(replace(request, options=SamplingOptions(temperature=number)), learnt)
     assert experience.of(request) is None
+
+
+def test_the_methods_that_need_no_trust_are_those_whose_tokens_are_the_targets_own() -> None:
+    assert SAFE == ("slem", "seeded")
+    assert all(METHODS[name].samples and not METHODS[name].drafter_rows for name in SAFE)
+
+
+@pytest.mark.parametrize(("temperature", "seed", "method"), [(0, None, "slem"), (1, None, "seeded"), (1, 5, "seeded")])
+def test_the_default_is_one_of_them(temperature: float, seed: int | None, method: str) -> None:
+    request = GenerationRequest("a", options=SamplingOptions(temperature), seed=seed)
+    assert without_trust(request).method == method
+
+
+@pytest.mark.parametrize("method", SAFE)
+def test_they_may_be_asked_for(method: str) -> None:
+    request = GenerationRequest("a", method=method)
+    assert without_trust(request) is request
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - set(SAFE)))
+def test_all_others_are_refused_with_what_may_be_used(method: str) -> None:
+    with pytest.raises(RequestError, match=f"method '{method}' .* is not trusted; use 'slem' or 'seeded'"):
+        without_trust(GenerationRequest("a", method=method, allow_inexact=True))

@@ -54,6 +54,7 @@ ALWAYS: dict[str, Event] = {  # once it has begun
     "cancelled": Cancelled(),
     "a lane that is unknown": Ready(99),
     "draft tokens of an older epoch": Replied(DRAFTER, Drafted(0, (), 0.0)),
+    "scores of an older epoch": Replied(DRAFTER, Scored(0, np.array([0.5]), 0.0)),
 }
 
 
@@ -124,12 +125,12 @@ def test_after_the_end_everything_is_ignored() -> None:
     assert [session.handle(event, 1.0) for event in late] == [[]] * len(late)
 
 
-def test_answers_of_older_epochs_and_old_timers_change_nothing() -> None:
-    session, draft = drafting()
+@pytest.mark.parametrize("state", ["drafting", "passing", "fetching", "scoring"])
+def test_answers_of_older_epochs_and_old_timers_change_nothing(state: str) -> None:
+    session = WAITING[state][0]()
     before = snapshot(session)
-    assert session.handle(Replied(DRAFTER, Drafted(draft.epoch - 1, (), 0.0)), 1.0) == []
-    assert snapshot(session) == before
-    assert session.handle(Expired(Timer.STALL, 0), 1.0) == []
-    assert session.handle(Expired(Timer.DRAFTER, 0), 1.0) == []
-    with pytest.raises(IllegalEventError):
-        session.handle(Replied(DRAFTER, Drafted(draft.epoch + 1, (), 0.0)), 1.0)
+    for name in ("draft tokens of an older epoch", "scores of an older epoch", "a lane that is unknown"):
+        assert session.handle(ALWAYS[name], 1.0) == []
+        assert snapshot(session) == before
+    for timer in Timer:
+        assert session.handle(Expired(timer, 0), 1.0) == []

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from crossdraft.session.events import Event, Expired, Finished, IllegalEventError, Lost, Ready, Replied, SetTimer, Timer
+from crossdraft.session.events import Event, Expired, Finished, Lost, Ready, Replied, SetTimer, Timer
 from crossdraft.session.session import Session
 from crossdraft.types.messages import Draft, Pass, PassDone, Score, Scored
 from crossdraft.types.statistics import Kind
@@ -131,16 +131,6 @@ def test_another_drafter_is_not_asked_about_the_draft_of_one_that_was_lost() -> 
     asked = requests(session.handle(Replied(TARGET, target.run(sent)), 3.0))
     assert not any(isinstance(one, Score) for one in asked)
     assert any(isinstance(one, Draft) and one.epoch > draft.epoch for one in asked)
-
-
-def test_scores_of_another_epoch() -> None:
-    """Of an older one they are dropped, of a newer one illegal; both change nothing."""
-    session, score = scoring()
-    assert session.handle(scored(score.epoch - 1, 0.5), 1.0) == []
-    with pytest.raises(IllegalEventError):
-        session.handle(scored(score.epoch + 1, 0.5), 1.0)
-    assert session.counts.scores == 0
-    assert emitted(session.handle(scored(score.epoch, 0.5), 1.0))
 
 
 def test_an_older_timer_does_not_end_the_wait_for_scores() -> None:

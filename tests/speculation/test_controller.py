@@ -1,5 +1,6 @@
 """The controller by simulation: never slower than plain decoding, near the best fixed way, and quick to learn."""
 
+import os
 from dataclasses import asdict, replace
 from itertools import product
 from math import inf
@@ -11,10 +12,11 @@ from crossdraft.speculation.choice import PLAIN, Choice, DrafterSeen, Estimates,
 from crossdraft.speculation.controller import Adaptive, Limits, Selection, changed, choose, rank
 from tests.speculation.controlled import CHAINS, GOOD, NEVER_SLOWER, PASS, Counting, relative, run, workload
 
+FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 CORNERS = list(product((0.0, 0.6, 0.95), (1 / 20, 1 / 2), (0, 0.5, 2), (0.01, 0.2)))
 
 
-@pytest.mark.parametrize("cell", CORNERS[::3], ids=str)
+@pytest.mark.parametrize("cell", CORNERS[:: 3 if FULL else 9], ids=str)
 def test_never_slower_than_plain_decoding(cell: tuple[float, float, float, float]) -> None:
     assert relative(workload(*cell), 512, range(3)) >= NEVER_SLOWER
 
@@ -54,10 +56,10 @@ def test_a_drafter_that_recovers_is_used_again(first: Workload) -> None:
     assert governed.speed * PASS > 1.6
 
 
-def test_a_drafter_put_aside_is_tried_later_and_later() -> None:
+def test_a_drafter_given_up_is_tried_later_and_later() -> None:
     counting = Counting()
     run(USELESS, counting, 3000)
-    trials = counting.times("put aside")
+    trials = counting.times("given up")
     gaps = np.diff(trials)
     assert len(trials) >= 5
     assert gaps[0] < 2
@@ -93,8 +95,8 @@ def test_estimates_seed_the_next_generation() -> None:
     far = replace(GOOD, acceptance=(0.95,), match=0.35, drafter_trip=2 * PASS)
     known = estimates(far)
     assert Adaptive(known).choose(0.0).window > 6
-    cold = np.median([run(far, Adaptive(), 64, seed).speed for seed in range(12)])
-    warm = np.median([run(far, Adaptive(known), 64, seed).speed for seed in range(12)])
+    cold = np.median([run(far, Adaptive(), 64, seed).speed for seed in range(6)])
+    warm = np.median([run(far, Adaptive(known), 64, seed).speed for seed in range(6)])
     assert warm > 1.05 * cold
 
 

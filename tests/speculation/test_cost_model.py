@@ -1,5 +1,6 @@
 """The simulator against closed forms and the first version's table, and the forecast against the simulator."""
 
+import os
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -14,6 +15,7 @@ from crossdraft.speculation.simulator import simulate
 from tests.verification.scheduling import InTurn
 
 PASS = 1.0
+FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 
 
 def workload(acceptance: float, trip: float, token: float = 1 / 20, node: float = 0.03, **more: float) -> Workload:
@@ -29,7 +31,7 @@ def test_plain_decoding_is_one_token_a_pass() -> None:
     run = simulate(workload(0.8, 0.5), PLAIN, 100, np.random.default_rng(0))
     assert (run.passes, run.seconds) == (100, pytest.approx(100 * PASS))
     assert run.idle == pytest.approx(0)
-    assert run.drafter_busy == 0
+    assert run.drafter_seconds == 0
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ GRID = list(product((0.0, 0.3, 0.6, 0.95), (1 / 20, 1 / 5), (0, 0.5, 2), (0.01, 
 
 def test_forecasts_agree_with_simulations() -> None:
     errors = []
-    for i, (acceptance, token, trip, node, samples) in enumerate(GRID):
+    for i, (acceptance, token, trip, node, samples) in list(enumerate(GRID))[:: 1 if FULL else 5]:
         given = replace(
             workload(acceptance, trip, token, node, branch_hit=0.5, slope=0.05),
             match=acceptance if samples else 0.6 * acceptance,

@@ -178,29 +178,33 @@ def requested_method(request: GenerationRequest) -> Method | None:
         method = method_named(request.method)
     except ValueError as error:
         raise RequestError(str(error), "method") from error
-    if method.whole_draft and request.overlap is Overlap.ON:
-        complaint = (
-            f"method {method.name!r} judges a whole draft at once, so nothing can be drafted meanwhile; "
-            "use --overlap auto or off, or another method"
-        )
-    elif not (method.exact or request.allow_inexact):
-        complaint = (
-            f"the output of method {method.name!r} does not have the target's distribution; choose an exact method, "
-            "or allow it with allow_inexact (--allow-inexact)"
-        )
-    elif request.logprobs is not None and not method.samples:
-        complaint = (
-            f"method {method.name!r} draws from rows, which do not tell the model's own log-probabilities; "
-            "use --method slem or seeded, or leave logprobs out"
-        )
-    elif request.seed is not None and not request.greedy and not method.seedable:
-        complaint = (
-            f"the output of method {method.name!r} depends on timing, so a seed would not repeat it; "
-            "use --method seeded, or leave the seed out"
-        )
-    else:
-        return method
-    raise RequestError(complaint, "method")
+    name = f"method {method.name!r}"
+    seeded = request.seed is not None and not request.greedy
+    for wrong, complaint in (
+        (
+            method.whole_draft and request.overlap is Overlap.ON,
+            f"{name} judges a whole draft at once, so nothing can be drafted meanwhile; "
+            "use --overlap auto or off, or another method",
+        ),
+        (
+            not (method.exact or request.allow_inexact),
+            f"the output of {name} does not have the target's distribution; choose an exact method, "
+            "or allow it with allow_inexact (--allow-inexact)",
+        ),
+        (
+            request.logprobs is not None and not method.samples,
+            f"{name} draws from rows, which do not tell the model's own log-probabilities; "
+            "use --method slem or seeded, or leave logprobs out",
+        ),
+        (
+            seeded and not method.seedable,
+            f"the output of {name} depends on timing, so a seed would not repeat it; "
+            "use --method seeded, or leave the seed out",
+        ),
+    ):
+        if wrong:
+            raise RequestError(complaint, "method")
+    return method
 
 
 def fault_of_pair(method: Method, models: Models) -> str:

@@ -1,8 +1,8 @@
 """The vocabulary of controllers: how an epoch is run, what a controller is told, and what it estimates."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, Self, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_RUN
 
@@ -245,10 +245,6 @@ class Workload:
     def draft_tokens_per_token(self) -> int:
         """Draft tokens that must arrive until the draft has caught up with a token that the target drew by itself."""
         return max(1, round(1 / self.tokens_per_draft_token))
-
-    def with_samples(self) -> Self:
-        """The same for a method whose target draws by itself: agreement is the same whenever it is compared."""
-        return replace(self, samples=True)
 
 
 @dataclass(frozen=True)

@@ -306,7 +306,7 @@ class Adaptive:
         self._look = 0
         self._trials += 1
         self._learner.doubt()
-        return self._first("trying a drafter that was put aside")
+        return self._first("trying a drafter that was given up")
 
     def _first(self, reason: str, window: int = 2) -> Choice:
         """A cautious choice for a drafter that may not answer."""
@@ -317,7 +317,7 @@ class Adaptive:
 
     def explain(self) -> Sequence[str]:
         """Estimates and decision, as lines of text."""
-        tried_ = f"{self._tries} tries in the hope of more, {self._trials} of a drafter put aside"
+        tried_ = f"{self._tries} tries in the hope of more, {self._trials} of a drafter given up"
         left = f"{self._budget.level:.1f} plain passes may be lost by further ones"
         return [*explanation(self.estimates, self._decision), f"{tried_}; {left}"]
 

@@ -54,11 +54,6 @@ class Run:
     def passes_per_token(self) -> float:
         return self.passes / self.tokens
 
-    @property
-    def drafter_busy(self) -> float:
-        """Share of the time in which the drafter ran a forward."""
-        return self.drafter_seconds / self.seconds
-
 
 def simulate(
     workload: Workload,
