@@ -10,7 +10,7 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import Path, TokenTree, tree_of
-from tests.engine.tiny import VOCABULARY, tiny_llama
+from tests.engine.tiny import VOCABULARY, examples, tiny_llama
 
 PROMPT = (5, 17, 3, 88, 41, 2)
 MODEL = tiny_llama()
@@ -221,7 +221,7 @@ def test_greedy_text_equals_generate(model: PreTrainedModel) -> None:
     assert ids == tuple(reference[0].tolist())
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(10, 25))
 @given(st.data())
 def test_random_histories(data: st.DataObject) -> None:
     check_random_history(Engine(MODEL, max_length=48, chunk=data.draw(st.integers(3, 40))), data)

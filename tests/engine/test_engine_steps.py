@@ -1,4 +1,4 @@
-"""Steps in shares, places and other sessions' texts: whatever the order, logits are those of plain forwards."""
+"""Partial steps, slots and other sessions' texts: whatever the order, logits are those of plain forwards."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from crossdraft.types.trees import TokenTree, tree_of
 from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
-from tests.engine.tiny import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
+from tests.engine.tiny import examples, tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
 
 MODELS = [tiny_llama(), tiny_gpt2(), tiny_qwen2(), tiny_gemma2()]
 SMALL = 4  # extents of 64 places that all sessions share, in the random schedules
@@ -109,7 +109,7 @@ def test_plain_calls_of_the_model_go_on_beside_the_engine(model: PreTrainedModel
     assert serve(engine, Request("a", (*PROMPT, 1))) == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(10, 40))
 @given(st.data())
 def test_random_schedules(data: st.DataObject) -> None:
     """Sessions come, share steps, wait for places, roll back, end and go on from each other's texts."""

@@ -1,4 +1,4 @@
-"""Shapes that are few, and what the numbers of a forward say."""
+"""Buckets: shapes that are few, and what the numbers of a forward say."""
 
 import numpy as np
 import pytest
