@@ -57,13 +57,6 @@ def test_ragged_batch_of_sessions_with_different_pasts(model: PreTrainedModel) -
     )
 
 
-def test_single_tokens_of_equal_and_of_different_lengths_in_one_batch(model: PreTrainedModel) -> None:
-    engine = Engine(model)
-    serve(engine, Request("a", PROMPT), Request("b", PROMPT[::-1]), Request("c", PROMPT[:3]))
-    assert serve(engine, Request("a", (*PROMPT, 1)), Request("b", (*PROMPT[::-1], 1))) == 2
-    assert serve(engine, Request("a", (*PROMPT, 1, 2)), Request("c", (*PROMPT[:3], 1))) == 2
-
-
 def test_rolling_back_keeps_the_common_prefix(model: PreTrainedModel) -> None:
     engine = Engine(model)
     serve(engine, Request("a", PROMPT * 3))

@@ -151,10 +151,10 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     begun = KVCacheManager._begin
 
     def watched(self: KVCacheManager, ids: tuple[int, ...], size: int) -> CacheEntry | None:
-        holding = begun(self, ids, size)
-        if holding is not None:
-            found.append(len(holding.held.ids))
-        return holding
+        entry = begun(self, ids, size)
+        if entry is not None:
+            found.append(len(entry.cached.ids))
+        return entry
 
     monkeypatch.setattr(KVCacheManager, "_begin", watched)
     return found

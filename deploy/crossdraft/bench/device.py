@@ -259,7 +259,7 @@ def _failures() -> Iterator[None]:
         yield
     except NumberOutOfRangeError as error:
         raise Misused(str(error)) from error
-    except (ModelLoadError, CannotInflateError) as error:
+    except ModelLoadError as error:
         raise CommandFailed(str(error)) from error
     except OSError as error:
         raise CommandFailed(f"the larger model cannot be written: {error}") from error

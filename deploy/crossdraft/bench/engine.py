@@ -21,7 +21,7 @@ from crossdraft.console.running import CommandFailed, Misused, check_output, war
 from crossdraft.engine.compatibility import embedding_weight
 from crossdraft.engine.distributions import drafting_distributions, tempered
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import CannotPruneError, cut_of, load_model
+from crossdraft.engine.loader import cut_of, load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.packed_linear import pack
 from crossdraft.engine.requests import ForwardRequest
@@ -622,7 +622,7 @@ def _measured(name: str, shares: Sequence[float], turns: int) -> list[Measured]:
             for times in [step_times(model, keep, drawing, turns)]
             for ids, time in zip(keep, times, strict=True)
         ]
-    except (ModelLoadError, CannotPruneError) as error:
+    except ModelLoadError as error:
         raise CommandFailed(str(error)) from error
 
 
