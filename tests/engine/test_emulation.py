@@ -31,8 +31,8 @@ class Slept:
         self.seconds += seconds
 
 
-def whole(*works: Request) -> list[Scheduled]:
-    return [Scheduled(work, 100) for work in works]
+def whole(*requests: Request) -> list[Scheduled]:
+    return [Scheduled(request, 100) for request in requests]
 
 
 def test_what_a_step_feeds_counts_and_a_text_that_is_new_does_not() -> None:
@@ -110,10 +110,10 @@ FORKED = TokenTree((1, 2, 3, 2), (ROOT, 0, ROOT, 2))
 CPU = torch.device("cpu")
 
 
-def noise(work: Request, columns: int = VOCABULARY, sigma: float = 2.0) -> np.ndarray:
+def noise(request: Request, columns: int = VOCABULARY, sigma: float = 2.0) -> np.ndarray:
     """What is added, shape (rows, columns)."""
     noisy = Noisy(sigma, columns, lambda shares: [torch.zeros(len(one.request.rows()), columns) for one in shares], CPU)
-    return noisy([Scheduled(work, 100)])[0].numpy()
+    return noisy([Scheduled(request, 100)])[0].numpy()
 
 
 def test_a_node_has_the_noise_of_its_path_in_every_tree_session_and_object() -> None:
@@ -142,10 +142,10 @@ def test_it_is_normal_with_the_standard_deviation_that_was_asked_for() -> None:
 
 def test_logits_of_a_model_and_noise_add_up() -> None:
     engine = Engine(MODEL)
-    works = [Request("a", PROMPT, FORKED), Request("b", PROMPT[:2])]
-    noisy = Noisy(0.7, VOCABULARY, engine.step, CPU)([Scheduled(work, 100) for work in works])
-    for work, logits, bare in zip(works, noisy, engine.forward(works), strict=True):
-        np.testing.assert_allclose(logits - bare, noise(work, sigma=0.7), atol=1e-5)
+    requests = [Request("a", PROMPT, FORKED), Request("b", PROMPT[:2])]
+    noisy = Noisy(0.7, VOCABULARY, engine.step, CPU)([Scheduled(request, 100) for request in requests])
+    for request, logits, bare in zip(requests, noisy, engine.forward(requests), strict=True):
+        np.testing.assert_allclose(logits - bare, noise(request, sigma=0.7), atol=1e-5)
 
 
 def test_a_share_that_is_not_the_last_of_its_work_has_no_logits_and_no_noise() -> None:

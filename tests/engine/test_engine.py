@@ -23,19 +23,19 @@ def plain(model: PreTrainedModel, ids: tuple[int, ...]) -> torch.Tensor:
         return model(torch.tensor([ids]), use_cache=False).logits[0, -1]
 
 
-def assert_right(model: PreTrainedModel, work: Request, logits: torch.Tensor) -> None:
-    paths = list(work.tree.paths())
-    assert logits.shape == (len(work.rows()), VOCABULARY)
-    for row, found in zip(work.rows(), logits, strict=True):
-        torch.testing.assert_close(found, plain(model, work.context + paths[row]), atol=1e-5, rtol=0)
+def assert_right(model: PreTrainedModel, request: Request, logits: torch.Tensor) -> None:
+    paths = list(request.tree.paths())
+    assert logits.shape == (len(request.rows()), VOCABULARY)
+    for row, found in zip(request.rows(), logits, strict=True):
+        torch.testing.assert_close(found, plain(model, request.context + paths[row]), atol=1e-5, rtol=0)
 
 
 def serve(engine: Engine, *requests: Request) -> int:
     """Runs the requests, checks every logit, and returns how many tokens were fed."""
     before = engine.computed
-    for work, logits in zip(requests, engine.forward(requests), strict=True):
+    for request, logits in zip(requests, engine.forward(requests), strict=True):
         assert logits.dtype == torch.float32
-        assert_right(engine.model, work, logits)
+        assert_right(engine.model, request, logits)
     return engine.computed - before
 
 
@@ -141,7 +141,7 @@ def test_overflow_is_refused_and_changes_nothing(llama: PreTrainedModel) -> None
 
 
 @pytest.mark.parametrize(
-    ("work", "complaint"),
+    ("bad", "complaint"),
     [
         (Request("a", ()), "at least one token"),
         (Request("a", (VOCABULARY,)), "ids must be 0 to 96, got 97"),
@@ -150,9 +150,9 @@ def test_overflow_is_refused_and_changes_nothing(llama: PreTrainedModel) -> None
         (Request("a", (1,), BRANCHES, wanted=(2, 1)), "ascend"),
     ],
 )
-def test_bad_requests(llama: PreTrainedModel, work: Request, complaint: str) -> None:
+def test_bad_requests(llama: PreTrainedModel, bad: Request, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        Engine(llama).forward([work])
+        Engine(llama).forward([bad])
 
 
 def test_one_session_twice_in_a_forward(llama: PreTrainedModel) -> None:

@@ -54,9 +54,9 @@ def test_who_has_no_places_waits_and_nothing_of_it_is_fed(llama: PreTrainedModel
     engine = small(llama, 128)
     first, second, third = (Request(name, (number, *PROMPT)) for number, name in enumerate("abc"))
     assert engine.slots == 128
-    for work in (first, second):
-        assert engine.admits(work)
-        serve(engine, work)
+    for request in (first, second):
+        assert engine.admits(request)
+        serve(engine, request)
     assert engine.slots_in_use == 128
     assert not engine.admits(third)
     before = engine.computed
@@ -116,20 +116,20 @@ def test_random_schedules(data: st.DataObject) -> None:
     model = data.draw(st.sampled_from(MODELS))
     engine = small(model, SMALL * 64)
     token = st.integers(0, 2)
-    works: dict[str, Request] = {}
+    requests: dict[str, Request] = {}
     for _ in range(data.draw(st.integers(1, 12))):
         name = data.draw(st.sampled_from("abcdef"))
         if data.draw(st.integers(0, 5)) == 0:
             engine.close(name)
-            works.pop(name, None)
+            requests.pop(name, None)
         else:
-            works[name] = _next(
-                data, works.get(name) or data.draw(st.sampled_from([None, *works.values()])), name, token
+            requests[name] = _next(
+                data, requests.get(name) or data.draw(st.sampled_from([None, *requests.values()])), name, token
             )
-        names = data.draw(st.permutations(sorted(works)))
-        shares = [Scheduled(works[one], data.draw(st.sampled_from([1, 3, 20, 100]))) for one in names]
-        admitted = {one: engine.admits(works[one]) for one in names}
-        dues = {one: engine.remaining(works[one]) for one in names}
+        names = data.draw(st.permutations(sorted(requests)))
+        shares = [Scheduled(requests[one], data.draw(st.sampled_from([1, 3, 20, 100]))) for one in names]
+        admitted = {one: engine.admits(requests[one]) for one in names}
+        dues = {one: engine.remaining(requests[one]) for one in names}
         before = engine.computed
         for share, logits in zip(shares, engine.step(shares), strict=True):
             if logits is not None:
@@ -137,8 +137,8 @@ def test_random_schedules(data: st.DataObject) -> None:
                 assert_right(model, share.request, logits)
         assert engine.computed - before <= sum(dues.values())
         assert not shares or not admitted[names[0]] or engine.computed > before or dues[names[0]] == 0
-    for work in works.values():  # as many as there are: the places of others are taken
-        serve(engine, work)
+    for request in requests.values():  # as many as there are: the places of others are taken
+        serve(engine, request)
 
 
 def _next(data: st.DataObject, before: Request | None, name: str, token: st.SearchStrategy[int]) -> Request:

@@ -138,7 +138,9 @@ def test_attention_that_plans_for_each_size_is_left_out_on_cuda_only(monkeypatch
 
 
 KEPT = np.array([0, 1, 5, 17, 18, 60, 96])
-WORK = Request("a", (1, 2, 3), TokenTree((5, 90, 6), (ROOT, 0, ROOT)))  # ids that are not kept can be read all the same
+REQUEST = Request(
+    "a", (1, 2, 3), TokenTree((5, 90, 6), (ROOT, 0, ROOT))
+)  # ids outside KEPT can be read
 
 
 def tied_qwen2() -> PreTrainedModel:
@@ -156,11 +158,11 @@ def biased_phi() -> PreTrainedModel:
 @pytest.mark.parametrize("kept", [KEPT, KEPT[:1]])
 def test_logits_are_the_full_models_at_kept_ids(make, kept: np.ndarray) -> None:
     model = make()
-    (full,) = Engine(model).forward([WORK])
+    (full,) = Engine(model).forward([REQUEST])
     embeddings = model.get_input_embeddings().weight
     before = embeddings.clone()
     cut_head(model, kept)
-    (cut,) = Engine(model).forward([WORK])  # which compares tree and paths, too
+    (cut,) = Engine(model).forward([REQUEST])  # which compares tree and paths, too
     assert cut.shape == (4, len(kept))
     torch.testing.assert_close(cut, full[:, kept], atol=1e-5, rtol=0)
     assert model.get_input_embeddings().weight is embeddings
@@ -169,9 +171,9 @@ def test_logits_are_the_full_models_at_kept_ids(make, kept: np.ndarray) -> None:
 
 def test_softmax_is_over_the_kept_ids_only() -> None:
     model = tiny_llama()
-    (full,) = Engine(model).forward([WORK])
+    (full,) = Engine(model).forward([REQUEST])
     cut_head(model, KEPT)
-    (cut,) = Engine(model).forward([WORK])
+    (cut,) = Engine(model).forward([REQUEST])
     expected = full[:, KEPT].double().softmax(-1)
     for (columns, weights), distribution in zip(
         drafting_distributions(cut, SamplingOptions(), 0), expected, strict=True

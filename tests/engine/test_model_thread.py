@@ -30,10 +30,12 @@ def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...
 
 def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
     """The result of a job that is the only one."""
-    work = next(job)
+    request = next(job)
     while True:
         try:
-            work = job.send(ForwardResult(engine.forward([work])[0], 0.0, 0.0, Span(engine.device, lambda: 0.0), 1, 0))
+            request = job.send(
+                ForwardResult(engine.forward([request])[0], 0.0, 0.0, Span(engine.device, lambda: 0.0), 1, 0)
+            )
         except StopIteration as end:
             return end.value
 
@@ -228,7 +230,7 @@ def test_a_submitter_whose_loop_is_gone_does_not_stop_the_thread(worker: ModelTh
 
 
 class Sizes(SamplerRequest[tuple[int, int]]):
-    """How many rows a reading has, and how many readings were answered together."""
+    """How many rows a request has, and how many requests were answered together."""
 
     def __init__(self, logits: torch.Tensor, kind: str = "", bad: bool = False) -> None:
         self._logits = logits
@@ -243,10 +245,10 @@ class Sizes(SamplerRequest[tuple[int, int]]):
     def kind(self) -> str:
         return self._kind
 
-    def run(self, readings: "Sequence[Sizes]") -> list[tuple[int, int]]:
-        if any(reading._bad for reading in readings):
+    def run(self, requests: "Sequence[Sizes]") -> list[tuple[int, int]]:
+        if any(request._bad for request in requests):
             raise ValueError("no answer")
-        return [(len(reading.rows), len(readings)) for reading in readings]
+        return [(len(request.rows), len(requests)) for request in requests]
 
 
 def reads(session: str, kinds: Sequence[str], bad: bool = False) -> Job[list[tuple[int, int]]]:
@@ -279,9 +281,9 @@ async def test_a_reading_that_is_like_nothing_ends_only_its_job(worker: ModelThr
 
 
 async def test_a_job_may_read_before_its_first_work_or_without_any(worker: ModelThread) -> None:
-    def early(works: int) -> Job[tuple[int, int]]:
+    def early(requests: int) -> Job[tuple[int, int]]:
         found = yield from Sizes(torch.zeros(3, 5)).result()
-        for _ in range(works):
+        for _ in range(requests):
             yield Request("a", PROMPT)
         return found
 

@@ -48,8 +48,8 @@ def draws() -> list[Draws]:
 
 
 def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LOGITS) -> tuple[Sample, ...]:
-    reading = SampleRequest(Nodes(logits, options, History((1,), (2,), [(3,)] * 4)), CLOCKS, KEY, OFFSETS, likely)
-    (found,) = reading.run([reading])
+    request = SampleRequest(Nodes(logits, options, History((1,), (2,), [(3,)] * 4)), CLOCKS, KEY, OFFSETS, likely)
+    (found,) = request.run([request])
     return found
 
 
@@ -102,8 +102,8 @@ def ranked(
     options: SamplingOptions, draws: Draws, beside: int = 0, allowed: Columns | None = None
 ) -> tuple[list[int], ...]:
     chances = [draws.chance(offset) for offset in OFFSETS]
-    reading = DrawRequest(LOGITS, options, CLOCKS, chances, beside, allowed)
-    (found,) = reading.run([reading])
+    request = DrawRequest(LOGITS, options, CLOCKS, chances, beside, allowed)
+    (found,) = request.run([request])
     return found
 
 
@@ -192,7 +192,7 @@ def test_what_is_impossible_never_arrives_and_columns_have_the_noise_of_their_id
 
 
 SIZES = (7, 256, 4099, 40_009)  # of vocabularies; of the last torch shares sums of a single row between threads
-COUNTS = (1, 4, 0, 2, 1, 9, 1)  # rows of each reading
+COUNTS = (1, 4, 0, 2, 1, 9, 1)  # rows of each request
 OPTIONS = (
     SamplingOptions(temperature=0),
     SamplingOptions(),
@@ -248,11 +248,11 @@ def plain(found: object) -> object:
     return tuple(map(plain, found)) if isinstance(found, tuple) else found
 
 
-def check(readings: list[SamplerRequest]) -> None:
-    together = readings[0].run(readings)
-    assert len(together) == len(readings)
-    for reading, found, count in zip(readings, together, COUNTS, strict=True):
-        (alone,) = reading.run([reading])
+def check(requests: list[SamplerRequest]) -> None:
+    together = requests[0].run(requests)
+    assert len(together) == len(requests)
+    for request, found, count in zip(requests, together, COUNTS, strict=True):
+        (alone,) = request.run([request])
         assert plain(found) == plain(alone)
         assert len(found) == count
 
@@ -296,15 +296,15 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
             DrawRequest(logits, options, clocks, [0.1 * at for at in range(len(logits))], beside, allowed)
             for _, logits in full
         ]
-        for readings in (keyed, random):
-            for reading, found in zip(readings, readings[0].run(readings), strict=True):
-                assert reading.run([reading]) == [found]
+        for requests in (keyed, random):
+            for request, found in zip(requests, requests[0].run(requests), strict=True):
+                assert request.run([request]) == [found]
 
 
 def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch) -> None:
     wide, narrow = torch.zeros(1, 6), torch.zeros(1, 5)
     columns = [Columns.of(np.array(numbers), torch.device("cpu")) for numbers in ([1, 2], [1, 2], [2, 3])]
-    readings = [
+    requests = [
         TopRequest(wide, 2),
         TopRequest(narrow, 2),
         DistributionRequest(wide, OPTIONS[0], 4),
@@ -315,7 +315,7 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
         TopRequest(wide, 2, columns[2]),
         DistributionRequest(wide, SamplingOptions(temperature=0), 4),
     ]
-    assert sorted(batched(list(map(BatchKey.of, readings)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
+    assert sorted(batched(list(map(BatchKey.of, requests)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
     monkeypatch.setattr(sampler, "CACHED", 12)
     sizes = [BatchKey.of(TopRequest(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
     assert sorted(batched(sizes)) == [[0, 1], [2, 3], [4], [5]]
