@@ -11,12 +11,14 @@ CHUNK = 512
 
 @dataclass
 class Client:
-    """A session: asks for a work, and again after each answer."""
+    """A session: asks for a request, and again after each answer."""
 
     name: str
-    gaps: Iterator[float] = field(default_factory=lambda: repeat(0.003))  # seconds from an answer to the next work
-    text: Iterator[int] = field(default_factory=lambda: repeat(0))  # tokens of each work that may come in several steps
-    end: int = 6  # tokens of each work that go together
+    gaps: Iterator[float] = field(default_factory=lambda: repeat(0.003))  # seconds from an answer to the next request
+    text: Iterator[int] = field(
+        default_factory=lambda: repeat(0)
+    )  # tokens of each request that may come in several steps
+    end: int = 6  # tokens of each request that go together
     begins: float = 0.0
     asked: float | None = field(default=None, init=False)
     began: float | None = field(default=None, init=False)
@@ -25,7 +27,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Answered:
-    """One work."""
+    """One request."""
 
     client: str
     asked: float

@@ -1,4 +1,6 @@
-"""Tiny random models."""
+"""Tiny random models, and how many examples of them are tried."""
+
+import os
 
 import torch
 from transformers import (
@@ -15,6 +17,11 @@ from transformers import (
 
 VOCABULARY = 97
 CONTEXT = 128
+
+
+def examples(usual: int, full: int) -> int:
+    """How many random examples a test tries: more with `make test-full`."""
+    return full if os.environ.get("CROSSDRAFT_FULL_TESTS") else usual
 
 
 def tiny_llama(**changes: object) -> PreTrainedModel:

@@ -240,7 +240,7 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
         closing.set()
         await close(session)
 
-    monkeypatch.setattr(thread, "_stepping", held_step)
+    monkeypatch.setattr(thread, "_engine_step", held_step)
     monkeypatch.setattr(DrafterSession, "close", seen_close)
     session = await drafter.open(OPEN)
     await session.send(Draft(1, 0, NOTHING, 50))

@@ -1,4 +1,4 @@
-"""A model with a longer context, for measuring times: what it says after its own context means little."""
+"""Models made for measurements: a longer context than was trained, or random weights in a given shape."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ KEPT = ("*.json", "*.safetensors", "*.jinja")
 def lengthened(name: str, context: int, folder: Path) -> str:
     """The name of the same model with a context of at least `context` tokens: its own, or a copy in `folder`.
 
-    Positions are rotary, so that none is without its angle.
+    Its text after the trained context means little; rotary positions are defined for any length.
 
     Raises:
         ModelLoadError: there is no such model, or its positions are learnt.
@@ -39,9 +39,6 @@ def lengthened(name: str, context: int, folder: Path) -> str:
     changed = json.dumps(configuration | {CONTEXT: context}, indent=2)
     (folder / CONFIGURATION).write_text(changed, encoding="utf-8")
     return str(folder)
-
-
-# A model that has learnt nothing: the shape and the tokenizer of another, with random weights.
 
 
 def write_random(name: str, folder: Path, seed: int = 0) -> None:
@@ -64,8 +61,6 @@ def write_random(name: str, folder: Path, seed: int = 0) -> None:
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(loaded.description.tokenizer_json, encoding="utf-8")
 
-
-# Random weights in the shapes of real models, to measure times where the models themselves are not at hand.
 
 SHAPES_CONTEXT = 512  # tokens; the real ones have more, which changes no time of a short text
 _QWEN = Qwen2Config(

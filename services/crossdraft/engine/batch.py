@@ -161,13 +161,13 @@ def _slot_mapping(ordered: Sequence[BatchSlice]) -> slice | list[int]:
     return [one.extent.start + slot for one in ordered for slot in one.inputs.slots]
 
 
-# Buckets. Attention is computed for *seats*, each with some rows, for the tokens of one slice; a slice with more tokens
-# than a seat has rows takes several seats.
+# Buckets. Padded attention has *lanes* of equally many rows, each for tokens of one slice; a slice with more tokens
+# than a lane has rows takes several lanes.
 
 T = TypeVar("T")
 TOKENS = 256  # of a bucket, at most: a larger forward is limited by its own matrix products
-WIDTHS = (4, 8, 24)  # rows of a seat: for a few tokens, for a draft, and for a tree
-SLOTS = 128  # of a seat, at least
+WIDTHS = (4, 8, 24)  # rows of a lane: for a few tokens, for a draft, and for a tree
+SLOTS = 128  # of a lane, at least
 NODES = 63  # of a tree, at most: a node's ancestors are the bits of one number
 # A gathered key costs about three times what reading it costs, and a forward that is not captured some milliseconds.
 FREE = 1 << 15  # slots that may be gathered in any case
@@ -182,12 +182,12 @@ class Sections(NamedTuple, Generic[T]):
     targets: T  # (tokens,), slots of the KV cache
     cells: T  # (tokens,), the row of each token
     kept: T  # (tokens,), first the tokens whose logits are asked for
-    rows: T  # (seats * width,), the token in each row
-    limits: T  # (seats * width,), how many slots from the seat's first one on a row sees,
-    lines: T  # ... and beyond them, from the seat's base on, those whose bits are set
-    starts: T  # (seats,), first slots
-    lengths: T  # (seats,), slots that a seat has
-    bases: T  # (seats,), the slot of its tree's first node, counted from the first slot
+    rows: T  # (lanes * width,), the token in each row
+    limits: T  # (lanes * width,), how many slots from the lane's first one on a row sees,
+    lines: T  # ... and beyond them, from the lane's base on, those whose bits are set
+    starts: T  # (lanes,), first slots
+    lengths: T  # (lanes,), slots that a lane has
+    bases: T  # (lanes,), the slot of its tree's first node, counted from the first slot
 
 
 @dataclass(frozen=True)
@@ -195,15 +195,15 @@ class Bucket:
     """The shape of a forward, padding included."""
 
     tokens: int
-    seats: int
-    width: int  # rows of a seat
-    used: int  # slots of a seat
+    lanes: int
+    width: int  # rows of a lane
+    used: int  # slots of a lane
 
     @property
     def sizes(self) -> Sections[int]:
         """How many numbers each part has."""
-        each, rows, seats = self.tokens, self.seats * self.width, self.seats
-        return Sections(each, each, each, each, each, rows, rows, rows, seats, seats, seats)
+        each, rows, lanes = self.tokens, self.lanes * self.width, self.lanes
+        return Sections(each, each, each, each, each, rows, rows, rows, lanes, lanes, lanes)
 
     def numbers(self, slices: Sequence[BatchSlice], padding_slot: int) -> NDArray[np.int64]:
         """All parts one after another; padding is written at `padding_slot`, and sees one slot that is nobody's."""
@@ -221,10 +221,10 @@ class Bucket:
         return numbers
 
     def _put(self, one: BatchSlice, parts: Sections[list[int]]) -> None:
-        """Adds one slice; its seats follow each other, and only the last one may have spare rows."""
+        """Adds one slice; its lanes follow each other, and only the last one may have spare rows."""
         inputs, count, start = one.inputs, one.count, one.extent.start
-        token, row, seats = len(parts.ids), len(parts.rows), -(-count // self.width)
-        spare = [0] * (seats * self.width - count)
+        token, row, lanes = len(parts.ids), len(parts.rows), -(-count // self.width)
+        spare = [0] * (lanes * self.width - count)
         parts.ids.extend(inputs.tokens)
         parts.positions.extend(inputs.positions)
         parts.targets.extend([start + slot for slot in inputs.slots])
@@ -232,9 +232,9 @@ class Bucket:
         parts.rows.extend([*range(token, token + count), *spare])
         parts.limits.extend([*(min(slot + 1, inputs.committed) for slot in inputs.slots), *([1] * len(spare))])
         parts.lines.extend([*_ancestor_bits(inputs), *spare])
-        parts.starts.extend([start] * seats)
-        parts.lengths.extend([one.used] * seats)
-        parts.bases.extend([inputs.committed] * seats)
+        parts.starts.extend([start] * lanes)
+        parts.lengths.extend([one.used] * lanes)
+        parts.bases.extend([inputs.committed] * lanes)
 
 
 LARGEST = Bucket(TOKENS, TOKENS, WIDTHS[-1], 0)  # no bucket has more numbers
@@ -251,11 +251,11 @@ def bucket_of(slices: Sequence[BatchSlice]) -> Bucket | None:
         return None
     most = max(one.count for one in slices)
     width = next((width for width in WIDTHS if width >= most), WIDTHS[-1])
-    seats = [-(-one.count // width) for one in slices]
+    lanes = [-(-one.count // width) for one in slices]
     used = max(SLOTS, _power_of_two(max(one.used for one in slices)))
-    seen = sum(count * one.used for count, one in zip(seats, slices, strict=True))
-    bucket = Bucket(_power_of_two(tokens), _power_of_two(sum(seats)), width, used)
-    return bucket if bucket.seats * used <= max(FREE, WASTE * seen) else None
+    seen = sum(count * one.used for count, one in zip(lanes, slices, strict=True))
+    bucket = Bucket(_power_of_two(tokens), _power_of_two(sum(lanes)), width, used)
+    return bucket if bucket.lanes * used <= max(FREE, WASTE * seen) else None
 
 
 def _power_of_two(count: int) -> int:

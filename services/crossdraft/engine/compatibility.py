@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from crossdraft.engine.attention import NAME
 from crossdraft.engine.kv_cache import LayerShape
-from crossdraft.engine.names import NumberOutOfRangeError
+from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.trees import ROOT, TokenTree
 
@@ -39,7 +38,8 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
                 f"{name} of this model is {window} tokens, and trees need full attention: "
                 f"set max_length below {window} (it is {max_length})"
             )
-    for rope in _ropes(getattr(config, "rope_parameters", None) or {}):
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):  # once, or by type of layer
         original = rope.get("original_max_position_embeddings")
         if rope.get("rope_type") == "longrope" and isinstance(original, int) and original < max_length:
             # The longest text of a forward decides for all, and cached keys would have the other frequencies.
@@ -47,11 +47,6 @@ def check_configuration(model: PreTrainedModel, max_length: int) -> None:
                 f"the rotary positions of this model are others once a text is longer than {original} tokens: "
                 f"set max_length to {original} or less (it is {max_length})"
             )
-
-
-def _ropes(parameters: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parameters of rotary positions: once, or for each type of layer."""
-    return [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
 
 
 @torch.inference_mode()
@@ -137,11 +132,11 @@ def length_of(model: PreTrainedModel, max_length: int | None) -> int:
 
     Raises:
         NumberOutOfRangeError: `max_length` is too short for any tree or longer than the context.
-        ValueError: neither is known.
+        ModelLoadError: neither is known.
     """
     context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is None and max_length is None:
-        raise ValueError("the model's config does not say how long its context is: set max_length")
+        raise ModelLoadError("the model's config does not say how long its context is: set max_length")
     length = max_length if max_length is not None else context or 0
     least = len(PROBE.context) + len(PROBE.tree)
     if not least <= length <= (context or length):

@@ -133,15 +133,15 @@ class GraphRunner:
         return Sections(*self._numbers[: sum(bucket.sizes)].split(bucket.sizes))
 
     def _layout(self, bucket: Bucket, parts: Sections[Tensor]) -> Layout:
-        """Where each seat's keys are, and which of them its rows see."""
-        seats, width, used = bucket.seats, bucket.width, bucket.used
+        """Where each lane's keys are, and which of them its rows see."""
+        lanes, width, used = bucket.lanes, bucket.width, bucket.used
         offsets = self._offsets[:used]
         starts, lengths, bases = (part[:, None] for part in (parts.starts, parts.lengths, parts.bases))
-        # Beyond a seat's own slots there may be another session's, and those may be NaN, which no mask hides.
+        # Beyond a lane's own slots there may be another session's, and those may be NaN, which no mask hides.
         slots = (starts + offsets).masked_fill_(offsets >= lengths, self._cache.null_slot)
-        behind = (offsets - bases).clamp(0, 63)[:, None]  # (seats, 1, used); before the base every node's limit counts
-        lines = parts.lines.view(seats, width, 1) >> behind & 1
-        seen = (offsets < parts.limits.view(seats, width, 1)) | (lines != 0)
+        behind = (offsets - bases).clamp(0, 63)[:, None]  # (lanes, 1, used); before the base every node's limit counts
+        lines = parts.lines.view(lanes, width, 1) >> behind & 1
+        seen = (offsets < parts.limits.view(lanes, width, 1)) | (lines != 0)
         mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
         keys = Gathered(slots.view(-1))
-        return Layout((Group(0, bucket.tokens, seats, width, used, keys, mask[:, None], parts.rows, parts.cells),))
+        return Layout((Group(0, bucket.tokens, lanes, width, used, keys, mask[:, None], parts.rows, parts.cells),))

@@ -33,14 +33,14 @@ class Columns:
     """Some columns of logits, on the host and on the logits' device, so that no step copies them. Equal if the same."""
 
     numbers: Ids = field(compare=False)  # int64 (m,)
-    places: Tensor = field(compare=False)  # the same on the device
+    on_device: Tensor = field(compare=False)  # the same
     digest: bytes  # of the numbers
 
     @staticmethod
     def of(numbers: Ids, device: torch.device) -> "Columns":
         """Copies the numbers to the device once."""
-        places = torch.tensor(numbers, dtype=torch.int64, device=device)
-        return Columns(numbers, places, blake2b(numbers.astype("<i8").tobytes(), digest_size=16).digest())
+        copied = torch.tensor(numbers, dtype=torch.int64, device=device)
+        return Columns(numbers, copied, blake2b(numbers.astype("<i8").tobytes(), digest_size=16).digest())
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def columns_of(logits: Tensor, allowed: Columns | None) -> Tensor:
         return logits
     if not len(allowed.numbers):
         raise ValueError("no id is allowed: the two vocabularies share no token")
-    return logits[:, allowed.places]
+    return logits[:, allowed.on_device]
 
 
 def narrowed(ids: Ids, probabilities: Probabilities, row_width: int) -> tuple[Ids, Probabilities]:

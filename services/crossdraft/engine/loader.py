@@ -76,30 +76,26 @@ def load_model(
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
-    place = device_of(device)
+    runs_on = device_of(device)
     source = _source(name)
     try:
         tokenizer = load_tokenizer_json(source)
     except (TokenizerMissing, ValueError) as error:
         raise ModelLoadError(str(error)) from error
-    model = _model(name, source, dtype, place, trust_remote_code)
-    try:
-        context = length_of(model, max_length)
-    except NumberOutOfRangeError:
-        raise
-    except ValueError as error:
-        raise ModelLoadError(str(error)) from error
+    model = _model(name, source, dtype, runs_on, trust_remote_code)
     description = Description(
         model=name,
         tokenizer_json=tokenizer.tokenizer_json,
         controls=tokenizer.controls,
         stops=tokenizer.stops,
         vocabulary_size=_row_length(model),
-        context=context,
+        context=length_of(model, max_length),
         fingerprint="",
         chat_template=tokenizer.chat_template,
     )
-    kept = None if pruning is None else _pruned(model, description, pruning)
+    kept = None if pruning is None else pruning.ids_of(description)
+    if kept is not None:
+        cut_head(model, kept)
     return LoadedModel(model, replace(description, fingerprint=fingerprint(description)), kept)
 
 
@@ -137,10 +133,7 @@ def _model(name: str, source: str, dtype: str, device: torch.device, trust_remot
     size = size_of(name)
     if size is None:
         return _weights(source, dtype, device, trust_remote_code)
-    try:
-        return grown(_weights(source, dtype, torch.device("cpu"), trust_remote_code), size, device)
-    except CannotInflateError as error:
-        raise ModelLoadError(str(error)) from error
+    return grown(_weights(source, dtype, torch.device("cpu"), trust_remote_code), size, device)
 
 
 def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: bool) -> PreTrainedModel:
@@ -160,22 +153,12 @@ def _weights(source: str, dtype: str, device: torch.device, trust_remote_code: b
     return model
 
 
-def _pruned(model: PreTrainedModel, description: Description, pruning: Pruning) -> Ids:
-    """Cuts the head; returns the ids that are left."""
-    try:
-        kept = pruning.ids_of(description)
-        cut_head(model, kept)
-    except CannotPruneError as error:
-        raise ModelLoadError(str(error)) from error
-    return kept
-
-
 def _row_length(model: PreTrainedModel) -> int:
     head = model.get_output_embeddings()
     return len(head.weight) if head is not None else len(embedding_weight(model))
 
 
-class CannotPruneError(ValueError):
+class CannotPruneError(ModelLoadError):
     """The head of this model cannot be cut as asked; the text says what to change."""
 
 
@@ -211,7 +194,7 @@ def cut_of(head: nn.Module | None, kept: Ids) -> nn.Linear:
 OUTPUTS = ("self_attn.o_proj.", "mlp.down_proj.")  # of a layer: what they give is added to the residual stream
 
 
-class CannotInflateError(ValueError):
+class CannotInflateError(ModelLoadError):
     """This model cannot be inflated; the text says why."""
 
 

@@ -402,7 +402,7 @@ class DrawRequest(_OfLogits[tuple[list[int], ...]]):
         distribution = tempered(scores, self.options)
         moments = [chance for chance in chances if not isinstance(chance, float)]
         if moments:
-            columns = None if self.allowed is None else self.allowed.places
+            columns = None if self.allowed is None else self.allowed.on_device
             distances = self.clocks.arrivals(distribution, moments, columns)
             drawn = distances.argmin(-1)
         else:

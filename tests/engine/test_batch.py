@@ -1,4 +1,4 @@
-"""Shapes that are few, and what the numbers of a forward say."""
+"""Buckets: shapes that are few, and what the numbers of a forward say."""
 
 import numpy as np
 import pytest
@@ -68,11 +68,11 @@ def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, Tok
         seen = one.inputs.visible(one.used)
         for sees, place, rank in zip(seen, one.inputs.slots, range(one.count), strict=False):
             row = parts.cells[token + rank]
-            seat = row // bucket.width
+            lane = row // bucket.width
             assert parts.rows[row] == token + rank
             assert parts.targets[token + rank] == one.extent.start + place
-            assert (parts.starts[seat], parts.lengths[seat]) == (one.extent.start, one.used)
-            line = {parts.bases[seat] + bit for bit in range(NODES) if int(parts.lines[row]) >> bit & 1}
+            assert (parts.starts[lane], parts.lengths[lane]) == (one.extent.start, one.used)
+            line = {parts.bases[lane] + bit for bit in range(NODES) if int(parts.lines[row]) >> bit & 1}
             assert {*range(parts.limits[row]), *line} == {*np.flatnonzero(sees)}
         token += one.count
     assert (parts.ids[:token] == [id_ for one in pieces for id_ in one.inputs.tokens]).all()

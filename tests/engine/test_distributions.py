@@ -1,4 +1,4 @@
-"""DistributionRequest against transformers' own processors, rows against distributions."""
+"""Distributions against transformers' own processors, rows against distributions."""
 
 import itertools
 

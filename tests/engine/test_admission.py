@@ -1,4 +1,4 @@
-"""Who has places, who waits for them, and who gives them."""
+"""Which sessions have KV slots, which wait for them, and which are preempted."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Spans on a CPU, and on a device that works while the host goes on."""
+"""Spans on a CPU, and on a device that requests while the host goes on."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ class Host:
 
 
 class Event:
-    """A note of a device that works for two seconds on what it is given; waiting for it is known."""
+    """A note of a device that requests for two seconds on what it is given; waiting for it is known."""
 
     host: Host
     device = 100.0  # when it is done with what it was given so far

@@ -1,20 +1,27 @@
-"""Loading models from folders, and what is said when that fails."""
+"""Loading models from folders and cutting their heads, and what is said when that fails."""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
+from torch import nn
+from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from crossdraft.engine.device import leave_out_cudnn
+from crossdraft.engine.distributions import drafting_distributions
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import load_model
+from crossdraft.engine.loader import CannotPruneError, cut_head, load_model
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import ForwardRequest as Request
-from tests.engine.tiny import VOCABULARY, tiny_llama
+from crossdraft.engine.served_model import RunningModel
+from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.trees import ROOT, TokenTree
+from tests.engine.tiny import CONTEXT, VOCABULARY, seeded, tiny_gpt2, tiny_llama, tiny_qwen2
 
 
 @pytest.fixture
@@ -128,3 +135,84 @@ def test_attention_that_plans_for_each_size_is_left_out_on_cuda_only(monkeypatch
     assert asked == []
     leave_out_cudnn(torch.device("cuda:1"))
     assert asked == [False]
+
+
+KEPT = np.array([0, 1, 5, 17, 18, 60, 96])
+REQUEST = Request(
+    "a", (1, 2, 3), TokenTree((5, 90, 6), (ROOT, 0, ROOT))
+)  # ids outside KEPT can be read
+
+
+def tied_qwen2() -> PreTrainedModel:
+    return tiny_qwen2(tie_word_embeddings=True)
+
+
+def biased_phi() -> PreTrainedModel:
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = seeded(PhiForCausalLM, PhiConfig(vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, **sizes))
+    nn.init.normal_(model.get_output_embeddings().bias, generator=torch.Generator().manual_seed(3))
+    return model
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tied_qwen2, biased_phi])
+@pytest.mark.parametrize("kept", [KEPT, KEPT[:1]])
+def test_logits_are_the_full_models_at_kept_ids(make, kept: np.ndarray) -> None:
+    model = make()
+    (full,) = Engine(model).forward([REQUEST])
+    embeddings = model.get_input_embeddings().weight
+    before = embeddings.clone()
+    cut_head(model, kept)
+    (cut,) = Engine(model).forward([REQUEST])  # which compares tree and paths, too
+    assert cut.shape == (4, len(kept))
+    torch.testing.assert_close(cut, full[:, kept], atol=1e-5, rtol=0)
+    assert model.get_input_embeddings().weight is embeddings
+    assert torch.equal(embeddings, before)
+
+
+def test_softmax_is_over_the_kept_ids_only() -> None:
+    model = tiny_llama()
+    (full,) = Engine(model).forward([REQUEST])
+    cut_head(model, KEPT)
+    (cut,) = Engine(model).forward([REQUEST])
+    expected = full[:, KEPT].double().softmax(-1)
+    for (columns, weights), distribution in zip(
+        drafting_distributions(cut, SamplingOptions(), 0), expected, strict=True
+    ):
+        assert weights.sum() == pytest.approx(1)
+        np.testing.assert_allclose(weights, distribution[columns].numpy(), atol=1e-6)
+
+
+class Doubled(nn.Linear):
+    """A head that does more than multiply."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(inputs)
+
+
+def test_heads_of_other_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama()
+    model.set_output_embeddings(Doubled(48, VOCABULARY, bias=False))
+    with pytest.raises(CannotPruneError, match="is a Doubled, and only a plain linear layer can be cut"):
+        cut_head(model, KEPT)
+    monkeypatch.setattr(type(model), "get_output_embeddings", lambda _: None)
+    with pytest.raises(CannotPruneError, match="is missing"):
+        cut_head(model, KEPT)
+
+
+def test_columns_stand_for_kept_ids() -> None:
+    whole = running(None)
+    assert whole.columns(None) is None
+    assert whole.columns(KEPT) is KEPT
+    assert whole.ids(KEPT) is KEPT
+    cut = running(KEPT)
+    assert cut.columns(None) is None
+    columns = cut.columns(np.array([60, 2, 5, 3]))
+    assert columns.tolist() == [2, 5]
+    assert cut.ids(columns).tolist() == [5, 60]
+    assert cut.columns(np.array([2, 3])).tolist() == []
+
+
+def running(kept: np.ndarray | None) -> RunningModel:
+    """Without a model: only what maps columns to ids."""
+    nothing = object()
+    return RunningModel(nothing, nothing, nothing, nothing, kept)

@@ -1,4 +1,4 @@
-"""ModelRunner in buckets against plain ones; on a CPU a tape of operations stands for CUDA's graphs."""
+"""Forwards in buckets against plain ones; on a CPU a tape of operations stands for CUDA's graphs."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,7 @@ from crossdraft.types.trees import TokenTree, tree_of
 from tests.engine.cuda import Cuda
 from tests.engine.taped import NeverWaiting, taped
 from tests.engine.test_engine import BRANCHES, PROMPT, check_random_history, serve
-from tests.engine.tiny import tiny_gemma2, tiny_llama, tiny_qwen2
+from tests.engine.tiny import examples, tiny_gemma2, tiny_llama, tiny_qwen2
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,7 +59,7 @@ def test_trees_and_ragged_batches_of_all_architectures(model: PreTrainedModel, n
             engine.close(name)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(5, 25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2, tiny_gemma2])
 def test_random_histories(make: Callable[[], PreTrainedModel], data: st.DataObject) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread, Mode
 from crossdraft.engine.requests import ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
+from crossdraft.engine.sampler import SamplerRequest
 from tests.engine.gathering import Gate, gathered
 from tests.engine.tiny import VOCABULARY, tiny_llama
 
@@ -29,16 +30,18 @@ def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...
 
 def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
     """The result of a job that is the only one."""
-    work = next(job)
+    request = next(job)
     while True:
         try:
-            work = job.send(ForwardResult(engine.forward([work])[0], 0.0, 0.0, Span(engine.device, lambda: 0.0), 1, 0))
+            request = job.send(
+                ForwardResult(engine.forward([request])[0], 0.0, 0.0, Span(engine.device, lambda: 0.0), 1, 0)
+            )
         except StopIteration as end:
             return end.value
 
 
 @pytest.fixture
-def worker() -> ModelThread:
+def worker() -> Iterator[ModelThread]:
     thread = ModelThread(Engine(MODEL))
     yield thread
     thread.close()
@@ -224,3 +227,64 @@ def test_a_submitter_whose_loop_is_gone_does_not_stop_the_thread(worker: ModelTh
     asyncio.run(leave())
     gate.let_go.set()
     assert len(asyncio.run(worker.run(greedy("a", PROMPT, 2)))) == 5
+
+
+class Sizes(SamplerRequest[tuple[int, int]]):
+    """How many rows a request has, and how many requests were answered together."""
+
+    def __init__(self, logits: torch.Tensor, kind: str = "", bad: bool = False) -> None:
+        self._logits = logits
+        self._kind = kind
+        self._bad = bad
+
+    @property
+    def rows(self) -> torch.Tensor:
+        return self._logits
+
+    @property
+    def kind(self) -> str:
+        return self._kind
+
+    def run(self, requests: "Sequence[Sizes]") -> list[tuple[int, int]]:
+        if any(request._bad for request in requests):
+            raise ValueError("no answer")
+        return [(len(request.rows), len(requests)) for request in requests]
+
+
+def reads(session: str, kinds: Sequence[str], bad: bool = False) -> Job[list[tuple[int, int]]]:
+    """Asks the same thing of each of a few kinds, then goes on."""
+    answer: ForwardResult = yield Request(session, PROMPT)
+    found = []
+    for kind in kinds:
+        found.append((yield from Sizes(answer.logits, kind, bad).result()))
+    yield Request(session, (*PROMPT, 1))
+    return found
+
+
+async def test_what_several_jobs_want_to_know_is_found_together(worker: ModelThread) -> None:
+    results = await gathered(worker, reads("a", "xy"), reads("b", "xyx"), reads("c", "yx"), reads("d", ""))
+    assert results == [[(1, 2), (1, 2)], [(1, 2), (1, 2), (1, 1)], [(1, 1), (1, 1)], []]
+    assert worker.steps == 2
+
+
+async def test_a_reading_without_an_answer_ends_only_its_job(worker: ModelThread) -> None:
+    good, bad, other = await gathered(worker, reads("a", "x"), reads("b", "x", bad=True), reads("c", "x"))
+    assert good == other == [(1, 1)]
+    assert isinstance(bad, ValueError)
+    assert await worker.run(reads("b", "x")) == [(1, 1)]
+
+
+async def test_a_reading_that_is_like_nothing_ends_only_its_job(worker: ModelThread) -> None:
+    good, bad = await gathered(worker, reads("a", "x"), reads("b", [["no hash"]]))
+    assert good == [(1, 1)]
+    assert isinstance(bad, TypeError)
+
+
+async def test_a_job_may_read_before_its_first_work_or_without_any(worker: ModelThread) -> None:
+    def early(requests: int) -> Job[tuple[int, int]]:
+        found = yield from Sizes(torch.zeros(3, 5)).result()
+        for _ in range(requests):
+            yield Request("a", PROMPT)
+        return found
+
+    assert await worker.run(early(0)) == await worker.run(early(2)) == (3, 1)

@@ -1,4 +1,4 @@
-"""Steps in shares, places and other sessions' texts: whatever the order, logits are those of plain forwards."""
+"""Partial steps, slots and other sessions' texts: whatever the order, logits are those of plain forwards."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from crossdraft.types.trees import TokenTree, tree_of
 from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
-from tests.engine.tiny import tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
+from tests.engine.tiny import examples, tiny_gemma2, tiny_gpt2, tiny_llama, tiny_qwen2
 
 MODELS = [tiny_llama(), tiny_gpt2(), tiny_qwen2(), tiny_gemma2()]
 SMALL = 4  # extents of 64 places that all sessions share, in the random schedules
@@ -54,9 +54,9 @@ def test_who_has_no_places_waits_and_nothing_of_it_is_fed(llama: PreTrainedModel
     engine = small(llama, 128)
     first, second, third = (Request(name, (number, *PROMPT)) for number, name in enumerate("abc"))
     assert engine.slots == 128
-    for work in (first, second):
-        assert engine.admits(work)
-        serve(engine, work)
+    for request in (first, second):
+        assert engine.admits(request)
+        serve(engine, request)
     assert engine.slots_in_use == 128
     assert not engine.admits(third)
     before = engine.computed
@@ -109,27 +109,27 @@ def test_plain_calls_of_the_model_go_on_beside_the_engine(model: PreTrainedModel
     assert serve(engine, Request("a", (*PROMPT, 1))) == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(10, 40))
 @given(st.data())
 def test_random_schedules(data: st.DataObject) -> None:
     """Sessions come, share steps, wait for places, roll back, end and go on from each other's texts."""
     model = data.draw(st.sampled_from(MODELS))
     engine = small(model, SMALL * 64)
     token = st.integers(0, 2)
-    works: dict[str, Request] = {}
+    requests: dict[str, Request] = {}
     for _ in range(data.draw(st.integers(1, 12))):
         name = data.draw(st.sampled_from("abcdef"))
         if data.draw(st.integers(0, 5)) == 0:
             engine.close(name)
-            works.pop(name, None)
+            requests.pop(name, None)
         else:
-            works[name] = _next(
-                data, works.get(name) or data.draw(st.sampled_from([None, *works.values()])), name, token
+            requests[name] = _next(
+                data, requests.get(name) or data.draw(st.sampled_from([None, *requests.values()])), name, token
             )
-        names = data.draw(st.permutations(sorted(works)))
-        shares = [Scheduled(works[one], data.draw(st.sampled_from([1, 3, 20, 100]))) for one in names]
-        admitted = {one: engine.admits(works[one]) for one in names}
-        dues = {one: engine.remaining(works[one]) for one in names}
+        names = data.draw(st.permutations(sorted(requests)))
+        shares = [Scheduled(requests[one], data.draw(st.sampled_from([1, 3, 20, 100]))) for one in names]
+        admitted = {one: engine.admits(requests[one]) for one in names}
+        dues = {one: engine.remaining(requests[one]) for one in names}
         before = engine.computed
         for share, logits in zip(shares, engine.step(shares), strict=True):
             if logits is not None:
@@ -137,8 +137,8 @@ def test_random_schedules(data: st.DataObject) -> None:
                 assert_right(model, share.request, logits)
         assert engine.computed - before <= sum(dues.values())
         assert not shares or not admitted[names[0]] or engine.computed > before or dues[names[0]] == 0
-    for work in works.values():  # as many as there are: the places of others are taken
-        serve(engine, work)
+    for request in requests.values():  # as many as there are: the places of others are taken
+        serve(engine, request)
 
 
 def _next(data: st.DataObject, before: Request | None, name: str, token: st.SearchStrategy[int]) -> Request:

@@ -1,4 +1,4 @@
-"""The memory of a store: taken when it is written, or all at once."""
+"""The memory of the KV cache: taken when it is written, or all at once."""
 
 import subprocess
 import sys
@@ -12,21 +12,22 @@ from crossdraft.engine.names import NumberOutOfRangeError
 from tests.test_layout import REPOSITORY
 
 SHAPES = [LayerShape(4, 16, 16)] * 4
-SLOTS = 32 * MIB // KVCache.slot_bytes(SHAPES, torch.float32)
-
 TAKEN = """
-from crossdraft.bench.throughput import resident
-from tests.engine.test_store import new
+import os, torch
+from crossdraft.engine.kv_cache import MIB, KVCache, LayerShape
+shapes = [LayerShape(4, 16, 16)] * 4
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
 begin = resident()
-store = new()
+cache = KVCache(shapes, 32 * MIB // KVCache.slot_bytes(shapes, torch.float32), torch.float32, torch.device("cpu"))
 print(resident() - begin)
-store.populate()
+cache.populate()
 print(resident() - begin)
-print(any(tensor.any() for tensor in (*store.keys, *store.values)))
+print(any(tensor.any() for tensor in (*cache.keys, *cache.values)))
 """
 
 
-def new(slots: int = SLOTS) -> KVCache:
+def new(slots: int) -> KVCache:
     return KVCache(SHAPES, slots, torch.float32, torch.device("cpu"))
 
 

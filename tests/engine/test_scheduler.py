@@ -1,4 +1,4 @@
-"""What steps take: prompts beside streams, nobody starved, and who is waited for; on a simulated device."""
+"""What steps compute: prompts beside streams, nobody starved, who is waited for; costs and return times are learned."""
 
 import random
 from collections.abc import Iterator
@@ -8,7 +8,18 @@ from statistics import mean, median
 import pytest
 
 from crossdraft.engine import scheduler as scheduling
-from crossdraft.engine.scheduler import LEAST, Pause, Ready, Scheduler, Step, divided, worth_waiting
+from crossdraft.engine.scheduler import (
+    LEAST,
+    REACH,
+    Pause,
+    Ready,
+    ReturnTimes,
+    Scheduler,
+    Step,
+    StepCosts,
+    divided,
+    worth_waiting,
+)
 from tests.engine.simulated import CHUNK, Client, World, line, simulated
 
 DEVICE = line(0.018, 0.0005)  # 20 ms for a pass of a few tokens
@@ -75,14 +86,6 @@ def test_nobody_starves_whatever_the_others_ask() -> None:
     assert len(ends) > 10
     assert world.of("p0")[0].ended < 6  # the oldest prompt has its share, however many come after it
     assert all(sum(step.tokens.values()) <= CHUNK + LEAST for step in world.steps)
-
-
-def test_each_prompt_that_waits_longest_gets_tokens_in_every_step() -> None:
-    world = simulated([*streams(8), *(prompt(f"p{one}", 300, 1 + 0.01 * one) for one in range(5))], DEVICE, 20.0)
-    for name in (f"p{one}" for one in range(5)):
-        assert len(world.of(name)) == 1
-    first = world.of("p0")[0]
-    assert all(step.tokens.get("p0", 0) > 0 for step in world.steps if first.began <= step.began < first.ended)
 
 
 @pytest.mark.parametrize(("count", "gain"), [(2, 1.4), (4, 1.3), (8, 1.2), (16, 1.1)])
@@ -175,3 +178,127 @@ def test_the_rest_of_a_prompt_is_divided_as_before() -> None:
     assert divided({3: 1000, 1: 50, 2: 60}, 80) == {1: 40, 3: 40}
     assert divided({3: 10, 1: 50, 2: 60}, 80) == {3: 10, 1: 50, 2: 20}
     assert divided({3: 1000, 1: 5}, 80) == {1: 5, 3: 75}
+
+
+def learned(steps: list[tuple[int, float]]) -> StepCosts:
+    costs = StepCosts()
+    for tokens, seconds in steps:
+        costs.observe(tokens, seconds)
+    return costs
+
+
+def test_a_line_is_found_through_noise() -> None:
+    draw = random.Random(3)
+    sizes = [draw.choice((6, 12, 30, 60)) for _ in range(200)]
+    costs = learned([(size, (0.02 + 0.001 * size) * draw.uniform(0.9, 1.1)) for size in sizes])
+    for size in (1, 6, 40, 100):
+        assert costs.seconds(size) == pytest.approx(0.02 + 0.001 * size, rel=0.08)
+    assert costs.tokens(0.06) == pytest.approx(40, abs=4)
+
+
+def test_steps_of_one_size_say_what_that_size_takes_and_that_more_takes_longer() -> None:
+    costs = learned([(6, 0.03)] * 50)
+    assert costs.seconds(6) == pytest.approx(0.03)
+    assert 0.03 < costs.seconds(12) < 0.06
+    assert 6 < costs.tokens(0.06) <= REACH * 6
+
+
+def test_what_no_step_came_near_is_not_tried_at_once() -> None:
+    flat = learned([(size, 0.01) for size in range(1, 9)])
+    assert flat.tokens(1.0) == REACH * 8
+    flat.observe(16, 0.01)
+    assert flat.tokens(1.0) == REACH * 16
+
+
+def test_one_stall_changes_little_and_a_machine_that_became_slower_is_noticed() -> None:
+    costs = learned([(size, 0.02 + 0.001 * size) for size in (6, 12) * 50])
+    costs.observe(6, 1.0)
+    assert costs.seconds(6) == pytest.approx(0.026, rel=0.05)
+    for size in (6, 12) * 150:
+        costs.observe(size, 0.06 + 0.001 * size)
+    assert costs.seconds(6) == pytest.approx(0.066, rel=0.1)
+
+
+def test_nothing_is_known_before_the_first_step_and_a_step_without_time_or_tokens_says_nothing() -> None:
+    costs = learned([(5, 0.0)])
+    assert costs.seconds(100) == 0.0
+    assert costs.tokens(1.0) == REACH
+    costs = learned([(6, 0.02)] * 50 + [(0, 5e-5)])  # a forward that failed, or whose tokens are all cached
+    assert costs.seconds(6) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("steps", [[(8, 0.001), (1, 0.1)] * 20, [(0, 0.01)] * 5, [(100, 1e-9), (1, 10.0)] * 30])
+def test_no_estimate_is_negative_or_falls_with_tokens(steps: list[tuple[int, float]]) -> None:
+    costs = learned(steps)
+    times = [costs.seconds(size) for size in range(0, 600, 50)]
+    assert times == sorted(times)
+    assert times[0] >= -1e-12
+    assert costs.tokens(0.05) <= REACH * 100
+
+
+def visited(returns: ReturnTimes, session: str, gaps: list[float], now: float = 0.0) -> float:
+    """Asks, and is answered at once, with these gaps between; when that ended, with an answer."""
+    returns.asked(session, now)
+    for gap in gaps:
+        returns.answered(session, now)
+        now += gap
+        returns.asked(session, now)
+    returns.answered(session, now)
+    return now
+
+
+def test_a_session_is_expected_about_when_it_came_back_before() -> None:
+    returns = ReturnTimes()
+    now = visited(returns, "a", [0.003] * 50)
+    (left,) = returns.expected(now).values()
+    assert left == pytest.approx(0.003, abs=1e-4)
+    (left,) = returns.expected(now + 0.002).values()
+    assert left == pytest.approx(0.001, abs=1e-4)
+
+
+def test_one_that_varies_is_given_more_time() -> None:
+    returns = ReturnTimes()
+    now = visited(returns, "a", [0.001, 0.005] * 50)
+    (left,) = returns.expected(now).values()
+    assert 0.005 < left < 0.012
+
+
+def test_whoever_asks_or_is_late_or_over_is_not_expected() -> None:
+    returns = ReturnTimes()
+    now = visited(returns, "a", [0.003] * 9)
+    assert set(returns.expected(now)) == {"a"}
+    assert not returns.expected(now + 0.1)
+    returns.asked("a", now)
+    assert not returns.expected(now)
+    returns.answered("a", now)
+    returns.over("a")
+    assert not returns.expected(now)
+    returns.over("never heard of")
+
+
+def test_a_session_that_never_came_back_is_expected_as_others_are() -> None:
+    returns = ReturnTimes()
+    returns.asked("first", 0.0)
+    returns.answered("first", 0.0)
+    assert not returns.expected(0.0)  # nobody ever came back: nothing is known
+    now = visited(returns, "a", [0.003] * 50)
+    returns.asked("b", now)
+    returns.answered("b", now)
+    assert set(returns.expected(now)) == {"a", "b"}
+    assert returns.expected(now)["b"] == pytest.approx(0.003, abs=1e-3)
+
+
+def test_one_long_absence_says_little_and_a_lasting_one_is_learned() -> None:
+    returns = ReturnTimes()
+    now = visited(returns, "a", [*[0.003] * 50, 5.0])
+    assert returns.expected(now)["a"] < 0.02
+    now = visited(returns, "a", [0.05] * 50, now)
+    assert returns.expected(now)["a"] == pytest.approx(0.05, rel=0.2)
+
+
+def test_each_session_has_its_own_distance() -> None:
+    returns = ReturnTimes()
+    visited(returns, "far", [0.040] * 40, now=0.0)
+    now = visited(returns, "near", [0.002] * 40, now=1.541)
+    expected = returns.expected(now)
+    assert expected["near"] < 0.01 < expected["far"]

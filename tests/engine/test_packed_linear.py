@@ -12,7 +12,7 @@ from crossdraft.engine.packed_linear import PackedLinear, pack, padded
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import tree_of
 
-WORKS = [Request("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Request("b", (4,))]
+REQUESTS = [Request("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Request("b", (4,))]
 
 
 def linears(model: nn.Module) -> set[type]:
@@ -23,7 +23,7 @@ def test_a_packed_model_computes_the_same(model: PreTrainedModel) -> None:
     plain, packed = Engine(copy.deepcopy(model)), copy.deepcopy(model)
     pack(packed)
     assert linears(packed) == {PackedLinear}
-    for one, other in zip(Engine(packed).forward(WORKS), plain.forward(WORKS), strict=True):
+    for one, other in zip(Engine(packed).forward(REQUESTS), plain.forward(REQUESTS), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
@@ -39,10 +39,10 @@ def test_any_number_of_rows(rows: int, bias: bool) -> None:
 
 def test_bfloat16_is_packed_where_the_processor_multiplies_it(llama: PreTrainedModel) -> None:
     model = copy.deepcopy(llama).bfloat16()
-    plain = Engine(copy.deepcopy(model)).forward(WORKS)
+    plain = Engine(copy.deepcopy(model)).forward(REQUESTS)
     pack(model)
     assert linears(model) == {PackedLinear if torch.ops.mkldnn._is_mkldnn_bf16_supported() else nn.Linear}
-    for one, other in zip(Engine(model).forward(WORKS), plain, strict=True):
+    for one, other in zip(Engine(model).forward(REQUESTS), plain, strict=True):
         torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
 
 

@@ -1,0 +1,321 @@
+"""Draws, keyed noise beside the logits, and sampler requests: together they give what they give alone, bit by bit."""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from crossdraft.engine import sampler
+from crossdraft.engine.distributions import Columns, History, Nodes, distribution
+from crossdraft.engine.sampler import (
+    BatchKey,
+    Clocks,
+    DistributionRequest,
+    DrawRequest,
+    Draws,
+    KeyedDraws,
+    RandomDraws,
+    RowRequest,
+    SampleRequest,
+    SamplerRequest,
+    TopRequest,
+    batched,
+)
+from crossdraft.text.letters import Letters, from_bytes
+from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
+from crossdraft.types.rows import Row
+from crossdraft.verification.noise import KeyedNoise, moment, uniform_words
+
+full = pytest.mark.full
+SIZE = 20
+NOISE = KeyedNoise([from_bytes(bytes([token])) for token in range(SIZE)], [0] * SIZE)
+CLOCKS = Clocks(NOISE, torch.device("cpu"))
+LOGITS = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(5))
+KEY = NoiseKey(8, 1)
+OFFSETS = [0, 1, 1, 5]
+GREEDY = SamplingOptions(temperature=0)
+
+
+def draws() -> list[Draws]:
+    return [KeyedDraws(NOISE, NoiseKey(8)), RandomDraws(np.random.default_rng(8))]
+
+
+def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LOGITS) -> tuple[Sample, ...]:
+    request = SampleRequest(Nodes(logits, options, History((1,), (2,), [(3,)] * 4)), CLOCKS, KEY, OFFSETS, likely)
+    (found,) = request.run([request])
+    return found
+
+
+@pytest.mark.parametrize("draws", draws())
+def test_draws_follow_the_distribution(draws: Draws) -> None:
+    ids, weights = np.array([7, 3, 19, 0]), np.array([0.5, 0.3, 0.2, 0.0])
+    drawn = [draws.draw(ids, weights, offset) for offset in range(8_000)]
+    assert 0 not in drawn
+    counts = [drawn.count(token) for token in (7, 3, 19)]
+    assert stats.chisquare(counts, weights[:3] * 8_000).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("options", [SamplingOptions(0.5, top_k=3), SamplingOptions(0.9, presence_penalty=1.5)])
+def test_samples_are_drawn_from_the_distribution_and_priced_by_the_model(options: SamplingOptions) -> None:
+    found = sampled(options)
+    assert found == sampled(options)
+    distributions = distribution(LOGITS, options, History((1,), (2,), [(3,)] * 4))
+    for sample, logits, row, offset in zip(found, LOGITS, distributions, OFFSETS, strict=True):
+        assert sample.token == NOISE.draw(np.arange(SIZE), row.numpy(), KEY, offset)
+        assert row[sample.token] > 0
+        assert sample.log_probability == pytest.approx(float(logits.log_softmax(-1)[sample.token]), abs=1e-6)
+
+
+def test_the_most_probable_ids_come_along() -> None:
+    for sample, logits in zip(sampled(SamplingOptions(0.5, top_k=3), 5), LOGITS, strict=True):
+        values, ids = logits.log_softmax(-1).sort(descending=True)
+        assert [token for token, _ in sample.likely] == ids[:5].tolist()
+        assert [value for _, value in sample.likely] == pytest.approx(values[:5].tolist(), abs=1e-6)
+    first, *_ = sampled(SamplingOptions(0.5, top_k=3), 999)
+    assert sorted(token for token, _ in first.likely) == list(range(SIZE))
+
+
+def test_greedy_samples_are_the_best_tokens() -> None:
+    assert [sample.token for sample in sampled(GREEDY)] == LOGITS.argmax(-1).tolist()
+    biased = SamplingOptions(temperature=0, logit_bias=((13, 50.0),))
+    assert [sample.token for sample in sampled(biased)] == [13] * 4
+
+
+def test_logits_that_are_no_numbers_are_not_drawn_from() -> None:
+    logits = LOGITS.clone()
+    logits[2] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        sampled(SamplingOptions(), logits=logits)
+    ranking = DrawRequest(logits, SamplingOptions(), CLOCKS, [0.5] * 4)
+    with pytest.raises(ValueError, match="not finite"):
+        ranking.run([ranking])
+
+
+def ranked(
+    options: SamplingOptions, draws: Draws, beside: int = 0, allowed: Columns | None = None
+) -> tuple[list[int], ...]:
+    chances = [draws.chance(offset) for offset in OFFSETS]
+    request = DrawRequest(LOGITS, options, CLOCKS, chances, beside, allowed)
+    (found,) = request.run([request])
+    return found
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("allowed", [None, np.array([2, 3, 5, 11, 13, 17])])
+@pytest.mark.parametrize("options", [SamplingOptions(), SamplingOptions(0.7, top_k=6, min_p=0.01)])
+def test_draws_from_whole_distributions_are_those_of_distributions_that_were_fetched(
+    kind: int, allowed: np.ndarray | None, options: SamplingOptions
+) -> None:
+    columns = None if allowed is None else Columns.of(allowed, LOGITS.device)
+    ids = np.arange(SIZE) if allowed is None else allowed
+    here, there = draws()[kind], draws()[kind]
+    for _ in range(50):
+        found = ranked(options, here, 3, columns)
+        distributions = distribution(LOGITS[:, ids], options).numpy()
+        due = [
+            there.ranked(ids, row, offset, 0 if place else 3)
+            for place, (row, offset) in enumerate(zip(distributions, OFFSETS, strict=True))
+        ]
+        assert list(found) == due
+
+
+def test_random_draws_from_whole_distributions_follow_the_distribution() -> None:
+    options = SamplingOptions(1.5, top_k=5)
+    drawn = Counter()
+    random = draws()[1]
+    for _ in range(2_000):
+        drawn.update(found[0] for found in ranked(options, random))
+    weights = distribution(LOGITS, options).sum(0).numpy() * 2_000
+    assert {token for token in range(SIZE) if weights[token]} == set(drawn)
+    possible = np.flatnonzero(weights)
+    assert stats.chisquare([drawn[token] for token in possible], weights[possible]).pvalue > 1e-4
+
+
+def test_where_few_can_be_drawn_the_best_others_stand_beside() -> None:
+    order = LOGITS[0].argsort(descending=True).tolist()
+    for number in range(2):
+        (first, *others) = ranked(GREEDY, draws()[number], 3)
+        assert first == order[:4]
+        assert [len(row) for row in others] == [1, 1, 1]
+        (first, *_) = ranked(SamplingOptions(top_k=2), draws()[number], 3)
+        assert set(first[:2]) == set(order[:2])
+        assert first[2:] == order[2:4]
+
+
+MANY = 300
+MANY_NOISE = KeyedNoise([Letters(str(token // 2)) for token in range(MANY)], [token % 2 for token in range(MANY)])
+CPU = torch.device("cpu")
+WORDS = st.integers(0, 2**64 - 1)
+MOMENTS = st.tuples(st.builds(NoiseKey, WORDS, st.integers(0, 2**32)), st.integers(0, 2**40))
+
+
+def mixed(word: int) -> int:
+    """splitmix64 as it is published, in unsigned numbers without bounds."""
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) % 2**64
+    return word ^ (word >> 31)
+
+
+@given(st.lists(WORDS, min_size=1, max_size=20), MOMENTS)
+def test_words_are_splitmix64_in_numpy_and_in_torch(words: list[int], at: tuple[NoiseKey, int]) -> None:
+    first, second = moment(*at)
+    due = [mixed(mixed((word + first) % 2**64) ^ (second % 2**64)) >> 11 for word in words]
+    hashes = np.array(words, dtype=np.uint64).view(np.int64)
+    assert uniform_words(hashes, first, second).tolist() == due
+    assert uniform_words(torch.from_numpy(hashes), first, second).tolist() == due
+
+
+@given(st.lists(MOMENTS, min_size=1, max_size=5))
+def test_arrivals_are_those_of_the_noise(moments: list[tuple[NoiseKey, int]]) -> None:
+    distributions = torch.ones(len(moments), MANY, dtype=torch.float64)
+    found = Clocks(MANY_NOISE, CPU).arrivals(distributions, moments)
+    for row, (key, offset) in zip(found, moments, strict=True):
+        np.testing.assert_allclose(row.numpy(), MANY_NOISE.exponentials(key, offset), rtol=4e-16)
+
+
+def test_what_is_impossible_never_arrives_and_columns_have_the_noise_of_their_ids() -> None:
+    distributions = torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float64)
+    at = [(NoiseKey(3), 4)]
+    due = MANY_NOISE.exponentials(NoiseKey(3), 4, np.array([7, 9, 200])) / np.array([np.nan, 0.5, 0.5])
+    pruned = Clocks(MANY_NOISE, CPU, np.array([7, 9, 200, 201])).arrivals(distributions, at)
+    picked = Clocks(MANY_NOISE, CPU).arrivals(distributions, at, torch.tensor([7, 9, 200]))
+    for found in (pruned, picked):
+        assert found[0, 0] == torch.inf
+        np.testing.assert_allclose(found[0, 1:].numpy(), due[1:], rtol=1e-15)
+
+
+SIZES = (7, 256, 4099, 40_009)  # of vocabularies; of the last torch shares sums of a single row between threads
+COUNTS = (1, 4, 0, 2, 1, 9, 1)  # rows of each request
+OPTIONS = (
+    SamplingOptions(temperature=0),
+    SamplingOptions(),
+    SamplingOptions(0.7, top_k=20, min_p=0.01),
+    SamplingOptions(1.3, top_p=0.95),
+    SamplingOptions(0.9, repetition_penalty=1.3, presence_penalty=0.5, logit_bias=((3, 2.0),)),
+)
+DRAW = torch.Generator().manual_seed(11)
+
+
+LARGE = SIZES[-1]
+
+
+def case(size: int, options: SamplingOptions, threads: int, flag: bool) -> object:
+    """By default the small vocabularies, and what is most likely to differ in the large ones."""
+    usual = size < 4099 or (options is OPTIONS[3] and not (flag and size == LARGE))
+    return pytest.param(size, options, threads, flag, marks=[] if threads == 2 and usual else full)
+
+
+CASES = [case(*each) for each in product(SIZES, OPTIONS, (1, 2), (False, True))]
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def logits_of(size: int, flat: bool) -> list[torch.Tensor]:
+    """Of one forward, as the engine gives them; flat ones, so that a nucleus has many ids."""
+    whole = torch.randn(sum(COUNTS), size, generator=DRAW) * (0.1 if flat else 3)
+    return list(whole.split(list(COUNTS)))
+
+
+def nodes_of(logits: torch.Tensor, options: SamplingOptions) -> Nodes:
+    path = tuple(torch.randint(0, logits.shape[-1], (3,), generator=DRAW).tolist())
+    return Nodes(logits, options, History(path[:1], path[1:2], [path[2:]] * len(logits)))
+
+
+@cache
+def clocks_of(size: int) -> Clocks:
+    return Clocks(KeyedNoise([Letters(str(token)) for token in range(size)], [0] * size), torch.device("cpu"))
+
+
+def plain(found: object) -> object:
+    """With `==` by value."""
+    if isinstance(found, Row):
+        return found.ids.tolist(), found.probabilities.tolist(), found.tail
+    if isinstance(found, np.ndarray):
+        return found.tolist()
+    return tuple(map(plain, found)) if isinstance(found, tuple) else found
+
+
+def check(requests: list[SamplerRequest]) -> None:
+    together = requests[0].run(requests)
+    assert len(together) == len(requests)
+    for request, found, count in zip(requests, together, COUNTS, strict=True):
+        (alone,) = request.run([request])
+        assert plain(found) == plain(alone)
+        assert len(found) == count
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("size", "options", "threads", "flat"), CASES, indirect=["threads"])
+def test_a_targets_answers_do_not_depend_on_others(size: int, options: SamplingOptions, flat: bool) -> None:
+    clocks = clocks_of(size)
+    every = [nodes_of(logits, options) for logits in logits_of(size, flat)]
+    check(
+        [
+            SampleRequest(nodes, clocks, NoiseKey(place), range(len(nodes.logits)), 5)
+            for place, nodes in enumerate(every)
+        ]
+    )
+    check([RowRequest(nodes, 8) for nodes in every])
+    check(
+        [
+            RowRequest(nodes, 8, [np.array([5, 0, 5])[: place + 1] for place, _ in enumerate(nodes.logits)])
+            for nodes in every
+        ]
+    )
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("size", "options", "threads", "some"), CASES, indirect=["threads"])
+def test_a_drafters_answers_do_not_depend_on_others(size: int, options: SamplingOptions, some: bool) -> None:
+    clocks = clocks_of(size)
+    allowed = Columns.of(np.arange(0, size, 2), torch.device("cpu")) if some else None
+    every = logits_of(size, False)
+    check([DistributionRequest(logits, options, 8, allowed) for logits in every])
+    check([DistributionRequest(logits, options, 0, allowed) for logits in every])
+    check([TopRequest(logits, 5, allowed) for logits in every])
+    full = [(place, logits) for place, logits in enumerate(every) if len(logits)]
+    for beside in (0, 4):
+        keyed = [
+            DrawRequest(logits, options, clocks, [(NoiseKey(place), at) for at in range(len(logits))], beside, allowed)
+            for place, logits in full
+        ]
+        random = [
+            DrawRequest(logits, options, clocks, [0.1 * at for at in range(len(logits))], beside, allowed)
+            for _, logits in full
+        ]
+        for requests in (keyed, random):
+            for request, found in zip(requests, requests[0].run(requests), strict=True):
+                assert request.run([request]) == [found]
+
+
+def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide, narrow = torch.zeros(1, 6), torch.zeros(1, 5)
+    columns = [Columns.of(np.array(numbers), torch.device("cpu")) for numbers in ([1, 2], [1, 2], [2, 3])]
+    requests = [
+        TopRequest(wide, 2),
+        TopRequest(narrow, 2),
+        DistributionRequest(wide, OPTIONS[0], 4),
+        TopRequest(wide, 2, columns[0]),
+        TopRequest(wide, 2),
+        TopRequest(wide, 2, columns[1]),
+        DistributionRequest(wide, OPTIONS[1], 4),
+        TopRequest(wide, 2, columns[2]),
+        DistributionRequest(wide, SamplingOptions(temperature=0), 4),
+    ]
+    assert sorted(batched(list(map(BatchKey.of, requests)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
+    monkeypatch.setattr(sampler, "CACHED", 12)
+    sizes = [BatchKey.of(TopRequest(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
+    assert sorted(batched(sizes)) == [[0, 1], [2, 3], [4], [5]]
