@@ -109,17 +109,17 @@ async def test_a_long_epoch_is_planted_anew_and_feeds_nothing_twice(long_model: 
     async with gated(long_model) as (client, gate), client.session(KEYED) as session:
         await session.send(Draft(1, 0, NOTHING, 20, 1, 3, 2))
         epoch = await Epoch(1).reach(session, 20)
-        for count in range(40, 161, 20):
+        for count in range(40, 81, 20):
             await session.send(Advance(1, count))
             await epoch.reach(session, count)
-        await epoch.complete(session, 160, 320)
-        assert engine.fed == len(reference.prompt) + 159 + 320 * 3
+        await epoch.complete(session, 80, 160)
+        assert engine.fed == len(reference.prompt) + 79 + 160 * 3
         assert max(len(work.tree) for work in gate.works) < 150
         branch, before = epoch.branches[-4], engine.fed
         await session.send(corrected(branch, 2, 4))
         await Epoch(2, first=3).complete(session, 4)
         assert engine.fed - before == 1
-    assert tuple(epoch.tokens) == reference.drafted((), 160)
+    assert tuple(epoch.tokens) == reference.drafted((), 80)
 
 
 async def test_a_context_that_is_full_is_cut_and_branches_go_on(drafter: DrafterClient) -> None:

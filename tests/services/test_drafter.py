@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from crossdraft.drafter.service import DrafterSession
 from crossdraft.engine.requests import Share
@@ -73,15 +74,19 @@ async def test_keyed_draws_can_be_made_again_from_the_rows(drafter: DrafterClien
 
 @pytest.mark.usefixtures("seeded")
 async def test_draws_without_a_key_follow_the_row(drafter: DrafterClient) -> None:
-    draws: Counter[int] = Counter()
-    async with drafter.session(OpenDrafter(PROMPT, WARM, None, 5)) as session:
-        for epoch in range(1, 601):
-            drafted = await session.draft(Draft(epoch, 0, NOTHING, 1))
-            draws[drafted.draft_tokens[0].token] += 1
-    row = drafted.draft_tokens[0].row
-    assert set(draws) <= set(row.ids.tolist())
-    statistic = sum((draws[int(t)] - 600 * p) ** 2 / (600 * p) for t, p in zip(row.ids, row.probabilities, strict=True))
-    assert statistic < 18.5  # chi-square of four degrees of freedom: one seed in 1,000 exceeds it by chance
+    opening, draws, rows = OpenDrafter(PROMPT, WARM, None, 5), Counter[int](), []
+
+    async def count_draws() -> None:
+        async with drafter.session(opening) as session:
+            for epoch in range(1, 31):
+                (draft_token,) = (await session.draft(Draft(epoch, 0, NOTHING, 1))).draft_tokens
+                draws[draft_token.token] += 1
+                rows.append(draft_token.row)
+
+    await asyncio.gather(*(count_draws() for _ in range(20)))
+    assert set(draws) <= set(rows[0].ids.tolist())
+    counts = [draws[int(token)] for token in rows[0].ids]
+    assert chisquare(counts, 600 * rows[0].probabilities / rows[0].probabilities.sum()).pvalue > 1e-3
 
 
 async def test_sessions_without_a_key_draw_differently(drafter: DrafterClient) -> None:

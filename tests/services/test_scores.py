@@ -1,6 +1,8 @@
 """Scores over loopback: against the enumeration of all drafts, against real drafts, and beside drafting."""
 
+import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from itertools import product
 
 import numpy as np
@@ -13,6 +15,7 @@ from crossdraft.engine.row_builder import Columns, drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.streams import DrafterSession
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 
@@ -89,17 +92,22 @@ async def test_scores_of_strings_of_which_one_must_come_sum_to_one(
 async def test_real_drafts_begin_as_often_as_their_scores_say(
     drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray
 ) -> None:
-    runs = 2000
+    opening = OpenDrafter(PROMPT, SamplingOptions(), None, 0, few)
     strings = strings_up_to(2)[4:]  # all pairs of letters: every draft of three tokens begins with one of them
     seen: Counter[str] = Counter()
-    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), None, 0, few)) as session:
-        for epoch in range(1, runs + 1):
+
+    async def count_drafts(session: DrafterSession) -> None:
+        for epoch in range(1, 101):
             drafted = await session.draft(Draft(epoch, 0, NOTHING, TOKENS))
             ids = [draft_token.token for draft_token in drafted.draft_tokens]
             seen[drafter_model.tokenization.letters_of(ids)[:2]] += 1
-        scored = await session.score(Score(runs, 0, strings, TOKENS))
+
+    async with AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(drafter.session(opening)) for _ in range(20)]
+        await asyncio.gather(*map(count_drafts, sessions))
+        scored = await sessions[0].score(Score(100, 0, strings, TOKENS))
     assert set(seen) <= set(strings)
-    counts, expected = np.array([seen[string] for string in strings]), runs * scored.probabilities
+    counts, expected = np.array([seen[string] for string in strings]), seen.total() * scored.probabilities
     possible = expected > 0
     assert not counts[~possible].any()
     assert expected[possible].min() >= 5  # else cells must be pooled
