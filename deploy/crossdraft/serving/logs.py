@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TextIO
 
-from crossdraft.rpc.log_context import Subject, current
+from crossdraft.rpc.log_context import LogContext, current
 
 ROOT = "crossdraft"  # the logger of all packages
 
@@ -86,6 +86,6 @@ def logged(
         root.removeHandler(handler)
 
 
-def _in_words(subject: Subject) -> str:
+def _in_words(subject: LogContext) -> str:
     known = (("request", subject.request), ("session", subject.session), ("peer", subject.peer))
     return ", ".join(f"{name} {value}" for name, value in known if value)
