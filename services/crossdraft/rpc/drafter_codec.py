@@ -179,7 +179,7 @@ def _encode_drafted(reply: Drafted) -> pb.Drafted:
 
 
 def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted:
-    # The vocabulary that is known is the drafter's own; ids of the target's are checked by who knows them.
+    # The known vocabulary is the drafter's own; the target's ids are checked by the session, which knows that one.
     size = None if message.target_ids else vocabulary_size
     check_max(len(message.branches), MAX_BRANCHES, "branches")
     return Drafted(

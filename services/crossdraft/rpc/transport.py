@@ -40,9 +40,9 @@ class MessageLimit:
 
 
 # A cut link is noticed only by unanswered pings: without them a stream read hangs for over 45 s. gRPC sends at most one
-# a second, which costs nothing beside the passes. Where neither pings nor requests are acknowledged the link is cut: the
-# kernel gives it up 0.4 to 0.5 s after this timeout, so 0.7 to 1.9 s after the cut. Where they are acknowledged but not
-# answered, a process is frozen or its host's cores are all busy; it gets more time.
+# a second, which costs nothing beside the passes. Where neither pings nor requests are acknowledged, the link is cut:
+# the kernel gives it up 0.4 to 0.5 s after this timeout, so 0.7 to 1.9 s after the cut. Where they are acknowledged but
+# not answered, a process is frozen or its host's cores are all busy; it gets more time.
 CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_time_ms", 250),
     ("grpc.keepalive_timeout_ms", 400),
