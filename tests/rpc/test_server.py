@@ -1,10 +1,13 @@
-"""Servers: ports, health, reflection, what no client of ours would say, and the end."""
+"""Servers: ports, health, reflection, messages out of order, the end, and a frozen heap."""
 
 import asyncio
+import gc
 import io
 import json
 import os
 import signal
+import weakref
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -16,7 +19,7 @@ from crossdraft.rpc import target_codec
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import CannotListen, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET
-from crossdraft.rpc.server import Listening, Server, serve
+from crossdraft.rpc.server import Listening, Server, freeze_heap, serve
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import FetchRow, OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
@@ -156,3 +159,31 @@ def test_listening_is_checked_at_once(bad):
 def test_a_message_limit_has_bounds(mib):
     with pytest.raises(ValueError, match=f"between 1 and 1024 MiB, got {mib}"):
         MessageLimit(mib)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_what_is_there_is_not_looked_at_again() -> None:
+    kept = [Node() for _ in range(1000)]
+    freeze_heap()
+    assert gc.get_freeze_count() >= 1000
+    left = {id(one) for one in gc.get_objects()}
+    assert not left & {id(one) for one in kept}
+
+
+def test_garbage_from_before_and_after_is_collected() -> None:
+    before = weakref.ref(Node())
+    freeze_heap()
+    after = weakref.ref(Node())
+    gc.collect()
+    assert before() is None
+    assert after() is None

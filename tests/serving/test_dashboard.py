@@ -13,6 +13,7 @@ from crossdraft.rpc.handlers import Activity
 from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
 from crossdraft.serving.backend import OutputRequest
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
+from crossdraft.types.statistics import ModelStatistics
 from tests.serving.exposed import faults, names
 from tests.serving.fakes import FakeBackend
 
@@ -20,11 +21,7 @@ FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "crossdraft.json"
 NAME = re.compile(rf"{PREFIX}[a-zA-Z0-9_]+")
 
 
-class Used:
-    """What a model could have done."""
-
-    steps, seconds, batches, tokens, places, held = 5, 0.5, {1: 3, 2: 1, 300: 1}, 40, 4, 1
-    answers, queued, evictions = 7, 0.25, 1
+USED = ModelStatistics(5, 0.5, {1: 3, 2: 1, 300: 1}, 40, 4, 1, 7, 0.25, 1)
 
 
 @pytest.fixture
@@ -43,7 +40,7 @@ async def front() -> str:
 def service() -> str:
     """What a service says after a session."""
     registry, activity = Registry(), Activity("target")
-    registry.register(ServiceMetrics("target", "toy", activity, Used))
+    registry.register(ServiceMetrics("target", "toy", activity, lambda: USED))
     with activity.session("", ""):
         pass
     return exposition(registry)[0].decode()

@@ -8,14 +8,14 @@ from crossdraft.rpc.handlers import Activity
 from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
 from crossdraft.serving.metrics import Metrics
 from tests.serving.exposed import names
-from tests.serving.test_dashboard import Used
+from tests.serving.test_dashboard import USED
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_every_metric_is_on_the_page_and_nothing_else() -> None:
     registry = Registry()
-    registry.register(ServiceMetrics("target", "toy", Activity("target"), Used))
+    registry.register(ServiceMetrics("target", "toy", Activity("target"), lambda: USED))
     fronts, orchestrator = Metrics(), OrchestratorMetrics("toy")
     LossMetrics(fronts.registry)
     texts = [fronts.text()[0], exposition(registry)[0], exposition(orchestrator.registry)[0]]

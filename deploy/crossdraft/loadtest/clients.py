@@ -10,6 +10,7 @@ from crossdraft.loadtest.requests import Request
 from crossdraft.loadtest.timeline import FIGURES, Chunk, End, Figures, RequestFailedError
 from crossdraft.rpc.errors import ServiceError, name_of
 from crossdraft.rpc.generation import Generated, GenerationClient, GenerationEnded
+from crossdraft.types.statistics import Statistics
 
 SECOND = 1000.0  # milliseconds
 NO_CONNECTION, BROKEN_OFF = "no connection", "broken off"  # kinds of errors

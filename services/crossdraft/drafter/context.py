@@ -7,10 +7,10 @@ from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import Tokenization, last_word_boundary
 
-# A text that is too long is cut to this share of the room: a cut changes every position, so that the whole window
-# is fed again, and must be rare.
+# A text that is too long is cut to this share of the room: a cut changes every position, so that all kept tokens are
+# fed again, and must be rare.
 KEPT_NUMERATOR, KEPT_DENOMINATOR = 3, 4
-CONTINUATION_BYTES = range(0x80, 0xC0)  # bytes of UTF-8 that do not begin a character
+CONTINUATION_BYTES = range(0x80, 0xC0)  # bytes of UTF-8 within a character
 
 
 class NoRoomError(Exception):
@@ -54,13 +54,13 @@ class Context:
         return Letters(self._text[self._origin + first : self._origin + end])
 
     def append(self, token: int) -> None:
-        """Goes on with a drafted token."""
+        """Appends a drafted token."""
         self._text = Letters(self._text + self._tokenization.letters_of((token,)))
         self._tokens.append(token)
         self._ends.append(len(self._text))
 
     def write(self, letters: Letters) -> None:
-        """Goes on with letters; raises NotExpressible as `rewind` does."""
+        """Appends letters; raises NotExpressible as `rewind` does."""
         self.rewind(self.offset, letters)
 
     def rewind(self, offset: int, letters: Letters) -> None:

@@ -34,8 +34,8 @@ class Epoch:
         self.count = request.count  # draft tokens wanted so far; written by the event loop
         self.asked = request.count  # the same before MOST_UNREAD limits it; written by the event loop
         self.over = False  # a newer epoch has begun: nothing more is to be done; written by the event loop
-        self.sent = 0  # draft tokens that the other side has, adopted ones included; written by who drafts
-        self.aside = False  # the drafter stands aside: no more will come; written by who drafts
+        self.sent = 0  # draft tokens that the client has, adopted ones included; written by the thread that drafts
+        self.aside = False  # the drafter drafts no more of it; written by the thread that drafts
 
     @property
     def number(self) -> int:

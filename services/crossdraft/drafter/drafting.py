@@ -225,7 +225,7 @@ class Drafting:
         epoch: what is wanted.
         shape: of the branches.
         draws: what the draft tokens are drawn with.
-        scoring: is told the distributions of the draft.
+        scoring: gets the distributions of the draft.
     """
 
     def __init__(self, state: SessionState, epoch: Epoch, shape: BranchShape, draws: Draws, scoring: Scoring) -> None:

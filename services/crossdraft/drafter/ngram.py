@@ -38,7 +38,7 @@ class Lengths:
         ValueError: a length is out of its range.
     """
 
-    longest: int = 24  # letters; longer matches are not told apart: the newest is taken
+    longest: int = 24  # letters; among longer matches the newest is taken
     shortest: int = 4  # letters
 
     def __post_init__(self) -> None:

@@ -19,11 +19,11 @@ DNS_NAME = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*", re.IGNORECASE)
 
 
 class AuthorityError(ValueError):
-    """A certificate cannot be made so; the text says what to change."""
+    """A certificate cannot be made; the text says what to change."""
 
 
 class Use(StrEnum):
-    """What a certificate is good for; the other side's TLS checks it."""
+    """What a certificate may be used for; the other side's TLS checks it."""
 
     SERVICE = "service"  # to be connected to
     ORCHESTRATOR = "orchestrator"  # to connect

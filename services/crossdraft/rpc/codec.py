@@ -3,6 +3,8 @@
 Decoding checks everything that a value must fulfil, and raises `BadMessage` with a text that names the field. Sizes are
 checked before anything is made of a field, as a few bytes can ask for much memory.
 
+Records have the names of the protos' fields, so that `vars(record)` fills a message but for fields of other types.
+
 Rows travel as multiples of 2^-24, several in one message as columns. Those of a drafter are on this grid already, since
 it draws from what it sends; those of a target are rounded here, before anything is decided by them, which moves the
 distribution by at most 3e-8 an id.
@@ -89,15 +91,8 @@ def decode_seconds(microseconds: int) -> float:
 
 def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
     """Sampling options, in full: no field is left to its default."""
-    return pb.SamplingOptions(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        presence_penalty=options.presence_penalty,
-        logit_bias=[pb.LogitBias(id=token, bias=bias) for token, bias in options.logit_bias],
-    )
+    bias = [pb.LogitBias(id=token, bias=bias) for token, bias in options.logit_bias]
+    return pb.SamplingOptions(**{**vars(options), "logit_bias": bias})
 
 
 def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> SamplingOptions:
@@ -120,7 +115,7 @@ def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> 
 
 def encode_noise(noise: NoiseKey | None) -> pb.NoiseKey | None:
     """A noise key, or nothing."""
-    return None if noise is None else pb.NoiseKey(seed=noise.seed, choice=noise.choice)
+    return None if noise is None else pb.NoiseKey(**vars(noise))
 
 
 def decode_noise(message: pb.NoiseKey) -> NoiseKey:
@@ -130,17 +125,13 @@ def decode_noise(message: pb.NoiseKey) -> NoiseKey:
 
 def encode_description(description: Description) -> pb.Description:
     """What a service says of its model."""
+    template = description.chat_template
     return pb.Description(
-        model=description.model,
-        tokenizer_json=description.tokenizer_json,
-        controls=[pb.Control(id=token, role=role) for token, role in description.controls],
-        stops=description.stops,
-        vocabulary_size=description.vocabulary_size,
-        context=description.context,
-        fingerprint=description.fingerprint,
-        affinity=description.affinity,
-        copies=description.copies,
-        chat_template=_encode_template(description.chat_template),
+        **vars(description)
+        | {
+            "controls": [pb.Control(id=token, role=role) for token, role in description.controls],
+            "chat_template": template and pb.ChatTemplate(source=template.source, tokens=dict(template.tokens)),
+        }
     )
 
 
@@ -169,10 +160,6 @@ def decode_description(message: pb.Description) -> Description:
         copies=message.copies,
         chat_template=_decode_template(message.chat_template) if message.HasField("chat_template") else None,
     )
-
-
-def _encode_template(template: ChatTemplate | None) -> pb.ChatTemplate | None:
-    return None if template is None else pb.ChatTemplate(source=template.source, tokens=dict(template.tokens))
 
 
 def _decode_template(message: pb.ChatTemplate) -> ChatTemplate:

@@ -35,11 +35,12 @@ def encode_request(request: Request) -> pb.DraftRequest:
         case OpenDrafter():
             return pb.DraftRequest(open=_encode_open(request))
         case Draft():
-            return pb.DraftRequest(draft=_encode_draft(request))
+            return pb.DraftRequest(draft=pb.Draft(**vars(request) | {"letters": codec.encode_letters(request.letters)}))
         case Advance():
-            return pb.DraftRequest(advance=pb.Advance(epoch=request.epoch, count=request.count))
+            return pb.DraftRequest(advance=pb.Advance(**vars(request)))
         case Score():
-            return pb.DraftRequest(score=_encode_score(request))
+            strings = list(map(codec.encode_letters, request.strings))
+            return pb.DraftRequest(score=pb.Score(**vars(request) | {"strings": strings}))
 
 
 def decode_request(message: pb.DraftRequest, vocabulary_size: int | None) -> Request:
@@ -61,7 +62,7 @@ def encode_reply(reply: Reply) -> pb.DraftReply:
     """One message from a drafter."""
     match reply:
         case Opened():
-            return pb.DraftReply(opened=common_pb2.Opened(fingerprint=reply.fingerprint))
+            return pb.DraftReply(opened=common_pb2.Opened(**vars(reply)))
         case Drafted():
             return pb.DraftReply(drafted=_encode_drafted(reply))
         case Scored():
@@ -87,16 +88,13 @@ def decode_reply(message: pb.DraftReply, vocabulary_size: int | None) -> Reply:
 
 
 def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
-    return pb.OpenDrafter(
-        prompt=codec.encode_letters(request.prompt),
-        options=codec.encode_options(request.options),
-        noise=codec.encode_noise(request.noise),
-        row_width=request.row_width,
-        allowed=codec.encode_ids(request.allowed),
-        redistribute=request.redistribute,
-        audited=request.audited,
-        templated=request.templated,
-    )
+    changed = {
+        "prompt": codec.encode_letters(request.prompt),
+        "options": codec.encode_options(request.options),
+        "noise": codec.encode_noise(request.noise),
+        "allowed": codec.encode_ids(request.allowed),
+    }
+    return pb.OpenDrafter(**vars(request) | changed)
 
 
 def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDrafter:
@@ -113,20 +111,6 @@ def _decode_open(message: pb.OpenDrafter, vocabulary_size: int | None) -> OpenDr
         redistribute=message.redistribute,
         audited=message.audited,
         templated=message.templated,
-    )
-
-
-def _encode_draft(request: Draft) -> pb.Draft:
-    return pb.Draft(
-        epoch=request.epoch,
-        offset=request.offset,
-        letters=codec.encode_letters(request.letters),
-        count=request.count,
-        chunk=request.chunk,
-        branch_depth=request.branch_depth,
-        branch_width=request.branch_width,
-        adopt=request.adopt,
-        first=request.first,
     )
 
 
@@ -150,15 +134,6 @@ def _decode_advance(message: pb.Advance) -> Advance:
     if not message.count:
         raise BadMessage("count must be at least 1: how many draft tokens of the epoch are wanted")
     return Advance(message.epoch, message.count)
-
-
-def _encode_score(request: Score) -> pb.Score:
-    return pb.Score(
-        epoch=request.epoch,
-        offset=request.offset,
-        strings=[codec.encode_letters(string) for string in request.strings],
-        tokens=request.tokens,
-    )
 
 
 def _decode_score(message: pb.Score) -> Score:
@@ -198,13 +173,13 @@ def _encode_drafted(reply: Drafted) -> pb.Drafted:
         microseconds=codec.encode_seconds(reply.seconds),
         reason=reply.reason,
         first=reply.first,
-        branches=[_encode_branch(branch) for branch in reply.branches],
+        branches=[pb.Branch(**vars(one) | {"letters": codec.encode_letters(one.letters)}) for one in reply.branches],
         queued_microseconds=codec.encode_seconds(reply.queued),
     )
 
 
 def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted:
-    # The vocabulary that is known is the drafter's own; ids of the target's are checked by who knows them.
+    # The known vocabulary is the drafter's own; the target's ids are checked by the session, which knows that one.
     size = None if message.target_ids else vocabulary_size
     check_max(len(message.branches), MAX_BRANCHES, "branches")
     return Drafted(
@@ -232,15 +207,6 @@ def _decode_draft_tokens(message: pb.Drafted, size: int | None) -> tuple[DraftTo
         if (row.whole and not row.probability(token)) or not row.lists((token,)):
             raise BadMessage(f"tokens has {token}, which its own row cannot give")
     return tuple(DraftToken(token, row, whose) for token, row in zip(tokens, rows, strict=True))
-
-
-def _encode_branch(branch: Branch) -> pb.Branch:
-    return pb.Branch(
-        number=branch.number,
-        offset=branch.offset,
-        letters=codec.encode_letters(branch.letters),
-        tokens=branch.tokens,
-    )
 
 
 def _decode_branch(message: pb.Branch, name: str, vocabulary_size: int | None) -> Branch:

@@ -1,4 +1,4 @@
-# ruff: noqa: N818 - the names say what happened; all of them are errors
+# ruff: noqa: N818 - the names say what happened; all are errors
 """What can go wrong between an orchestrator and a service, and the one map to and from gRPC's status codes."""
 
 from typing import ClassVar
@@ -40,15 +40,15 @@ CLOSED_ADVICE = (
 class ServiceError(Exception):
     """Base of all of them; the text says what to change."""
 
-    lost: ClassVar[bool] = False  # the service is at fault, not what was asked: another service may do it
+    lost: ClassVar[bool] = False  # the service is at fault, not the request: another service may do it
 
 
 class BadRequest(ServiceError):
-    """What was asked for is not possible with any service of this model."""
+    """The request is not possible with any service of this model."""
 
 
 class BadMessage(BadRequest):
-    """A message that means nothing: wrong shape, ids outside the vocabulary, bytes that are not letters."""
+    """A malformed message: wrong shape, ids outside the vocabulary, bytes that are not letters."""
 
 
 class ProtocolBroken(ServiceError):
@@ -64,7 +64,7 @@ class TooLarge(ServiceError):
 
 
 class NotServed(ServiceError):
-    """Something listens there, but it is no such service, or of another version, or of another model."""
+    """Something listens there, but not this service, or one of another version or model."""
 
     lost = True
 
@@ -80,7 +80,7 @@ class NotAllowed(ServiceError):
 
 
 class KeyRefused(NotAllowed):
-    """The client has not shown who it is, or not with a key that is known."""
+    """The client gave no API key, or one that is not known."""
 
 
 class Unreachable(ServiceError):
@@ -96,13 +96,13 @@ class Full(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """There is no room for what was asked now."""
+    """There is no room for the request now."""
 
     lost = True
 
     def __init__(self, text: str, after: float = 1.0) -> None:
         super().__init__(text)
-        self.after = after  # seconds until it may be asked again
+        self.after = after  # seconds after which to retry
 
 
 class TimedOut(ServiceError):
@@ -124,7 +124,7 @@ class Closed(ServiceError):
 
 
 class Internal(ServiceError):
-    """The service failed, or answered with something that means nothing."""
+    """The service failed, or sent a malformed reply."""
 
     lost = True
 

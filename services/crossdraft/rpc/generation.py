@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, fields
-from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, cast
 
 import grpc
@@ -55,7 +54,7 @@ class Generated:
 
     id: int
     raw: bytes  # its own; empty for a control symbol
-    text: str  # to show since the token before
+    text: str  # to show after the text of the token before
     kind: Kind
     log_probability: float | None  # nats, of the model itself
     top: tuple[tuple[int, bytes, float], ...]  # id, own bytes, nats; the most probable first
@@ -73,7 +72,7 @@ class GenerationEnded:
 
 @dataclass(frozen=True)
 class Served:
-    """A model that outputs can be asked of."""
+    """A model that is served."""
 
     name: str
     created: int  # seconds since 1970, when it began to be served
@@ -196,15 +195,8 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
 
 
 def _encode_token(token: Generated) -> pb.Token:
-    return pb.Token(
-        id=token.id,
-        raw=token.raw,
-        text=token.text,
-        kind=token.kind.value.upper(),
-        log_probability=token.log_probability,
-        top=[pb.Candidate(id=other, raw=raw, log_probability=value) for other, raw, value in token.top],
-        milliseconds=token.milliseconds,
-    )
+    top = [pb.Candidate(id=other, raw=raw, log_probability=value) for other, raw, value in token.top]
+    return pb.Token(**vars(token) | {"kind": token.kind.name, "top": top})
 
 
 def _decode_token(message: pb.Token) -> Generated:
@@ -222,19 +214,7 @@ def _decode_token(message: pb.Token) -> Generated:
 
 def encode_models(models: Iterable[Served]) -> pb.ModelsReply:
     """What is served."""
-    return pb.ModelsReply(
-        models=[
-            pb.Model(
-                name=model.name,
-                created=model.created,
-                context=model.context,
-                drafters=model.drafters,
-                methods=model.methods,
-                chats=model.chats,
-            )
-            for model in models
-        ]
-    )
+    return pb.ModelsReply(models=[pb.Model(**vars(model)) for model in models])
 
 
 def decode_models(message: pb.ModelsReply) -> tuple[Served, ...]:
@@ -339,7 +319,7 @@ class GenerationClient:
                 yield reply
                 if isinstance(reply, GenerationEnded):
                     return
-            raise Internal(f"{self.server} ended an output without a word")
+            raise Internal(f"{self.server} ended an output without its last reply")
         finally:
             call.cancel()
 
@@ -350,9 +330,7 @@ class GenerationClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -366,7 +344,7 @@ class GenerationClient:
 
     @asynccontextmanager
     async def _foreign_errors(self) -> AsyncIterator[None]:
-        """Turns what gRPC raises into what it means."""
+        """Turns gRPC's exceptions into ServiceErrors."""
         try:
             yield
         except TimeoutError as error:
@@ -390,13 +368,13 @@ class GenerationClient:
 
 
 class Generator(Protocol):
-    """What makes outputs for clients."""
+    """What the handlers call."""
 
     def admit(self, authorization: str | None, peer: str) -> None:
-        """Whether a client may ask at all; raises ServiceError if not.
+        """Checks that a client may send requests; raises ServiceError if not.
 
         Args:
-            authorization: what it says of itself, if anything.
+            authorization: its API key as in the metadata, if any.
             peer: its address, as gRPC has it.
         """
         ...
@@ -406,16 +384,16 @@ class Generator(Protocol):
         ...
 
     def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
-        """Tokens, then the end; closing it early gives everything back. Raises ServiceError."""
+        """Tokens, then the end; closing it early cancels the output. Raises ServiceError."""
         ...
 
 
 class GenerationHandlers:
-    """Answers the methods of Generation. Messages come as bytes, so that their faults get the right status.
+    """Answers the methods of Generation. Messages come as bytes, so that malformed ones get the right status.
 
     Args:
         service: what makes the outputs.
-        stalled_seconds: after which a client that does not read is given up.
+        stalled_seconds: after which an output whose client does not read is cancelled.
     """
 
     def __init__(self, service: Generator, stalled_seconds: float) -> None:
@@ -423,7 +401,7 @@ class GenerationHandlers:
         self._stalled_seconds = stalled_seconds
 
     def registered(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
-        """As gRPC wants them."""
+        """For `add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -459,7 +437,7 @@ class GenerationHandlers:
         self._service.admit(_metadata(context, KEY), context.peer())
 
     async def _write(self, reply: Reply, context: Context) -> None:
-        """Waits while the client reads more slowly than replies are made."""
+        """Waits while the client reads slowly, up to `stalled_seconds`."""
         raw = encode_reply(reply).SerializeToString()
         try:
             async with asyncio.timeout(self._stalled_seconds):

@@ -1,4 +1,4 @@
-"""Mutual TLS between orchestrators and services: only who has a certificate of the cluster's CA is spoken to."""
+"""Mutual TLS between orchestrators and services: each side accepts only certificates of the cluster's CA."""
 
 import logging
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class TlsError(ValueError):
 
 @dataclass(frozen=True)
 class Identity:
-    """What one side shows and whom it trusts, as PEM."""
+    """Certificate and key of one side, and the CA that it trusts, as PEM."""
 
     ca: bytes
     certificate: bytes
@@ -35,7 +35,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """The PEM files of one side. Each side shows a certificate and takes only certificates of `ca`."""
+    """The PEM files of one side. Each side presents a certificate and accepts only certificates of `ca`."""
 
     ca: Path  # of the CA, or of several while they are being exchanged
     certificate: Path  # its own first; then those between it and the CA, if there are any
@@ -80,7 +80,7 @@ class FrontFiles:
 
 
 def trusting_credentials(ca: Path) -> ClientCredentials:
-    """Of a client that shows no certificate, and takes only servers with one of this CA; raises TlsError."""
+    """Of a client without a certificate, which accepts only servers with one of this CA; raises TlsError."""
     raw = _read(ca)
     _certificates(ca, raw)
     return grpc.ssl_channel_credentials(raw)
@@ -105,7 +105,7 @@ class RenewedCredentials:
         self._credentials = client_credentials(files)
 
     def now(self) -> ClientCredentials:
-        """The same object while nothing has changed, which costs three looks at the file system."""
+        """The same object while no file has changed, which costs three `stat` calls."""
         stamp = self._files.stamp()
         if stamp != self._stamp:
             self._stamp = stamp
@@ -120,7 +120,7 @@ def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
     """Of a server; the files are read again when they change.
 
     Args:
-        files: of TlsFiles, it takes only clients with a certificate of the CA; of FrontFiles, all.
+        files: with TlsFiles it accepts only clients with a certificate of the CA; with FrontFiles all.
 
     Raises:
         TlsError: they cannot be used now.
@@ -134,7 +134,7 @@ def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
 
 
 class Renewal:
-    """Gives gRPC a server's certificate anew once its files have changed. Asked by gRPC's threads, at each handshake.
+    """Gives gRPC a server's certificate again once its files have changed. Called by gRPC's threads at each handshake.
 
     Raises:
         TlsError: the files cannot be used now.
@@ -147,7 +147,7 @@ class Renewal:
         self.first = _configuration(files)
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
-        """None: as it was."""
+        """None: unchanged."""
         stamp = self._files.stamp()
         with self._lock:
             if stamp == self._stamp:
@@ -206,7 +206,7 @@ def _check_pair(path: Path, certificate: bytes, key_path: Path, key: bytes) -> N
 
 
 def _check_authority(path: Path, certificate: x509.Certificate) -> None:
-    """Raises TlsError for a certificate that says it is no CA's: files are easily swapped."""
+    """Raises TlsError for a certificate that is not a CA's: files are easily swapped."""
     try:
         basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     except x509.ExtensionNotFound:

@@ -113,7 +113,7 @@ class Endpoint:
         """Begins to listen; returns the address.
 
         Args:
-            serving: as `report` is told first.
+            serving: what the health service reports first.
 
         Raises:
             CannotListen: the port is taken, or not for this user, or the host is not of this machine.

@@ -38,7 +38,7 @@ def encode_request(request: Request) -> pb.VerifyRequest:
         case FetchRow():
             return pb.VerifyRequest(fetch=_encode_fetch(request))
         case RunTo():
-            return pb.VerifyRequest(run_to=pb.RunTo(number=request.number, tokens=request.tokens))
+            return pb.VerifyRequest(run_to=pb.RunTo(**vars(request)))
 
 
 def decode_request(message: pb.VerifyRequest, vocabulary_size: int | None) -> Request:
@@ -60,7 +60,7 @@ def encode_reply(reply: Reply) -> pb.VerifyReply:
     """One message from a target."""
     match reply:
         case Opened():
-            return pb.VerifyReply(opened=common_pb2.Opened(fingerprint=reply.fingerprint))
+            return pb.VerifyReply(opened=common_pb2.Opened(**vars(reply)))
         case PassDone():
             return pb.VerifyReply(done=_encode_done(reply))
         case RowFetched():
@@ -81,14 +81,8 @@ def decode_reply(message: pb.VerifyReply, vocabulary_size: int | None) -> Reply:
 
 
 def _encode_open(request: OpenTarget) -> pb.OpenTarget:
-    return pb.OpenTarget(
-        prompt=request.prompt,
-        options=codec.encode_options(request.options),
-        noise=codec.encode_noise(request.noise),
-        head=request.head,
-        likely=request.likely,
-        ignore_stops=request.ignore_stops,
-    )
+    options, noise = codec.encode_options(request.options), codec.encode_noise(request.noise)
+    return pb.OpenTarget(**vars(request) | {"options": options, "noise": noise})
 
 
 def _decode_open(message: pb.OpenTarget, vocabulary_size: int | None) -> OpenTarget:
@@ -111,15 +105,13 @@ def _encode_pass(request: Pass) -> pb.Pass:
     if request.wanted == ():
         raise ValueError("a pass must want something: wanted is None for everything, or has at least the root")
     tree = request.tree
-    return pb.Pass(
-        number=request.number,
-        committed=request.committed,
-        tree=pb.TokenTree(tokens=tree.tokens, parents=None if _is_chain(tree) else [at + 1 for at in tree.parents]),
-        listed=codec.encode_lists(codec.joined(request.listed)) if request.listed else None,
-        wanted=request.wanted,
-        draws=request.draws,
-        run=request.run if request.run > 1 else 0,
-    )
+    parents = None if _is_chain(tree) else [at + 1 for at in tree.parents]
+    changed = {
+        "tree": pb.TokenTree(tokens=tree.tokens, parents=parents),
+        "listed": codec.encode_lists(codec.joined(request.listed)) if request.listed else None,
+        "run": request.run if request.run > 1 else 0,
+    }
+    return pb.Pass(**vars(request) | changed)
 
 
 def _decode_pass(message: pb.Pass, vocabulary_size: int | None) -> Pass:
@@ -164,7 +156,7 @@ def _is_chain(tree: TokenTree) -> bool:
 
 
 def _encode_fetch(request: FetchRow) -> pb.FetchRow:
-    return pb.FetchRow(number=request.number, node=request.node, listed=codec.encode_ids(request.listed))
+    return pb.FetchRow(**vars(request) | {"listed": codec.encode_ids(request.listed)})
 
 
 def _decode_fetch(message: pb.FetchRow, vocabulary_size: int | None) -> FetchRow:

@@ -14,7 +14,7 @@ ChannelOptions = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class MessageLimit:
-    """The largest message that is sent or taken, either way.
+    """The largest message that is sent or accepted.
 
     Raises:
         ValueError: below 1 MiB, or above what gRPC can count.
@@ -39,10 +39,10 @@ class MessageLimit:
         return (("grpc.max_send_message_length", self.bytes), ("grpc.max_receive_message_length", self.bytes))
 
 
-# A cut link shows itself only in unanswered pings: without them a stream read hangs for over 45 s. gRPC sends one a
-# second at most, which costs nothing beside the passes. What acknowledges nothing, neither pings nor requests, is
-# a cut link: the kernel gives it up 0.4 to 0.5 s after this timeout, so 0.7 to 1.9 s after the cut. What acknowledges
-# but does not answer is a frozen process, or one on a host whose cores are all busy, which gets more time.
+# A cut link is noticed only by unanswered pings: without them a stream read hangs for over 45 s. gRPC sends at most one
+# a second, which costs nothing beside the passes. Where neither pings nor requests are acknowledged, the link is cut:
+# the kernel gives it up 0.4 to 0.5 s after this timeout, so 0.7 to 1.9 s after the cut. Where they are acknowledged but
+# not answered, a process is frozen or its host's cores are all busy; it gets more time.
 CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_time_ms", 250),
     ("grpc.keepalive_timeout_ms", 400),
@@ -54,7 +54,7 @@ CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Services stand on a private network; a proxy for the web must not be asked for them.
+    # Services are on a private network; a web proxy must not be used.
     ("grpc.enable_http_proxy", 0),
     # Two clients of one address must not share a connection whose limits are those of the first.
     ("grpc.use_local_subchannel_pool", 1),
@@ -64,7 +64,7 @@ TLS_CONNECT_MS = 1000
 
 
 def client_options(tls: bool) -> ChannelOptions:
-    """Of a channel."""
+    """Of a channel to a service."""
     changed = {"grpc.min_reconnect_backoff_ms": TLS_CONNECT_MS} if tls else {}
     return tuple((name, changed.get(name, value)) for name, value in CLIENT_OPTIONS)
 
@@ -73,16 +73,16 @@ SERVER_OPTIONS: ChannelOptions = (
     # Without these the server takes the clients' pings for an attack and closes the connection.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_ping_strikes", 0),
-    # The server pings too: a session whose client has vanished must give back its place in the cache.
+    # The server pings too: a session whose client has vanished must free its KV slots.
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 4000),
     # Two services on one port would share its sessions at random; a port that is taken must be an error.
     ("grpc.so_reuseport", 0),
-    # Who connects and says nothing does not keep a connection for gRPC's two minutes.
+    # A client that connects and stays silent keeps no connection for gRPC's two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
-# Clients of Generation may be anywhere, and on links that hesitate; their outputs may pause for long.
+# Clients of Generation may be anywhere, on slow links, and their outputs may pause for long.
 FRONT_CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -92,12 +92,12 @@ FRONT_CLIENT_OPTIONS: ChannelOptions = (
 )
 FRONT_SERVER_OPTIONS: ChannelOptions = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    # A client that has vanished gives back its place within half a minute; one that closes its end does so at once.
+    # A client that has vanished is noticed within half a minute; one that closes its end at once.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_concurrent_streams", 1000),  # of a connection; the client's own gRPC lets further calls wait
+    ("grpc.max_concurrent_streams", 1000),  # of a connection; further calls wait in the client's gRPC
     ("grpc.max_metadata_size", 16 * 1024),
 )
 
@@ -115,7 +115,7 @@ class ServiceChannel:
     Args:
         address: host:port.
         limit: of messages.
-        tls: what is shown and trusted: as it is now, or as files have it whenever a session begins; None: plaintext.
+        tls: credentials, fixed or renewed from files whenever a session begins; None: plaintext.
     """
 
     def __init__(self, address: str, limit: MessageLimit, tls: ClientCredentials | RenewedCredentials | None) -> None:
@@ -127,7 +127,7 @@ class ServiceChannel:
         self._all = WeakSet((self._channel,))  # a replaced one closes itself with the last of its sessions
 
     def current(self) -> grpc.aio.Channel:
-        """The channel for what begins now. What has begun goes on over its own."""
+        """The channel for what begins now; open sessions keep theirs."""
         if isinstance(self._tls, RenewedCredentials) and (credentials := self._tls.now()) is not self._credentials:
             self._credentials = credentials
             self._channel = self._made()
@@ -135,9 +135,9 @@ class ServiceChannel:
         return self._channel
 
     def reachable(self) -> bool | None:
-        """Whether the service can be reached now; None: that is being found out. A lost connection is made again.
+        """Whether the service can be reached; None: not known yet. Reconnects if the connection was lost.
 
-        The channel knows by pings: a service that is dead, frozen or cut off is not reachable within seconds.
+        Pings tell within seconds that a service is dead, frozen or cut off.
         """
         return REACHABLE.get(self.current().get_state(try_to_connect=True))
 

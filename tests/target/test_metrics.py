@@ -26,7 +26,7 @@ def read(address: str) -> str:
 
 
 async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: RunningModel) -> None:
-    server = Server(TARGET, TargetService(target_model), MEASURED, use=target_model.statistics)
+    server = Server(TARGET, TargetService(target_model), MEASURED, statistics=target_model.statistics)
     async with server, TargetClient(server.address) as client:
         ready = json.loads(server.ready_line())
         address, who = ready["metrics"], {"role": "target", "model_name": ready["model"]}

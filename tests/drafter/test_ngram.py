@@ -16,8 +16,8 @@ from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Role, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
+from tests.drafter.streaming import Epoch
 from tests.services.conftest import AT_ONCE
-from tests.services.streaming import Epoch
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"one two three, one two ")

@@ -1,31 +1,30 @@
-"""A drafter over loopback: its rows are the distributions that it draws from, and nothing ends it but its own
-session.
-"""
+"""A drafter's sessions over loopback: rows, draws, chunks, advances, and epochs dropped between two forwards."""
 
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 
-from crossdraft.drafter.service import DrafterSession
+from crossdraft.drafter.service import DrafterService, DrafterSession
 from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc import drafter_codec
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, Side, from_bytes
-from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
+from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
 from crossdraft.v1 import drafter_pb2
+from tests.drafter.streaming import PATIENCE, Epoch, gated
 from tests.rpc.services import exchange
 
 PROMPT = from_bytes(b"The quick brown fox")
 NOTHING = Letters("")
-GREEDY = SamplingOptions(temperature=0)
 WARM = SamplingOptions(temperature=0.8)
 KEY = NoiseKey(77)
 OPEN = OpenDrafter(PROMPT, WARM, KEY, 8)
@@ -41,20 +40,6 @@ def same(one: Drafted, other: Drafted) -> None:
     for left, right in zip(one.draft_tokens, other.draft_tokens, strict=True):
         np.testing.assert_array_equal(left.row.ids, right.row.ids)
         np.testing.assert_allclose(left.row.probabilities, right.row.probabilities, atol=2e-6)
-
-
-async def test_greedy_drafts_are_what_generate_gives(drafter: DrafterClient, drafter_model: RunningModel) -> None:
-    ids = torch.tensor([drafter_model.tokenization.encode_prompt_letters(PROMPT)])
-    with torch.inference_mode():
-        model = drafter_model.thread.engine.model
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, min_new_tokens=8, do_sample=False
-        )
-    async with drafter.session(OpenDrafter(PROMPT, GREEDY, None, 8)) as session:
-        drafted = await session.draft(Draft(1, 0, NOTHING, 8))
-    assert tokens(drafted) == out[0, ids.shape[1] :].tolist()
-    for draft_token in drafted.draft_tokens:
-        assert (draft_token.row.ids.tolist(), draft_token.row.probabilities.tolist()) == ([draft_token.token], [1.0])
 
 
 async def test_keyed_draws_can_be_made_again_from_the_rows(drafter: DrafterClient, drafter_model: RunningModel) -> None:
@@ -73,15 +58,19 @@ async def test_keyed_draws_can_be_made_again_from_the_rows(drafter: DrafterClien
 
 @pytest.mark.usefixtures("seeded")
 async def test_draws_without_a_key_follow_the_row(drafter: DrafterClient) -> None:
-    draws: Counter[int] = Counter()
-    async with drafter.session(OpenDrafter(PROMPT, WARM, None, 5)) as session:
-        for epoch in range(1, 601):
-            drafted = await session.draft(Draft(epoch, 0, NOTHING, 1))
-            draws[drafted.draft_tokens[0].token] += 1
-    row = drafted.draft_tokens[0].row
-    assert set(draws) <= set(row.ids.tolist())
-    statistic = sum((draws[int(t)] - 600 * p) ** 2 / (600 * p) for t, p in zip(row.ids, row.probabilities, strict=True))
-    assert statistic < 18.5  # chi-square of four degrees of freedom: one seed in 1,000 exceeds it by chance
+    opening, draws, rows = OpenDrafter(PROMPT, WARM, None, 5), Counter[int](), []
+
+    async def count_draws() -> None:
+        async with drafter.session(opening) as session:
+            for epoch in range(1, 31):
+                (draft_token,) = (await session.draft(Draft(epoch, 0, NOTHING, 1))).draft_tokens
+                draws[draft_token.token] += 1
+                rows.append(draft_token.row)
+
+    await asyncio.gather(*(count_draws() for _ in range(20)))
+    assert set(draws) <= set(rows[0].ids.tolist())
+    counts = [draws[int(token)] for token in rows[0].ids]
+    assert chisquare(counts, 600 * rows[0].probabilities / rows[0].probabilities.sum()).pvalue > 1e-3
 
 
 async def test_sessions_without_a_key_draw_differently(drafter: DrafterClient) -> None:
@@ -252,3 +241,172 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
         while engine.taken:
             await drafter.describe()
     assert drafter_model.thread.steps == 1
+
+
+@pytest.mark.parametrize(("chunk", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (64, [7])])
+async def test_draft_tokens_come_in_chunks(drafter: DrafterClient, chunk: int, sizes: list[int]) -> None:
+    async with drafter.session(OPEN) as session:
+        await session.send(Draft(1, 0, NOTHING, 7, chunk))
+        epoch = await Epoch(1).complete(session, 7)
+    assert [len(reply.draft_tokens) for reply in epoch.replies] == sizes
+    assert all(reply.seconds > 0 and not reply.reason for reply in epoch.replies)
+    async with drafter.session(OPEN) as session:
+        assert [
+            draft_token.token for draft_token in (await session.draft(Draft(1, 0, NOTHING, 7))).draft_tokens
+        ] == epoch.tokens
+
+
+async def test_a_draft_token_is_sent_before_the_next_one_is_made(drafter_model: RunningModel) -> None:
+    async with gated(drafter_model) as (client, gate), client.session(OPEN) as session:
+        gate.close()
+        await session.send(Draft(1, 0, NOTHING, 5, 1))
+        epoch = Epoch(1)
+        for count in range(1, 6):
+            await gate.entered()
+            gate.step()
+            await epoch.hear(session)
+            assert len(epoch.draft_tokens) == count == len(gate.works)
+
+
+async def test_a_newer_epoch_drops_what_is_being_drafted(drafter_model: RunningModel) -> None:
+    async with gated(drafter_model) as (client, gate), client.session(OPEN) as session:
+        gate.close()
+        await session.send(Draft(1, 0, NOTHING, 50, 1))
+        await gate.entered()
+        gate.step()
+        await Epoch(1).hear(session)
+        await gate.entered()  # the second step stands still
+        await session.send(Draft(2, 0, Letters(" jumps"), 3, 1))
+        await gate.job_arrived(client)
+        gate.open()
+        epoch = await Epoch(2).complete(session, 3)
+        assert len(gate.works) == 2 + 3  # nothing was computed for the old epoch but the step under way
+    async with gated(drafter_model) as (client, _), client.session(OPEN) as session:
+        await session.send(Draft(1, 0, Letters(" jumps"), 3))
+        assert (await Epoch(1).complete(session, 3)).tokens == epoch.tokens
+
+
+async def test_epochs_that_are_dropped_at_once_leave_the_last_one_right(drafter: DrafterClient) -> None:
+    async with drafter.session(OPEN) as session:
+        await session.send(Draft(1, 0, Letters(" dog"), 5))
+        expected = (await Epoch(1).complete(session, 5)).tokens
+    async with drafter.session(OPEN) as session:
+        for number in range(1, 20):
+            await session.send(Draft(number, 0, Letters(" cat" if number % 2 else " dogs"), 40, 1))
+        await session.send(Draft(20, 0, Letters(" dog"), 5, 1))
+        async with asyncio.timeout(PATIENCE):
+            while (reply := await session.receive()).epoch < 20:
+                pass
+        epoch = Epoch(20, [reply])
+        assert (await epoch.complete(session, 5)).tokens == expected
+
+
+async def test_the_text_of_an_epoch_that_was_never_drafted_counts(
+    drafter: DrafterClient, drafter_model: RunningModel
+) -> None:
+    words = [Letters(f" word{number % 3}") for number in range(12)]
+
+    async def asked() -> AsyncIterator[Draft]:
+        for number, word in enumerate(words):  # nothing waits between them: only the last one is drafted
+            yield Draft(number, number * len(word), word, 4)
+
+    session = DrafterSession(DrafterService(drafter_model), OPEN)
+    (reply,) = [reply async for reply in session.converse(asked())]
+    await session.close()
+    async with drafter.session(OPEN) as fresh:
+        await fresh.send(Draft(1, 0, Letters("".join(words)), 4))
+        assert (await Epoch(1).complete(fresh, 4)).tokens == [draft_token.token for draft_token in reply.draft_tokens]
+
+
+async def test_a_window_moves_on_and_drafting_with_it(drafter: DrafterClient, drafter_model: RunningModel) -> None:
+    engine = drafter_model.thread.engine
+    async with drafter.session(OPEN) as session:
+        await session.send(Draft(1, 0, NOTHING, 9))
+        expected = (await Epoch(1).complete(session, 9)).tokens
+    async with drafter.session(OPEN) as session:
+        await session.send(Draft(1, 0, NOTHING, 2, 1))
+        epoch = await Epoch(1).complete(session, 2)
+        fed = engine.computed
+        await session.send(Advance(1, 2))  # which is nothing new
+        await session.send(Advance(1, 5))
+        await epoch.complete(session, 5)
+        await session.send(Advance(1, 9))
+        assert (await epoch.complete(session, 9)).tokens == expected
+        assert engine.computed - fed == 7
+
+
+async def test_a_window_that_moves_while_it_is_drafted(drafter_model: RunningModel) -> None:
+    async with gated(drafter_model) as (client, gate), client.session(OPEN) as session:
+        gate.close()
+        await session.send(Draft(1, 0, NOTHING, 2, 2))
+        await gate.entered()
+        gate.step()
+        await gate.entered()  # the last step that is wanted
+        await session.send(Advance(1, 4))
+        await client.describe()
+        gate.open()
+        epoch = await Epoch(1).complete(session, 4)
+        assert [len(reply.draft_tokens) for reply in epoch.replies] == [2, 2]
+
+
+async def test_an_advance_of_an_epoch_that_is_over_means_nothing(drafter: DrafterClient) -> None:
+    async with drafter.session(OPEN) as session:
+        await session.draft(Draft(1, 0, NOTHING, 2))
+        await session.draft(Draft(2, 0, NOTHING, 2))
+        await session.send(Advance(1, 40))
+        await session.send(Advance(2, 3))
+        epoch = Epoch(2, first=2)
+        assert len((await epoch.hear(session)).draft_tokens) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        (Advance(1, 3), "may advance from 4 draft tokens to at most 68, not to 3"),
+        (Advance(1, 69), "may advance from 4 draft tokens to at most 68, not to 69"),
+        (Advance(2, 5), "epoch 2 has not begun"),
+        (Draft(2, 0, NOTHING, 4, adopt=1), "branch 1 is not one of the latest epoch's"),
+    ],
+)
+async def test_what_cannot_be_ends_the_session(drafter: DrafterClient, bad: Advance | Draft, complaint: str) -> None:
+    async with drafter.session(OPEN) as session:
+        await session.draft(Draft(1, 0, NOTHING, 4))
+        await session.send(bad)
+        with pytest.raises(ProtocolBroken, match=complaint):
+            await session.receive()
+    async with drafter.session(OPEN) as session:
+        assert len((await session.draft(Draft(1, 0, NOTHING, 4))).draft_tokens) == 4
+
+
+async def test_a_draft_that_is_scored_may_be_streamed(drafter: DrafterClient) -> None:
+    strings = (Letters("t"), Letters(" "), Letters("th"))
+    scores = []
+    for chunk in (64, 1):
+        async with drafter.session(OPEN) as session:
+            await session.send(Draft(1, 0, NOTHING, 3, chunk))
+            await session.send(Score(1, 0, strings, 3))  # waits for the draft
+            await Epoch(1).complete(session, 3)
+            scores.append((await session.receive()).probabilities.tolist())
+    assert scores[0] == scores[1]
+
+
+async def test_a_context_that_is_full_is_cut_in_the_middle_of_an_epoch(drafter: DrafterClient) -> None:
+    async with drafter.session(OPEN) as session:
+        await session.send(Draft(1, 0, NOTHING, 20, 1))
+        epoch = Epoch(1)
+        for count in range(20, 200, 20):
+            await session.send(Advance(1, count))
+            await epoch.complete(session, count)
+        assert not any(reply.reason for reply in epoch.replies)
+
+
+async def test_sessions_side_by_side_draft_what_they_would_alone(drafter: DrafterClient) -> None:
+    texts = [Letters(text) for text in (" jumps", " runs over", "", " and", " is", " of the")]
+
+    async def drafted(text: Letters) -> list[int]:
+        async with drafter.session(OPEN) as session:
+            await session.send(Draft(1, 0, text, 6, 2, branch_depth=2))
+            return (await Epoch(1).complete(session, 6, 6)).tokens
+
+    alone = [await drafted(text) for text in texts]
+    assert await asyncio.gather(*map(drafted, texts)) == alone

@@ -1,20 +1,94 @@
-"""Scores over loopback: against the enumeration of all drafts, against real drafts, and beside drafting."""
+"""Scores: against the enumeration of all tokenizings and of all drafts, against real drafts, and beside drafting."""
 
+import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from crossdraft.drafter import scoring
+from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution, VocabularyIndex
 from crossdraft.engine.distributions import Columns, drafting_distributions
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.streams import DrafterSession
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
+from tests.fakes import pseudo_distribution
+from tests.vocabularies import toy_vocabulary
+
+VOCABULARIES = {
+    "nested": ("a", "b", "ab", "aba", "ba"),
+    "letters": ("a", "b", "c"),
+    "duplicates": ("a", "ab", "a", "b", "ab"),
+    "with a control symbol": ("a", "\ue000", "ab", "b\ue000"),
+    "one token": ("ab",),
+}
+ALPHABET = "abc\ue000"
+
+
+def sparse_distribution(path: tuple[int, ...], size: int) -> np.ndarray:
+    """A distribution in which some tokens are impossible."""
+    distribution = pseudo_distribution("prefixes", path, size).copy()
+    distribution[np.flatnonzero(distribution < 0.5 / size)] = 0.0
+    return distribution / distribution.sum()
+
+
+def scored(vocabulary, strings, tokens):
+    index = VocabularyIndex(vocabulary)
+    sums = PrefixSums(strings, index)
+    level = [Node()]
+    for left in range(tokens - 1, -1, -1):
+        deeper = []
+        for node in level:
+            distribution = sparse_distribution(node.path, vocabulary.size)
+            ids = np.flatnonzero(distribution)[::-1]
+            deeper += sums.add(node, SortedDistribution.of(ids, distribution[ids], index), left == 0)
+        level = deeper
+    assert not level
+    return sums.probabilities
+
+
+def enumerated(vocabulary, tokens):
+    """Every text of `tokens` tokens with its probability."""
+    texts = []
+    for path in product(range(vocabulary.size), repeat=tokens):
+        distributions = (sparse_distribution(path[:place], vocabulary.size)[token] for place, token in enumerate(path))
+        texts.append((vocabulary.letters_of(path), float(np.prod(list(distributions)))))
+    return texts
+
+
+@given(
+    name=st.sampled_from(sorted(VOCABULARIES)),
+    tokens=st.integers(1, 4),
+    strings=st.lists(st.text(ALPHABET, min_size=1, max_size=6).map(Letters), min_size=1, max_size=12),
+)
+def test_a_score_is_the_sum_over_all_texts_that_begin_so(name, tokens, strings):
+    vocabulary = toy_vocabulary(VOCABULARIES[name])
+    texts = enumerated(vocabulary, tokens)
+    expected = [sum(weight for text, weight in texts if text.startswith(string)) for string in strings]
+    np.testing.assert_allclose(scored(vocabulary, tuple(strings), tokens), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", sorted(VOCABULARIES))
+def test_what_cannot_be_drafted_has_a_score_of_exactly_zero(name):
+    vocabulary = toy_vocabulary(VOCABULARIES[name])
+    assert scored(vocabulary, (Letters("x"), Letters("ax"), Letters("abx"), Letters("a" * 13)), 3).tolist() == [0.0] * 4
+
+
+def test_strings_that_are_prefixes_of_one_another_and_repeat_are_told_apart():
+    vocabulary = toy_vocabulary(("a", "b", "ab", "abb"))
+    strings = tuple(map(Letters, ("abb", "a", "ab", "a", "abba", "b", "abb")))
+    one_by_one = [scored(vocabulary, (string,), 4)[0] for string in strings]
+    np.testing.assert_allclose(scored(vocabulary, strings, 4), one_by_one, rtol=0, atol=1e-15)
+
 
 PROMPT = from_bytes(b"The quick brown fox")
 NOTHING = Letters("")
@@ -30,7 +104,7 @@ def few(drafter_model: RunningModel) -> np.ndarray:
     return np.array(sorted(ids))
 
 
-def enumerated(
+def enumerated_drafts(
     model: RunningModel, opening: OpenDrafter, head: tuple[int, ...], tokens: int
 ) -> list[tuple[Letters, float]]:
     """The text and the probability of every draft, from forwards of the bare model."""
@@ -61,7 +135,7 @@ async def test_scores_are_sums_over_all_drafts(
 ) -> None:
     opening = OpenDrafter(PROMPT, options, None, row_width, few)
     head = drafter_model.tokenization.encode_prompt_letters(PROMPT)
-    texts = enumerated(drafter_model, opening, head, TOKENS)
+    texts = enumerated_drafts(drafter_model, opening, head, TOKENS)
     strings = strings_up_to(5)
     async with drafter.session(opening) as session:
         await session.draft(Draft(1, 0, NOTHING, TOKENS))
@@ -89,17 +163,22 @@ async def test_scores_of_strings_of_which_one_must_come_sum_to_one(
 async def test_real_drafts_begin_as_often_as_their_scores_say(
     drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray
 ) -> None:
-    runs = 2000
+    opening = OpenDrafter(PROMPT, SamplingOptions(), None, 0, few)
     strings = strings_up_to(2)[4:]  # all pairs of letters: every draft of three tokens begins with one of them
     seen: Counter[str] = Counter()
-    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), None, 0, few)) as session:
-        for epoch in range(1, runs + 1):
+
+    async def count_drafts(session: DrafterSession) -> None:
+        for epoch in range(1, 101):
             drafted = await session.draft(Draft(epoch, 0, NOTHING, TOKENS))
             ids = [draft_token.token for draft_token in drafted.draft_tokens]
             seen[drafter_model.tokenization.letters_of(ids)[:2]] += 1
-        scored = await session.score(Score(runs, 0, strings, TOKENS))
+
+    async with AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(drafter.session(opening)) for _ in range(20)]
+        await asyncio.gather(*map(count_drafts, sessions))
+        scored = await sessions[0].score(Score(100, 0, strings, TOKENS))
     assert set(seen) <= set(strings)
-    counts, expected = np.array([seen[string] for string in strings]), runs * scored.probabilities
+    counts, expected = np.array([seen[string] for string in strings]), seen.total() * scored.probabilities
     possible = expected > 0
     assert not counts[~possible].any()
     assert expected[possible].min() >= 5  # else cells must be pooled

@@ -1,4 +1,4 @@
-"""Sixty-four sessions at once on the bundled target, with too little room: each has the output that it has alone."""
+"""Many sessions at once on the bundled target, with too few KV slots: each has the output that it has alone."""
 
 import asyncio
 import random
@@ -20,9 +20,6 @@ from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, PassDone, Samp
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.prompts import prompts
 
-SESSIONS = 64
-LEFT = 12  # more sessions, which are cancelled on their way
-BUDGET = 24  # MiB: 2048 places, a sixth of what all need
 BEGINNING = 96  # tokens that a quarter of the prompts have in common
 GREEDY = SamplingOptions(temperature=0)
 WARM = SamplingOptions(temperature=0.9, top_p=0.95)
@@ -43,8 +40,8 @@ def plain() -> LoadedModel:
 
 
 @pytest.fixture
-def crowded() -> Iterator[RunningModel]:
-    running = RunningModel.of(load_model("bundled:target", "float32"), Side.TARGET, BUDGET)
+def crowded(budget: int) -> Iterator[RunningModel]:
+    running = RunningModel.of(load_model("bundled:target", "float32"), Side.TARGET, budget)
     yield running
     running.close()
 
@@ -160,12 +157,14 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-async def test_sixty_four_sessions_have_the_outputs_that_they_have_alone(
-    plain: LoadedModel, crowded: RunningModel, shared: list[int]
+# MiB for a quarter, and a sixth, of the KV slots that all sessions need.
+@pytest.mark.parametrize(("sessions", "budget"), [(24, 12), pytest.param(64, 24, marks=pytest.mark.full)])
+async def test_many_sessions_have_the_outputs_that_they_have_alone(
+    plain: LoadedModel, crowded: RunningModel, shared: list[int], sessions: int
 ) -> None:
-    every = cases(crowded, SESSIONS, 1)
+    every = cases(crowded, sessions, 1)
     due = [alone(plain, crowded, case) for case in every]
-    leaving = cases(crowded, LEFT, 500)
+    leaving = cases(crowded, sessions // 5, 500)  # cancelled on their way
     rest = asyncio.Event()
     tasks = [
         asyncio.create_task(together(crowded, case, tokens, rest if number % 8 == 0 else None))
@@ -176,9 +175,9 @@ async def test_sixty_four_sessions_have_the_outputs_that_they_have_alone(
     await asyncio.wait(others)
     rest.set()
     assert await asyncio.gather(*tasks) == due
-    assert len({*due}) > SESSIONS / 2  # they are different texts
+    assert len({*due}) > sessions / 2  # they are different texts
     done = crowded.statistics()
     assert done.evictions > 0
-    assert sum(tokens >= BEGINNING for tokens in shared) >= 4
+    assert sum(tokens >= BEGINNING for tokens in shared) >= sessions // 16
     assert max(done.batches) >= 8
     assert crowded.thread.engine.taken == 0

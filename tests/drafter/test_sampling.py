@@ -1,16 +1,31 @@
 """What a drafting step costs: no copies of a whole vocabulary."""
 
 import math
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from crossdraft.drafter.sampling import OwnTokens
+from crossdraft.engine.sampler import SamplerSteps
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import from_bytes
 from crossdraft.types.messages import NoiseKey, OpenDrafter, SamplingOptions
-from tests.services.reading import read_alone
+
+T = TypeVar("T")
+
+
+def read_alone(asking: SamplerSteps[T]) -> T:
+    """What it returns when each of its readings is answered by itself."""
+    try:
+        wanted = next(asking)
+        while True:
+            (found,) = wanted.run([wanted])
+            wanted = asking.send(found)
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 class Copied(TorchFunctionMode):

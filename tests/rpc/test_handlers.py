@@ -1,0 +1,320 @@
+"""Sessions of a server: how many, of whom, how long silent; requests read ahead; what is counted and logged."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from itertools import count
+
+import grpc
+import pytest
+
+from crossdraft.rpc import log_context, target_codec
+from crossdraft.rpc.clients import TargetClient
+from crossdraft.rpc.errors import BadMessage, Closed, ContextTooLong, Full, ServiceError, name_of
+from crossdraft.rpc.handlers import (
+    MOST_UNREAD,
+    TARGET,
+    Activity,
+    Admission,
+    SessionLimits,
+    Tally,
+    ended_when_silent,
+    read_ahead,
+)
+from crossdraft.rpc.log_context import MAX_LENGTH, REQUEST_ID, RequestIdError, request_id
+from crossdraft.rpc.security import client_credentials
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.target_codec import encode_request
+from crossdraft.types.messages import OpenTarget, Pass, PassDone, SamplingOptions
+from crossdraft.types.trees import TokenTree
+from tests.rpc.certificates import LOOPBACK, Cluster
+from tests.rpc.clock import Clock
+from tests.rpc.services import FAULTY, FULL, ToyTargetService, exchange
+
+
+async def numbers(count: int, given: list[int] | None = None) -> AsyncIterator[int]:
+    for number in range(count):
+        if given is not None:
+            given.append(number)
+        yield number
+
+
+async def settled() -> None:
+    """Returns when every task has gone as far as it can."""
+    for _ in range(10 * MOST_UNREAD):
+        await asyncio.sleep(0)
+
+
+async def test_everything_is_taken_in_order_up_to_the_end():
+    async with read_ahead(numbers(5 * MOST_UNREAD)) as items:
+        assert [item async for item in items] == list(range(5 * MOST_UNREAD))
+
+
+async def test_messages_are_read_before_anybody_takes_them_but_no_more_than_there_is_room_for():
+    given: list[int] = []
+    async with read_ahead(numbers(5 * MOST_UNREAD, given)) as items:
+        await settled()
+        assert len(given) == MOST_UNREAD + 1  # one is being put
+        assert await anext(items) == 0
+        await settled()
+        assert len(given) == MOST_UNREAD + 2
+
+
+async def test_a_fault_of_the_source_ends_the_block():
+    async def faulty() -> AsyncIterator[int]:
+        yield 1
+        raise ValueError("bad")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        async with read_ahead(faulty()):
+            await asyncio.Event().wait()
+    assert [str(error) for error in raised.value.exceptions] == ["bad"]
+
+
+async def test_the_end_of_the_block_ends_the_source():
+    ended = asyncio.Event()
+
+    async def endless() -> AsyncIterator[int]:
+        try:
+            await asyncio.Event().wait()
+            yield 1
+        finally:
+            ended.set()
+
+    async with read_ahead(endless()):
+        await settled()
+    assert ended.is_set()
+
+
+OPEN = OpenTarget((1,), SamplingOptions(), None)
+RAW_OPEN = target_codec.encode_request(OPEN).SerializeToString()
+VERIFY = "/crossdraft.v1.Target/Verify"
+NODES = 1000  # of a pass whose reply has a hundred kilobytes
+
+
+def serving(service: ToyTargetService, **limits: float) -> Server:
+    return Server(TARGET, service, Listening(grace_seconds=0, sessions=SessionLimits(**limits)))
+
+
+async def test_no_more_sessions_than_there_may_be_and_a_place_is_free_again():
+    service = ToyTargetService()
+    async with serving(service, sessions=2) as server, TargetClient(server.address) as client:
+        first, second = await client.open(OPEN), await client.open(OPEN)
+        with pytest.raises(
+            Full, match=r"no room for another session: 2 are open \(--max-sessions\) \(use another"
+        ) as full:
+            await client.open(OPEN)
+        assert full.value.lost
+        assert (await second.run(Pass(1, (), TokenTree()))).number == 1
+        await first.close()
+        await service.wait_closed(1)
+        async with client.session(OPEN) as again:
+            assert (await again.run(Pass(1, (), TokenTree()))).number == 1
+
+
+async def test_a_stream_that_says_nothing_has_a_place_too():
+    async with serving(ToyTargetService(), sessions=1) as server, TargetClient(server.address) as client:
+        await client.describe()
+        silent = client.channel.stream_stream(VERIFY)(None)
+        await silent.wait_for_connection()
+        with pytest.raises(Full):
+            await client.open(OPEN)
+        silent.cancel()
+
+
+async def test_peers_are_told_apart_by_certificate(tmp_path):
+    cluster = Cluster(tmp_path / "ca")
+    tls, limits = cluster.files("target"), SessionLimits(sessions=2, per_peer=1)
+    listening = Listening(grace_seconds=0, tls=tls, sessions=limits)
+    clients = [client_credentials(cluster.files(name, (name, *LOOPBACK))) for name in ("front1", "front2")]
+    async with (
+        Server(TARGET, ToyTargetService(), listening) as server,
+        TargetClient(server.address, tls=clients[0]) as one,
+        TargetClient(server.address, tls=clients[1]) as other,
+        one.session(OPEN),
+    ):
+        with pytest.raises(Full, match=r"1 of front1 are open \(--max-sessions-per-peer\)"):
+            await one.open(OPEN)
+        async with other.session(OPEN) as session:
+            assert (await session.run(Pass(1, (), TokenTree()))).number == 1
+
+
+async def test_a_silent_session_is_ended_in_order_and_one_that_speaks_is_not(clock: Clock):
+    service = ToyTargetService()
+    async with serving(service, idle_seconds=100) as server, TargetClient(server.address) as client:
+        silent, speaking = await client.open(OPEN), await client.open(OPEN)
+        ended = asyncio.create_task(silent.receive())
+        number, began = 0, clock.now
+        while not ended.done():
+            number += 1
+            clock.move(5)
+            assert clock.now - began < 1e6, "the silent session goes on"
+            await speaking.run(Pass(number, (), TokenTree()))
+        assert clock.now - began >= 100
+        with pytest.raises(Closed):
+            await ended
+        await speaking.run(Pass(number + 1, (), TokenTree()))
+        assert service.closed == 1
+        ended = asyncio.create_task(speaking.receive())
+        await clock.run(ended)
+        with pytest.raises(Closed):
+            await ended
+
+
+async def test_a_client_that_stops_reading_loses_its_session(clock: Clock):
+    service = ToyTargetService()
+    tree = TokenTree((1,) * NODES, (-1,) * NODES)
+    async with serving(service, idle_seconds=100) as server, grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.stream_stream(VERIFY)(None)
+
+        async def write() -> None:
+            await call.write(RAW_OPEN)
+            for number in count(1):
+                await call.write(target_codec.encode_request(Pass(number, (), tree)).SerializeToString())
+
+        writing, before = asyncio.create_task(write()), 0
+        while not before or server.activity.total().replies > before:  # until no reply finds room any more
+            before = server.activity.total().replies
+            for _ in range(1000):
+                await asyncio.sleep(0)
+        assert service.closed == 0
+        await clock.until(lambda: service.closed == 1)
+        call.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        ({"sessions": 0}, "sessions must be at least 1, got 0"),
+        ({"sessions": 5, "per_peer": 6}, "between 1 and those of all, 5, got 6"),
+        ({"per_peer": 0}, "got 0"),
+        ({"idle_seconds": 0}, "idle_seconds must be above 0, got 0"),
+        ({"idle_seconds": float("nan")}, "idle_seconds must be above 0"),
+    ],
+)
+def test_limits_are_checked_at_once(bad, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        SessionLimits(**bad)
+
+
+def test_peers_without_sessions_are_forgotten():
+    admission = Admission(SessionLimits())
+    for number in range(100):
+        with admission.admitted(f"ipv4:10.0.0.{number}"):
+            assert admission._open.total() == 1
+    assert not admission._open
+
+
+async def test_a_timeout_of_the_session_itself_is_not_taken_for_silence():
+    with pytest.raises(TimeoutError, match="its own"):
+        async with ended_when_silent(60):
+            raise TimeoutError("its own")
+
+
+OPENING = OpenTarget((1, 2), SamplingOptions(), None)
+TARGET_OPENING = encode_request(OPENING).SerializeToString()
+AT_ONCE = Listening(grace_seconds=0)
+
+
+@pytest.mark.parametrize("given", ["a", "req-1", "chatcmpl-9:x._-", "0" * MAX_LENGTH])
+def test_ids_of_clients_are_kept(given: str) -> None:
+    assert request_id(given) == given
+
+
+@pytest.mark.parametrize(
+    "given", ["", "0" * (MAX_LENGTH + 1), "-a", "../a", "a/b", "a b", "a\nb", 'a"b', "é", "a\x00", "\u0661"]
+)
+def test_ids_that_could_spoil_a_line_are_refused(given: str) -> None:
+    with pytest.raises(RequestIdError, match=r"x-request-id.*1 to 128 characters"):
+        request_id(given)
+
+
+def test_an_id_is_made_where_none_is_given() -> None:
+    made = {request_id() for _ in range(50)}
+    assert len(made) == 50
+    assert all(request_id(one) == one for one in made)
+
+
+async def test_tasks_inherit_what_they_are_about() -> None:
+    async def seen() -> log_context.LogContext:
+        return log_context.current()
+
+    with log_context.about(request="one"), log_context.about(peer="there"):
+        task = asyncio.create_task(seen())
+    assert await task == log_context.LogContext("one", "", "there")
+    assert log_context.current() == log_context.LogContext()
+
+
+async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.LogCaptureFixture) -> None:
+    subjects: list[log_context.LogContext] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            subjects.append(log_context.current())
+
+    noting = Noting()
+    logging.getLogger("crossdraft").addHandler(noting)
+    service = ToyTargetService()
+    with caplog.at_level(logging.INFO, "crossdraft"):
+        async with Server(TARGET, service, AT_ONCE) as server, TargetClient(server.address) as client:
+            with log_context.about(request="req-7"):
+                session = await client.open(OPENING)
+            await session.run(Pass(1, (1,), TokenTree()))
+            assert server.activity.open == 1
+            await session.close()
+            await service.wait_closed(1)
+    logging.getLogger("crossdraft").removeHandler(noting)
+    activity = server.activity
+    assert (activity.open, activity.opened, dict(activity.ended)) == (0, 1, {"closed": 1})
+    total = activity.total()
+    assert (total.requests, total.replies, total.passes, total.nodes) == (2, 2, 1, 1)
+    assert total.bytes_received == session.traffic.bytes_sent
+    assert total.bytes_sent == session.traffic.bytes_received
+    records = [record for record in caplog.records if record.name.startswith("crossdraft.")]  # asyncio's come late
+    assert [record.levelname for record in records] == ["INFO", "INFO"]
+    assert records[0].message == "session opened"
+    assert "ended (closed)" in records[1].message
+    assert "passes 1" in records[1].message
+    assert {(one.request, one.session) for one in subjects} == {("req-7", "target-1")}
+    assert all(one.peer.startswith("ipv4:127.0.0.1:") for one in subjects)
+
+
+@pytest.mark.parametrize(("token", "outcome"), [(FULL, "context_too_long"), (FAULTY, "internal")])
+async def test_how_a_session_failed_is_counted(token: int, outcome: str) -> None:
+    async with Server(TARGET, ToyTargetService(), AT_ONCE) as server, TargetClient(server.address) as client:
+        async with client.session(OPENING) as session:
+            with pytest.raises(ServiceError):
+                await session.run(Pass(1, (token,), TokenTree()))
+        assert dict(server.activity.ended) == {outcome: 1}
+
+
+async def test_an_id_that_cannot_be_used_is_refused() -> None:
+    async with Server(TARGET, ToyTargetService(), AT_ONCE) as server:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            call = channel.stream_stream("/crossdraft.v1.Target/Verify")(
+                iter([TARGET_OPENING]), metadata=((REQUEST_ID, "a b"),), timeout=60
+            )
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "x-request-id" in await call.details()
+        _, code, _ = await exchange(server.address, "/crossdraft.v1.Target/Verify", [TARGET_OPENING])
+        assert code is grpc.StatusCode.OK
+        assert server.activity.opened == 1
+
+
+def test_totals_do_not_fall_when_a_session_ends() -> None:
+    activity = Activity("target")
+    with activity.session("", "") as tally:
+        tally.sent(PassDone(1, (), 0.5), b"12")
+        during = activity.total()
+    assert activity.total() == during == Tally(replies=1, bytes_sent=2, passes=1, model_seconds=0.5)
+    assert activity.ended.total() == 1
+
+
+def test_names_of_errors_are_as_many_as_their_classes() -> None:
+    class More(BadMessage):
+        pass
+
+    assert name_of(ContextTooLong("text")) == "context_too_long"
+    assert name_of(More("any text")) == "bad_message"
+    assert name_of(ZeroDivisionError("any text")) == "internal"
