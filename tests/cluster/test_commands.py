@@ -34,6 +34,7 @@ def test_status_as_json_says_where_each_one_is(cluster: RunningCluster) -> None:
     assert {one["node"] for one in found["processes"] if one["role"] == Role.DRAFTER} == {HEAD}
 
 
+@pytest.mark.full
 def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
     before = cluster.entries()
     done = cluster.command("deploy", cluster.file(cluster.configuration()))
