@@ -55,6 +55,7 @@ async def test_a_crowd_is_served_or_told_to_come_again(cluster: RunningCluster) 
         assert (await _asked(client, 0)).status_code == 200
 
 
+@pytest.mark.full
 async def test_clients_that_do_not_read_are_in_nobodys_way(cluster: RunningCluster) -> None:
     silent = [_silent(cluster) for _ in range(2)]
     try:

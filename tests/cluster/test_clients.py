@@ -103,6 +103,7 @@ async def test_prometheus_finds_every_process_and_reads_it(cluster: RunningClust
     assert sum(count for _, count in samples(through_serve, "output_resume_seconds_count")) >= 0
 
 
+@pytest.mark.full
 async def test_several_streams_at_once_share_the_orchestrators(cluster: RunningCluster) -> None:
     async with cluster.client() as client, streams(client, range(4), 100) as heard:
         pass

@@ -21,6 +21,7 @@ def test_status_shows_every_process_and_serves_replicas(cluster: RunningCluster)
     assert "Ingress: healthy, 1 replicas" in _lines(done)
 
 
+@pytest.mark.full
 def test_status_as_json_says_where_each_one_is(cluster: RunningCluster) -> None:
     done = cluster.command("status", "--json")
     (line,) = _lines(done)
@@ -33,6 +34,7 @@ def test_status_as_json_says_where_each_one_is(cluster: RunningCluster) -> None:
     assert {one["node"] for one in found["processes"] if one["role"] == Role.DRAFTER} == {HEAD}
 
 
+@pytest.mark.full
 def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
     before = cluster.entries()
     done = cluster.command("deploy", cluster.file(cluster.configuration()))
@@ -44,6 +46,7 @@ def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
     assert cluster.entries() == before
 
 
+@pytest.mark.full
 def test_a_resource_that_no_node_has_is_said_with_what_they_have(cluster: RunningCluster) -> None:
     before = cluster.entries()
     file = cluster.file(cluster.configuration().replace("custom: {target: 1}", "custom: {accelerator: 1}"))
@@ -58,6 +61,7 @@ def test_a_resource_that_no_node_has_is_said_with_what_they_have(cluster: Runnin
     assert cluster.entries() == before
 
 
+@pytest.mark.full
 def test_a_configuration_that_is_wrong_is_refused_with_its_line(cluster: RunningCluster) -> None:
     text = cluster.configuration().replace("orchestrators: 2", "orchestrators: many")
     line = 1 + next(number for number, one in enumerate(text.splitlines()) if "many" in one)
@@ -66,7 +70,7 @@ def test_a_configuration_that_is_wrong_is_refused_with_its_line(cluster: Running
     assert f"small.yaml, line {line}: models.0.orchestrators: Input should be a valid integer" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["status"], ["undeploy"]])
+@pytest.mark.parametrize("words", [["status"], pytest.param(["undeploy"], marks=pytest.mark.full)])
 def test_where_no_cluster_is_that_is_said_at_once(words: list[str]) -> None:
     with socket.socket() as taken:  # its port is nobody else's, and it does not listen
         taken.bind((HEAD, 0))

@@ -11,9 +11,16 @@ from crossdraft.client import GenerationRequest, Reason, RequestError, SamplingO
 from crossdraft.cluster import failover
 from crossdraft.cluster.failover import Alive, Began, ClusterBackend, DetectionLimits, Lost, Refusal, seed_of
 from crossdraft.rpc.errors import TimedOut, Unreachable
-from crossdraft.serving.backend import Ended, OutputRequest, OverloadedError, UnknownDrafterError, UnknownModelError
+from crossdraft.serving.backend import (
+    Ended,
+    OutputRequest,
+    OverloadedError,
+    ServedModel,
+    UnknownDrafterError,
+    UnknownModelError,
+)
 from crossdraft.types.request import PromptTooLongError
-from tests.cluster.scripted import BEGAN, REQUEST, Act, Scripted, token
+from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, token
 from tests.serving.fakes import figures
 
 ENDED = Ended(Reason.LENGTH, figures(3))
@@ -192,3 +199,37 @@ async def test_leaving_early_releases_the_orchestrator() -> None:
 async def test_a_model_that_nobody_serves_is_said() -> None:
     with pytest.raises(UnknownModelError, match="there is no model 'large'; there is small"):
         await anext(ClusterBackend({"small": Scripted()}).stream(OutputRequest("one", "large", REQUEST.generation)))
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "lost"])
+async def test_models_whose_orchestrators_are_gone_are_not_served(silent: bool) -> None:
+    class Gone(Scripted):
+        async def models(self) -> tuple[ServedModel, ...]:
+            if not silent:
+                raise Lost("it died")
+            await asyncio.Event().wait()
+            return ()
+
+    assert await ClusterBackend({"gone": Gone(), "small": Scripted()}).models() == (SMALL,)
+
+
+async def test_a_model_whose_orchestrators_have_no_time_to_answer_is_served_while_they_are_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Busy(Scripted):
+        busy = False
+
+        async def models(self) -> tuple[ServedModel, ...]:
+            if self.busy:
+                await asyncio.Event().wait()
+            return await super().models()
+
+    monkeypatch.setattr(failover, "MODELS_SECONDS", 0.01)
+    one = Busy([BEGAN, token(1)])
+    outputs = ClusterBackend({"small": one}, limits=DetectionLimits(silent=60.0))
+    assert await outputs.models() == (SMALL,)
+    one.busy = True
+    assert await outputs.models() == ()
+    async with aclosing(outputs.stream(REQUEST)) as pieces:
+        await anext(pieces)
+        assert await outputs.models() == (SMALL,)

@@ -48,6 +48,7 @@ async def test_streams_go_on_where_they_were(cluster: RunningCluster, undisturbe
         await eventually(lambda gone=there[0].process: cluster.complete(but=gone))
 
 
+@pytest.mark.full
 async def test_an_orchestrator_that_falls_silent_is_given_up_and_not_asked_again_and_again(
     cluster: RunningCluster, undisturbed: list[str]
 ) -> None:
@@ -89,6 +90,7 @@ async def test_without_its_directory_a_cluster_goes_on_and_all_of_it_is_known_ag
     assert cluster.entries() == before
 
 
+@pytest.mark.full
 async def test_who_asks_again_with_the_same_id_after_the_front_died_has_the_same_text(cluster: RunningCluster) -> None:
     async with cluster.client() as client:
         whole = begun = await _asked(client, "again-1")

@@ -1,7 +1,6 @@
 """A cluster that is given other configurations, and its end."""
 
 import asyncio
-import os
 import socket
 from pathlib import Path
 
@@ -26,9 +25,6 @@ from tests.cluster.running import (
     streams,
 )
 
-slow = pytest.mark.skipif(
-    "CROSSDRAFT_FULL_TESTS" not in os.environ, reason="takes minutes: CROSSDRAFT_FULL_TESTS=1 runs it"
-)
 SEEDS = range(3)
 TOKENS = 60
 OTHER = """\
@@ -42,7 +38,6 @@ def changed(cluster: RunningCluster) -> str:
     return text.replace(f"port: {cluster.grpc}", f"port: {cluster.grpc}, burst: 11")
 
 
-@slow
 async def test_an_update_drops_no_stream(cluster: RunningCluster) -> None:
     before = {one.id: one for one in cluster.entries()}
     async with cluster.client() as client:
@@ -69,14 +64,13 @@ async def test_an_update_drops_no_stream(cluster: RunningCluster) -> None:
     ]  # fmt: skip
 
 
-@slow
 def test_the_same_again_changes_nothing(cluster: RunningCluster) -> None:
     before = cluster.entries()
     assert cluster.deploy(changed(cluster)) == []
     assert cluster.entries() == before
 
 
-@slow
+@pytest.mark.full
 def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluster) -> None:
     before = cluster.entries()
     with pytest.raises(NoRoomError, match=r"target of 'small': 5 wanted, each with .*; there is room for 3"):
@@ -84,7 +78,6 @@ def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluste
     assert cluster.entries() == before
 
 
-@slow
 def test_a_service_that_cannot_be_run_leaves_the_others_as_they_are(cluster: RunningCluster) -> None:
     before = cluster.entries()
     with pytest.raises(NotServedError, match=r"small/drafter/other/0 cannot be served: .*nowhere"):
@@ -106,14 +99,14 @@ def test_in_the_end_nothing_is_left(cluster: RunningCluster) -> None:
     assert [one for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE] == []
 
 
-@slow
+@pytest.mark.full
 def test_a_port_that_is_taken_is_said(cluster: RunningCluster) -> None:
     complaint = f"cannot listen for HTTP on 127.0.0.1:{cluster.http}"
     with socket.create_server(("127.0.0.1", cluster.http)), pytest.raises(NotServedError, match=complaint):
         cluster.deploy(cluster.configuration())
 
 
-@slow
+@pytest.mark.full
 async def test_with_certificates(cluster: RunningCluster, tmp_path: Path) -> None:
     authority = new_authority(10)
     issued = issue(authority, Subject((HEAD, TARGETS), Use.BOTH), 5)

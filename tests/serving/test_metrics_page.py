@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from crossdraft.cluster.metrics import LossMetrics, OrchestratorMetrics
+from crossdraft.cluster.failover import LossMetrics
+from crossdraft.cluster.orchestrators import OrchestratorMetrics
 from crossdraft.rpc.handlers import Activity
 from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
 from crossdraft.serving.metrics import Metrics

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 from crossdraft.client import GenerationRequest, Overlap
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
-from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.handlers import TARGET
-from crossdraft.rpc.server import Listening, Server
+from crossdraft.engine.served_model import ModelOptions
+from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import LogFormat, logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
-from crossdraft.target.service import TargetService
+from crossdraft.target.service import ServeTarget, target_server
 from tests.serving.exposed import samples, value
 
 AT_ONCE = Listening(grace_seconds=0)
@@ -21,11 +20,11 @@ AT_ONCE = Listening(grace_seconds=0)
 REQUEST = OutputRequest("", "tiny", GenerationRequest("abcabcabc", max_tokens=60, ignore_eos=True, overlap=Overlap.OFF))
 
 
-async def test_a_request_is_found_in_every_services_lines(target_model: RunningModel) -> None:
+async def test_a_request_is_found_in_every_services_lines() -> None:
     stream, metrics = io.StringIO(), Metrics()
     with logged(LogFormat.JSON, stream=stream):
         async with (
-            Server(TARGET, TargetService(target_model), AT_ONCE) as target,
+            await target_server(ServeTarget(ModelOptions("bundled:target", budget=128, threads=1), AT_ONCE)) as target,
             ngram_server(ServeNgram(listening=AT_ONCE)) as drafter,
         ):
             model = LocalModel("tiny", (target.address,), (NamedDrafter("copy", (drafter.address,)),))

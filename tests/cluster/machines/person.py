@@ -16,7 +16,7 @@ from pathlib import Path
 
 from crossdraft.bench.emulation.machines import Machine, machines, outfit
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 FILE = "deploy/cluster.local.yaml"
 CONFIGURATION = "~/crossdraft/crossdraft.yaml"  # on the head
 PORT = 8000

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,12 +11,9 @@ from crossdraft.bench.emulation import NotAllowed
 from tests.cluster.machines.person import CONFIGURATION, FILE, Person, person
 from tests.cluster.machines.streams import Streams, client_of, faults_of, first_piece
 
-pytest.importorskip("ray.serve")
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(
-        "CROSSDRAFT_FULL_TESTS" not in os.environ, reason="takes minutes; CROSSDRAFT_FULL_TESTS=1 runs it"
-    ),
+    pytest.mark.full,
 ]
 SEEDS = range(1, 7)
 TOKENS = 64

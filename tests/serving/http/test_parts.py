@@ -1,39 +1,13 @@
-"""Rates, merged streams and request ids, by themselves."""
+"""Merged streams, request ids and texts of tokens, by themselves."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
 
-from crossdraft.serving.http import RateLimit
 from crossdraft.serving.http.middleware import request_id
 from crossdraft.serving.http.responses import shown
 from crossdraft.serving.http.streaming import merged
-from crossdraft.serving.limits import MAX_CLIENTS, Rates
-
-
-def test_a_bucket_holds_a_burst_and_fills_at_its_rate() -> None:
-    rates = Rates(RateLimit(per_minute=30, burst=3))
-    assert [rates.take("a", 10.0) for _ in range(4)] == [0, 0, 0, pytest.approx(2.0)]
-    assert rates.take("b", 10.0) == 0
-    assert rates.take("a", 11.0) == pytest.approx(1.0)
-    assert rates.take("a", 12.0) == 0
-    assert rates.take("a", 12.0) == pytest.approx(2.0)
-    assert [rates.take("a", 1e6) for _ in range(4)] == [0, 0, 0, pytest.approx(2.0)]
-
-
-def test_buckets_of_those_who_asked_long_ago_are_forgotten() -> None:
-    rates = Rates(RateLimit(per_minute=1, burst=1))
-    for client in range(MAX_CLIENTS + 1):
-        assert rates.take(str(client), 0.0) == 0
-    assert rates.take(str(MAX_CLIENTS), 0.0) > 0
-    assert rates.take("0", 0.0) == 0
-
-
-@pytest.mark.parametrize(("per_minute", "burst"), [(0, 1), (-1, 1), (1, 0), (float("inf"), 1), (float("nan"), 1)])
-def test_a_rate_that_is_none(per_minute: float, burst: int) -> None:
-    with pytest.raises(ValueError, match="requests a minute above 0 and a burst of at least 1"):
-        RateLimit(per_minute, burst)
 
 
 @pytest.mark.parametrize("given", [None, "", "../x", "a b", "-a", "a" * 101, "é", "a\n"])

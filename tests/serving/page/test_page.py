@@ -65,7 +65,7 @@ async def test_what_is_chosen_is_what_is_ordered(visit: Visit) -> None:
     await page.get_by_label("Drafter", exact=True).select_option("small")
     await page.get_by_label("Method").select_option("seeded")
     await page.get_by_label("Overlap").select_option("off")
-    await visit.fill(K="7", Temperature="0.5", Seed="11", Most_tokens="20")
+    await visit.fill(K="7", Temperature="0.5", Seed="11", Max_tokens="20")
     await visit.generate("class Stack:\n")
     (order,) = visit.outputs.requests
     asked = order.generation
@@ -173,7 +173,7 @@ async def test_lanes_are_drawn_from_the_trace(visit: Visit) -> None:
     assert await lanes.locator("rect.work").count() == 2 * rounds
     assert await lanes.locator("line.way").count() == await lanes.locator("rect.kind").count() == rounds
     assert await lanes.get_attribute("aria-label") == (
-        f"Work of drafter and target over 49 ms: {rounds} passes, {rounds} refusals"
+        f"Work of drafter and target over 49 ms: {rounds} passes, {rounds} rejections"
     )
     wide = await lanes.get_attribute("width")
     await visit.press("zoom in")

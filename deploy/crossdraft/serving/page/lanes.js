@@ -45,7 +45,7 @@ export class Lanes {
     const passes = this.#spans.filter(({ what }) => what === "pass" || what === "miss").length;
     const refused = this.#spans.filter(({ what }) => what === "refused").length;
     const services = [...this.#services].sort().join(" and ");
-    const words = `Work of ${services} over ${Math.round(this.#end * 1000)} ms: ${passes} passes, ${refused} refusals`;
+    const words = `Work of ${services} over ${Math.round(this.#end * 1000)} ms: ${passes} passes, ${refused} rejections`;
     this.#svg.setAttribute("aria-label", words);
   }
 

@@ -1,10 +1,10 @@
-"""Who may use an API."""
+"""Who may use an API, and how often."""
 
 from pathlib import Path
 
 import pytest
 
-from crossdraft.serving.limits import KeyRefusedError, Keys, KeysError
+from crossdraft.serving.limits import MAX_CLIENTS, KeyRefusedError, Keys, KeysError, RateLimit, Rates
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
@@ -78,3 +78,27 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(KeysError, match="cannot read the API keys"):
         Keys.read(tmp_path / "bytes")
+
+
+def test_a_bucket_holds_a_burst_and_fills_at_its_rate() -> None:
+    rates = Rates(RateLimit(per_minute=30, burst=3))
+    assert [rates.take("a", 10.0) for _ in range(4)] == [0, 0, 0, pytest.approx(2.0)]
+    assert rates.take("b", 10.0) == 0
+    assert rates.take("a", 11.0) == pytest.approx(1.0)
+    assert rates.take("a", 12.0) == 0
+    assert rates.take("a", 12.0) == pytest.approx(2.0)
+    assert [rates.take("a", 1e6) for _ in range(4)] == [0, 0, 0, pytest.approx(2.0)]
+
+
+def test_buckets_of_those_who_asked_long_ago_are_forgotten() -> None:
+    rates = Rates(RateLimit(per_minute=1, burst=1))
+    for client in range(MAX_CLIENTS + 1):
+        assert rates.take(str(client), 0.0) == 0
+    assert rates.take(str(MAX_CLIENTS), 0.0) > 0
+    assert rates.take("0", 0.0) == 0
+
+
+@pytest.mark.parametrize(("per_minute", "burst"), [(0, 1), (-1, 1), (1, 0), (float("inf"), 1), (float("nan"), 1)])
+def test_a_rate_that_is_none(per_minute: float, burst: int) -> None:
+    with pytest.raises(ValueError, match="requests a minute above 0 and a burst of at least 1"):
+        RateLimit(per_minute, burst)
