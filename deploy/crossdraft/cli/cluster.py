@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from crossdraft.cli.generate import check_address
+from crossdraft.cli.options import check_address
 from crossdraft.cluster.config import Configuration, ConfigurationError, load
 from crossdraft.console.running import CommandFailed, Misused, print_whole
 from crossdraft.serving.limits import Keys, KeysError

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
-from crossdraft.cli.options import RequestOptions, WhereToGenerate
+from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.console.processes import ModelNames, Wanted, services, threads_each
 from crossdraft.console.running import CommandFailed, Misused, checked_options, run_to_end
@@ -15,7 +15,6 @@ from crossdraft.rpc.security import trusting_credentials
 from crossdraft.serving.client import Client
 from crossdraft.session.resolution import requested_method
 
-NO_DRAFTER = "none"
 DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
 
 
@@ -184,21 +183,6 @@ def _check_model(name: str) -> None:
         source_of(name)
     except ModelLoadError as error:
         raise CommandFailed(f"{error}; or give --target and --drafter") from error
-
-
-def check_addresses(option: str, given: str) -> None:
-    """Raises Misused unless it is host:port, or several with commas between."""
-    for one in given.split(","):
-        check_address(option, one.strip())
-
-
-def check_address(option: str, address: str) -> None:
-    """Raises Misused unless it is host:port."""
-    if not address:
-        raise Misused(f"{option} has an empty address: remove the extra comma")
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise Misused(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")
 
 
 def read_prompt(given: str | None) -> str:

@@ -20,8 +20,16 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 
 from crossdraft.bench.harness import rotated, write_text
 from crossdraft.bench.overlap import Distant, Served, delays_of, service
-from crossdraft.cli.generate import NO_DRAFTER, check_addresses
-from crossdraft.cli.options import ExistingServers, LoadFiles, LoadOptions, LoadRequests, Over, StartedServices
+from crossdraft.cli.options import (
+    NO_DRAFTER,
+    ExistingServers,
+    LoadFiles,
+    LoadOptions,
+    LoadRequests,
+    Over,
+    StartedServices,
+    check_addresses,
+)
 from crossdraft.client import connect
 from crossdraft.console.pictures import check_picture
 from crossdraft.console.processes import running

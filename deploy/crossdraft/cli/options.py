@@ -17,6 +17,8 @@ from crossdraft.serving.logs import LogFormat, LogLevel
 if TYPE_CHECKING:
     from crossdraft.rpc.security import FrontFiles, TlsFiles
 
+NO_DRAFTER = "none"  # in place of a drafter's address or name
+
 
 def option(help: str, metavar: str | None = None, flag: str | None = None, **more: Any) -> Any:
     """An option of typer's; `flag` where its name does not follow from the parameter's."""
@@ -74,6 +76,21 @@ def _value(name: str, type_: Any, given: Mapping[str, Any]) -> Any:
     types = get_type_hints(type_, include_extras=True)
     values = {one.name: _value(one.name, types[one.name], given) for one in fields(type_)}
     return type_(**values)  # type: ignore[operator]  # is_dataclass is true of instances, too
+
+
+def check_addresses(option: str, given: str) -> None:
+    """Raises Misused unless it is host:port, or several with commas between."""
+    for one in given.split(","):
+        check_address(option, one.strip())
+
+
+def check_address(option: str, address: str) -> None:
+    """Raises Misused unless it is host:port."""
+    if not address:
+        raise Misused(f"{option} has an empty address: remove the extra comma")
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise Misused(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,14 @@ from dataclasses import replace
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from crossdraft.cli.generate import check_addresses
-from crossdraft.cli.options import ApiOptions, DrafterOptions, LogOptions, ModelChoice, ServiceOptions
+from crossdraft.cli.options import (
+    ApiOptions,
+    DrafterOptions,
+    LogOptions,
+    ModelChoice,
+    ServiceOptions,
+    check_addresses,
+)
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
 from crossdraft.console.running import CommandFailed, Misused, checked_options
