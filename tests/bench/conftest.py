@@ -1,9 +1,12 @@
 """The benchmarks in this process, with tiny models and services that already run."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -12,18 +15,21 @@ from crossdraft.bench import acceptance, exactness, faults, overlap, workload
 from crossdraft.bench.services import Distant, Served
 from crossdraft.client import Statistics
 from crossdraft.console.processes import Running, Wanted
+from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.server import Listening
+from crossdraft.target.service import ServeTarget, target_server
 from tests.cli.conftest import (  # noqa: F401 - fixtures
     Cli,
     Outcome,
     cli,
     drafter_folder,
     one_thread,
-    pair,
-    target,
     target_folder,
     unhurried,
 )
+from tests.rpc.unhurried import unhurry
 
 PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
 PROCESS = 1234  # "of" the services that are there: nothing is sent to it
@@ -69,11 +75,35 @@ def measure(cli: Cli, tmp_path: Path) -> Measure:  # noqa: F811
     return run
 
 
+@pytest.fixture(scope="session")
+def addresses(target_folder: Path, drafter_folder: Path) -> Iterator[dict[str, str]]:  # noqa: F811
+    """Of a target and a drafter with different vocabularies, which run in a thread of this process."""
+    ready: SimpleQueue[dict[str, str]] = SimpleQueue()
+    over = Event()
+
+    async def serve() -> None:
+        at_once = Listening(grace_seconds=0)
+        async with (
+            await target_server(ServeTarget(ModelOptions(str(target_folder)), at_once)) as target,
+            await drafter_server(ServeDrafter(ModelOptions(str(drafter_folder)), at_once)) as drafter,
+        ):
+            ready.put({"target": target.address, "drafter": drafter.address})
+            await asyncio.to_thread(over.wait)
+
+    thread = Thread(target=asyncio.run, args=(serve(),))
+    with pytest.MonkeyPatch.context() as patch:
+        unhurry(patch)
+        thread.start()
+        found = ready.get(timeout=300)
+    yield found
+    over.set()
+    thread.join()
+
+
 @pytest.fixture
-def started(pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[Wanted | Served]:  # noqa: F811
+def started(addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[Wanted | Served]:
     """What was to be started, in order."""
     asked: list[Wanted | Served] = []
-    addresses = dict(zip(("target", "drafter"), pair[1::2], strict=True))
 
     @asynccontextmanager
     async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
@@ -81,7 +111,7 @@ def started(pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[Want
         yield [addresses[one.role] for one in wanted]
 
     @asynccontextmanager
-    async def target_service(target: Served) -> AsyncIterator[Running]:  # noqa: F811
+    async def target_service(target: Served) -> AsyncIterator[Running]:
         asked.append(target)
         yield Running(addresses["target"], PROCESS)
 

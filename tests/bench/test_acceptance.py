@@ -92,7 +92,8 @@ def test_trees_have_nodes_and_branches(measure: Measure, started: object, prompt
     options = ("--method", "coupled", "--temperature", 1, "--max-tokens", 6, "-k", 2)
     cells = measure("trees", "--prompts", prompts_file, "--limit", 1, "--drafter", "tiny", *options)
     assert [cell["shape"]["paths"] for cell in cells] == [shape.paths for shape in SHAPES]
-    assert all(cell["nodes"] >= 1 and cell["passes"] > 0 for cell in cells)
+    assert all(cell["nodes"] >= 0 and cell["passes"] > 0 for cell in cells)
+    assert cells[0]["nodes"] > 0
     assert [cell["branches_hit"] is None for cell in cells[:4]] == [True] * 4
 
 

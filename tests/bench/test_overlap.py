@@ -25,6 +25,10 @@ from tests.bench.conftest import Measure, figures
 from tests.cli.conftest import Cli
 
 TASK = Task(("one", "two"), "seeded", 1.0, 32)
+PLAN = OverlapBenchmark(
+    *(Served("t"), Served("d"), (0.0, 0.5), (0.0, 2.0), (0.0, 1.0), "slem", ("x",), 64, 8, 1, ()),
+    Search((1,), ((4, 1),), ((2, 1),)),
+)
 CONDITIONS = Conditions("seeded", 1.0, 0.5, 5.0)
 
 
@@ -87,7 +91,7 @@ def test_the_better_of_lock_step_and_plain_is_what_the_controller_is_held_to() -
 def test_the_table_has_a_row_for_each_way() -> None:
     (locked,) = lock_steps((3,))
     cell = cell_of(CONDITIONS, {PLAIN: [outcome(1.0)], locked: [outcome(0.5)]}, {"lock-step": 1.9})
-    (table,) = OverlapBenchmark.report(None, [cell])  # type: ignore[arg-type]
+    (table,) = PLAN.report([cell])
     lines = table.markdown().splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert [line.split(" | ")[3] for line in lines[2:]] == ["plain", "lock-step, K = 3"]
@@ -114,11 +118,7 @@ async def test_every_condition_is_a_cell(started: list[Served], monkeypatch: pyt
         return Cell(conditions, (), None)
 
     monkeypatch.setattr(OverlapBenchmark, "_cell", cell)
-    search = Search((1,), ((4, 1),), ((2, 1),))
-    plan = OverlapBenchmark(
-        *(Served("t"), Served("d"), (0.0, 0.5), (0.0, 2.0), (0.0, 1.0), "slem", ("x",), 64, 8, 1, (), search)
-    )
-    cells = [one async for one in plan.measure(lambda count=1, doing="": None)]
+    cells = [one async for one in PLAN.measure(lambda count=1, doing="": None)]
     assert [one.conditions for one in cells] == [
         Conditions("slem", temperature, noise, delay)
         for noise in (0.0, 0.5)
