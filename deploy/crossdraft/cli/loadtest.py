@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from crossdraft.bench.harness import rotated, write_text
-from crossdraft.bench.overlap import Distant, Served, service
+from crossdraft.bench.services import Distant, Served, service
 from crossdraft.cli.generate import check_address
 from crossdraft.client import connect
 from crossdraft.console.pictures import check_picture

@@ -95,7 +95,7 @@ def loadtest(
 
     Without --url, --server and --target it starts services and a front for as long as it takes.
     """
-    from crossdraft.bench.overlap import Served, delays_of
+    from crossdraft.bench.services import Served, delays_of
     from crossdraft.cli import loadtest as command
     from crossdraft.console.running import checked_options
     from crossdraft.loadtest.requests import RequestOptions
