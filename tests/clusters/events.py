@@ -13,7 +13,8 @@ from typing import Any
 import httpx2
 from openai import AsyncOpenAI
 
-from crossdraft.bench.emulation import Link, Machine
+from crossdraft.bench.emulation import Link
+from crossdraft.bench.emulation.machines import Machine
 from tests.clusters.person import CONFIGURATION, FILE, NEXT, VERSION, Person, said
 from tests.clusters.streams import Stream, Streams, faults_of
 

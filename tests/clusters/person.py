@@ -14,8 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crossdraft.bench.emulation import Machine, machines
-from crossdraft.bench.emulation.outfit import outfit
+from crossdraft.bench.emulation.machines import Machine, machines, outfit
 
 REPOSITORY = Path(__file__).parents[2]
 FILE = "deploy/cluster.local.yaml"

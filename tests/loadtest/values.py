@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from crossdraft.loadtest.timeline import Figures, LaneFigures, Timeline
-from crossdraft.types.statistics import BOUNDS
+from crossdraft.loadtest.timeline import Figures, Timeline
+from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 
 TRIPS = (*(4 if bound == 0.005 else 0 for bound in BOUNDS), 0)  # four of 2.5 to 5 ms
-TARGET = LaneFigures("target", 100, 300, TRIPS, 0.016, 0.004, 0.4, 0.002, 1.0, 0.5)
-DRAFTER = LaneFigures("drafter", 50, 150, TRIPS, 0.014, 0.0, 0.1, 0.001, 0.8, 0.2, "unreachable")
+TARGET = LaneFigures("target", "", 100, 300, Trips(TRIPS, 0.016, 0.004), "", 0.4, 0.002, 1.0, 0.5)
+DRAFTER = LaneFigures("drafter", "", 50, 150, Trips(TRIPS, 0.014), "unreachable", 0.1, 0.001, 0.8, 0.2)
 FIGURES = Figures(4, passes=2, accepted=2, corrected=1, judged_at=(2, 1), accepted_at=(2, 0), lanes=(TARGET, DRAFTER))
 # Due at 10, sent at once; tokens after 0.1, 0.2, 0.2 and 0.4 s; its end 0.1 s after the last.
 WHOLE = Timeline(

@@ -409,7 +409,7 @@ def throughput(
     from crossdraft.bench.workload import prompts_of
 
     texts = prompts_of(prompts, limit)
-    plan = command.Plan(
+    command.Throughput(
         target,
         drafter,
         tuple(way),
@@ -426,8 +426,7 @@ def throughput(
         dtype,
         device,
         enforce_eager,
-    )
-    command.measure(plan, json_file, markdown_file)
+    ).run(json_file, markdown_file)
 
 
 @app.command(rich_help_panel=SPEED)
@@ -438,11 +437,12 @@ def prefill(
     times: Annotated[int, typer.Option(min=1, help="That it comes.")] = 5,
     cache_mib: CacheMib = 1024,
     json_file: JsonFile = None,
+    markdown_file: MarkdownFile = None,
 ) -> None:
     """A long prompt that comes while others stream: what their tokens wait, beside what they usually do."""
-    from crossdraft.bench import throughput as command
+    from crossdraft.bench.prefill import Prefill
 
-    command.prefill_measure(command.PrefillPlan(target, streams, prompt, times, cache_mib), json_file)
+    Prefill(target, streams, prompt, times, cache_mib).run(json_file, markdown_file)
 
 
 @app.command(rich_help_panel=SPEED)
@@ -467,8 +467,7 @@ def device(
     from crossdraft.bench import device as command
 
     measured = (tuple(size), drafter, device, dtype, concurrency, tokens, turns)
-    plan = command.Plan(*measured, cache_mib, seconds, prompts, enforce_eager)
-    command.measure(plan, output)
+    command.DeviceBenchmark(*measured, cache_mib, seconds, prompts, enforce_eager).run_in(output)
 
 
 # Robustness.
@@ -579,12 +578,12 @@ def memory(
     cache_mib: CacheMib = 64,
     seed: Annotated[int, typer.Option(min=0, help="Of lengths and ids.")] = 0,
     json_file: JsonFile = None,
+    markdown_file: MarkdownFile = None,
 ) -> None:
-    """Many sessions of all lengths through one engine: memory of the process, and places held, over time."""
-    from crossdraft.bench import throughput as command
-    from crossdraft.bench.throughput import Soaking
+    """Many sessions of all lengths through one engine: memory of the process, and KV slots held, over time."""
+    from crossdraft.bench.memory import Memory
 
-    command.memory_measure(target, cache_mib, Soaking(sessions, at_once, longest, steps, seed), json_file)
+    Memory(target, cache_mib, sessions, at_once, longest, steps, seed).run(json_file, markdown_file)
 
 
 # Parts.
@@ -672,8 +671,10 @@ def engine(
     """The engine's pass beside a bare forward with a StaticCache, on the same tokens, with one thread."""
     from crossdraft.bench import engine as command
 
-    plan = command.Plan(target, dtype, device, cache_mib, command.loads_of(load), context, turns, enforce_eager)
-    command.measure(plan, json_file, markdown_file)
+    loads = command.loads_of(load)
+    command.EnginePasses(target, dtype, device, cache_mib, loads, context, turns, enforce_eager).run(
+        json_file, markdown_file
+    )
 
 
 @app.command(rich_help_panel=PARTS)
@@ -682,11 +683,12 @@ def head(
     share: Shares = SHARES,
     turns: Annotated[int, typer.Option(min=1, help="Drafts of five tokens with each head.")] = 20,
     json_file: JsonFile = None,
+    markdown_file: MarkdownFile = None,
 ) -> None:
     """How much of a drafting step is LM head and softmax, with the whole head and with cut ones."""
-    from crossdraft.bench import engine as command
+    from crossdraft.bench.engine import DraftingSteps
 
-    command.head_measure(drafter, share, turns, json_file)
+    DraftingSteps(tuple(drafter), tuple(share), turns).run(json_file, markdown_file)
 
 
 @app.command(rich_help_panel=PARTS)
@@ -704,7 +706,7 @@ def inflate(
     Of the bundled target: --layers 8 --hidden 1024 takes about 20 ms for one token, --layers 26 --hidden 1024 about
     60 ms, on one thread of an AMD EPYC core. Where the width is 4 or 16 times the model's, its file is half as large.
     """
-    from crossdraft.bench import device as command
+    from crossdraft.bench import inflate as command
     from crossdraft.engine.names import Size
 
     command.make(model, Size(layers, hidden, intermediate), output)

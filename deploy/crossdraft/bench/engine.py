@@ -1,12 +1,16 @@
-"""`crossdraft bench engine`: the engine's pass beside a bare forward of the same model over the same tokens."""
+"""`crossdraft bench engine` and `head`: what a pass of the engine and a step of a drafter take.
+
+`engine` compares the engine's pass with a bare forward of the same model over the same tokens. `head` splits a
+drafting step into layers, LM head, distribution and draw, with the whole head and with cut ones. Both count the
+processor time of one thread on a CPU, which other work on the machine hardly changes.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field, replace
-from pathlib import Path
+from dataclasses import astuple, dataclass, field, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import StaticLayer
 
-from crossdraft.bench.harness import markdown, print_table, write_json, write_text
-from crossdraft.console.running import CommandFailed, Misused, check_output, warnings_shown
+from crossdraft.bench.harness import Advance, Benchmark, Columns, Table
+from crossdraft.console.running import CommandFailed, Misused, warnings_shown
 from crossdraft.engine.compatibility import embedding_weight
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotPruneError, cut_of, load_model
@@ -25,7 +29,7 @@ from crossdraft.engine.requests import Work
 from crossdraft.engine.resizing import random_model
 from crossdraft.engine.row_builder import drafting_distributions, tempered
 from crossdraft.engine.runner import Forwards, pack
-from crossdraft.engine.sampler import Clocks, Distribution, RandomDraws
+from crossdraft.engine.sampler import Clocks, RandomDraws
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
@@ -33,35 +37,128 @@ from crossdraft.verification.noise import KeyedNoise
 
 MILLISECONDS = 1000.0
 GB = 1e9  # bytes
-HEADINGS = (
-    *("sessions", "tokens each", "engine, ms", "of it in the model", "bare, ms", "engine / bare"),
-    *("engine / each alone", "logits apart by"),
-)
 
 
-# The engine's pass beside a bare forward of the same model over the same tokens.
+# Clocks and devices.
+
+BANDWIDTH_TURNS = 10
+MATRIX = 1 << 30  # bytes, more than any cache holds
+AT_ONCE = 8  # products in a turn on another device than a CPU, since launching and waiting take time as well
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Seconds of this thread's processor time on a CPU; elsewhere of the clock, once the device has done its work."""
+    if device.type == "cpu":
+        return time.thread_time
+    if device.type == "cuda":
+
+        def after_cuda() -> float:
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+
+        return after_cuda
+    return time.perf_counter
+
+
+def described(name: str) -> str:
+    """What the device of a name is, and the versions of what drives it."""
+    device = torch.device(name)
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if device.type != "cuda":
+        return f"{device}; {versions}"
+    found = torch.cuda.get_device_properties(device)
+    cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    return f"{found.name}, {found.total_memory >> 20} MiB; {versions}, {cuda}"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time of a pass on a device that reads all weights for it."""
+
+    weights: int  # bytes that a forward reads: all but the embedding's
+    bandwidth: float  # bytes a second, of a matrix times a vector, which reads every number once
+
+    @property
+    def seconds(self) -> float:
+        """Of a pass."""
+        return self.weights / self.bandwidth
+
+
+def floor_of(model: PreTrainedModel, size: int = MATRIX) -> Floor:
+    """Measures the bandwidth with a matrix of `size` bytes; the best of some turns."""
+    embedding = embedding_weight(model)
+    tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is embedding
+    everything = sum(weight.numel() * weight.itemsize for weight in model.parameters())
+    weights = everything - (0 if tied else embedding.numel() * embedding.itemsize)
+    columns = 4096
+    rows = max(1, size // (columns * model.dtype.itemsize))
+    matrix = torch.ones(rows, columns, dtype=model.dtype, device=embedding.device)
+    vector = torch.ones(columns, dtype=model.dtype, device=embedding.device)
+    clock, times = clock_of(embedding.device), list[float]()
+    products = 1 if embedding.device.type == "cpu" else AT_ONCE
+    for _ in range(BANDWIDTH_TURNS):
+        began = clock()
+        for _ in range(products):
+            torch.mv(matrix, vector)
+        times.append((clock() - began) / products)
+    return Floor(weights, matrix.numel() * matrix.itemsize / min(times))
+
+
+@dataclass(eq=False)
+class Stopwatch:
+    """Seconds that were counted."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def in_forwards(forwards: Forwards, clock: Callable[[], float]) -> Iterator[Stopwatch]:
+    """Counts the seconds of the engine's forwards in the block; hooks of a model miss those captured as graphs."""
+    watch, before = Stopwatch(), forwards.inside
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        began = clock()
+        yield
+        watch.seconds += clock() - began
+
+    forwards.inside = counted
+    try:
+        yield watch
+    finally:
+        forwards.inside = before
+
+
+@contextmanager
+def in_module(module: nn.Module) -> Iterator[Stopwatch]:
+    """Counts the processor seconds of this thread in a module in the block."""
+    watch = Stopwatch()
+
+    def before(*_: object) -> None:
+        watch.seconds -= time.thread_time()
+
+    def after(*_: object) -> None:
+        watch.seconds += time.thread_time()
+
+    hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    try:
+        yield watch
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# The engine's pass beside a bare forward.
+
+WARM_UP = 2  # turns that do not count
 
 
 @dataclass(frozen=True)
 class Load:
-    """A pass."""
+    """The size of a pass."""
 
     sessions: int
     tokens: int  # of each session: one committed token and a chain of nodes
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is measured."""
-
-    target: str  # a model's name
-    dtype: str
-    device: str
-    mib: int  # for keys and values
-    loads: tuple[Load, ...]
-    context: int  # tokens of each session before the pass
-    turns: int
-    enforce_eager: bool = False
 
 
 def loads_of(texts: Sequence[str]) -> tuple[Load, ...]:
@@ -79,99 +176,101 @@ def _load(text: str) -> Load:
     return Load(sessions, tokens)
 
 
-def measure(plan: Plan, json_path: Path | None, markdown_path: Path | None = None) -> None:
-    """Measures all loads; a table on stdout, and files if paths are given.
-
-    Raises:
-        Misused: a number does not fit the model.
-        CommandFailed: the model cannot be loaded or run.
-    """
-    for path in (json_path, markdown_path):
-        if path is not None:
-            check_output(path)
-    try:
-        where = (plan.target, plan.dtype, plan.device, plan.mib)
-        with warnings_shown():
-            times, floor, captured = times_of(*where, plan.loads, plan.context, plan.turns, plan.enforce_eager)
-    except NumberOutOfRangeError as error:
-        raise Misused(str(error)) from error
-    except (ModelLoadError, ValueError) as error:
-        raise CommandFailed(str(error)) from error
-    text = report(plan, times, floor, captured)
-    print(text, end="")
-    if markdown_path is not None:
-        write_text(markdown_path, text)
-    if json_path is not None:
-        figures = [asdict(one) | {"overhead": one.overhead, "beside_alone": one.beside_alone} for one in times]
-        write_json(json_path, {"plan": asdict(plan), "floor": asdict(floor), "times": figures, "captured": captured})
-
-
 @dataclass(frozen=True)
 class PassTime:
     """Medians, in seconds of one thread on a CPU, and of the clock elsewhere."""
 
     load: Load
     engine: float  # `Engine.forward`
-    model: float  # ... of it in the model
+    model: float  # the part of it in the model
     bare: float  # one `model(...)` with a StaticCache for all sessions, as rows of one batch
     alone: float  # the same for a single session
     difference: float  # largest, between logits of both
+    floor: Floor
+    captured: int  # shapes of the engine's forwards that were captured as graphs
 
     @property
     def overhead(self) -> float:
-        """The engine's time, as a multiple of the bare one."""
+        """The engine's time over that of the bare forward."""
         return self.engine / self.bare
 
     @property
     def beside_alone(self) -> float:
-        """... of bare forwards of each session by itself."""
+        """The engine's time over that of bare forwards of each session by itself."""
         return self.engine / (self.load.sessions * self.alone)
 
 
-# Clocks of devices, what a model's forwards take, and what its weights alone take.
+PASSES: Columns = {
+    "sessions": lambda one: one.load.sessions,
+    "tokens each": lambda one: one.load.tokens,
+    "engine, ms": lambda one: f"{MILLISECONDS * one.engine:.2f}",
+    "of it in the model": lambda one: f"{MILLISECONDS * one.model:.2f}",
+    "bare, ms": lambda one: f"{MILLISECONDS * one.bare:.2f}",
+    "engine / bare": lambda one: f"{one.overhead:.3f}",
+    "engine / each alone": lambda one: f"{one.beside_alone:.3f}",
+    "logits apart by": lambda one: f"{one.difference:.1g}",
+}
 
 
 @dataclass(frozen=True)
-class Floor:
-    """What no pass of a model can be faster than on a device that reads all weights for it."""
+class EnginePasses(Benchmark[PassTime]):
+    """What is measured."""
 
-    weights: int  # bytes that a forward reads: all but the embedding's
-    bandwidth: float  # bytes a second of a matrix times a vector, of which memory sees every number once
+    target: str  # a model's name
+    dtype: str
+    device: str
+    mib: int  # for keys and values
+    loads: tuple[Load, ...]
+    context: int  # tokens of each session before the pass
+    turns: int
+    enforce_eager: bool = False
+
+    unit = "turns"
 
     @property
-    def seconds(self) -> float:
-        """Of a pass."""
-        return self.weights / self.bandwidth
+    def total(self) -> int:
+        """Turns."""
+        return WARM_UP + self.turns
 
+    def measure(self, advance: Advance) -> Iterator[PassTime]:
+        """A result for each load. Torch has one thread from here on."""
+        torch.set_num_threads(1)
+        try:
+            with warnings_shown():
+                mine, bare = (load_model(self.target, self.dtype, self.device).model for _ in range(2))
+                floor = floor_of(bare)
+                for model in (mine, bare):
+                    pack(model)
+                length = self.context + max(load.tokens for load in self.loads)
+                engine = Engine(mine, length, self.mib, static=False if self.enforce_eager else None)
+                yield from engine_times(engine, bare, self.loads, self.context, self.turns, floor, advance)
+        except NumberOutOfRangeError as error:
+            raise Misused(str(error)) from error
+        except (ModelLoadError, ValueError) as error:
+            raise CommandFailed(str(error)) from error
 
-def report(plan: Plan, times: Sequence[PassTime], floor: Floor, captured: int) -> str:
-    """A table, and what the weights alone take."""
-    graphs = (
-        "" if plan.device == "cpu" else f" Shapes of the engine's forwards that were captured as graphs: {captured}."
-    )
-    return (
-        f"{markdown(HEADINGS, [_row(one) for one in times])}\n{plan.target} in {plan.dtype} on {plan.device}, after "
-        f"texts of {plan.context} tokens. A pass reads {floor.weights / GB:.2f} GB of weights, which takes "
-        f"{MILLISECONDS * floor.seconds:.2f} ms at the {floor.bandwidth / GB:.1f} GB a second that were measured."
-        f"{graphs}\n"
-    )
-
-
-def _row(one: PassTime) -> tuple[str, ...]:
-    return (
-        *(str(one.load.sessions), str(one.load.tokens)),
-        *(f"{MILLISECONDS * seconds:.2f}" for seconds in (one.engine, one.model, one.bare)),
-        *(f"{one.overhead:.3f}", f"{one.beside_alone:.3f}", f"{one.difference:.1g}"),
-    )
-
-
-WARM_UP = 2  # turns that do not count
+    def report(self, results: Sequence[PassTime]) -> Iterator[Table | str]:
+        """A table, and the time that reading the weights alone takes."""
+        yield Table.of(results, PASSES)
+        floor, captured = results[0].floor, results[0].captured
+        graphs = f" Shapes of the engine's forwards that were captured as graphs: {captured}."
+        yield (
+            f"{self.target} in {self.dtype} on {self.device}, after texts of {self.context} tokens. A pass reads "
+            f"{floor.weights / GB:.2f} GB of weights, which takes {MILLISECONDS * floor.seconds:.2f} ms at the "
+            f"{floor.bandwidth / GB:.1f} GB a second that were measured.{'' if self.device == 'cpu' else graphs}"
+        )
 
 
 def engine_times(
-    engine: Engine, bare: PreTrainedModel, loads: Sequence[Load], context: int, turns: int
+    engine: Engine,
+    bare: PreTrainedModel,
+    loads: Sequence[Load],
+    context: int,
+    turns: int,
+    floor: Floor,
+    advance: Advance = lambda count=1, doing="": None,
 ) -> list[PassTime]:
-    """Times of some loads, after texts of `context` tokens; both ways and all loads take turns.
+    """Times of some loads, after texts of `context` tokens; engine and bare model and all loads take turns.
 
     Args:
         engine: of a model that it has to itself.
@@ -179,12 +278,15 @@ def engine_times(
         loads: at least one; a single session with as many tokens as each is measured besides.
         context: tokens of each session before the pass.
         turns: that count.
+        floor: of the model.
+        advance: is called after each turn.
     """
     alone = [Load(1, load.tokens) for load in loads]
     races = {load: Race(engine, bare, load, context) for load in dict.fromkeys((*alone, *loads))}
     for turn in range(WARM_UP + turns):
         for race in races.values():
             race.run(turn, counts=turn >= WARM_UP)
+        advance()
     return [
         PassTime(
             load,
@@ -193,6 +295,8 @@ def engine_times(
             median(races[load].bare),
             median(races[Load(1, load.tokens)].bare),
             races[load].difference,
+            floor,
+            engine.captured,
         )
         for load in loads
     ]
@@ -200,7 +304,7 @@ def engine_times(
 
 @dataclass(eq=False)
 class Race:
-    """Both ways over one load. The tokens differ from turn to turn, as the engine does not feed again what it holds."""
+    """Engine and bare model over one load. Tokens differ from turn to turn, since the engine skips what it holds."""
 
     _engine: Engine
     _model: PreTrainedModel
@@ -220,7 +324,7 @@ class Race:
             self._model(self._rows([self._text(session) for session in range(self._load.sessions)]), **self._options(0))
 
     def run(self, turn: int, counts: bool) -> None:
-        """One pass in each way, whichever is first."""
+        """A pass of each; the first one changes from turn to turn."""
         fed = [[(turn + session + place) % self._size for place in range(self._load.tokens)] for session in self._names]
         ways = [self._run_engine, self._run_bare]
         found = {way: way(fed, counts) for way in (ways if turn % 2 else reversed(ways))}
@@ -245,7 +349,7 @@ class Race:
             Work(text.session, (*text.context, first), TokenTree(tuple(rest), parents))
             for text, (first, *rest) in zip(texts, fed, strict=True)
         ]
-        with spent_in(self._engine.forwards, self._clock) as inside:
+        with in_forwards(self._engine.forwards, self._clock) as inside:
             began = self._clock()
             logits = self._engine.forward(works)
             taken = self._clock() - began
@@ -278,63 +382,12 @@ class Race:
         return {"position_ids": positions, "past_key_values": self._cache, "use_cache": True}
 
 
-def times_of(
-    name: str, dtype: str, device: str, budget: int, loads: Sequence[Load], context: int, turns: int, eager: bool
-) -> tuple[list[PassTime], Floor, int]:
-    """The same for a model by its name, as a service runs it, its floor, and how many forwards were captured.
-
-    Torch has one thread from here on. If `eager`, no forward is captured.
-
-    Raises:
-        ModelLoadError: it cannot be loaded.
-        ValueError: the budget or the context does not fit, or the engine cannot run it.
-    """
-    torch.set_num_threads(1)
-    mine, bare = (load_model(name, dtype, device).model for _ in range(2))
-    floor = floor_of(bare)
-    for model in (mine, bare):
-        pack(model)
-    length = context + max(load.tokens for load in loads)
-    engine = Engine(mine, length, budget, static=False if eager else None)
-    return engine_times(engine, bare, loads, context, turns), floor, engine.captured
-
-
-# How long a pass takes, as a function of the nodes of its tree.
-
-PROMPT = 64  # tokens before the tree
-
-
-def pass_times(model: PreTrainedModel, nodes: Sequence[int], turns: int) -> list[float]:
-    """Median processor seconds of a pass of one committed token and a chain of so many nodes, for each number.
-
-    All numbers take their turn, so that whatever else the machine does meets all of them. Torch has one thread from
-    here on.
-
-    Raises:
-        ValueError: the engine cannot run this model.
-    """
-    torch.set_num_threads(1)
-    engine = Engine(model, PROMPT + max(nodes) + 1)
-    prompt = tuple(range(1, PROMPT + 1))
-    engine.forward([Work("pass", prompt)])
-    found: list[list[float]] = [[] for _ in nodes]
-    for turn in range(1 + turns):
-        for count, times in zip(nodes, found, strict=True):
-            tree = TokenTree((0,) * count, tuple(range(ROOT, count - 1)))
-            began = time.thread_time()
-            engine.forward([Work("pass", (*prompt, turn % 2), tree)])
-            times += [time.thread_time() - began] if turn else []  # the first turn warms up
-            engine.forward([Work("pass", prompt, wanted=())])
-    return [median(times) for times in found]
-
-
-# Where the time of a drafting step goes: layers, LM head, distribution, draw; with the whole head and with cut ones.
-#
-# What is counted is the processor time of one thread, which other work on the machine hardly changes.
+# Where the time of a drafting step goes: `crossdraft bench head`.
 
 RANDOM = "random:"  # before the name of a shape
-STEPTIME_PROMPT = 48  # tokens before the draft
+PROMPT = 48  # tokens before the draft
 STEPS = 5  # of a draft
+ROW_WIDTH = 64  # ids of a draft token's row, as the pipeline asks for
 OPTIONS = SamplingOptions()
 
 
@@ -354,55 +407,118 @@ class StepTime:
 
     @property
     def head_and_distribution(self) -> float:
-        """Their share, which grows with the vocabulary."""
+        """Their share of the step, which grows with the vocabulary."""
         return (self.head + self.distribution) / self.total
 
 
-class Drawing(Protocol):
+@dataclass(frozen=True)
+class Measured:
+    """A drafting step with a head of one size. Times are medians, of one thread's processor time."""
+
+    drafter: str
+    drawn_from: str
+    keep: int  # ids of the head
+    layers_ms: float
+    head_ms: float
+    softmax_ms: float  # with order and rounding
+    draw_ms: float
+    head_and_softmax: float  # share of the step
+    faster: float  # the step with the whole head, over this one
+
+
+@dataclass(frozen=True)
+class DraftingSteps(Benchmark[Measured]):
+    """What is measured."""
+
+    drafters: tuple[str, ...]  # models' names, or `random:` and the name of a shape
+    shares: tuple[float, ...]  # of the vocabulary that cut heads keep
+    turns: int
+
+    unit = "drafters"
+    title = "Processor milliseconds of a drafting step, one thread"
+    columns: ClassVar[Columns] = {
+        "drafter": lambda one: one.drafter,
+        "drawn from": lambda one: one.drawn_from,
+        "keep": lambda one: f"{one.keep:,}",
+        "layers": lambda one: f"{one.layers_ms:.2f}",
+        "head": lambda one: f"{one.head_ms:.2f}",
+        "softmax": lambda one: f"{one.softmax_ms:.2f}",
+        "draw": lambda one: f"{one.draw_ms:.2f}",
+        "step": lambda one: f"{one.layers_ms + one.head_ms + one.softmax_ms + one.draw_ms:.2f}",
+        "head + softmax": lambda one: f"{one.head_and_softmax:.0%}",
+        "faster": lambda one: f"{one.faster:.2f}×",
+    }
+
+    @property
+    def total(self) -> int:
+        """Drafters."""
+        return len(self.drafters)
+
+    def check(self) -> None:
+        """Raises Misused if a share is out of its range."""
+        check_shares(self.shares)
+
+    def measure(self, advance: Advance) -> Iterator[Measured]:
+        """Each drafter with each head, drawing in both ways. Torch has one thread from here on."""
+        for name in self.drafters:
+            try:
+                yield from self._steps(name)
+            except (ModelLoadError, CannotPruneError) as error:
+                raise CommandFailed(str(error)) from error
+            advance()
+
+    def _steps(self, name: str) -> Iterator[Measured]:
+        model = model_of(name)
+        size: int = len(model.get_output_embeddings().weight)
+        keep = sizes_of(size, self.shares)
+        for drawing in (from_rows(ROW_WIDTH), keyed(size)):
+            times = step_times(model, keep, drawing, self.turns)
+            for ids, one in zip(keep, times, strict=True):
+                parts = (MILLISECONDS * part for part in astuple(one))
+                faster = times[0].total / one.total
+                yield Measured(name, drawing.name, ids, *parts, one.head_and_distribution, faster)
+
+
+def check_shares(shares: Sequence[float]) -> None:
+    """Raises Misused if one is no share of a vocabulary."""
+    for share in shares:
+        if not 0 < share <= 1:
+            raise Misused(f"--share must be above 0 and at most 1, got {share}")
+
+
+def sizes_of(size: int, shares: Sequence[float]) -> list[int]:
+    """How many ids the shares of a vocabulary are, the whole of it first."""
+    return sorted({size, *(max(1, round(size * share)) for share in shares)}, reverse=True)
+
+
+@dataclass(frozen=True)
+class Drawing:
     """How draft tokens are drawn."""
 
-    def distribution(self, logits: Tensor) -> Any:
-        """What is drawn from, of one row of logits (1, V)."""
-        ...
-
-    def draw(self, distribution: Any, offset: int) -> int:
-        """A draw from it."""
-        ...
+    name: str
+    distribution: Callable[[Tensor], Any]  # to draw from, of one row of logits (1, V)
+    draw: Callable[[Any, int], int]  # from the distribution, at an offset
 
 
-class FromRows:
-    """At random from the most probable ids, as for methods whose draft tokens carry rows."""
-
-    def __init__(self, row_width: int) -> None:
-        """`row_width`: as in `OpenDrafter`."""
-        self._row_width = row_width
-        self._draws = RandomDraws(np.random.default_rng(0))
-
-    def distribution(self, logits: Tensor) -> Distribution:
-        """As in `Drawing`."""
-        (distribution,) = drafting_distributions(logits, OPTIONS, self._row_width)
-        return distribution
-
-    def draw(self, distribution: Distribution, offset: int) -> int:
-        """As in `Drawing`."""
-        return self._draws.draw(*distribution, offset)
+def from_rows(row_width: int) -> Drawing:
+    """At random from the `row_width` most probable ids, as for methods whose draft tokens carry rows."""
+    draws = RandomDraws(np.random.default_rng(0))
+    return Drawing(
+        f"the {row_width} best",
+        lambda logits: drafting_distributions(logits, OPTIONS, row_width)[0],
+        lambda distribution, offset: draws.draw(*distribution, offset),
+    )
 
 
-class Keyed:
-    """With noise of all of `size` ids, as for `seeded`."""
-
-    def __init__(self, size: int) -> None:
-        """`size`: ids of the vocabulary."""
-        noise = KeyedNoise([Letters(str(token)) for token in range(size)], [0] * size)
-        self._clocks = Clocks(noise, torch.device("cpu"))
-
-    def distribution(self, logits: Tensor) -> Tensor:
-        """As in `Drawing`."""
-        return tempered(logits, OPTIONS)
-
-    def draw(self, distribution: Tensor, offset: int) -> int:
-        """As in `Drawing`."""
-        return int(self._clocks.arrivals(distribution, [(NoiseKey(0), offset)]).argmin())
+def keyed(size: int) -> Drawing:
+    """With noise of all `size` ids of the vocabulary, as for `seeded`."""
+    noise = KeyedNoise([Letters(str(token)) for token in range(size)], [0] * size)
+    clocks = Clocks(noise, torch.device("cpu"))
+    return Drawing(
+        "all, keyed",
+        lambda logits: tempered(logits, OPTIONS),
+        lambda distribution, offset: int(clocks.arrivals(distribution, [(NoiseKey(0), offset)]).argmin()),
+    )
 
 
 def model_of(name: str) -> PreTrainedModel:
@@ -424,7 +540,7 @@ def step_times(model: PreTrainedModel, keep: Sequence[int], drawing: Drawing, tu
         ValueError: the engine cannot run this model.
     """
     torch.set_num_threads(1)
-    engine = Engine(model, STEPTIME_PROMPT + STEPS)
+    engine = Engine(model, PROMPT + STEPS)
     whole = model.get_output_embeddings()
     heads = [whole if size >= len(whole.weight) else cut_of(whole, np.arange(size)) for size in keep]
     found: list[list[StepTime]] = [[] for _ in heads]
@@ -441,11 +557,11 @@ def step_times(model: PreTrainedModel, keep: Sequence[int], drawing: Drawing, tu
 
 
 def _draft(engine: Engine, head: nn.Module, drawing: Drawing) -> list[StepTime]:
-    ids = [1] * STEPTIME_PROMPT
+    ids = [1] * PROMPT
     engine.forward([Work("draft", tuple(ids))])
     times = []
     for step in range(STEPS):
-        with _timed(head) as spent:
+        with in_module(head) as watch:
             began = time.thread_time()
             (logits,) = engine.forward([Work("draft", tuple(ids))])
             forwarded = time.thread_time()
@@ -453,185 +569,9 @@ def _draft(engine: Engine, head: nn.Module, drawing: Drawing) -> list[StepTime]:
         made = time.thread_time()
         ids.append(drawing.draw(distribution, step))
         drawn = time.thread_time()
-        times.append(StepTime(forwarded - began - spent.seconds, spent.seconds, made - forwarded, drawn - made))
+        times.append(StepTime(forwarded - began - watch.seconds, watch.seconds, made - forwarded, drawn - made))
     return times
 
 
 def _medians(times: Sequence[StepTime]) -> StepTime:
     return StepTime(*(median(part) for part in zip(*map(astuple, times), strict=True)))
-
-
-@dataclass
-class _Spent:
-    """Seconds in a module."""
-
-    seconds: float = 0.0
-    began: float = field(default=0.0, repr=False)
-
-
-@contextmanager
-def _timed(module: nn.Module) -> Iterator[_Spent]:
-    spent = _Spent()
-
-    def before(*_: object) -> None:
-        spent.began = time.thread_time()
-
-    def after(*_: object) -> None:
-        spent.seconds += time.thread_time() - spent.began
-
-    hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-    try:
-        yield spent
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-TURNS = 10  # of a measurement of bandwidth
-MATRIX = 1 << 30  # bytes of its matrix, which no cache must hold
-AT_ONCE = 8  # products that another device than a CPU does in a turn: to launch one, and to wait, takes time as well
-
-
-@dataclass(eq=False)
-class Inside:
-    """Seconds in a model."""
-
-    seconds: float = 0.0
-
-
-@contextmanager
-def spent_in(forwards: Forwards, clock: Callable[[], float]) -> Iterator[Inside]:
-    """Counts the seconds that its forwards take in the block; hooks of the model see nothing of those captured."""
-    inside, before = Inside(), forwards.inside
-
-    @contextmanager
-    def counted() -> Iterator[None]:
-        began = clock()
-        yield
-        inside.seconds += clock() - began
-
-    forwards.inside = counted
-    try:
-        yield inside
-    finally:
-        forwards.inside = before
-
-
-def floor_of(model: PreTrainedModel, size: int = MATRIX) -> Floor:
-    """Measures the bandwidth with a matrix of `size` bytes; the best of some turns."""
-    embedding = embedding_weight(model)
-    tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is embedding
-    everything = sum(weight.numel() * weight.itemsize for weight in model.parameters())
-    weights = everything - (0 if tied else embedding.numel() * embedding.itemsize)
-    columns = 4096
-    rows = max(1, size // (columns * model.dtype.itemsize))
-    matrix = torch.ones(rows, columns, dtype=model.dtype, device=embedding.device)
-    vector = torch.ones(columns, dtype=model.dtype, device=embedding.device)
-    clock, times = clock_of(embedding.device), list[float]()
-    products = 1 if embedding.device.type == "cpu" else AT_ONCE
-    for _ in range(TURNS):
-        began = clock()
-        for _ in range(products):
-            torch.mv(matrix, vector)
-        times.append((clock() - began) / products)
-    return Floor(weights, matrix.numel() * matrix.itemsize / min(times))
-
-
-def described(name: str) -> str:
-    """What the device of a name is, and the versions of what drives it."""
-    device = torch.device(name)
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    if device.type != "cuda":
-        return f"{device}; {versions}"
-    found = torch.cuda.get_device_properties(device)
-    cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
-    return f"{found.name}, {found.total_memory >> 20} MiB; {versions}, {cuda}"
-
-
-def clock_of(device: torch.device) -> Callable[[], float]:
-    """Seconds of this thread's processor time on a CPU; elsewhere of the clock, once the device has done its work."""
-    if device.type == "cpu":
-        return time.thread_time
-    if device.type == "cuda":
-
-        def after_cuda() -> float:
-            torch.cuda.synchronize(device)
-            return time.perf_counter()
-
-        return after_cuda
-    return time.perf_counter
-
-
-# `crossdraft bench head`: how much of a drafting step is LM head and softmax, with whole and with cut heads.
-
-ROW_WIDTH = 64  # ids of a draft token's row, as the pipeline asks for
-COLUMNS = ("drafter", "drawn from", "keep", "layers", "head", "softmax", "draw", "step", "head + softmax", "faster")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A drafting step with a head of one size. Times are medians, of one thread's processor time."""
-
-    drafter: str
-    drawn_from: str
-    keep: int  # ids of the head
-    layers_ms: float
-    head_ms: float
-    softmax_ms: float  # and order, and rounding
-    draw_ms: float
-    head_and_softmax: float  # share of the step
-    faster: float  # the step with the whole head, over this one
-
-
-def head_measure(drafters: Sequence[str], shares: Sequence[float], turns: int, json_path: Path | None) -> None:
-    """Measures every drafter; a table on stdout, and JSON if a path is given.
-
-    Raises:
-        Misused: a share is out of its range.
-        CommandFailed: a model cannot be loaded, or its head cannot be cut.
-    """
-    check_shares(shares)
-    measured = [one for name in drafters for one in _measured(name, shares, turns)]
-    print_table("Processor milliseconds of a drafting step, one thread", COLUMNS, [shown(one) for one in measured])
-    if json_path is not None:
-        write_json(json_path, {"turns": turns, "steps": [asdict(one) for one in measured]})
-
-
-def check_shares(shares: Sequence[float]) -> None:
-    """Raises Misused if one is no share of a vocabulary."""
-    for share in shares:
-        if not 0 < share <= 1:
-            raise Misused(f"--share must be above 0 and at most 1, got {share}")
-
-
-def sizes_of(size: int, shares: Sequence[float]) -> list[int]:
-    """How many ids the shares of a vocabulary are, the whole of it first."""
-    return sorted({size, *(max(1, round(size * share)) for share in shares)}, reverse=True)
-
-
-def _measured(name: str, shares: Sequence[float], turns: int) -> list[Measured]:
-    try:
-        model = model_of(name)
-        size: int = len(model.get_output_embeddings().weight)
-        keep = sizes_of(size, shares)
-        ways: dict[str, Drawing] = {f"the {ROW_WIDTH} best": FromRows(ROW_WIDTH), "all, keyed": Keyed(size)}
-        return [
-            _of(name, way, ids, time, times[0])
-            for way, drawing in ways.items()
-            for times in [step_times(model, keep, drawing, turns)]
-            for ids, time in zip(keep, times, strict=True)
-        ]
-    except (ModelLoadError, CannotPruneError) as error:
-        raise CommandFailed(str(error)) from error
-
-
-def _of(name: str, way: str, keep: int, time: StepTime, whole: StepTime) -> Measured:
-    layers, head, softmax, draw = (MILLISECONDS * part for part in astuple(time))
-    return Measured(name, way, keep, layers, head, softmax, draw, time.head_and_distribution, whole.total / time.total)
-
-
-def shown(one: Measured) -> tuple[str, ...]:
-    """A row of the table."""
-    parts = (one.layers_ms, one.head_ms, one.softmax_ms, one.draw_ms)
-    times = (f"{part:.2f}" for part in (*parts, sum(parts)))
-    return (one.drafter, one.drawn_from, f"{one.keep:,}", *times, f"{one.head_and_softmax:.0%}", f"{one.faster:.2f}×")

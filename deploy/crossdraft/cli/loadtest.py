@@ -1,15 +1,19 @@
-"""`crossdraft loadtest`: requests on a schedule, and what became of them."""
+"""`crossdraft loadtest`: sends requests to servers that run already, or to services that it starts, and reports.
+
+A configuration is one way to have outputs made: over HTTP, over gRPC, or by a pipeline in this process. All
+configurations are measured under one emulated delay after another; within a delay they take turns.
+"""
 
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -29,52 +33,193 @@ from crossdraft.console.running import (
     checked_options,
     run_to_end,
 )
-from crossdraft.loadtest import prompts
-from crossdraft.loadtest.arrivals import ClosedLoop, Load
-from crossdraft.loadtest.clients import InProcess, Origin, OverGrpc
+from crossdraft.loadtest import requests
+from crossdraft.loadtest.clients import GrpcClient, PipelineClient
 from crossdraft.loadtest.plots import plot
-from crossdraft.loadtest.prompts import Prompt, Question, Wishes, questions_of
 from crossdraft.loadtest.report import Comparison, Conditions, Report, Run, as_csv, notes_of, plain, tables_of
-from crossdraft.loadtest.runner import Trial
+from crossdraft.loadtest.requests import Prompt, Request, RequestOptions, requests_over
+from crossdraft.loadtest.runner import ClosedLoop, Load, Runner
 from crossdraft.loadtest.summary import Goal, added_by, summary_of
-from crossdraft.loadtest.timeline import Timeline, Way
+from crossdraft.loadtest.timeline import Client, Timeline
 from crossdraft.rpc.generation import GenerationClient
 from crossdraft.rpc.security import TlsFiles, trusting_credentials
 
-# What a load test asks: servers that run already, or services that are started on hosts at a distance.
+HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"  # names of configurations
+MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has for its models
+MISSING = "HTTP needs the extra `serve`: install crossdraft with it, or use gRPC (--over grpc, --server)"
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Ways to have the same outputs made, under one delay."""
+    """The configurations that are compared under one delay."""
 
-    delay_ms: float | None  # None: nothing is emulated
-    ways: Mapping[str, Way]  # by name
+    delay_ms: float | None  # one way; None: nothing is emulated
+    clients: Mapping[str, Client]  # by the configuration's name
 
 
-class Staging(Protocol):
-    """Where outputs are made: `loadtest_stage.Addressed` or `Started`."""
+@dataclass(frozen=True)
+class Addressed:
+    """Servers and services that run already, by their addresses. Raises Misused."""
+
+    url: str = ""  # of an HTTP server
+    server: str = ""  # HOST:PORT of a gRPC server
+    targets: str = ""  # HOST:PORT,... for a pipeline in this process
+    drafters: str = ""
+    key: str = field(default="", repr=False)  # API key of the servers
+    ca: Path | None = None  # that signed the gRPC server's certificate; None: nothing is encrypted
+    tls: TlsFiles | None = None  # for services
+
+    def __post_init__(self) -> None:
+        given = (("--server", self.server), ("--target", self.targets), ("--drafter", self.drafters))
+        for name, addresses in given:
+            for one in addresses.split(",") if addresses else ():
+                check_address(name, one.strip())
+        if self.url:
+            base_url(self.url)
+        if self.drafters and not self.targets:
+            raise Misused(
+                "--drafter has an address and --target has none; a server's drafter is named by --use-drafter"
+            )
 
     @property
-    def said(self) -> str:
-        """What is started for the test; empty: nothing."""
-        ...
+    def services(self) -> str:
+        """What the test starts, for the report: nothing."""
+        return ""
 
-    def stages(self) -> AsyncGenerator[Stage, None]:
-        """One for each delay; raises ServiceError and CommandFailed."""
-        ...
+    async def stages(self) -> AsyncGenerator[Stage, None]:
+        """One stage. Raises ServiceError and CommandFailed."""
+        async with AsyncExitStack() as stack:
+            clients: dict[str, Client] = {}
+            if self.url:
+                clients[HTTP] = await _http(stack, self.url, self.key)
+            if self.server:
+                with checked_options():
+                    tls = None if self.ca is None else trusting_credentials(self.ca)
+                clients[GRPC] = GrpcClient(
+                    await stack.enter_async_context(GenerationClient(self.server, self.key, tls))
+                )
+            if self.targets:
+                clients[IN_PROCESS] = await _in_process(stack, self.targets, self.drafters, self.tls)
+            yield Stage(None, clients)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Services that run as long as the test, and a server in a process of its own."""
+
+    target: Served
+    drafter: Served
+    delays: tuple[float, ...]  # ms, one way, to a distant host; each in turn
+    far: frozenset[str]  # which of target and drafter are on hosts of their own; the server is where this process is
+    over: frozenset[str]  # HTTP, gRPC
+    compare: bool  # with a pipeline in this process
+    max_outputs: int  # that the server makes at once
+
+    @property
+    def services(self) -> str:
+        """What is started, and where."""
+        models = ", ".join(
+            f"{role} {_described(one)}" for role, one in (("target", self.target), ("drafter", self.drafter))
+        )
+        if not any(self.delays):
+            return models
+        far = " and ".join(sorted(self.far, reverse=True))
+        return f"{models}; {far} at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way"
+
+    async def stages(self) -> AsyncGenerator[Stage, None]:
+        """One stage for each delay, each with a server of its own. Raises ServiceError and CommandFailed."""
+        distant = any(self.delays)
+        async with (
+            service("target", self.target, 0, distant and "target" in self.far) as target,
+            service("drafter", self.drafter, 1, distant and "drafter" in self.far) as drafter,
+        ):
+            for delay in self.delays:
+                await target.delay(delay)
+                await drafter.delay(delay)
+                async with AsyncExitStack() as stack:
+                    clients = await self._clients(stack, target, drafter)
+                    yield Stage(delay if distant else None, clients)
+
+    async def _clients(self, stack: AsyncExitStack, target: Distant, drafter: Distant) -> dict[str, Client]:
+        clients: dict[str, Client] = {}
+        server = HttpServer(target.address, drafter.address, self.max_outputs)
+        (ready,) = await stack.enter_async_context(running([server]))
+        if HTTP in self.over:
+            clients[HTTP] = await _http(stack, f"http://{ready.address}", "")
+        if GRPC in self.over:
+            clients[GRPC] = GrpcClient(await stack.enter_async_context(GenerationClient(ready.ready["grpc"])))
+        if self.compare:
+            clients[IN_PROCESS] = await _in_process(stack, target.address, drafter.address, None)
+        return clients
+
+
+@dataclass(frozen=True)
+class HttpServer:
+    """`crossdraft serve http`, with gRPC beside it, on any free ports."""
+
+    target: str  # host:port
+    drafter: str
+    max_outputs: int
+    role: str = "front"
+
+    def command(self) -> list[str]:
+        """The command line. The server ends with its standard input, so it does not outlive this process."""
+        services = ["--target", self.target, "--drafter", f"{DRAFTER}={self.drafter}", "--model", MODEL]
+        where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.max_outputs)]
+        ends = ["--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning"]
+        return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *where, *ends]
+
+
+def base_url(url: str) -> str:
+    """The URL of a server without `/v1` and slashes at its end.
+
+    Raises:
+        Misused: this is not http://HOST[:PORT][/PATH] or the same with https.
+    """
+    complaint = f"--url must be such as http://127.0.0.1:8000, got {url}"
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
+    except ValueError as error:
+        raise Misused(complaint) from error
+    if not known or parts.query or parts.fragment:
+        raise Misused(complaint)
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+
+
+async def _http(stack: AsyncExitStack, url: str, key: str) -> Client:
+    """A client of OpenAI's API; raises CommandFailed."""
+    try:
+        from crossdraft.loadtest.http_client import HttpClient
+    except ImportError as error:
+        raise CommandFailed(MISSING) from error
+    return await stack.enter_async_context(HttpClient(base_url(url), key))
+
+
+async def _in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: TlsFiles | None) -> Client:
+    """A pipeline of this process, and one without a drafter; raises ServiceError."""
+    plain = await stack.enter_async_context(connect(targets, tls=tls))
+    if not drafters:
+        return PipelineClient(plain, plain)
+    drafted = await stack.enter_async_context(connect(targets, drafters, needs_drafter=True, tls=tls))
+    return PipelineClient(drafted, plain)
+
+
+def _described(served: Served) -> str:
+    """The name of a model, and whether it is slowed down."""
+    return served.model if served.pace is None else f"{served.model} paced {served.pace} ms"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked, when, and how often.
+    """Which requests are sent, when, and how often.
 
     Raises:
         Misused: a number is out of its range.
     """
 
     load: Load
-    wishes: Wishes
+    options: RequestOptions
     goal: Goal
     prompts: tuple[Prompt, ...]
     prompts_from: str  # for the report
@@ -96,26 +241,43 @@ class Plan:
             if not holds:
                 raise Misused(complaint)
 
-    def questions(self, count: int) -> tuple[Question, ...]:
+    def first(self, count: int) -> tuple[Request, ...]:
         """The first requests."""
-        return questions_of(self.prompts, count, self.wishes)
+        return requests_over(self.prompts, count, self.options)
 
     def conditions(self, services: str) -> Conditions:
-        """What the report says of it."""
+        """The settings as the report has them, and the services that the test starts."""
         try:
             software = version("crossdraft")
         except PackageNotFoundError:
             software = "not installed"
-        begun, cores = datetime.now(UTC).isoformat(timespec="seconds"), len(os.sched_getaffinity(0))
-        counts = self.requests, self.warm_up, self.repeat, self.seed
         return Conditions(
-            begun, software, cores, self.load, self.goal, self.wishes, *counts, self.prompts_from, services
+            begun=datetime.now(UTC).isoformat(timespec="seconds"),
+            software=software,
+            cores=len(os.sched_getaffinity(0)),
+            load=self.load,
+            goal=self.goal,
+            wishes=self.options,
+            requests=self.requests,
+            warm_up=self.warm_up,
+            repeat=self.repeat,
+            seed=self.seed,
+            prompts=self.prompts_from,
+            services=services,
         )
+
+
+def prompts_of(path: Path | None) -> tuple[tuple[Prompt, ...], str]:
+    """The prompts of a file or the bundled ones, and their source for the report; raises Misused."""
+    if path is None:
+        return requests.bundled(), "bundled"
+    with checked_options():
+        return requests.read(path), path.name
 
 
 @dataclass(frozen=True)
 class Files:
-    """What is written besides what is shown. Raises Misused."""
+    """Where the report is written, besides the tables on stdout. Raises Misused."""
 
     as_json: Path | None = None
     as_csv: Path | None = None
@@ -140,78 +302,71 @@ class Files:
                 raise CommandFailed(f"cannot write the picture: {error}") from error
 
 
-def prompts_of(path: Path | None) -> tuple[tuple[Prompt, ...], str]:
-    """Those of a file or the bundled ones, and where they are from; raises Misused."""
-    if path is None:
-        return prompts.bundled(), "bundled"
-    with checked_options():
-        return prompts.read(path), path.name
-
-
-def run(plan: Plan, staging: Staging, files: Files) -> None:
+def run(plan: Plan, tested: Addressed | Started, files: Files) -> None:
     """Runs the test; tables on stdout, files if paths are given.
 
     Raises:
         Misused: a request cannot be served by the pair of models.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
-    run_to_end(LoadTest(plan, staging, files).run(), STARTS_PROCESSES)
+    run_to_end(LoadTest(plan, tested, files).run(), STARTS_PROCESSES)
 
 
 @dataclass(eq=False)
 class LoadTest:
-    """A test under way."""
+    """A running test."""
 
     plan: Plan
-    staging: Staging
+    tested: Addressed | Started
     files: Files
     runs: list[Run] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
-    faults: dict[str, str] = field(default_factory=dict)  # what the first error of each kind said
+    faults: dict[str, str] = field(default_factory=dict)  # text of the first error of each kind
 
     async def run(self) -> None:
-        """All stages, then the report for people."""
-        conditions = self.plan.conditions(self.staging.said)
+        """All stages, then the tables."""
+        conditions = self.plan.conditions(self.tested.services)
         columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as self._progress:
             self._task = self._progress.add_task("starting", total=None)
-            async with aclosing(self.staging.stages()) as stages:
+            async with aclosing(self.tested.stages()) as stages:
                 async for stage in stages:
                     await self._stage(stage)
-                    self.files.write(self._report(conditions))  # what there is survives an interruption
+                    self.files.write(self._report(conditions))  # after each stage: an interruption loses only the next
         show(self._report(conditions), self.faults)
-        if all(not one.fine for run in self.runs for one in run.timelines):
+        if all(not one.ok for run in self.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
 
     async def _stage(self, stage: Stage) -> None:
-        found: dict[str, list[list[Timeline]]] = {name: [] for name in stage.ways}
-        for way in stage.ways.values():
-            await self._warm_up(way)
-        names = list(stage.ways)
+        for client in stage.clients.values():
+            await self._warm_up(client)
+        found: dict[str, list[list[Timeline]]] = {name: [] for name in stage.clients}
+        names = list(stage.clients)
+        requests = self.plan.first(self.plan.requests)
         for number in range(self.plan.repeat):
             for place in rotated(len(names), number):
-                told = "" if stage.delay_ms is None else f", {stage.delay_ms:g} ms"
-                self._progress.reset(self._task, description=f"{names[place]}{told}", total=self.plan.requests)
-                questions = self.plan.questions(self.plan.requests)
-                trial = self._trial(stage.ways[names[place]])
-                found[names[place]].append(await trial.run(self.plan.load, questions, self.plan.seed + number))
+                name = names[place]
+                delay = "" if stage.delay_ms is None else f", {stage.delay_ms:g} ms"
+                self._progress.reset(self._task, description=f"{name}{delay}", total=self.plan.requests)
+                runner = self._runner(stage.clients[name])
+                found[name].append(await runner.run(self.plan.load, requests, self.plan.seed + number))
         self._keep(stage.delay_ms, found)
 
-    async def _warm_up(self, way: Way) -> None:
-        """Raises CommandFailed if all of it fails."""
+    async def _warm_up(self, client: Client) -> None:
+        """Raises CommandFailed if all of its requests fail."""
         if not self.plan.warm_up:
             return
         load = self.plan.load if isinstance(self.plan.load, ClosedLoop) else ClosedLoop(1)
-        tried = await self._trial(way).run(load, self.plan.questions(self.plan.warm_up), 0)
-        if not any(one.fine for one in tried):
-            error = tried[0].error
+        timelines = await self._runner(client).run(load, self.plan.first(self.plan.warm_up), 0)
+        if not any(one.ok for one in timelines):
+            error = timelines[0].error
             raise CommandFailed(f"the first requests failed ({error}): {self.faults.get(error, 'no token came')}")
         self.faults.clear()
 
-    def _trial(self, way: Way) -> Trial:
-        return Trial(way, self.plan.timeout_seconds, self._told)
+    def _runner(self, client: Client) -> Runner:
+        return Runner(client, self.plan.timeout_seconds, self._ended)
 
-    def _told(self, timeline: Timeline, text: str) -> None:
+    def _ended(self, timeline: Timeline, text: str) -> None:
         self._progress.advance(self._task)
         if timeline.error:
             self.faults.setdefault(timeline.error, text)
@@ -220,9 +375,8 @@ class LoadTest:
         for name, repetitions in found.items():
             summary = summary_of(repetitions, self.plan.load, self.plan.goal)
             self.runs.append(Run(name, delay_ms, summary, tuple(map(tuple, repetitions))))
-        others = [name for name in found if name != IN_PROCESS]
         if IN_PROCESS in found:
-            for name in others:
+            for name in (name for name in found if name != IN_PROCESS):
                 added = added_by(name, found[name], IN_PROCESS, found[IN_PROCESS])
                 self.comparisons.append(Comparison(delay_ms, added))
 
@@ -231,156 +385,13 @@ class LoadTest:
 
 
 def show(report: Report, faults: dict[str, str]) -> None:
-    """Tables on stdout, what must not be overlooked on stderr."""
+    """Tables on stdout; warnings and the first error of each kind on stderr."""
     console, notes = Console(), Console(stderr=True)
     if not console.is_terminal:
-        console = Console(width=_width(report.runs))
+        console = Console(width=max(COLUMNS, 40 + 36 * len(report.runs)))  # so that no cell is cut
     for table in tables_of(report):
         console.print(table, highlight=False)
     for note in notes_of(report):
         notes.print(note, highlight=False, soft_wrap=True)
     for kind, text in faults.items():
         notes.print(f"{kind}: {text}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _width(runs: Sequence[Run]) -> int:
-    """Of tables that go to a file or pipe, so that no cell is cut."""
-    return max(COLUMNS, 40 + 36 * len(runs))
-
-
-HTTP, GRPC, IN_PROCESS = "HTTP", "gRPC", "in process"
-MODEL, DRAFTER = "loadtest", "drafter"  # the names that a front of a test has for them
-MISSING = "HTTP needs the extra `serve`: install crossdraft with it, or use gRPC (--over grpc, --server)"
-
-
-@dataclass(frozen=True)
-class Addressed:
-    """Servers and services that run already, as they were typed. Raises Misused."""
-
-    url: str = ""  # of an HTTP server
-    server: str = ""  # HOST:PORT of a gRPC server
-    targets: str = ""  # HOST:PORT,... for a pipeline in this process
-    drafters: str = ""
-    key: str = field(default="", repr=False)  # of the servers
-    ca: Path | None = None  # of the gRPC server's certificate; None: nothing is encrypted
-    tls: TlsFiles | None = None  # for services
-
-    def __post_init__(self) -> None:
-        given = (("--server", self.server), ("--target", self.targets), ("--drafter", self.drafters))
-        for name, addresses in given:
-            for one in addresses.split(",") if addresses else ():
-                check_address(name, one.strip())
-        if self.url:
-            with checked_options():
-                Origin.parsed(self.url)
-        if self.drafters and not self.targets:
-            raise Misused(
-                "--drafter has an address and --target has none; a server's drafter is named by --use-drafter"
-            )
-
-    @property
-    def said(self) -> str:
-        """What was started: nothing."""
-        return ""
-
-    async def stages(self) -> AsyncGenerator[Stage, None]:
-        """The only one. Raises ServiceError and CommandFailed."""
-        async with AsyncExitStack() as stack:
-            ways: dict[str, Way] = {}
-            if self.url:
-                ways[HTTP] = await http(stack, self.url, self.key)
-            if self.server:
-                with checked_options():
-                    tls = None if self.ca is None else trusting_credentials(self.ca)
-                client = await stack.enter_async_context(GenerationClient(self.server, self.key, tls))
-                ways[GRPC] = OverGrpc(client)
-            if self.targets:
-                ways[IN_PROCESS] = await in_process(stack, self.targets, self.drafters, self.tls)
-            yield Stage(None, ways)
-
-
-@dataclass(frozen=True)
-class Started:
-    """Services that run as long as the test, and a front in a process of its own."""
-
-    target: Served
-    drafter: Served
-    delays: tuple[float, ...]  # ms of a message to a far host, and of one back
-    far: frozenset[str]  # which of target and drafter are on hosts of their own; the front is where this process is
-    over: frozenset[str]  # HTTP, gRPC
-    compare: bool  # a pipeline in this process, too
-    most_outputs: int  # that the front makes at once
-
-    @property
-    def said(self) -> str:
-        """What is started, and where."""
-        models = [f"{role} {_told(served)}" for role, served in (("target", self.target), ("drafter", self.drafter))]
-        far = " and ".join(sorted(self.far, reverse=True))
-        away = f"; {far} at {', '.join(f'{delay:g}' for delay in self.delays)} ms, one way" if any(self.delays) else ""
-        return f"{models[0]}, {models[1]}{away}"
-
-    async def stages(self) -> AsyncGenerator[Stage, None]:
-        """One for each delay, each with a front of its own. Raises ServiceError and CommandFailed."""
-        distant = any(self.delays)
-        async with (
-            service("target", self.target, 0, distant and "target" in self.far) as target,
-            service("drafter", self.drafter, 1, distant and "drafter" in self.far) as drafter,
-        ):
-            for delay in self.delays:
-                await target.delay(delay)
-                await drafter.delay(delay)
-                async with AsyncExitStack() as stack:
-                    ways = await self._ways(stack, target, drafter)
-                    yield Stage(delay if distant else None, ways)
-
-    async def _ways(self, stack: AsyncExitStack, target: Distant, drafter: Distant) -> dict[str, Way]:
-        ways: dict[str, Way] = {}
-        front = Front(target.address, drafter.address, self.most_outputs)
-        (found,) = await stack.enter_async_context(running([front]))
-        if HTTP in self.over:
-            ways[HTTP] = await http(stack, f"http://{found.address}", "")
-        if GRPC in self.over:
-            ways[GRPC] = OverGrpc(await stack.enter_async_context(GenerationClient(found.ready["grpc"])))
-        if self.compare:
-            ways[IN_PROCESS] = await in_process(stack, target.address, drafter.address, None)
-        return ways
-
-
-@dataclass(frozen=True)
-class Front:
-    """`crossdraft serve http`, with gRPC beside it, on any free ports."""
-
-    target: str  # host:port
-    drafter: str
-    most_outputs: int
-    role: str = "front"
-
-    def command(self) -> list[str]:
-        """As it would be typed. It ends with its standard input: were this process killed, it would end too."""
-        services = ["--target", self.target, "--drafter", f"{DRAFTER}={self.drafter}", "--model", MODEL]
-        where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.most_outputs)]
-        ends = ["--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning"]
-        return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *where, *ends]
-
-
-async def http(stack: AsyncExitStack, url: str, key: str) -> Way:
-    """A server of OpenAI's API; raises CommandFailed."""
-    try:
-        from crossdraft.loadtest.clients import HttpStreams, OverHttp
-    except ImportError as error:
-        raise CommandFailed(MISSING) from error
-    return OverHttp(await stack.enter_async_context(HttpStreams(Origin.parsed(url), key)))
-
-
-async def in_process(stack: AsyncExitStack, targets: str, drafters: str, tls: TlsFiles | None) -> Way:
-    """A pipeline of this process, and one without a drafter; raises ServiceError."""
-    plain = await stack.enter_async_context(connect(targets, tls=tls))
-    if not drafters:
-        return InProcess(plain, plain)
-    drafted = await stack.enter_async_context(connect(targets, drafters, needs_drafter=True, tls=tls))
-    return InProcess(drafted, plain)
-
-
-def _told(served: Served) -> str:
-    """A service that is not as fast as it is says so."""
-    return served.model if served.pace is None else f"{served.model} paced {served.pace} ms"

@@ -1,4 +1,4 @@
-"""`crossdraft loadtest` and its options. What it needs is imported when it runs."""
+"""The options of `crossdraft loadtest`. Its modules are imported when it runs."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -11,22 +11,22 @@ from crossdraft.console.processes import ModelNames
 from crossdraft.console.running import Misused
 
 if TYPE_CHECKING:
-    from crossdraft.loadtest.arrivals import Load
+    from crossdraft.loadtest.runner import Load
 
 BUNDLED = ModelNames()
 DEFAULT_CLIENTS = 2
-LEAST_OUTPUTS = 64  # that a started front makes at once
+MAX_OUTPUTS = 64  # that a started server makes at once, at least
 
 
 class Far(StrEnum):
-    """What is on a host of its own."""
+    """Services that can be on a host of their own."""
 
     TARGET = "target"
     DRAFTER = "drafter"
 
 
 class Over(StrEnum):
-    """How fronts that are started are asked."""
+    """Protocols of a server that the test starts."""
 
     HTTP = "http"
     GRPC = "grpc"
@@ -97,35 +97,34 @@ def loadtest(
     """
     from crossdraft.bench.services import Served, delays_of
     from crossdraft.cli import loadtest as command
-    from crossdraft.cli import loadtest as stage
     from crossdraft.console.running import checked_options
-    from crossdraft.loadtest.prompts import Wishes
+    from crossdraft.loadtest.requests import RequestOptions
     from crossdraft.loadtest.summary import Goal
 
     with checked_options():
         load = _load_of(rate, clients, most_at_once)
         named = "" if use_drafter == "none" else use_drafter
-        wishes = Wishes(max_tokens, temperature, method, named, model, ignore_eos, seed, trace)
+        options = RequestOptions(max_tokens, temperature, method, named, model, ignore_eos, seed, trace)
         goal = Goal(ttft_ms, tpot_ms)
-    plan = command.Plan(load, wishes, goal, *command.prompts_of(prompts), requests, warm_up, repeat, seed, timeout)
+    plan = command.Plan(load, options, goal, *command.prompts_of(prompts), requests, warm_up, repeat, seed, timeout)
     files = command.Files(json_file, csv_file, picture)
-    staging: command.Staging
+    tested: command.Addressed | command.Started
     if url or server or target or drafter:
         if compare or delay_ms is not None:
             raise Misused("--compare and --delay-ms are for services that are started; give --target beside --url")
         ca, tls = (None, tls_of(tls_ca, tls_cert, tls_key)) if target else (tls_ca, None)
-        staging = stage.Addressed(url, server, target, drafter, api_key, ca, tls)
+        tested = command.Addressed(url, server, target, drafter, api_key, ca, tls)
     else:
         paced = Served(target_model, pace_target), Served(drafter_model, pace_drafter)
-        fronts = frozenset(stage.HTTP if one is Over.HTTP else stage.GRPC for one in over)
+        protocols = frozenset(command.HTTP if one is Over.HTTP else command.GRPC for one in over)
         delays = delays_of(delay_ms or "0")
-        staging = stage.Started(*paced, delays, frozenset(far), fronts, compare, max(LEAST_OUTPUTS, requests))
-    command.run(plan, staging, files)
+        tested = command.Started(*paced, delays, frozenset(far), protocols, compare, max(MAX_OUTPUTS, requests))
+    command.run(plan, tested, files)
 
 
 def _load_of(rate: float | None, clients: int | None, most_at_once: int | None) -> "Load":
     """What --rate, --clients and --most-at-once say together. Raises Misused and ValueError."""
-    from crossdraft.loadtest.arrivals import ClosedLoop, OpenLoop
+    from crossdraft.loadtest.runner import ClosedLoop, OpenLoop
 
     if rate is not None and clients is not None:
         raise Misused("--rate and --clients are two kinds of load: give one of them")

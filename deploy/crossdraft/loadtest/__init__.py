@@ -1,1 +1,1 @@
-"""Load tests: requests on a schedule, what of them was when, and figures for people and programs."""
+"""Load tests: requests on a schedule, the moments of each one's events, and figures for people and programs."""

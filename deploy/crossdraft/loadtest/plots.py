@@ -71,7 +71,7 @@ def _shares(axes: "Axes", runs: Sequence[Run], title: str, values_of: Values) ->
     from matplotlib.ticker import LogLocator, NullFormatter
 
     for place, run in enumerate(runs):
-        fine = [one for one in run.timelines if one.fine]
+        fine = [one for one in run.timelines if one.ok]
         values = sorted(max(SHORTEST, MILLISECONDS * value) for one in fine for value in values_of(one))
         shares = [(number + 1) / len(values) for number in range(len(values))]
         axes.step(values, shares, where="post", color=f"C{place}", label=run.name)

@@ -1,4 +1,4 @@
-"""A load test's report, as JSON and CSV. deploy/loadtest/report.schema.json describes the JSON."""
+"""A load test's report: as JSON, which deploy/loadtest/report.schema.json describes, as CSV, and as tables."""
 
 import csv
 import io
@@ -11,8 +11,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from crossdraft.loadtest.arrivals import Load
-from crossdraft.loadtest.prompts import Wishes
+from crossdraft.loadtest.requests import RequestOptions
+from crossdraft.loadtest.runner import Load
 from crossdraft.loadtest.summary import Added, Goal, Hop, Spread, Summary
 from crossdraft.loadtest.timeline import Timeline
 
@@ -23,14 +23,14 @@ ROUNDED = 4  # digits of milliseconds after the point
 
 @dataclass(frozen=True)
 class Conditions:
-    """What was done, so that it can be done again."""
+    """The settings of the test, which repeat it."""
 
     begun: str  # ISO 8601, UTC
     software: str  # version of this package
     cores: int  # that this process may use; services that the test started share them
     load: Load
     goal: Goal
-    wishes: Wishes
+    wishes: RequestOptions  # under its name in the JSON
     requests: int  # of each run, without those that warm up
     warm_up: int  # requests before each run, which do not count
     repeat: int
@@ -41,16 +41,16 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Run:
-    """All requests made in one way under one delay."""
+    """All requests of one configuration under one delay."""
 
-    way: str  # HTTP, gRPC, or in process
+    way: str  # the configuration: HTTP, gRPC, or in process
     delay_ms: float | None  # one way, on an emulated network; None: there is none
     summary: Summary
     repetitions: tuple[tuple[Timeline, ...], ...]  # of the same requests, in the order of their numbers
 
     @property
     def name(self) -> str:
-        """For people."""
+        """In tables and pictures."""
         return self.way if self.delay_ms is None else f"{self.way}, {self.delay_ms:g} ms"
 
     @property
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one way adds to another under one delay."""
+    """What one configuration adds to another under one delay."""
 
     delay_ms: float | None
     added: Added
@@ -77,7 +77,7 @@ class Report:
 
 
 def plain(report: Report) -> dict[str, Any]:
-    """Of dictionaries, lists, texts and numbers only."""
+    """The report as JSON has it: of dictionaries, lists, texts and numbers only."""
     load = {"kind": type(report.conditions.load).__name__} | asdict(report.conditions.load)
     found = {
         "format": FORMAT,
@@ -139,8 +139,6 @@ def _milliseconds(seconds: float) -> float:
     return round(MILLISECONDS * seconds, ROUNDED)
 
 
-# A load test's report for people.
-
 QUANTILES = "mean / p50 / p90 / p99"
 NOTHING = "–"
 Row = tuple[str, Callable[[Summary], str]]
@@ -176,7 +174,7 @@ HOP_ROWS: tuple[HopRow, ...] = (
 
 
 def tables_of(report: Report) -> Iterator[Table]:
-    """Clients' figures, then those of each hop, then comparisons."""
+    """The clients' figures, those of each hop, and the comparisons."""
     runs = report.runs
     table = _table(f"what clients see ({QUANTILES})", [run.name for run in runs])
     for name, shown in ROWS:
@@ -194,7 +192,7 @@ def tables_of(report: Report) -> Iterator[Table]:
 
 
 def notes_of(report: Report) -> Iterator[str]:
-    """What must not be overlooked, a line each."""
+    """Warnings, a line each."""
     for run in report.runs:
         yield from _notes(run)
 

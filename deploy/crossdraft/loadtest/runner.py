@@ -1,114 +1,134 @@
-"""Runs requests on their schedule and writes down what happened to each."""
+"""Sends requests on their schedule and records a timeline of each."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, nullcontext
+from dataclasses import dataclass
 
-from crossdraft.loadtest.arrivals import ClosedLoop, Load, OpenLoop, poisson
-from crossdraft.loadtest.prompts import Question
-from crossdraft.loadtest.timeline import Chunk, Failure, Figures, Over, Timeline, Way
+import numpy as np
+
+from crossdraft.loadtest.requests import Request
+from crossdraft.loadtest.timeline import Chunk, Client, End, RequestFailedError, Timeline
 
 TIMED_OUT = "timed out"
 
 
-class Trial:
-    """One way to have outputs made, under one load.
+@dataclass(frozen=True)
+class OpenLoop:
+    """Requests at random moments (a Poisson process), however long the earlier ones take.
 
-    Args:
-        way: who makes them.
-        timeout_seconds: after which a request is given up.
-        told: is called after each request, with its timeline and what its error said.
-        now: seconds of a clock; that of the ways' moments.
+    Raises:
+        ValueError: a value is out of its range.
     """
 
-    def __init__(
-        self,
-        way: Way,
-        timeout_seconds: float,
-        told: Callable[[Timeline, str], None] = lambda timeline, text: None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._way = way
-        self._timeout_seconds = timeout_seconds
-        self._told = told
-        self._now = now
+    rate: float  # requests a second, on average
+    most: int | None = None  # under way at once; further ones are sent late, which counts for their latencies
 
-    async def run(self, load: Load, questions: Sequence[Question], seed: int) -> list[Timeline]:
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < float("inf"):
+            raise ValueError(f"--rate must be above 0, got {self.rate:g}")
+        if self.most is not None and self.most < 1:
+            raise ValueError(f"--most-at-once must be at least 1, got {self.most}")
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """A number of clients, each of which sends its next request when it has its answer.
+
+    Raises:
+        ValueError: there is no client.
+    """
+
+    clients: int
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ValueError(f"--clients must be at least 1, got {self.clients}")
+
+
+Load = OpenLoop | ClosedLoop
+
+
+def poisson(rate: float, count: int, seed: int) -> tuple[float, ...]:
+    """Seconds from the beginning to each of `count` arrivals of a Poisson process with `rate` a second."""
+    gaps = np.random.default_rng([seed, count]).exponential(1 / rate, count)
+    return tuple(np.cumsum(gaps).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """Runs requests of one client under a load."""
+
+    client: Client
+    timeout_seconds: float  # after which a request is cancelled
+    on_end: Callable[[Timeline, str], None] = lambda timeline, text: None  # with the text of its error
+    now: Callable[[], float] = time.monotonic  # seconds of the clock that the client's moments are of
+
+    async def run(self, load: Load, requests: Sequence[Request], seed: int) -> list[Timeline]:
         """All requests, each to its end; their timelines in the order of their numbers."""
         match load:
             case OpenLoop():
-                return await self._on_schedule(load, questions, poisson(load.rate, len(questions), seed))
+                return await self._open_loop(load, requests, poisson(load.rate, len(requests), seed))
             case ClosedLoop():
-                return await self._by_clients(load.clients, questions)
+                return await self._closed_loop(load.clients, requests)
 
-    async def _on_schedule(
-        self, load: OpenLoop, questions: Sequence[Question], dues: Sequence[float]
-    ) -> list[Timeline]:
+    async def _open_loop(self, load: OpenLoop, requests: Sequence[Request], dues: Sequence[float]) -> list[Timeline]:
         room = nullcontext() if load.most is None else asyncio.Semaphore(load.most)
-        begin = self._now()
+        begin = self.now()
 
-        async def one(question: Question, due: float) -> Timeline:
+        async def one(request: Request, due: float) -> Timeline:
             async with room:
-                return await self._ask(question, due)
+                return await self._send(request, due)
 
         async with asyncio.TaskGroup() as group:
             tasks = []
-            for question, offset in zip(questions, dues, strict=True):
-                await asyncio.sleep(max(0.0, begin + offset - self._now()))
-                tasks.append(group.create_task(one(question, begin + offset)))
+            for request, offset in zip(requests, dues, strict=True):
+                await asyncio.sleep(max(0.0, begin + offset - self.now()))
+                tasks.append(group.create_task(one(request, begin + offset)))
         return [task.result() for task in tasks]
 
-    async def _by_clients(self, clients: int, questions: Sequence[Question]) -> list[Timeline]:
-        left = iter(questions)
-        found: list[Timeline] = []
+    async def _closed_loop(self, clients: int, requests: Sequence[Request]) -> list[Timeline]:
+        left = iter(requests)
+        timelines: list[Timeline] = []
 
         async def client() -> None:
-            for question in left:  # the clients share it
-                found.append(await self._ask(question, self._now()))
+            for request in left:  # the clients share it
+                timelines.append(await self._send(request, self.now()))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
                 group.create_task(client())
-        return sorted(found, key=lambda one: one.number)
+        return sorted(timelines, key=lambda one: one.number)
 
-    async def _ask(self, question: Question, due: float) -> Timeline:
-        sent, error, text = self._now(), "", ""
+    async def _send(self, request: Request, due: float) -> Timeline:
+        sent, error, text = self.now(), "", ""
         chunks: list[Chunk] = []
-        over: Over | None = None
+        end: End | None = None
         try:
-            async with asyncio.timeout(self._timeout_seconds), aclosing(self._way.ask(question)) as heard:
-                async for one in heard:
+            async with asyncio.timeout(self.timeout_seconds), aclosing(self.client.stream(request)) as stream:
+                async for one in stream:
                     match one:
                         case Chunk():
                             chunks.append(one)
-                        case Over():
-                            over = one
+                        case End():
+                            end = one
         except TimeoutError:
-            error, text = TIMED_OUT, f"no end after {self._timeout_seconds:g} s"
-        except Failure as failure:
+            error, text = TIMED_OUT, f"no end after {self.timeout_seconds:g} s"
+        except RequestFailedError as failure:
             error, text = failure.kind, str(failure)
-        timeline = timeline_of(question, (due, sent, self._now()), chunks, over, error)
-        self._told(timeline, text)
+        made = tuple(one.made for one in chunks if one.made is not None)
+        timeline = Timeline(
+            number=request.number,
+            category=request.prompt.category,
+            due=due,
+            sent=sent,
+            chunks=tuple(one.at for one in chunks),
+            ended=self.now() if end is None else end.at,
+            tokens=len(chunks) if end is None or end.tokens is None else end.tokens,
+            made=made if len(made) == len(chunks) else (),
+            error=error,
+            figures=None if end is None else end.figures,
+        )
+        self.on_end(timeline, text)
         return timeline
-
-
-def timeline_of(
-    question: Question, moments: tuple[float, float, float], chunks: Sequence[Chunk], over: Over | None, error: str
-) -> Timeline:
-    """From when a request was due, sent, and over or broken, and what was heard of it."""
-    due, sent, ended = moments
-    made = tuple(one.made for one in chunks if one.made is not None)
-    figures: Figures | None = None if over is None else over.figures
-    return Timeline(
-        number=question.number,
-        category=question.prompt.category,
-        due=due,
-        sent=sent,
-        chunks=tuple(one.at for one in chunks),
-        ended=ended if over is None else over.at,
-        tokens=len(chunks) if over is None or over.tokens is None else over.tokens,
-        made=made if len(made) == len(chunks) else (),
-        error=error,
-        figures=figures,
-    )

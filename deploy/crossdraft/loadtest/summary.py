@@ -1,4 +1,4 @@
-"""From the timelines of requests to figures. Pure."""
+"""Figures of a load test, computed from the timelines of its requests."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, zip_longest
 from statistics import median
 
-from crossdraft.loadtest.arrivals import ClosedLoop, Load
-from crossdraft.loadtest.timeline import LaneFigures, Timeline, at_once
-from crossdraft.types.statistics import BOUNDS
+import numpy as np
+
+from crossdraft.loadtest.runner import ClosedLoop, Load
+from crossdraft.loadtest.timeline import Figures, Timeline, under_way
+from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 MILLISECONDS = 1000.0
 LATE = 0.010  # seconds after which a request counts as sent too late
-GROWTH = 1.5  # requests under way at the end of the schedule, of those at its middle, at which a server falls behind
-FEW = 4  # requests under way at which this says nothing yet
+GROWTH = 1.5  # a server is saturated if so many times as many requests are under way at the end as at the middle
+FEW = 4  # ... and more than so many
+ROLES = ("target", "drafter")
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is good enough for a request.
+    """Latencies that are good enough for a request.
 
     Raises:
         ValueError: a limit is not above 0.
@@ -39,7 +42,7 @@ class Goal:
 
     def met(self, timeline: Timeline) -> bool:
         """Whether a request was answered, and within all limits."""
-        if not timeline.fine:
+        if not timeline.ok:
             return False
         took = ((self.first_token_ms, timeline.first_token), (self.per_token_ms, timeline.per_token))
         return all(limit is None or value is None or MILLISECONDS * value <= limit for limit, value in took)
@@ -55,7 +58,7 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Place:
-    """Draft tokens at one place of a round."""
+    """Draft tokens at one position of a round."""
 
     judged: int
     acceptance: float
@@ -63,11 +66,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How the drafter fared."""
+    """How many draft tokens were accepted."""
 
     share: float  # of the judged tokens
     tokens_per_pass: float
-    places: tuple[Place, ...]  # by place in a round, as far as any was judged; each given that all before it held
+    places: tuple[
+        Place, ...
+    ]  # by position in a round, as far as any was judged; each given that all before were accepted
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,9 @@ class Schedule:
     saturated: bool  # requests piled up: latencies say how long the test was, not how fast the server is
 
 
-# Mean and quantiles, of values or of counts by bins. Pure.
-
-
 @dataclass(frozen=True)
 class Spread:
-    """How values lie."""
+    """Mean and quantiles of some values."""
 
     count: int
     mean: float
@@ -98,50 +100,70 @@ class Spread:
     @staticmethod
     def of(values: Iterable[float], scale: float = 1.0) -> "Spread | None":
         """Of values times `scale`; None: there are none."""
-        ordered = sorted(scale * value for value in values)
-        if not ordered:
+        scaled = scale * np.fromiter(values, dtype=np.float64)
+        if not len(scaled):
             return None
-        mean = sum(ordered) / len(ordered)
-        return Spread(len(ordered), mean, *(quantile(ordered, share) for share in (0.5, 0.9, 0.99)))
+        return Spread(len(scaled), float(scaled.mean()), *np.quantile(scaled, (0.5, 0.9, 0.99)).tolist())
+
+    @staticmethod
+    def of_bins(counts: Sequence[int], bounds: Sequence[float], total: float) -> "Spread":
+        """Of values that were counted by bins; `total` is their sum, the rest as for `binned_quantile`."""
+        quantiles = (binned_quantile(counts, bounds, share) for share in (0.5, 0.9, 0.99))
+        return Spread(sum(counts), total / sum(counts), *quantiles)
 
 
-# Where the time between the orchestrator and its services goes. Pure.
+def binned_quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float:
+    """A quantile of values that were counted by bins, linear within a bin.
+
+    Args:
+        counts: of each bin, and last of the values above all bounds; any positive number of values in all.
+        bounds: the bins' upper bounds, ascending. Values above the last one are taken for it.
+        share: 0 to 1.
+    """
+    wanted = share * sum(counts)
+    place = next(place for place, reached in enumerate(accumulate(counts)) if reached >= wanted and counts[place])
+    if place == len(bounds):
+        return bounds[-1]
+    low = bounds[place - 1] if place else 0.0
+    before = sum(counts[:place])
+    return low + (bounds[place] - low) * max(0.0, wanted - before) / counts[place]
 
 
 @dataclass(frozen=True)
 class Hop:
-    """The way between the orchestrator and the services of one role, over all outputs.
+    """Communication of the orchestrator with the services of one role, over all outputs.
 
     A round trip goes from a question (a pass, a draft, more of a row, scores) to its first answer, without the model's
-    time for that answer. It is made of the time that the question waited for a model that was busy, and of the rest:
-    network, gRPC, serialization on both sides, event loops.
+    time for that answer. It consists of queueing (the question waited for a model that was busy) and of the wire, which
+    is the rest: network, gRPC, serialization on both sides, event loops.
     """
 
     role: str  # target or drafter
     questions: int
     questions_per_token: float
-    round_trip_ms: Spread | None  # quantiles are interpolated within the bins of `pipeline.trips.BOUNDS`
-    queueing_ms: float  # of a round trip, mean
-    wire_ms: float  # the rest of a round trip, mean
-    serialization_ms_per_token: float  # in the orchestrator's process: messages made and read; a part of the wire
+    round_trip_ms: Spread | None  # quantiles are interpolated within the bins of `types.statistics.BOUNDS`
+    queueing_ms: float  # mean of the round trips
+    wire_ms: float  # mean of the round trips
+    serialization_ms_per_token: float  # messages encoded and decoded in the orchestrator's process; part of the wire
     model_ms_per_token: float  # in the model
     model_share: float  # of the time that sessions were open
-    idle_share: float  # of this time, in which nothing was asked of the service that it had not answered
+    idle_share: float  # of that time, without a question that was not answered
     bytes_per_token: float  # serialized, both ways
     lost: int  # sessions that failed
 
     @staticmethod
     def of(role: str, lanes: Sequence[LaneFigures], tokens: int) -> "Hop":
-        """Of all sessions with services of a role, and the tokens of their outputs."""
-        counts = [sum(column) for column in zip_longest(*(one.trip_counts for one in lanes), fillvalue=0)]
+        """Of all sessions with services of a role, and the number of tokens of their outputs."""
+        counts = _sums(one.trips.counts for one in lanes)
+        bounds = [MILLISECONDS * bound for bound in BOUNDS]
         asked, opened = sum(counts), sum(one.open_seconds for one in lanes)
-        trips, queued = sum(one.trip_seconds for one in lanes), sum(one.queued_seconds for one in lanes)
+        trips, queued = sum(one.trips.seconds for one in lanes), sum(one.trips.queued_seconds for one in lanes)
         model = sum(one.model_seconds for one in lanes)
         return Hop(
             role=role,
             questions=asked,
             questions_per_token=_ratio(asked, tokens),
-            round_trip_ms=_round_trip(counts, trips) if asked else None,
+            round_trip_ms=Spread.of_bins(counts, bounds, MILLISECONDS * trips) if asked else None,
             queueing_ms=MILLISECONDS * _ratio(queued, asked),
             wire_ms=MILLISECONDS * _ratio(max(0.0, trips - queued), asked),
             serialization_ms_per_token=MILLISECONDS * _ratio(sum(one.codec_seconds for one in lanes), tokens),
@@ -155,81 +177,76 @@ class Hop:
 
 @dataclass(frozen=True)
 class Summary:
-    """All figures of one run. Latencies are of requests without an error, and count from when these were due."""
+    """All figures of one configuration. Latencies are of requests without an error, from when these were due."""
 
     requests: int
     errors: Mapping[str, int]  # by kind
-    seconds: float  # from when the first request was due to the last end; of repetitions, together
+    seconds: float  # from when the first request was due to the last end; summed over repetitions
     tokens: int
     tokens_per_second: float
     requests_per_second: float  # answered
     first_token_ms: Spread | None
-    between_chunks_ms: Spread | None  # tokens of one pass come together, so that the median may be near 0
+    between_chunks_ms: Spread | None  # tokens of one pass come together, so the median may be near 0
     per_token_ms: Spread | None  # of each request: from its first token to its last, for each token after the first
     end_to_end_ms: Spread | None
-    front_ms: Spread | None  # of each token: its own way from the server, and its request's way there
+    front_ms: Spread | None  # of each token: transit of the request to the server and of the token back
     acceptance: Acceptance | None
     goodput: Goodput | None  # None: there is no goal
     schedule: Schedule
     hops: tuple[Hop, ...]
 
 
-def summary_of(repetitions: Sequence[Sequence[Timeline]], load: Load, goal: Goal) -> Summary:
-    """The figures of one run, whose requests may have been made several times; each time there was any."""
+Repetitions = Sequence[Sequence[Timeline]]  # of the same requests, each of at least one
+
+
+def summary_of(repetitions: Repetitions, load: Load, goal: Goal) -> Summary:
+    """The figures of one configuration."""
     timelines = list(chain.from_iterable(repetitions))
-    fine = [one for one in timelines if one.fine]
+    answered = [one for one in timelines if one.ok]
     seconds = sum(max(one.ended for one in each) - min(one.due for one in each) for each in repetitions)
-    tokens = sum(one.tokens for one in fine)
-    figures = [one.figures for one in fine if one.figures is not None]
+    tokens = sum(one.tokens for one in answered)
+    figures = [one.figures for one in answered if one.figures is not None]
     good = sum(map(goal.met, timelines))
     return Summary(
         requests=len(timelines),
-        errors=dict(sorted(Counter(one.error or "no token" for one in timelines if not one.fine).items())),
+        errors=dict(sorted(Counter(one.error or "no token" for one in timelines if not one.ok).items())),
         seconds=seconds,
         tokens=tokens,
-        tokens_per_second=tokens / seconds if seconds else 0.0,
-        requests_per_second=len(fine) / seconds if seconds else 0.0,
-        first_token_ms=Spread.of((one.first_token for one in fine), MILLISECONDS),
-        between_chunks_ms=Spread.of(chain.from_iterable(one.between_chunks for one in fine), MILLISECONDS),
-        per_token_ms=Spread.of((one.per_token for one in fine if one.per_token is not None), MILLISECONDS),
-        end_to_end_ms=Spread.of((one.end_to_end for one in fine), MILLISECONDS),
-        front_ms=Spread.of(chain.from_iterable(one.front for one in fine), MILLISECONDS),
-        acceptance=acceptance_of(fine),
-        goodput=Goodput(good / len(timelines), good / seconds if seconds else 0.0) if goal.set else None,
-        schedule=schedule_of(repetitions, load),
-        hops=hops_of(chain.from_iterable(one.lanes for one in figures), sum(one.tokens for one in figures)),
+        tokens_per_second=_ratio(tokens, seconds),
+        requests_per_second=_ratio(len(answered), seconds),
+        first_token_ms=Spread.of((one.first_token for one in answered), MILLISECONDS),
+        between_chunks_ms=Spread.of(chain.from_iterable(one.between_chunks for one in answered), MILLISECONDS),
+        per_token_ms=Spread.of((one.per_token for one in answered if one.per_token is not None), MILLISECONDS),
+        end_to_end_ms=Spread.of((one.end_to_end for one in answered), MILLISECONDS),
+        front_ms=Spread.of(chain.from_iterable(one.front for one in answered), MILLISECONDS),
+        acceptance=_acceptance([one for one in figures if one.passes]),
+        goodput=Goodput(good / len(timelines), _ratio(good, seconds)) if goal.set else None,
+        schedule=_schedule(repetitions, load),
+        hops=_hops(figures),
     )
 
 
-def acceptance_of(timelines: Sequence[Timeline]) -> Acceptance | None:
-    """Over all outputs together; None: no server says how it made them."""
-    figures = [one.figures for one in timelines if one.figures is not None and one.figures.passes]
+def _acceptance(figures: Sequence[Figures]) -> Acceptance | None:
+    """Over all outputs together; None: there is none whose server says how it was made."""
     if not figures:
         return None
-    longest = max(len(one.judged_at) for one in figures)
-    judged, accepted = ([0] * longest for _ in range(2))
-    for one in figures:
-        for place, (was_judged, was_accepted) in enumerate(zip(one.judged_at, one.accepted_at, strict=False)):
-            judged[place] += was_judged
-            accepted[place] += was_accepted
+    judged, accepted = _sums(one.judged_at for one in figures), _sums(one.accepted_at for one in figures)
     all_accepted = sum(one.accepted for one in figures)
-    all_judged = all_accepted + sum(one.corrected for one in figures)
     return Acceptance(
-        all_accepted / all_judged if all_judged else 0.0,
+        _ratio(all_accepted, all_accepted + sum(one.corrected for one in figures)),
         sum(one.tokens for one in figures) / sum(one.passes for one in figures),
-        tuple(Place(of, good / of) for of, good in zip(judged, accepted, strict=True) if of),
+        tuple(Place(of, good / of) for of, good in zip(judged, accepted, strict=False) if of),
     )
 
 
-def schedule_of(repetitions: Sequence[Sequence[Timeline]], load: Load) -> Schedule:
-    """How requests lay beside each other; of several times the one that ended with most under way."""
+def _schedule(repetitions: Repetitions, load: Load) -> Schedule:
+    """The number of requests under way at a time; of the repetitions, the one that ended with most."""
     timelines = list(chain.from_iterable(repetitions))
-    under_way = [(at_once(each, _last(each)), at_once(each, _middle(each))) for each in repetitions]
-    end, middle = max(under_way)
+    end, middle = max((under_way(each, _last(each)), under_way(each, _middle(each))) for each in repetitions)
     return Schedule(
         late=sum(one.late > LATE for one in timelines),
         latest_ms=MILLISECONDS * max(one.late for one in timelines),
-        most=max(at_once(each, one.due) for each in repetitions for one in each),
+        most=max(under_way(each, one.due) for each in repetitions for one in each),
         at_middle=middle,
         at_end=end,
         saturated=not isinstance(load, ClosedLoop) and end > FEW and end >= GROWTH * middle,
@@ -244,83 +261,46 @@ def _last(timelines: Sequence[Timeline]) -> float:
     return max(one.due for one in timelines)
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which a share of ascending values lies, linear between the two nearest."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+def _hops(figures: Sequence[Figures]) -> tuple[Hop, ...]:
+    """One for each role that has sessions."""
+    tokens = sum(one.tokens for one in figures)
+    lanes = {role: [lane for one in figures for lane in one.lanes if lane.role == role] for role in ROLES}
+    return tuple(Hop.of(role, of_role, tokens) for role, of_role in lanes.items() if of_role)
 
 
-def binned_quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float:
-    """The same of counts by bins, linear within a bin.
-
-    Args:
-        counts: of each bin, and at the end of what is above the last bound; any positive number of values in all.
-        bounds: the bins' upper bounds. What is above the last one is taken for it.
-        share: 0 to 1.
-    """
-    wanted = share * sum(counts)
-    place = next(place for place, reached in enumerate(accumulate(counts)) if reached >= wanted and counts[place])
-    if place == len(bounds):
-        return bounds[-1]
-    low = bounds[place - 1] if place else 0.0
-    before = sum(counts[:place])
-    return low + (bounds[place] - low) * max(0.0, wanted - before) / counts[place]
-
-
-ROLES = ("target", "drafter")
-
-
-def hops_of(lanes: Iterable[LaneFigures], tokens: int) -> tuple[Hop, ...]:
-    """One for each role that there was."""
-    found = tuple(lanes)
-    by_role = {role: [one for one in found if one.role == role] for role in ROLES}
-    return tuple(Hop.of(role, of_role, tokens) for role, of_role in by_role.items() if of_role)
-
-
-def _round_trip(counts: Sequence[int], seconds: float) -> Spread:
-    bounds = [MILLISECONDS * bound for bound in BOUNDS]
-    quantiles = (binned_quantile(counts, bounds, share) for share in (0.5, 0.9, 0.99))
-    return Spread(sum(counts), MILLISECONDS * seconds / sum(counts), *quantiles)
+def _sums(rows: Iterable[Sequence[int]]) -> list[int]:
+    """Of each column; shorter rows count as if they ended with zeros."""
+    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
 
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-# The same requests made in two ways: what one way adds. Pure.
-
-Repetitions = Sequence[Sequence[Timeline]]  # of the same requests
-
-
 @dataclass(frozen=True)
 class Added:
-    """Milliseconds that a way takes longer than another, over the requests that were answered in both."""
+    """Milliseconds that a configuration takes longer than another, for the requests that both answered."""
 
-    way: str
-    than: str
+    way: str  # the configuration's name
+    than: str  # the other one's
     first_token_ms: Spread | None
-    per_token_ms: Spread | None  # of each request: its milliseconds a token after the first, less those of the other
+    per_token_ms: Spread | None  # of each request: its time for each token after the first, less that of the other
     end_to_end_ms: Spread | None
     per_token_ratio: float | None  # median over requests
 
 
 def added_by(way: str, made: Repetitions, than: str, others: Repetitions) -> Added:
-    """Pairs the requests of each repetition by their numbers."""
+    """Compares two configurations; pairs the requests of each repetition by their numbers."""
     ordered = (zip(_ordered(one), _ordered(other), strict=True) for one, other in zip(made, others, strict=True))
-    pairs = [pair for pair in chain.from_iterable(ordered) if all(one.fine for one in pair)]
-    paces = [
-        (one.per_token, other.per_token)
-        for one, other in pairs
-        if one.per_token is not None and other.per_token is not None
-    ]
-    ratios = [one / other for one, other in paces if other > 0]
+    pairs = [(one, other) for one, other in chain.from_iterable(ordered) if one.ok and other.ok]
+    paces = [(one.per_token, other.per_token) for one, other in pairs]
+    known = [(one, other) for one, other in paces if one is not None and other is not None]
+    ratios = [one / other for one, other in known if other > 0]
     return Added(
         way,
         than,
         Spread.of((one.first_token - other.first_token for one, other in pairs), MILLISECONDS),
-        Spread.of((one - other for one, other in paces), MILLISECONDS),
+        Spread.of((one - other for one, other in known), MILLISECONDS),
         Spread.of((one.end_to_end - other.end_to_end for one, other in pairs), MILLISECONDS),
         median(ratios) if ratios else None,
     )

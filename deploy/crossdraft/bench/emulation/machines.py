@@ -1,21 +1,28 @@
-"""Machines on this one, to bring up clusters on: hosts of a network that one logs in to by ssh.
+"""Emulated machines to bring up clusters on: hosts of an emulated network with sshd.
 
 A machine has a network, processes, mounts, a name, a home and a /tmp/ray of its own, and sshd as its first process.
-Files are otherwise shared with this machine, and so are its CPUs. It can be switched off (its first process is killed,
-and all others with it), and its link can be delayed or cut like that of any host.
+Other files and the CPUs are shared with this machine. It can be switched off (its first process is killed, and all
+others with it), and its link can be delayed or cut like that of any host. Its first process is
+
+    python -m crossdraft.bench.emulation.machines NAME FOLDER
+
+in namespaces of its own, so that nothing that it mounts is seen from outside; it then becomes sshd.
 """
 
 import asyncio
 import os
 import shutil
 import signal
+import socket
+import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from crossdraft.bench.emulation.booting import Boot, name_lines, write_boot
 from crossdraft.bench.emulation.network import Link, NotAllowed, hosts
 
 NEEDED = ("sshd", "ssh", "ssh-keygen", "rsync", "nsenter", "setpriv", "unshare", "mount")  # commands
@@ -25,6 +32,7 @@ OWN = ("--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--mount-
 BOOT_SECONDS = 30.0
 OFF_SECONDS = 10.0
 PORT = 22
+COMMANDS = {"ray": "ray.scripts.scripts"}  # of an outfit, and the modules that they run
 # Machines are made anew each time, so their keys cannot be known.
 SSH_OPTIONS = {
     "StrictHostKeyChecking": "no",
@@ -34,10 +42,70 @@ SSH_OPTIONS = {
     "BatchMode": "yes",
 }
 
+CONFIGURATION = """
+ListenAddress 0.0.0.0
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+StrictModes no
+UsePAM no
+UseDNS no
+MaxSessions 100
+MaxStartups 100
+Subsystem sftp internal-sftp
+"""
+LOGIN = """
+Host *
+  IdentityFile ~/.ssh/id
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  LogLevel ERROR
+"""
+
+
+@dataclass(frozen=True)
+class MachineFiles:
+    """Files of one machine."""
+
+    name: str
+    folder: Path  # of all machines
+
+    @property
+    def own(self) -> Path:
+        """The folder of this machine."""
+        return self.folder / self.name
+
+    @property
+    def home(self) -> Path:
+        """Of root on this machine."""
+        return self.own / "home"
+
+    @property
+    def log(self) -> Path:
+        """Of its first process."""
+        return self.own / "log"
+
+    def furnish(self, key: Path) -> None:
+        """Makes the files that the machine boots with; `key` is the one that lets root in to all machines."""
+        login = self.home / ".ssh"
+        login.mkdir(mode=0o700, parents=True)
+        (self.own / "ray").mkdir()
+        shutil.copyfile(key.with_suffix(".pub"), login / "authorized_keys")
+        shutil.copyfile(key, login / "id")
+        (login / "id").chmod(0o600)
+        (login / "config").write_text(LOGIN, encoding="ascii")
+        (self.home / ".bashrc").touch()
+
+
+def _write_common_files(folder: Path, addresses: Mapping[str, str]) -> None:
+    """The configuration of sshd, and the /etc/hosts of all machines, with their addresses by name."""
+    (folder / "sshd_config").write_text(f"HostKey {folder / 'host_key'}\n{CONFIGURATION}", encoding="utf-8")
+    lines = [f"{address} {name}\n" for name, address in addresses.items()]
+    (folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]), encoding="ascii")
+
 
 @dataclass(frozen=True)
 class Machine:
-    """One of them."""
+    """A running machine."""
 
     name: str
     link: Link
@@ -57,12 +125,12 @@ class Machine:
         return ("ssh", "-i", str(self.key), *options, f"root@{self.address}", command)
 
     async def kill(self) -> None:
-        """All its processes at once; the network still tells their peers that they are gone."""
+        """Kills all its processes at once; the network still tells their peers."""
         os.kill(self.first, signal.SIGKILL)
         await self.outer.wait()
 
     async def switch_off(self) -> None:
-        """As if its power were cut: whatever runs there is gone, and nothing more is heard of it."""
+        """As if its power were cut: its processes are gone, and their peers are not told."""
         await self.link.cut()
         await self.kill()
 
@@ -85,38 +153,30 @@ async def machines(names: Sequence[str], folder: Path) -> AsyncIterator[Mapping[
         links = await stack.enter_async_context(hosts(names))
         key = await _key(folder / "key")
         await _key(folder / "host_key")
-        write_boot(folder, name_lines({name: link.place.listen for name, link in links.items()}))
+        _write_common_files(folder, {name: link.place.listen for name, link in links.items()})
         booted: dict[str, Machine] = {}
         for name, link in links.items():
-            booted[name] = await _booted(Boot(name, folder), link, key, stack)
+            booted[name] = await _booted(MachineFiles(name, folder), link, key, stack)
         await asyncio.gather(*(_answers(machine) for machine in booted.values()))
         yield booted
 
 
-async def _booted(boot: Boot, link: Link, key: Path, stack: AsyncExitStack) -> Machine:
-    boot.furnish(key)
-    command = (
-        *TOGETHER,
-        *link.place.prefix,
-        "unshare",
-        *OWN,
-        sys.executable,
-        "-m",
-        "crossdraft.bench.emulation.booting",
-    )
-    with boot.log.open("wb") as log:
+async def _booted(files: MachineFiles, link: Link, key: Path, stack: AsyncExitStack) -> Machine:
+    files.furnish(key)
+    module = (sys.executable, "-m", "crossdraft.bench.emulation.machines", files.name, str(files.folder))
+    with files.log.open("wb") as log:
         outer = await asyncio.create_subprocess_exec(
-            *(*command, boot.name, str(boot.folder)),
+            *(*TOGETHER, *link.place.prefix, "unshare", *OWN, *module),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
     stack.push_async_callback(_off, outer)
-    return Machine(boot.name, link, boot.home, key, await _first(outer, boot), outer)
+    return Machine(files.name, link, files.home, key, await _first(outer, files), outer)
 
 
-async def _first(outer: asyncio.subprocess.Process, boot: Boot) -> int:
+async def _first(outer: asyncio.subprocess.Process, files: MachineFiles) -> int:
     """The process id of the machine's first process: the only child of `unshare`."""
     children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
     loop = asyncio.get_running_loop()
@@ -126,7 +186,7 @@ async def _first(outer: asyncio.subprocess.Process, boot: Boot) -> int:
         if found:
             return int(found[0])
         await asyncio.sleep(0.01)
-    raise NotAllowed(f"machine {boot.name} does not start: {_last_words(boot.log)}")
+    raise NotAllowed(f"machine {files.name} does not start: {_last_words(files.log)}")
 
 
 async def _answers(machine: Machine) -> None:
@@ -170,3 +230,59 @@ def _text(path: Path) -> str:
 def _last_words(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+def _passwd(files: MachineFiles) -> Path:
+    """A copy of /etc/passwd with another home for root."""
+    changed = files.own / "passwd"
+    lines = Path("/etc/passwd").read_text(encoding="utf-8").splitlines()
+    fields = [line.split(":") for line in lines]
+    homes = [[*one[:5], str(files.home), *one[6:]] if one[0] == "root" else one for one in fields]
+    changed.write_text("".join(":".join(one) + "\n" for one in homes), encoding="utf-8")
+    return changed
+
+
+def main(name: str, folder: Path) -> None:
+    """The first process of a machine: mounts what is its own, and becomes sshd."""
+    files = MachineFiles(name, folder)
+    ray = Path("/tmp/ray")
+    ray.mkdir(exist_ok=True)
+    _mount("--make-rprivate", "/")
+    _mount("-t", "tmpfs", "tmpfs", "/dev/shm")
+    _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+    _mount("--bind", str(files.own / "ray"), str(ray))
+    _mount("--bind", str(_passwd(files)), "/etc/passwd")
+    _mount("--bind", str(folder / "hosts"), "/etc/hosts")
+    Path("/run/sshd").mkdir(mode=0o755)
+    socket.sethostname(name)
+    os.chdir(files.home)
+    environment = {"HOME": str(files.home), "PATH": os.defpath + ":/usr/sbin:/usr/bin:/sbin:/bin"}
+    sshd = shutil.which("sshd", path=environment["PATH"])
+    if sshd is None:
+        raise SystemExit("there is no sshd")
+    os.execve(sshd, [sshd, "-D", "-e", "-f", str(folder / "sshd_config")], environment)
+
+
+def outfit(folder: Path) -> Path:
+    """Makes a Python environment for a machine, and returns its Python; nothing is downloaded.
+
+    Packages installed in it are that machine's only; all others are found where the Python that runs this has them.
+    """
+    venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
+    python = folder / "bin" / "python"
+    packages = sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)})
+    shared = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (Path(packages) / "shared.pth").write_text("".join(f"{path}\n" for path in shared), encoding="utf-8")
+    for name, module in COMMANDS.items():
+        command = folder / "bin" / name
+        command.write_text(f'#!/bin/sh\nexec "{python}" -m {module} "$@"\n', encoding="utf-8")
+        command.chmod(0o755)
+    return python
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

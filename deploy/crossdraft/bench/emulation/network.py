@@ -1,4 +1,4 @@
-"""Hosts at a distance: namespaces behind a switch, or, where these are not allowed, loopback behind a relay."""
+"""Emulated hosts with delayed links: namespaces behind a switch or, where these are not allowed, loopback relays."""
 
 import asyncio
 import shutil
@@ -9,8 +9,16 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import IO
 
-from crossdraft.bench.emulation.orders import Order, Part, Place, Reshape, Through, read_places, write_order
-from crossdraft.bench.emulation.shape import Shape
+from crossdraft.bench.emulation.protocol import (
+    Order,
+    Part,
+    Place,
+    Reshape,
+    Shape,
+    Through,
+    read_places,
+    write_order,
+)
 
 SWITCH, RELAY = "crossdraft.bench.emulation.switch", "crossdraft.bench.emulation.relay"
 READY_SECONDS = 30.0  # for Python to start on a busy machine
@@ -18,7 +26,7 @@ END_SECONDS = 5.0
 
 
 class NotAllowed(RuntimeError):  # noqa: N818 - it says what happened
-    """There can be no such hosts here; the text says why."""
+    """This machine allows no such hosts; the text says why."""
 
 
 @dataclass(frozen=True, eq=False)

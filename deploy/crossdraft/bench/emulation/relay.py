@@ -1,29 +1,37 @@
-"""A TCP relay that keeps bytes for a while, as a process: distance where namespaces are not allowed.
+"""A process that relays TCP connections and delays their bytes: distance where namespaces are not allowed.
 
     python -m crossdraft.bench.emulation.relay NAME ...
 
-Hosts are names only: their services run on this machine's loopback, and are reached through a port of this process.
-What the kernels say to each other (handshakes, acknowledgements) is not delayed. It ends with its standard input.
+Hosts are only names: their services run on this machine's loopback, and are reached through a port of this process.
+Handshakes and acknowledgements are not delayed. The process ends with its standard input.
 """
 
 import asyncio
-import os
 import selectors
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
-from crossdraft.bench.emulation.orders import Part, Place, Reshape, Through, read_order, write_places
-from crossdraft.bench.emulation.shape import Lane, Shape
+from crossdraft.bench.emulation.protocol import (
+    Lane,
+    Part,
+    Place,
+    Reshape,
+    Shape,
+    Through,
+    read_order,
+    run_in_real_time,
+    say,
+    write_places,
+)
 
 LOOPBACK = "127.0.0.1"
 PIECE = 65_536  # bytes read at once
 PIECES = 256  # on their way in one direction; then the sender has to wait, as with TCP
-Stamped = tuple[float, bytes]  # when it is due; nothing: the end
+Stamped = tuple[float, bytes]  # when the piece is due; an empty one: the end
 
 
-class Link:
-    """The shape of the way to one host, and the servers that stand for its services."""
+class Relayed:
+    """The link to one host, and the servers that stand for its services."""
 
     def __init__(self) -> None:
         self.shape = Shape()
@@ -57,7 +65,7 @@ class Link:
         except OSError:
             writer.transport.abort()
             return
-        there, back = Way(self, True), Way(self, False)
+        there, back = Direction(self, True), Direction(self, False)
         try:
             await asyncio.gather(there.carry(reader, far_writer), back.carry(far_reader, writer))
         except OSError:  # either end is gone: so is the other
@@ -71,10 +79,10 @@ class Link:
         await self._open.wait()
 
 
-class Way:
+class Direction:
     """One direction of one connection."""
 
-    def __init__(self, link: Link, there: bool) -> None:
+    def __init__(self, link: Relayed, there: bool) -> None:
         self._link, self._there = link, there
         self._lane = Lane()
         self._pieces: asyncio.Queue[Stamped] = asyncio.Queue(PIECES)
@@ -115,34 +123,26 @@ class Way:
 
 
 async def _serve(names: Sequence[str]) -> None:
-    links = {name: Link() for name in names}
+    links = {name: Relayed() for name in names}
     loop = asyncio.get_running_loop()
     orders = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    _say(write_places(dict.fromkeys(names, Place((), LOOPBACK))))
+    say(write_places(dict.fromkeys(names, Place((), LOOPBACK))))
     while line := await orders.readline():
         order = read_order(line)
         match order:
             case Reshape(host, shape):
                 links[host].reshape(shape)
-                _say(b"\n")
+                say(b"\n")
             case Part(host, other, _):
-                _say(
-                    f"nothing passes between {host} and {other} in any case: each is reached from here".encode() + b"\n"
-                )
+                say(f"nothing passes between {host} and {other} in any case: each is reached from here\n".encode())
             case Through(host, address):
-                _say((await links[host].through(address)).encode() + b"\n")
-
-
-def _say(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
+                say((await links[host].through(address)).encode() + b"\n")
 
 
 def main(names: Sequence[str]) -> None:
     """Carries bytes until standard input ends."""
-    with suppress(OSError):  # punctual on a busy machine too, where that is allowed
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    run_in_real_time()
     # select and not epoll, whose waits are whole milliseconds.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     loop.run_until_complete(_serve(names))

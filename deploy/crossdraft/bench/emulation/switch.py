@@ -1,32 +1,121 @@
-"""A switch between network namespaces, as a process: packets wait there as long as their links say.
+"""A process that switches packets between network namespaces and delays them as their links say.
 
     python -m crossdraft.bench.emulation.switch NAME ...
 
-Each name is a host with a namespace of its own; this process's own namespace is the place they are reached from. A
-packet waits for the link that it leaves its host by and for the one that it enters another by. It ends with its
-standard input. Where network delays can be had from the kernel (tc netem) that would do, but many kernels lack it.
+Each name is a host with a network namespace of its own; they are reached from this process's own namespace. A packet
+is delayed by the link by which it leaves its host and by the one by which it enters another. The process ends with its
+standard input. (The kernel's own delays, tc netem, are missing from many kernels.)
+
+The namespaces are joined by TUN devices: what one end is written comes out of the other as packets. A namespace made
+here has no name and no process. It lives as long as this process keeps it open or a process started in it lives, and
+the devices end with this process.
 """
 
+import ctypes
+import fcntl
 import heapq
 import os
 import select
+import socket
+import struct
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crossdraft.bench.emulation.devices import Device, far_device, own_device
-from crossdraft.bench.emulation.orders import Part, Place, Reshape, Through, read_order, write_places
-from crossdraft.bench.emulation.shape import Lane, Shape
+from crossdraft.bench.emulation.protocol import (
+    Lane,
+    Part,
+    Place,
+    Reshape,
+    Shape,
+    Through,
+    read_order,
+    run_in_real_time,
+    say,
+    write_places,
+)
 
+MTU = 65_000  # bytes: few packets, as each costs this process some work
+QUEUED = 5_000  # packets that a device keeps for a reader that is behind
+_CLONE_NEWNET = 0x40000000
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8913, 0x8914, 0x8916, 0x891C
+_SIOCSIFMTU, _SIOCSIFTXQLEN = 0x8922, 0x8943
+_IFF_UP = 0x0001
+_OWN = "/proc/thread-self/ns/net"
 BURST = 64  # packets that one device may bring before the others are looked at
 PACKET = 65_536  # bytes
 STDIN = 0
 HERE = ""  # the name of this process's own namespace
 UNDELAYED = Shape()
 Packet = tuple[float, int, int, bytes]  # due, order of entry, device to leave by, IPv4 packet
+
+
+@dataclass(frozen=True)
+class Device:
+    """A network device with its address, seen from its far end."""
+
+    fd: int  # packets that the namespace sends are read here, and those for it written
+    address: str  # IPv4
+    namespace: int | None  # a file descriptor of the namespace it is in; None: this process's own
+
+
+def own_device(name: str, address: str) -> Device:
+    """A device in this process's own namespace; raises OSError where that is not allowed."""
+    return Device(_configured(name, address), address, None)
+
+
+def far_device(name: str, address: str) -> Device:
+    """A device in a new namespace; raises OSError where that is not allowed."""
+    with _aside():
+        _check(_libc().unshare(_CLONE_NEWNET))
+        _bring_up("lo")
+        return Device(_configured(name, address), address, os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC))
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """This thread may go into another namespace within the block, and is back after it."""
+    home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        _check(_libc().setns(home, _CLONE_NEWNET))
+        os.close(home)
+
+
+def _configured(name: str, address: str) -> int:
+    fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, "255.255.255.0")):
+            fcntl.ioctl(
+                control, request, struct.pack("16sHH4s8x", name.encode(), socket.AF_INET, 0, socket.inet_aton(value))
+            )
+        for request, number in ((_SIOCSIFMTU, MTU), (_SIOCSIFTXQLEN, QUEUED)):
+            fcntl.ioctl(control, request, struct.pack("16si12x", name.encode(), number))
+    _bring_up(name)
+    return fd
+
+
+def _bring_up(name: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        found = fcntl.ioctl(control, _SIOCGIFFLAGS, struct.pack("16sH14x", name.encode(), 0))
+        (flags,) = struct.unpack_from("H", found, 16)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH14x", name.encode(), flags | _IFF_UP))
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)  # Python has unshare and setns from 3.12 on
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 @dataclass(frozen=True)
@@ -78,12 +167,12 @@ class Switch:
         match order:
             case Reshape(host, shape):
                 self.reshape(host, shape)
-                _say(b"\n")
+                say(b"\n")
             case Part(host, other, parted):
                 self.part(frozenset((host, other)), parted)
-                _say(b"\n")
+                say(b"\n")
             case Through(_, address):
-                _say(address.encode() + b"\n")
+                say(address.encode() + b"\n")
         return True
 
     def _deliver(self) -> None:
@@ -123,11 +212,6 @@ class Switch:
         return shapes[one.name].cut or shapes[other.name].cut or frozenset((one.name, other.name)) in self._parted
 
 
-def _say(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
-
-
 def _ports(names: Sequence[str]) -> list[Port]:
     network = _free_network()
     own = Port(HERE, own_device(f"cd{os.getpid()}", f"{network}.1"))
@@ -148,13 +232,12 @@ def _free_network() -> str:
 def main(names: Sequence[str]) -> None:
     """Makes the hosts, says where they are, and carries their packets until standard input ends."""
     ports = _ports(names)
-    with suppress(OSError):  # punctual on a busy machine too, where that is allowed
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    run_in_real_time()
     places = {}
     for port in ports[1:]:
         file = f"/proc/{os.getpid()}/fd/{port.device.namespace}"
         places[port.name] = Place(("nsenter", f"--net={file}", "--"), port.device.address)
-    _say(write_places(places))
+    say(write_places(places))
     Switch(ports).run()
 
 

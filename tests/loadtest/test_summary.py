@@ -1,12 +1,16 @@
 """Figures of timelines that were written by hand."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from crossdraft.loadtest.arrivals import ClosedLoop, OpenLoop
-from crossdraft.loadtest.summary import Goal, Place, Spread, added_by, summary_of
-from tests.loadtest.values import DRAFTER, FAILED, FIGURES, TARGET, WHOLE, at
+from crossdraft.loadtest.runner import ClosedLoop, OpenLoop
+from crossdraft.loadtest.summary import Goal, Place, Spread, added_by, binned_quantile, summary_of
+from crossdraft.types.statistics import Trips
+from tests.loadtest.values import FAILED, FIGURES, TARGET, WHOLE, at
 
 CLIENTS = ClosedLoop(1)
 
@@ -93,10 +97,9 @@ def test_hops_say_where_round_trips_went() -> None:
 
 
 def test_a_lane_without_questions_has_no_round_trip() -> None:
-    idle = replace(TARGET, trip_counts=(), trip_seconds=0.0, queued_seconds=0.0)
+    idle = replace(TARGET, trips=Trips())
     found = summary_of([[replace(WHOLE, figures=replace(FIGURES, lanes=(idle,)))]], CLIENTS, Goal()).hops
     assert [(hop.role, hop.questions, hop.round_trip_ms) for hop in found] == [("target", 0, None)]
-    assert DRAFTER.questions == 4
 
 
 def test_requests_that_pile_up_are_noticed() -> None:
@@ -138,3 +141,25 @@ def test_what_cannot_be_is_refused(make: object, complaint: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=complaint):
         make()
+
+
+def test_a_spread_of_known_values() -> None:
+    assert Spread.of(range(101)) == Spread(101, 50.0, 50.0, 90.0, 99.0)
+    assert Spread.of([0.002], 1000.0) == Spread(1, 2.0, 2.0, 2.0, 2.0)
+    assert Spread.of([]) is None
+
+
+def test_quantiles_of_bins_are_linear_within_a_bin() -> None:
+    assert binned_quantile([0, 4, 0, 0], [1.0, 3.0, 5.0], 0.5) == 2.0
+    assert binned_quantile([2, 2, 0, 0], [1.0, 3.0, 5.0], 0.5) == 1.0
+    assert binned_quantile([2, 0, 2, 0], [1.0, 3.0, 5.0], 0.75) == 4.0
+    assert binned_quantile([0, 0, 0, 3], [1.0, 3.0, 5.0], 0.5) == 5.0
+
+
+@given(st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(any), st.fractions(0, 1))
+def test_quantiles_of_bins_rise_and_lie_in_a_bin_with_values(counts: list[int], share: Fraction) -> None:
+    bounds = [1.0, 2.0, 4.0]
+    found = binned_quantile(counts, bounds, float(share))
+    lows = [0.0, *bounds]
+    assert any(count and lows[place] <= found <= [*bounds, 4.0][place] for place, count in enumerate(counts))
+    assert found <= binned_quantile(counts, bounds, 1.0)

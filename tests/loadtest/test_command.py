@@ -1,19 +1,30 @@
 """`crossdraft loadtest`: a real test of started services, and what is refused."""
 
 import json
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from crossdraft.cli.loadtest import Files, Plan, Stage, run
+from crossdraft.console.running import CommandFailed
+from crossdraft.loadtest.requests import Prompt, Request, RequestOptions
+from crossdraft.loadtest.runner import ClosedLoop
+from crossdraft.loadtest.summary import Goal
+from crossdraft.loadtest.timeline import Chunk, Client, End, RequestFailedError
 from tests.cli.conftest import Cli
+from tests.loadtest.values import FIGURES
 
 SCHEMA = Path(__file__).parents[2] / "deploy" / "loadtest" / "report.schema.json"
 DELAY = 3  # ms, one way
-FIGURES = ("first_token_ms", "between_chunks_ms", "per_token_ms", "end_to_end_ms")
+LATENCIES = ("first_token_ms", "between_chunks_ms", "per_token_ms", "end_to_end_ms")
 
 
+@pytest.mark.full
 def test_started_services_over_http_and_grpc_beside_a_pipeline(
     cli: Cli, tmp_path: Path, target_folder: Path, drafter_folder: Path
 ) -> None:
@@ -28,9 +39,9 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
     assert done.code == 0, done.err
     found = json.loads(report.read_text())
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
-    assert [run["way"] for run in found["runs"]] == ["HTTP", "gRPC", "in process"]
-    for run in found["runs"]:
-        assert_measured(run)
+    assert [one["way"] for one in found["runs"]] == ["HTTP", "gRPC", "in process"]
+    for one in found["runs"]:
+        assert_measured(one)
     assert [one["way"] for one in found["comparisons"]] == ["HTTP", "gRPC"]
     assert all(one["end_to_end_ms"]["count"] == 3 for one in found["comparisons"])
     assert len(lines.read_text().splitlines()) == 1 + 9
@@ -39,15 +50,79 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
     assert "added to in process" in done.out
 
 
-def assert_measured(run: dict[str, Any]) -> None:
+class Instant:
+    """A client whose server answers at once, with two chunks of four tokens each."""
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
+        at = time.monotonic()
+        yield Chunk(at)
+        yield Chunk(at + 0.001)
+        yield End(at + 0.002, 8, FIGURES)
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Two stages of two configurations, one of which is measured beside the other."""
+
+    delays: tuple[float, ...] = (0.0, 5.0)
+    services: str = "nothing"
+    clients: Mapping[str, Client] = field(default_factory=lambda: {"HTTP": Instant(), "in process": Instant()})
+
+    async def stages(self) -> AsyncGenerator[Stage, None]:
+        for delay in self.delays:
+            yield Stage(delay, self.clients)
+
+
+PLAN = Plan(ClosedLoop(2), RequestOptions(), Goal(60_000), (Prompt("text", "a"),), "here", 3, 1, 2, 0, 60.0)
+
+
+def test_stages_are_measured_compared_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, lines, picture = (tmp_path / f"report.{kind}" for kind in ("json", "csv", "png"))
+    run(PLAN, InMemory(), Files(report, lines, picture))  # type: ignore[arg-type]
+    found = json.loads(report.read_text())
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
+    names = [(one["way"], one["delay_ms"]) for one in found["runs"]]
+    assert names == [("HTTP", 0), ("in process", 0), ("HTTP", 5), ("in process", 5)]
+    assert [(one["summary"]["requests"], one["summary"]["goodput"]["share"]) for one in found["runs"]] == [(6, 1)] * 4
+    assert [(one["way"], one["delay_ms"]) for one in found["comparisons"]] == [("HTTP", 0), ("HTTP", 5)]
+    assert len(lines.read_text().splitlines()) == 1 + 24
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 150_000
+    assert "orchestrator and target" in capsys.readouterr().out
+
+
+class Refusing:
+    """A client whose server refuses all requests but the first `answered`."""
+
+    def __init__(self, answered: int) -> None:
+        self.answered = answered
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
+        self.answered -= 1
+        if self.answered < 0:
+            raise RequestFailedError("HTTP 429", "no room")
+        yield Chunk(time.monotonic())
+        yield End(time.monotonic())
+
+
+@pytest.mark.parametrize(
+    ("answered", "complaint"), [(0, "the first requests failed .HTTP 429.: no room"), (1, "no request was answered")]
+)
+def test_a_test_without_an_answer_fails(answered: int, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CommandFailed, match=complaint):
+        run(PLAN, InMemory((0.0,), clients={"HTTP": Refusing(answered)}), Files())  # type: ignore[arg-type]
+    assert ("HTTP 429: no room" in capsys.readouterr().err) == (answered == 1)
+
+
+def assert_measured(found: dict[str, Any]) -> None:
     """Every figure is there, and the target is as far away as was asked for."""
-    summary = run["summary"]
+    summary = found["summary"]
     assert (summary["requests"], summary["errors"], summary["tokens"]) == (3, {}, 24)
-    assert all(summary[name]["count"] > 0 for name in FIGURES)
-    assert (summary["front_ms"] is None) == (run["way"] == "in process")
+    assert all(summary[name]["count"] > 0 for name in LATENCIES)
+    assert (summary["front_ms"] is None) == (found["way"] == "in process")
     assert summary["goodput"]["share"] == 1
     assert summary["acceptance"]["tokens_per_pass"] >= 1
-    assert [len(one["chunks_ms"]) for one in run["requests"]] == [8] * 3
+    assert [len(one["chunks_ms"]) for one in found["requests"]] == [8] * 3
     target = summary["hops"][0]
     assert target["role"] == "target"
     assert target["questions"] >= 3
@@ -63,10 +138,6 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
         done = cli("loadtest", *address, "--requests", 1)
         assert (done.code, done.out) == (1, "")
         assert "the first requests failed" in done.err
-
-
-def test_other_servers_need_no_trace(cli: Cli) -> None:
-    assert "--no-trace" in cli("loadtest", "--help").out
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from crossdraft.bench.emulation import NotAllowed, relays
-from tests.emulation.conftest import HANGS, Echo
+from tests.bench.emulation.conftest import HANGS, Echo
 
 SOON = 0.3  # seconds in which what is not cut arrives, unless the machine is busy
 

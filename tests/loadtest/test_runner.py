@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossdraft.loadtest.arrivals import ClosedLoop, Load, OpenLoop, poisson
-from crossdraft.loadtest.prompts import Prompt, Question, Wishes, questions_of
-from crossdraft.loadtest.runner import TIMED_OUT, Trial
-from crossdraft.loadtest.timeline import Chunk, Failure, Figures, Over, Timeline
+from crossdraft.loadtest.requests import Prompt, Request, RequestOptions, requests_over
+from crossdraft.loadtest.runner import TIMED_OUT, ClosedLoop, Load, OpenLoop, Runner, poisson
+from crossdraft.loadtest.timeline import Chunk, End, Figures, RequestFailedError, Timeline
 
-QUESTIONS = questions_of((Prompt("text", "x"),), 6, Wishes())
+REQUESTS = requests_over((Prompt("text", "x"),), 6, RequestOptions())
 
 
 class Jumping(selectors.DefaultSelector):
@@ -52,17 +51,17 @@ class Timed:
     failing: dict[int, Exception] = field(default_factory=dict)
     ended: int = 0
 
-    async def ask(self, question: Question) -> AsyncGenerator[Chunk | Over, None]:
-        self.seen.append(question.number)
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk | End, None]:
+        self.seen.append(request.number)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
             for _ in range(2):
                 await asyncio.sleep(self.each)
-                if question.number in self.failing:
-                    raise self.failing[question.number]
+                if request.number in self.failing:
+                    raise self.failing[request.number]
                 yield Chunk(now(), 0.25)
-            yield Over(now(), 2, Figures(2))
+            yield End(now(), 2, Figures(2))
         finally:
             self.under_way -= 1
             self.ended += 1
@@ -73,7 +72,7 @@ def now() -> float:
 
 
 def run(way: Timed, load: Load, timeout: float = 100.0, seed: int = 5) -> list[Timeline]:
-    found: list[Timeline] = virtually(lambda: Trial(way, timeout, now=now).run(load, QUESTIONS, seed))
+    found: list[Timeline] = virtually(lambda: Runner(way, timeout, now=now).run(load, REQUESTS, seed))
     assert [one.number for one in found] == list(range(6))
     assert way.ended == 6
     return found
@@ -123,12 +122,12 @@ def test_clients_ask_again_when_they_have_their_answer() -> None:
 
 
 def test_what_fails_is_written_down_and_the_others_go_on() -> None:
-    way = Timed(failing={1: Failure("HTTP 429", "no room")})
+    way = Timed(failing={1: RequestFailedError("HTTP 429", "no room")})
     told: list[tuple[int, str, str]] = []
-    trial = Trial(way, 100.0, lambda one, text: told.append((one.number, one.error, text)), now)
-    found = virtually(lambda: trial.run(ClosedLoop(1), QUESTIONS, 0))
+    trial = Runner(way, 100.0, lambda one, text: told.append((one.number, one.error, text)), now)
+    found = virtually(lambda: trial.run(ClosedLoop(1), REQUESTS, 0))
     assert [one.error for one in found] == ["", "HTTP 429", "", "", "", ""]
-    assert (found[1].chunks, found[1].ended, found[1].fine) == ((), 3.0, False)
+    assert (found[1].chunks, found[1].ended, found[1].ok) == ((), 3.0, False)
     assert told == [(number, "HTTP 429" * (number == 1), "no room" * (number == 1)) for number in range(6)]
 
 
@@ -140,6 +139,6 @@ def test_a_request_without_an_end_is_given_up() -> None:
 def test_a_fault_of_the_client_itself_ends_the_test() -> None:
     way = Timed(failing={2: ZeroDivisionError()})
     with pytest.raises(ExceptionGroup) as raised:
-        virtually(lambda: Trial(way, 100.0, now=now).run(ClosedLoop(2), QUESTIONS, 0))
+        virtually(lambda: Runner(way, 100.0, now=now).run(ClosedLoop(2), REQUESTS, 0))
     assert raised.group_contains(ZeroDivisionError)
     assert way.under_way == 0

@@ -2,16 +2,17 @@
 
 import pytest
 
-from crossdraft.bench.emulation.orders import (
+from crossdraft.bench.emulation.protocol import (
+    Lane,
     Place,
     Reshape,
+    Shape,
     Through,
     read_order,
     read_places,
     write_order,
     write_places,
 )
-from crossdraft.bench.emulation.shape import Lane, Shape
 
 
 def test_what_enters_later_never_leaves_earlier() -> None:

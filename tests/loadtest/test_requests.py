@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.loadtest import prompts
-from crossdraft.loadtest.prompts import Prompt, Question, Wishes, questions_of
-from crossdraft.loadtest.timeline import Figures, LaneFigures, figures_of
+from crossdraft.loadtest import requests
+from crossdraft.loadtest.requests import Prompt, Request, RequestOptions, requests_over
+from crossdraft.loadtest.timeline import Figures, figures_of
 from crossdraft.rpc.generation import Turn
 from crossdraft.types.request import Chat, Message
+from crossdraft.types.statistics import LaneFigures, Trips
 
 TEXT, CHAT = Prompt("code", "def f("), Prompt("talk", Chat((Message("user", "Hello"),)))
 
 
 def test_the_same_is_asked_of_every_kind_of_server() -> None:
-    wishes = Wishes(32, 0.7, "seeded", "small", "big", ignore_eos=True, seed=100)
-    asked = Question(3, TEXT, wishes)
+    options = RequestOptions(32, 0.7, "seeded", "small", "big", ignore_eos=True, seed=100)
+    asked = Request(3, TEXT, options)
     assert (asked.path, asked.body) == (
         "/v1/completions",
         {
@@ -39,16 +40,16 @@ def test_the_same_is_asked_of_every_kind_of_server() -> None:
 
 
 def test_chats() -> None:
-    asked = Question(0, CHAT, Wishes(drafter=""))
+    asked = Request(0, CHAT, RequestOptions(drafter=""))
     assert asked.path == "/v1/chat/completions"
     assert asked.body["messages"] == [{"role": "user", "content": "Hello"}]
     assert asked.body["speculative"] == {"drafter": "none", "trace": True}
     assert asked.for_grpc.prompt == (Turn("user", "Hello"),)
-    assert asked.for_pipeline.prompt == CHAT.what
+    assert asked.for_pipeline.prompt == CHAT.content
 
 
 def test_other_servers_are_asked_for_nothing_that_openai_has_not() -> None:
-    asked = Question(0, TEXT, Wishes(trace=False))
+    asked = Request(0, TEXT, RequestOptions(trace=False))
     assert set(asked.body) == {"max_tokens", "temperature", "stream", "prompt", "stream_options"}
 
 
@@ -56,37 +57,37 @@ def test_other_servers_are_asked_for_nothing_that_openai_has_not() -> None:
 def test_outputs_are_seeded_where_their_method_was_chosen_and_takes_a_seed(
     method: str | None, temperature: float, seed: int | None
 ) -> None:
-    assert Question(2, TEXT, Wishes(method=method, temperature=temperature, seed=3)).seed == seed
+    assert Request(2, TEXT, RequestOptions(method=method, temperature=temperature, seed=3)).seed == seed
 
 
 @pytest.mark.parametrize(
-    ("wishes", "complaint"),
+    ("options", "complaint"),
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"temperature": -1}, "temperature"),
         ({"method": "nonsense"}, "nonsense"),
     ],
 )
-def test_wishes_that_nobody_fulfils(wishes: dict[str, object], complaint: str) -> None:
+def test_options_that_no_server_has(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        Wishes(**wishes)  # type: ignore[arg-type]
+        RequestOptions(**options)  # type: ignore[arg-type]
 
 
 def test_prompts_take_turns() -> None:
-    asked = questions_of((TEXT, CHAT), 5, Wishes())
+    asked = requests_over((TEXT, CHAT), 5, RequestOptions())
     assert [(one.number, one.prompt) for one in asked] == list(enumerate([TEXT, CHAT, TEXT, CHAT, TEXT]))
 
 
 def test_the_bundled_prompts_have_six_categories_by_turns() -> None:
-    found = prompts.bundled()
+    found = requests.bundled()
     counted = Counter(one.category for one in found)
     assert len(counted) == 6
     assert set(counted.values()) == {6}
     assert len({one.category for one in found[:6]}) == 6
-    assert len({str(one.what) for one in found}) == 36
-    talks = [one.what for one in found if one.category == "conversation"]
+    assert len({str(one.content) for one in found}) == 36
+    talks = [one.content for one in found if one.category == "conversation"]
     assert all(isinstance(talk, Chat) and len(talk.messages) == 3 for talk in talks)
-    assert all(isinstance(one.what, Chat) and one.what.messages[-1].role == "user" for one in found)
+    assert all(isinstance(one.content, Chat) and one.content.messages[-1].role == "user" for one in found)
 
 
 def test_files_of_three_forms(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_files_of_three_forms(tmp_path: Path) -> None:
         '{"category": "qa", "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "W"}]}'
     )
     why, short = Message("user", "Why?"), (Message("system", "Be short."), Message("user", "W"))
-    assert prompts.read(file) == (
+    assert requests.read(file) == (
         Prompt("text", "def f("),
         Prompt("qa", Chat((why,))),
         Prompt("qa", Chat(short)),
@@ -120,15 +121,15 @@ def test_what_is_no_prompt(tmp_path: Path, content: str, complaint: str) -> None
     file = tmp_path / "prompts.jsonl"
     file.write_text(content)
     with pytest.raises(ValueError, match=complaint):
-        prompts.read(file)
+        requests.read(file)
     with pytest.raises(ValueError, match="cannot read the prompts"):
-        prompts.read(tmp_path / "elsewhere")
+        requests.read(tmp_path / "elsewhere")
 
 
 def test_figures_are_read_by_name_and_others_left_out() -> None:
     lane = {"role": "target", "trip_counts": [1, 2], "trip_seconds": 0.5, "unknown": 1}
     found = figures_of({"tokens": 3, "passes": 2, "judged_at": [2, 1], "method": "slem", "lanes": [lane]})
-    assert found == Figures(3, 2, judged_at=(2, 1), lanes=(LaneFigures("target", 0, 0, (1, 2), 0.5),))
+    assert found == Figures(3, 2, judged_at=(2, 1), lanes=(LaneFigures("target", "", 0, 0, Trips((1, 2), 0.5)),))
     for wrong in ({}, {"tokens": 1, "lanes": [3]}, {"tokens": 1, "lanes": [{}]}):
         with pytest.raises(ValueError, match="mean nothing"):
             figures_of(wrong)

@@ -1,0 +1,190 @@
+"""The requests of a load test: prompts from a file or the bundled ones, and their forms for each kind of server.
+
+The bundled prompts were written for this project and are under its licence. They have the shape of Spec-Bench's six
+categories (arXiv 2401.07851): conversation in several turns, translation, summarization, question answering,
+mathematical reasoning, and answers from passages that were retrieved.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from crossdraft.client import GenerationRequest, SamplingOptions
+from crossdraft.rpc.generation import Generate, Turn
+from crossdraft.session.resolution import requested_method
+from crossdraft.types.request import Chat, Message
+from crossdraft.verification.methods import method_named
+
+NO_CATEGORY = "text"
+FORMS = '{"text": "…"}, {"turns": ["…"]} or {"messages": [{"role": "user", "content": "…"}]}'
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text or chat to continue, and its category."""
+
+    category: str
+    content: str | Chat
+
+
+def bundled() -> tuple[Prompt, ...]:
+    """The prompts that come with the package, the categories taking turns."""
+    return parse(files(__package__).joinpath("prompts.jsonl").read_text(encoding="utf-8"), "the bundled prompts")
+
+
+def read(path: Path) -> tuple[Prompt, ...]:
+    """Prompts of a file of JSON lines, the categories taking turns.
+
+    Raises:
+        ValueError: the file cannot be read, has a line that is no prompt, or has no prompts.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the prompts: {error}") from error
+
+
+def parse(text: str, name: str) -> tuple[Prompt, ...]:
+    """Prompts of JSON lines; of several `turns` only the first is used. Raises ValueError."""
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    prompts = [_prompt(line, f"{name}, line {number}") for number, line in lines]
+    if not prompts:
+        raise ValueError(f"{name}: there are no prompts; give lines such as {FORMS}")
+    return _interleaved(prompts)
+
+
+def _interleaved(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
+    """The first prompt of each category, then the second of each, …"""
+    by_category: defaultdict[str, list[Prompt]] = defaultdict(list)
+    for prompt in prompts:
+        by_category[prompt.category].append(prompt)
+    rounds = zip_longest(*by_category.values())
+    return tuple(prompt for prompt in chain.from_iterable(rounds) if prompt is not None)
+
+
+def _prompt(line: str, where: str) -> Prompt:
+    try:
+        given = json.loads(line)
+        return Prompt(str(given.get("category", NO_CATEGORY)), _content(given))
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise ValueError(f"{where} is no prompt ({error}); give {FORMS}") from error
+
+
+def _content(given: dict[str, Any]) -> str | Chat:
+    if "messages" in given:
+        chat = Chat(tuple(Message(one["role"], one["content"]) for one in given["messages"]))
+    elif "turns" in given:
+        chat = Chat((Message("user", given["turns"][0]),))
+    else:
+        text = given["text"]
+        if not (isinstance(text, str) and text):
+            raise ValueError("its text is empty")
+        return text
+    if chat.fault:
+        raise ValueError(chat.fault)
+    return chat
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What all requests of a test have in common.
+
+    Raises:
+        ValueError: a value is out of its range, or there is no such method.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    method: str | None = None  # None: the server's default
+    drafter: str | None = None  # a name that the server has; empty: plain decoding; None: the server's default
+    model: str = ""  # of the server; empty: its only one
+    ignore_eos: bool = False
+    seed: int = 0
+    trace: bool = True  # ask for the costs of each output; servers other than crossdraft do not know this
+
+    def __post_init__(self) -> None:
+        # The pipeline's own checks: nothing is sent that it would refuse.
+        options = SamplingOptions(self.temperature)
+        requested_method(GenerationRequest("x", self.method, max_tokens=self.max_tokens, options=options))
+
+    @property
+    def seeded(self) -> bool:
+        """Whether outputs above temperature 0 are repeatable: only if their method is named and takes a seed."""
+        return self.temperature > 0 and self.method is not None and method_named(self.method).seedable
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request."""
+
+    number: int  # from 0
+    prompt: Prompt
+    options: RequestOptions
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the output; None: none is sent."""
+        return self.options.seed + self.number if self.options.seeded else None
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What pipelines and gRPC servers are given under the same names."""
+        options = self.options
+        return {
+            "method": options.method,
+            "max_tokens": options.max_tokens,
+            "options": SamplingOptions(options.temperature),
+            "seed": self.seed,
+            "ignore_eos": options.ignore_eos,
+        }
+
+    @property
+    def for_pipeline(self) -> GenerationRequest:
+        """For a pipeline in this process."""
+        return GenerationRequest(self.prompt.content, **self._settings)
+
+    @property
+    def for_grpc(self) -> Generate:
+        """For crossdraft.v1.Generation."""
+        content = self.prompt.content
+        prompt = (
+            tuple(Turn(one.role, one.content) for one in content.messages) if isinstance(content, Chat) else content
+        )
+        return Generate(prompt, model=self.options.model, drafter=self.options.drafter, **self._settings)
+
+    @property
+    def path(self) -> str:
+        """Of OpenAI's API."""
+        return "/v1/chat/completions" if isinstance(self.prompt.content, Chat) else "/v1/completions"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """For OpenAI's API, as a stream."""
+        options, content = self.options, self.prompt.content
+        body: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature, "stream": True}
+        if isinstance(content, Chat):
+            body["messages"] = [{"role": one.role, "content": one.content} for one in content.messages]
+        else:
+            body["prompt"] = content
+        body["stream_options"] = {"include_usage": True}
+        optional = {"model": options.model, "seed": self.seed, "ignore_eos": options.ignore_eos or None}
+        body |= {name: value for name, value in optional.items() if value not in (None, "")}
+        if speculative := self._speculative:
+            body["speculative"] = speculative
+        return body
+
+    @property
+    def _speculative(self) -> dict[str, Any]:
+        drafter = "none" if self.options.drafter == "" else self.options.drafter
+        given = {"method": self.options.method, "drafter": drafter, "trace": self.options.trace or None}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def requests_over(prompts: tuple[Prompt, ...], count: int, options: RequestOptions) -> tuple[Request, ...]:
+    """`count` requests; the prompts take turns."""
+    return tuple(Request(number, prompts[number % len(prompts)], options) for number in range(count))
