@@ -162,7 +162,7 @@ def steps_of(bench: DeviceBenchmark) -> list[Step]:
 async def run(step: Step, seconds: float) -> Finding:
     """One measurement, in a process that may take so long."""
     with TemporaryDirectory() as folder:
-        table, record = Path(folder, "table.md"), Path(folder, "record.json")
+        table, record = Path(folder, "found.md"), Path(folder, "found.json")
         files = ("--json", str(record), "--markdown", str(table))
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "crossdraft.cli", "bench", *step.arguments, *files, stdout=DEVNULL, stderr=PIPE
