@@ -226,7 +226,7 @@ def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monk
     ran = [(one["configuration"], one["at_once"], one["outputs"], one["tokens"]) for one in found]
     assert ran == [(way, count, 4, 12) for count in (1, 2) for way in ("crossdraft", "plain")]
     assert all((one["sessions"], one["fed"], one["same"]) == (2, 3, None) for one in found)
-    assert [one["acceptance"] is None for one in found] == [False, True] * 2
+    assert all(one["tokens_per_pass"] >= 1 for one in found)
     assert set(counted) == {"target"}
 
 
