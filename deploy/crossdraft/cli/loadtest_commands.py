@@ -33,67 +33,76 @@ class Over(StrEnum):
 
 
 def loadtest(
-    url: Annotated[str, typer.Option(help="Of an HTTP server, such as http://127.0.0.1:8000.")] = "",
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="A gRPC server.")] = "",
-    target: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Targets, for a pipeline in this process.")] = "",
-    drafter: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Drafters for it.")] = "",
+    url: Annotated[str, typer.Option(help="URL of an HTTP server, such as http://127.0.0.1:8000.")] = "",
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of a gRPC server.")] = "",
+    target: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Targets of a pipeline in this process.")] = "",
+    drafter: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="Drafters of that pipeline.")] = "",
     api_key: Annotated[
-        str, typer.Option(metavar="KEY", envvar="CROSSDRAFT_API_KEY", help="Of the servers.", show_envvar=True)
+        str, typer.Option(metavar="KEY", envvar="CROSSDRAFT_API_KEY", help="API key of the servers.", show_envvar=True)
     ] = "",
     delay_ms: Annotated[
         str | None,
-        typer.Option(metavar="MS,MS", help="Of started services, one way, on an emulated network; each in turn."),
+        typer.Option(metavar="MS,MS", help="One-way delays to started services, on an emulated network; each in turn."),
     ] = None,
-    far: Annotated[list[Far], typer.Option(help="What is so far away; repeatable.")] = [Far.DRAFTER],  # noqa: B006
-    over: Annotated[list[Over], typer.Option(help="How started fronts are asked; repeatable.")] = [Over.HTTP],  # noqa: B006
+    far: Annotated[list[Far], typer.Option(help="Services at that distance; repeatable.")] = [Far.DRAFTER],  # noqa: B006
+    over: Annotated[list[Over], typer.Option(help="Protocols of the started server; repeatable.")] = [Over.HTTP],  # noqa: B006
     compare: Annotated[
-        bool, typer.Option("--compare", help="Beside started fronts, a pipeline in this process, too.")
+        bool, typer.Option("--compare", help="Measure a pipeline in this process beside the started server.")
     ] = False,
-    target_model: Annotated[str, typer.Option(help="To start: a folder, a hub id, or bundled:NAME.")] = BUNDLED.target,
-    drafter_model: Annotated[str, typer.Option(help="Likewise.")] = BUNDLED.drafter,
+    target_model: Annotated[
+        str, typer.Option(help="Target to start: a folder, a hub id, or bundled:NAME.")
+    ] = BUNDLED.target,
+    drafter_model: Annotated[str, typer.Option(help="Drafter to start.")] = BUNDLED.drafter,
     pace_target: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Its pass over n tokens takes at least A + B n ms.")
+        str | None, typer.Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
     ] = None,
-    pace_drafter: Annotated[str | None, typer.Option(metavar="A,B", help="Likewise a step of the drafter.")] = None,
+    pace_drafter: Annotated[str | None, typer.Option(metavar="A,B", help="The same for a step of the drafter.")] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Requests a second, at random moments whatever became of the others.")
+        float | None, typer.Option(help="Requests a second, at random moments, however long others take.")
     ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="Ask again when they have their answer; by default 2, without --rate.")
+    clients: Annotated[int | None, typer.Option(help="Concurrent clients without --rate; by default 2.")] = None,
+    most_at_once: Annotated[
+        int | None, typer.Option(help="With --rate: further requests wait, and their latencies include it.")
     ] = None,
-    most_at_once: Annotated[int | None, typer.Option(help="With --rate: further requests wait, and count so.")] = None,
-    requests: Annotated[int, typer.Option(help="In each way, under each delay.")] = 24,
+    requests: Annotated[int, typer.Option(help="Requests of each configuration under each delay.")] = 24,
     warm_up: Annotated[int, typer.Option(help="Requests before, which do not count.")] = 2,
-    repeat: Annotated[int, typer.Option(help="Of all requests, the ways taking turns.")] = 1,
+    repeat: Annotated[int, typer.Option(help="Repetitions of all requests; configurations take turns.")] = 1,
     prompts: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON lines with text, turns or messages; by default 36 of six categories."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest output.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    method: Annotated[str | None, typer.Option(help="By default the server's choice.")] = None,
-    model: Annotated[str, typer.Option(metavar="NAME", help="Of the server; by default its only one.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Max tokens of an output.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    method: Annotated[str | None, typer.Option(help="Verification method; by default the server's.")] = None,
+    model: Annotated[str, typer.Option(metavar="NAME", help="Model of the server; by default its only one.")] = "",
     use_drafter: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One of the server's, or none; by default its first one.")
+        str | None, typer.Option(metavar="NAME", help="Drafter of the server, or none; by default its first one.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Outputs go on to --max-tokens.")] = False,
     trace: Annotated[
-        bool, typer.Option("--trace/--no-trace", help="Ask what outputs cost; other servers than crossdraft refuse.")
+        bool,
+        typer.Option(
+            "--trace/--no-trace", help="Ask for the costs of outputs; servers other than crossdraft refuse that."
+        ),
     ] = True,
-    seed: Annotated[int, typer.Option(help="Of arrivals, and of outputs whose --method takes one.")] = 0,
-    ttft_ms: Annotated[float | None, typer.Option(help="Goal for the first token; see goodput.")] = None,
-    tpot_ms: Annotated[float | None, typer.Option(help="Goal for each token after the first.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a request is given up.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, and of outputs whose --method takes one.")] = 0,
+    ttft_ms: Annotated[
+        float | None, typer.Option(help="Goodput counts requests with a first token in at most so many ms.")
+    ] = None,
+    tpot_ms: Annotated[float | None, typer.Option(help="The same for each token after the first.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a request is cancelled.")] = 120.0,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all of it there.")] = None,
-    csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="A line for each request.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report there.")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write a line for each request there.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write a picture there.")] = None,
 ) -> None:
     """Measure latencies, throughput, acceptance and where time goes between services, under load.
 
-    Without --url, --server and --target it starts services and a front for as long as it takes.
+    Without --url, --server and --target it starts services and a server, and stops them at the end.
     """
     from crossdraft.bench.services import Served, delays_of
     from crossdraft.cli import loadtest as command
