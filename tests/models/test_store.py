@@ -14,7 +14,7 @@ SHAPES = [LayerShape(4, 16, 16)] * 4
 PLACES = 32 * MIB // Store.place_bytes(SHAPES, torch.float32)
 
 TAKEN = """
-from crossdraft.bench.throughput import resident
+from crossdraft.bench.memory import resident
 from tests.models.test_store import new
 begin = resident()
 store = new()

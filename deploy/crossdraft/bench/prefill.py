@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 from crossdraft.bench.harness import Advance, Benchmark, Table, on_core
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.resizing import lengthened
 from crossdraft.loadtest.summary import Spread
@@ -47,7 +48,7 @@ class Prefill(Benchmark[Arrival]):
     mib: int  # for keys and values
 
     unit = "arrivals"
-    runner = staticmethod(STARTS_PROCESSES)
+    runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
 
     @property
     def context(self) -> int:
