@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -18,7 +18,7 @@ from crossdraft.console.processes import Running, Wanted
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.clients import Patience
-from crossdraft.rpc.server import Listening
+from crossdraft.rpc.server import Listening, Serving
 from crossdraft.target.service import ServeTarget, target_server
 from tests.cli.conftest import (  # noqa: F401 - fixtures
     Cli,
@@ -38,6 +38,8 @@ NOTHING: dict[str, Any] = dict.fromkeys(Statistics.__annotations__, 0) | {
     "drafter_lost": "",
     **dict.fromkeys(("proposed_at", "judged_at", "accepted_at"), ()),
 }
+AT_ONCE = Listening(grace_seconds=0)
+Pair = dict[str, str]  # addresses by role
 Measure = Callable[..., list[dict[str, Any]]]
 
 
@@ -75,33 +77,41 @@ def measure(cli: Cli, tmp_path: Path) -> Measure:  # noqa: F811
     return run
 
 
-@pytest.fixture(scope="session")
-def addresses(target_folder: Path, drafter_folder: Path) -> Iterator[dict[str, str]]:  # noqa: F811
-    """Of a target and a drafter with different vocabularies, which run in a thread of this process."""
-    ready: SimpleQueue[dict[str, str]] = SimpleQueue()
+@contextmanager
+def in_a_thread(target: Callable[[], Awaitable[Serving]], drafter: Callable[[], Awaitable[Serving]]) -> Iterator[Pair]:
+    """Addresses of a target and a drafter that run in a thread of this process for the time of the block."""
+    ready: SimpleQueue[Pair] = SimpleQueue()
     over = Event()
 
     async def serve() -> None:
-        at_once = Listening(grace_seconds=0)
-        async with (
-            await target_server(ServeTarget(ModelOptions(str(target_folder)), at_once)) as target,
-            await drafter_server(ServeDrafter(ModelOptions(str(drafter_folder)), at_once)) as drafter,
-        ):
-            ready.put({"target": target.address, "drafter": drafter.address})
+        async with await target() as first, await drafter() as second:
+            ready.put({"target": first.address, "drafter": second.address})
             await asyncio.to_thread(over.wait)
 
     thread = Thread(target=asyncio.run, args=(serve(),))
-    with pytest.MonkeyPatch.context() as patch:
-        unhurry(patch)
-        thread.start()
-        found = ready.get(timeout=300)
-    yield found
+    thread.start()
+    yield ready.get(timeout=300)
     over.set()
     thread.join()
 
 
+@pytest.fixture(scope="session")
+def addresses(target_folder: Path, drafter_folder: Path) -> Iterator[Pair]:  # noqa: F811
+    """Of a target and a drafter with different vocabularies."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        unhurry(patch)
+        found = stack.enter_context(
+            in_a_thread(
+                lambda: target_server(ServeTarget(ModelOptions(str(target_folder)), AT_ONCE)),
+                lambda: drafter_server(ServeDrafter(ModelOptions(str(drafter_folder)), AT_ONCE)),
+            )
+        )
+        patch.undo()
+        yield found
+
+
 @pytest.fixture
-def started(addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[Wanted | Served]:
+def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | Served]:
     """What was to be started, in order."""
     asked: list[Wanted | Served] = []
 

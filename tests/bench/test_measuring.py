@@ -32,7 +32,7 @@ def greedy(model: PreTrainedModel, prompt: tuple[int, ...], tokens: int) -> tupl
 
 def test_continuous_batching_makes_the_models_own_greedy_outputs() -> None:
     model = load_model("bundled:target", "float32").model
-    with ContinuousBatching("bundled:target", Batching(budget=16, most=32)) as running:
+    with ContinuousBatching("bundled:target", Batching(budget=16, max_batch_tokens=32)) as running:
         found = running.generate(PROMPTS, 5, at_once=2)
         assert [output.ids for output in found] == [greedy(model, prompt, 5) for prompt in PROMPTS]
         assert all(list(one.moments) == sorted(one.moments) and len(one.moments) == 5 for one in found)

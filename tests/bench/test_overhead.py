@@ -1,12 +1,17 @@
 """`crossdraft bench overhead`, `round` and `verification`: what our own code costs."""
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from crossdraft.bench import overhead
+from crossdraft.bench.made_up import MadeUp
 from crossdraft.bench.overhead import Recording, round_of
 from crossdraft.bench.workload import Setting
-from tests.bench.conftest import Measure, figures
+from crossdraft.console.processes import Running
+from tests.bench.conftest import Measure, figures, in_a_thread
 from tests.cli.conftest import Cli
 
 
@@ -33,7 +38,20 @@ def test_a_round_is_the_median_over_generations_of_means_over_rounds() -> None:
     assert (found.rounds, found.generations, found.bytes_per_token) == (30, 3, 5)
 
 
-def test_what_the_orchestrator_costs(measure: Measure, tmp_path: Path) -> None:
+@asynccontextmanager
+async def running(wanted: Sequence[MadeUp]) -> AsyncIterator[list[Running]]:
+    """The services in a thread of this process."""
+    target, drafter = wanted
+    with in_a_thread(target.server, drafter.server) as addresses:
+        yield [Running(address, 0) for address in addresses.values()]
+
+
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_what_the_orchestrator_costs(
+    measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: bool
+) -> None:
+    if not processes:
+        monkeypatch.setattr(overhead, "running", running)
     profile = tmp_path / "profile.txt"
     costs = measure(
         *("overhead", "--method", "slem", "--size", 2000, "--tokens", 24, "--outputs", 1),
@@ -53,10 +71,12 @@ def test_a_method_that_needs_a_model_is_refused(cli: Cli) -> None:
     assert "slrs needs a drafter's model" in outcome.err
 
 
-def test_every_method_is_measured(measure: Measure) -> None:
-    methods = ("standard", "union", "rdk", "coupled", "seeded")
+def test_every_method_is_measured(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "REPLAYS", 1)
+    monkeypatch.setattr(overhead, "TOKENS", 100)
+    methods = ("standard", "rdk", "coupled")
     options = [part for name in methods for part in ("--method", name)]
-    costs = measure("verification", *options, "--size", 3000, "--rounds", 20, "-k", 3, "--width", 32)
+    costs = measure("verification", *options, "--size", 1500, "--rounds", 20, "-k", 3, "--width", 32)
     assert [cost["method"] for cost in costs] == list(methods)
     for cost in costs:
         assert cost["rounds"] >= 20

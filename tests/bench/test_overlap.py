@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.bench import overlap
 from crossdraft.bench.overlap import (
     CONTROLLED,
     PLAIN,
@@ -102,7 +103,10 @@ OPTIONS = ("--pace-target", "1,0", "--pace-drafter", "0,0", "--max-tokens", 8)
 TRIED = ("-k", 1, "-k", 3, "--window", "4,1", "--branches", "2,1")
 
 
-def test_every_kind_is_compared(measure: Measure, started: list[Served], prompts_file: Path) -> None:
+def test_every_kind_is_compared(
+    measure: Measure, started: list[Served], prompts_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlap, "SIMULATED_TOKENS", 300)
     (cell,) = measure("overlap", "--prompts", prompts_file, "--limit", 1, *OPTIONS, *TRIED, "--temperature", 1)
     assert [served.options for served in started] == [("--pace", "1,0"), ("--pace", "0,0")]
     found = cell["configurations"]

@@ -40,11 +40,8 @@ def test_each_size_of_the_head_is_a_cell(
     ]
 
 
-def test_a_step_is_its_parts(cli: Cli, drafter_folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    outcome = cli("bench", "head", "--drafter", drafter_folder, "--share", 0.5, "--turns", 2, "--json", out)
-    assert outcome.code == 0, outcome.err
-    steps = json.loads(out.read_text())["steps"]
+def test_a_step_is_its_parts(measure: Measure, drafter_folder: Path) -> None:
+    steps = measure("head", "--drafter", drafter_folder, "--share", 0.5, "--turns", 2)
     size = kind("llama2").size
     assert [one["keep"] for one in steps] == [size, size // 2] * 2
     for one in steps:

@@ -28,7 +28,7 @@ from crossdraft.drafter.drafting import Epoch, Packing
 from crossdraft.drafter.session import Conversation, Reply, Request, Send
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER, TARGET
-from crossdraft.rpc.server import Listening, Server, run, serve
+from crossdraft.rpc.server import Listening, Server, Serving, run, serve
 from crossdraft.session.events import Command, Event, Open, Ready, Replied
 from crossdraft.session.events import Reply as Reply_of_events
 from crossdraft.session.events import Request as Request_of_events
@@ -501,16 +501,20 @@ class MadeUp(Wanted):
         numbers = [self.method, str(self.size), str(self.milliseconds)]
         return [*self.prefix, sys.executable, "-m", "crossdraft.bench.made_up", self.role, *numbers]
 
-
-async def _main(role: str, method: Method, size: int, milliseconds: float) -> None:
-    world = World.of(method, size, milliseconds / 1000)
-    if role == "target":
-        await serve(Server(TARGET, TargetService(world, world.description(Side.TARGET)), Listening(grace_seconds=0)))
-    else:
+    async def server(self) -> Serving:
+        """The service itself, not yet started."""
+        method, at_once = method_named(self.method), Listening(grace_seconds=0)
+        world = World.of(method, self.size, self.milliseconds / 1000)
+        if self.role == "target":
+            return Server(TARGET, TargetService(world, world.description(Side.TARGET)), at_once)
         side = Side.TARGET if method.same_vocabulary else Side.DRAFTER
-        await serve(Server(DRAFTER, DrafterService(world, world.description(side)), Listening(grace_seconds=0)))
+        return Server(DRAFTER, DrafterService(world, world.description(side)), at_once)
+
+
+async def _main(role: str, method: str, size: int, milliseconds: float) -> None:
+    await serve(await MadeUp(role, "", 1, method=method, size=size, milliseconds=milliseconds).server())
 
 
 if __name__ == "__main__":
     Thread(target=end_with_stdin, daemon=True).start()
-    run(_main(sys.argv[1], method_named(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+    run(_main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
