@@ -64,7 +64,7 @@ def test_results_are_printed_and_written(
     table = "Squares\n\n| number | square |\n| --- | --- |\n| 0 | 0.0 |\n| 1 | 1.0 |\n"
     kind(("a", "b"), 2).run(tmp_path / "out.json", tmp_path / "out.md")
     assert (tmp_path / "out.md").read_text() == table
-    assert capsys.readouterr().out == table + "\n"
+    assert capsys.readouterr().out == table
     assert json.loads((tmp_path / "out.json").read_text()) == {
         "plan": {"prompts": 2, "count": 2},
         "results": [{"number": 0, "square": 0}, {"number": 1, "square": 1}],

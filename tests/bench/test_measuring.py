@@ -8,15 +8,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.bench.engine import Load, described, engine_times, floor_of
+from crossdraft.bench.engine import Floor, Load, described, engine_times, floor_of
 from crossdraft.bench.made_up_models import lengthened
-from crossdraft.bench.throughput import Soaking, soak
+from crossdraft.bench.memory import Memory
 from crossdraft.bench.transformers_peer import AssistedGeneration, Batching, ContinuousBatching
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, source_of
-from tests.engine.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
+from tests.models.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
 
+FLOOR = Floor(1, 1.0)
 PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]
 
 
@@ -31,7 +32,7 @@ def greedy(model: PreTrainedModel, prompt: tuple[int, ...], tokens: int) -> tupl
 
 def test_continuous_batching_makes_the_models_own_greedy_outputs() -> None:
     model = load_model("bundled:target", "float32").model
-    with ContinuousBatching("bundled:target", Batching(budget=16, most=32)) as running:
+    with ContinuousBatching("bundled:target", Batching(budget=16, max_batch_tokens=32)) as running:
         found = running.generate(PROMPTS, 5, at_once=2)
         assert [output.ids for output in found] == [greedy(model, prompt, 5) for prompt in PROMPTS]
         assert all(list(one.moments) == sorted(one.moments) and len(one.moments) == 5 for one in found)
@@ -52,7 +53,7 @@ def test_assisted_generation_tells_when_tokens_came() -> None:
 
 def test_the_engine_and_a_bare_forward_are_timed_on_the_same_tokens() -> None:
     loads = [Load(1, 1), Load(3, 4)]
-    times = engine_times(Engine(tiny_llama()), tiny_llama(), loads, context=9, turns=2)
+    times = engine_times(Engine(tiny_llama()), tiny_llama(), loads, context=9, turns=2, floor=FLOOR)
     assert [one.load for one in times] == loads
     for one in times:
         assert 0 < one.model < one.engine
@@ -61,24 +62,27 @@ def test_the_engine_and_a_bare_forward_are_timed_on_the_same_tokens() -> None:
 
 
 def test_times_of_another_model_are_seen_to_be_no_comparison() -> None:
-    (time,) = engine_times(Engine(tiny_llama()), tiny_llama(rms_norm_eps=0.5), [Load(2, 2)], context=5, turns=1)
+    (time,) = engine_times(
+        Engine(tiny_llama()), tiny_llama(rms_norm_eps=0.5), [Load(2, 2)], context=5, turns=1, floor=FLOOR
+    )
     assert time.difference > 1e-2
 
 
 def test_a_budget_that_holds_too_few_sessions_is_no_measurement() -> None:
     engine = Engine(tiny_llama(), 64, budget=1)
     with pytest.raises(NumberOutOfRangeError, match="raise it"):
-        engine_times(engine, tiny_llama(), [Load(40, 1)], context=60, turns=1)
+        engine_times(engine, tiny_llama(), [Load(40, 1)], context=60, turns=1, floor=FLOOR)
 
 
-def test_all_sessions_come_to_their_ends_within_the_places() -> None:
+def test_all_sessions_come_to_their_ends_within_the_slots() -> None:
     engine = Engine(tiny_llama(), 64, budget=1)
-    found = soak(engine, Soaking(sessions=40, at_once=12, longest=64, steps=3, seed=1), every=10)
-    assert [sample.ended for sample in found.samples] == [10, 20, 30, 40]
-    assert found.places == engine.slots
-    assert 0 < max(sample.held for sample in found.samples) <= found.places
-    assert (found.left, engine.sessions) == (0, 0)
-    assert found.loaded > 0
+    memory = Memory("tiny", 1, sessions=230, at_once=12, longest=64, steps=3, seed=1)
+    samples = list(memory.samples(engine, lambda count=1, doing="": None))
+    assert [sample.ended for sample in samples] == list(range(2, 231, 2))
+    assert {sample.slots for sample in samples} == {engine.slots}
+    assert 0 < max(sample.held for sample in samples) <= engine.slots
+    assert (samples[-1].held, engine.sessions) == (0, 0)
+    assert samples[0].loaded > 0
 
 
 def test_a_lengthened_model_takes_longer_texts_and_says_the_same_of_short_ones(tmp_path: Path) -> None:

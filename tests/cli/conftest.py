@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from crossdraft.bench import acceptance, exactness
 from crossdraft.cli.app import main
 from crossdraft.client import discovery
 from crossdraft.rpc.clients import Patience
@@ -36,8 +35,6 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     unhurry(monkeypatch)
     patience = Patience()
     monkeypatch.setattr(discovery, "OTHERS_SECONDS", patience.describe_seconds)
-    for module in (acceptance, exactness, acceptance):
-        monkeypatch.setattr(module, "PATIENCE", Patience(reply_seconds=module.PATIENCE.reply_seconds))
 
 
 @dataclass(frozen=True)

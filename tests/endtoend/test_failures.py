@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
-from crossdraft.bench.faults import Mortal
+from crossdraft.bench.services import Killable
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.rpc.server import Listening
@@ -103,7 +103,7 @@ async def test_a_target_that_is_killed_is_replaced_by_another() -> None:
 
 async def test_a_target_that_is_killed_and_started_again_goes_on() -> None:
     async with AsyncExitStack() as stack:
-        victim = await Mortal.born(target(), stack)
+        victim = await Killable.started(target(), stack)
         pipeline = await stack.enter_async_context(connect(victim.address))
         wanted = await undisturbed(pipeline)
         # In this process, and loaded before: a slow machine may take longer for that than a session waits for a target.

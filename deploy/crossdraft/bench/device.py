@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 from crossdraft.bench.engine import described
 from crossdraft.bench.harness import Advance, Benchmark, Table
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run
 from crossdraft.engine.device import device_of
 from crossdraft.engine.names import ModelLoadError, size_of, source_of
 
@@ -71,7 +71,7 @@ class DeviceBenchmark(Benchmark[Finding]):
     enforce_eager: bool = False
 
     unit = "measurements"
-    runner = staticmethod(STARTS_PROCESSES)
+    runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
 
     @property
     def total(self) -> int:
@@ -162,7 +162,7 @@ def steps_of(bench: DeviceBenchmark) -> list[Step]:
 async def run(step: Step, seconds: float) -> Finding:
     """One measurement, in a process that may take so long."""
     with TemporaryDirectory() as folder:
-        table, record = Path(folder, "table.md"), Path(folder, "record.json")
+        table, record = Path(folder, "found.md"), Path(folder, "found.json")
         files = ("--json", str(record), "--markdown", str(table))
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "crossdraft.cli", "bench", *step.arguments, *files, stdout=DEVNULL, stderr=PIPE
@@ -171,9 +171,7 @@ async def run(step: Step, seconds: float) -> Finding:
             _, output = await asyncio.wait_for(process.communicate(), seconds)
         except TimeoutError:
             why = f"Broken off after {seconds:.0f} seconds: its time was over."
-            if not (record.is_file() and table.is_file()):
-                return Finding(step.title, why)
-            return Finding(step.title, f"{why} Until then:\n\n{_text(table)}", json.loads(_text(record)))
+            return _broken_off(step, why, table, record)
         finally:
             await _end(process)
         said = output.decode("utf-8", "replace")
@@ -181,6 +179,13 @@ async def run(step: Step, seconds: float) -> Finding:
             return Finding(step.title, f"Failed ({process.returncode}): {' '.join(said.split())[-WORDS:]}", failed=True)
         warnings = [line for line in said.splitlines() if line.startswith(WARNING)]
         return Finding(step.title, "\n\n".join([_text(table), *warnings]), json.loads(_text(record)))
+
+
+def _broken_off(step: Step, why: str, table: Path, record: Path) -> Finding:
+    """What it has written until then counts."""
+    if not (record.is_file() and table.is_file()):
+        return Finding(step.title, why)
+    return Finding(step.title, f"{why} Until then:\n\n{_text(table)}", json.loads(_text(record)))
 
 
 def _text(path: Path) -> str:

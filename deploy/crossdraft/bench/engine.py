@@ -475,9 +475,9 @@ class DraftingSteps(Benchmark[Measured]):
         for drawing in (from_rows(ROW_WIDTH), keyed(size)):
             times = step_times(model, keep, drawing, self.turns)
             for ids, one in zip(keep, times, strict=True):
-                parts = (MILLISECONDS * part for part in astuple(one))
-                faster = times[0].total / one.total
-                yield Measured(name, drawing.name, ids, *parts, one.head_and_distribution, faster)
+                layers, head, softmax, draw = (MILLISECONDS * part for part in astuple(one))
+                figures = (layers, head, softmax, draw, one.head_and_distribution, times[0].total / one.total)
+                yield Measured(name, drawing.name, ids, *figures)
 
 
 def check_shares(shares: Sequence[float]) -> None:

@@ -5,17 +5,16 @@ accept. So there is no sampling error within a prompt, and methods can be compar
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import ClassVar
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from crossdraft.bench.harness import print_table, write_json
+from crossdraft.bench.harness import Advance, Benchmark, Table
 from crossdraft.console.running import CommandFailed, Misused
 from crossdraft.drafter.context import Context
 from crossdraft.engine.distributions import distribution
@@ -30,38 +29,13 @@ from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.types.messages import SamplingOptions
-from crossdraft.types.rows import Ids, Probabilities, Row, Whose
+from crossdraft.types.rows import Ids, Row, Whose
 from crossdraft.verification.expectation import EXPECTATIONS, Drafting, Expected
-from crossdraft.verification.methods import METHODS
+from crossdraft.verification.methods import METHODS, Method
 
 COMPARISONS = (("coupled-shared", "tli"), ("coupled", "slem"), ("tli", "union"), ("slrs", "slem"))
-COLUMNS = ("drafter", "T")
 ROUNDING = 1e-9
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is computed."""
-
-    target: str  # a model's name
-    drafters: tuple[str, ...]
-    prompts: tuple[str, ...]
-    temperatures: tuple[float, ...]
-    k: int  # draft tokens whose text counts
-    least: float  # rows are not asked for where both sides still agree with a smaller probability
-    affinities: Mapping[str, Path]  # by a drafter's name
-    after: int = 0  # tokens of the target's greedy continuation before the token that is judged
-
-    def check(self) -> None:
-        """Raises Misused if a value is out of its range."""
-        if self.k < 1:
-            raise Misused(f"-k must be at least 1, got {self.k}")
-        if self.after < 0:
-            raise Misused(f"--after must be 0 or more, got {self.after}")
-        if not 0 <= self.least < 1:
-            raise Misused(f"--least must be 0 or more and below 1, got {self.least}")
-        if any(not 0 <= temperature < float("inf") for temperature in self.temperatures):
-            raise Misused(f"a temperature must be 0 or more, got {min(self.temperatures)}")
+SESSION = "whole rows"
 
 
 @dataclass(frozen=True)
@@ -90,37 +64,148 @@ class Comparison:
     below: int  # prompts where the first one accepts less for certain, whatever was pruned
 
 
-def measure(question: Question, json_path: Path | None) -> None:
-    """Computes every cell; tables on stdout, and JSON if a path is given.
+@dataclass(frozen=True)
+class ExpectedAcceptance(Benchmark[Cell | Comparison]):
+    """Every method that a pair can do, at every temperature."""
 
-    Raises:
-        Misused: a value is out of its range, or an affinity file is not for the pair.
-        CommandFailed: a model cannot be loaded.
-    """
-    question.check()
-    target = Subject.of(question.target, Side.TARGET)
-    cells: list[Cell] = []
-    comparisons: list[Comparison] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(question.drafters) * len(question.prompts))
-        for name in question.drafters:
-            progress.update(task, description=name)
-            found = _of_drafter(question, target, name, lambda: progress.advance(task))
-            for temperature, methods in found.items():
-                cells += [_cell(question, method, name, temperature, each) for method, each in methods.items()]
-                comparisons += _comparisons(name, temperature, methods)
-    _print(question, cells, comparisons)
-    if json_path is not None:
-        record = {"target": question.target, "k": question.k, "least": question.least, "after": question.after}
-        lists = {"cells": [asdict(cell) for cell in cells], "comparisons": [asdict(one) for one in comparisons]}
-        write_json(json_path, record | lists)
+    target: str  # a model's name
+    drafters: tuple[str, ...]
+    prompts: tuple[str, ...]
+    temperatures: tuple[float, ...]
+    k: int  # draft tokens whose text counts
+    least: float  # rows are not asked for where both sides still agree with a smaller probability
+    affinities: Mapping[str, Path]  # by a drafter's name
+    after: int = 0  # tokens of the target's greedy continuation before the token that is judged
+
+    unit: ClassVar[str] = "prompts"
+
+    @property
+    def total(self) -> int:
+        return len(self.drafters) * len(self.prompts)
+
+    def check(self) -> None:
+        if self.k < 1:
+            raise Misused(f"-k must be at least 1, got {self.k}")
+        if self.after < 0:
+            raise Misused(f"--after must be 0 or more, got {self.after}")
+        if not 0 <= self.least < 1:
+            raise Misused(f"--least must be 0 or more and below 1, got {self.least}")
+        if any(not 0 <= temperature < float("inf") for temperature in self.temperatures):
+            raise Misused(f"a temperature must be 0 or more, got {min(self.temperatures)}")
+
+    def measure(self, advance: Advance) -> Iterator[Cell | Comparison]:
+        target = Subject.of(self.target, Side.TARGET)
+        for name in self.drafters:
+            advance(0, name)
+            for temperature, methods in self._of_drafter(target, name, advance).items():
+                for method, found in methods.items():
+                    yield self._cell(method, name, temperature, found)
+                yield from _comparisons(name, temperature, methods)
+
+    def _of_drafter(self, target: "Subject", name: str, advance: Callable[[], None]) -> "Found":
+        drafter = Subject.of(name, Side.DRAFTER)
+        pair = Pair(target.tokenization.vocabulary, drafter.tokenization.vocabulary)
+        path = self.affinities.get(name)
+        affinity = None if path is None else affinity_for(path, target, drafter)
+        methods = list(_possible(pair, affinity))
+        found: Found = {temperature: {method.name: [] for method in methods} for temperature in self.temperatures}
+        for prompt in self.prompts:
+            ids, continued = target.continued(prompt, self.after)
+            context = Context(drafter.tokenization, Letters(from_bytes(prompt.encode())), drafter.context)
+            context.rewind(0, continued)
+            context.fit(self.k)
+            for temperature, by_method in found.items():
+                row = target.rows.after(ids, temperature)
+                for method in methods:
+                    rows = _drafter_rows(method, drafter.rows, context.ids, temperature, pair, affinity)
+                    whose = Whose.TARGET if method.redistributed else Whose.DRAFTER
+                    drafting = Drafting(pair, rows, self.k, self.least, whose)
+                    by_method[method.name].append(EXPECTATIONS[method.name](row, drafting))
+            target.rows.forget()
+            drafter.rows.forget()
+            advance()
+        return found
+
+    def _cell(self, method: str, drafter: str, temperature: float, found: Sequence[Expected]) -> Cell:
+        values = [one.acceptance for one in found]
+        error = stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
+        pruned = fmean(one.pruned for one in found)
+        return Cell(method, drafter, temperature, self.k, len(found), fmean(values), error, pruned)
+
+    def report(self, results: Sequence[Cell | Comparison]) -> Iterator[Table | str]:
+        cells = [one for one in results if isinstance(one, Cell)]
+        found = {(cell.drafter, cell.temperature, cell.method): f"{cell.acceptance:.4f}" for cell in cells}
+        methods = [name for name in EXPECTATIONS if any(cell.method == name for cell in cells)]
+        title = f"Expected acceptance of a round's first token, text of {self.k} draft tokens"
+        yield self._by_cell(title, methods, found)
+        held = {
+            (one.drafter, one.temperature, f"{one.more} ≥ {one.less}"): f"{'yes' if one.holds else 'no'} ({one.below})"
+            for one in results
+            if isinstance(one, Comparison)
+        }
+        compared = [f"{more} ≥ {less}" for more, less in COMPARISONS]
+        yield self._by_cell("Of means (and prompts where not)", compared, held)
+        yield f"Pruned: at most {max(cell.pruned for cell in cells):.4f} in a cell (--least 0 prunes nothing)."
+
+    def _by_cell(self, title: str, names: Sequence[str], shown: Mapping[tuple[str, float, str], str]) -> Table:
+        """One row for each drafter and temperature."""
+        rows = (
+            (drafter, f"{temperature:g}", *(shown.get((drafter, temperature, name), "–") for name in names))
+            for drafter in self.drafters
+            for temperature in self.temperatures
+        )
+        return Table(("drafter", "T", *names), tuple(rows), title)
 
 
 Found = dict[float, dict[str, list[Expected]]]  # by temperature and method, one entry a prompt
 
 
-# Whole rows of a model, without a service: for what is computed from distributions instead of being sampled.
+def _possible(pair: Pair, affinity: Affinity | None) -> Iterator[Method]:
+    """The methods with an expectation that the pair can do."""
+    for method in (METHODS[name] for name in EXPECTATIONS):
+        if method.same_vocabulary and not pair.same_vocabulary:
+            continue
+        if method.redistributed and affinity is None:
+            continue
+        if method.shared_only and not len(pair.shared_drafter_ids):
+            continue
+        yield method
+
+
+def _drafter_rows(
+    method: Method,
+    rows: "WholeRows",
+    ids: tuple[int, ...],
+    temperature: float,
+    pair: Pair,
+    affinity: Affinity | None,
+) -> Callable[[tuple[int, ...]], Row]:
+    """What a method's draft tokens are drawn from: the whole row after more of the drafter's tokens."""
+    if method.redistributed:
+        assert affinity is not None
+        allowed: Ids | None = affinity.drafter_ids
+    else:
+        allowed = pair.shared_drafter_ids if method.shared_only else None
+
+    def after(tokens: tuple[int, ...]) -> Row:
+        row = rows.after((*ids, *tokens), temperature, allowed)
+        if affinity is None or not method.redistributed:
+            return row
+        return Row(*affinity.redistribute(row.ids, row.probabilities))
+
+    return after
+
+
+def _comparisons(drafter: str, temperature: float, methods: Mapping[str, Sequence[Expected]]) -> Iterator[Comparison]:
+    for more, less in COMPARISONS:
+        if more in methods and less in methods:
+            pairs = list(zip(methods[more], methods[less], strict=True))
+            gain = fmean(one.acceptance - other.acceptance for one, other in pairs)
+            below = sum(one.acceptance + one.pruned < other.acceptance - ROUNDING for one, other in pairs)
+            yield Comparison(more, less, drafter, temperature, gain >= -ROUNDING, below)
+
+
+# Whole rows of a model, without a service.
 
 
 class WholeRows:
@@ -164,9 +249,6 @@ class WholeRows:
         return Row(places[possible].numpy(), probabilities[possible].numpy())
 
 
-# Models whose distributions are read as they are, without services: what `crossdraft bench expected` computes from.
-
-
 @dataclass(frozen=True, eq=False)
 class Subject:
     """A model with what reads its distributions."""
@@ -195,113 +277,6 @@ class Subject:
         return ids, self.tokenization.letters_of(ids[len(prompt_ids) :])
 
 
-def _of_drafter(question: Question, target: Subject, name: str, advance: Callable[[], None]) -> Found:
-    drafter = Subject.of(name, Side.DRAFTER)
-    pair = Pair(target.tokenization.vocabulary, drafter.tokenization.vocabulary)
-    path = question.affinities.get(name)
-    affinity = None if path is None else affinity_for(path, target, drafter)
-    found: Found = {temperature: {} for temperature in question.temperatures}
-    for prompt in question.prompts:
-        ids, continued = target.continued(prompt, question.after)
-        context = Context(drafter.tokenization, Letters(from_bytes(prompt.encode())), drafter.context)
-        context.rewind(0, continued)
-        context.fit(question.k)
-        for temperature, methods in found.items():
-            row = target.rows.after(ids, temperature)
-            for method, drafting in _draftings(question, drafter, context.ids, temperature, pair, affinity):
-                expectation = EXPECTATIONS[method]
-                methods.setdefault(method, []).append(expectation(row, drafting))
-        target.rows.forget()
-        drafter.rows.forget()
-        advance()
-    return found
-
-
-def _draftings(
-    question: Question,
-    drafter: Subject,
-    ids: tuple[int, ...],
-    temperature: float,
-    pair: Pair,
-    affinity: Affinity | None,
-) -> Iterator[tuple[str, Drafting]]:
-    """Each method that the pair can do, with the distribution that its draft tokens are drawn from."""
-    for method in (METHODS[name] for name in EXPECTATIONS):
-        shared = pair.shared_drafter_ids if method.shared_only else None
-        if (method.same_vocabulary and not pair.same_vocabulary) or (shared is not None and not len(shared)):
-            continue
-        redistribute = None
-        if method.redistributed:
-            if affinity is None:
-                continue
-            shared, redistribute = affinity.drafter_ids, affinity.redistribute
-        distribution = Distribution(drafter.rows, ids, temperature, shared, redistribute)
-        whose = Whose.TARGET if method.redistributed else Whose.DRAFTER
-        yield method.name, Drafting(pair, distribution.after, question.k, question.least, whose)
-
-
-def _cell(question: Question, method: str, drafter: str, temperature: float, found: Sequence[Expected]) -> Cell:
-    values = [one.acceptance for one in found]
-    error = stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
-    pruned = fmean(one.pruned for one in found)
-    return Cell(method, drafter, temperature, question.k, len(found), fmean(values), error, pruned)
-
-
-def _comparisons(drafter: str, temperature: float, methods: Mapping[str, Sequence[Expected]]) -> list[Comparison]:
-    found = []
-    for more, less in COMPARISONS:
-        if more in methods and less in methods:
-            pairs = list(zip(methods[more], methods[less], strict=True))
-            gain = fmean(one.acceptance - other.acceptance for one, other in pairs)
-            below = sum(one.acceptance + one.pruned < other.acceptance - ROUNDING for one, other in pairs)
-            found.append(Comparison(more, less, drafter, temperature, gain >= -ROUNDING, below))
-    return found
-
-
-def _print(question: Question, cells: Sequence[Cell], comparisons: Sequence[Comparison]) -> None:
-    found = {(cell.drafter, cell.temperature, cell.method): f"{cell.acceptance:.4f}" for cell in cells}
-    names = [name for name in EXPECTATIONS if any(cell.method == name for cell in cells)]
-    print_table(
-        f"Expected acceptance of a round's first token, text of {question.k} draft tokens",
-        (*COLUMNS, *names),
-        _by_cell(question, names, found),
-    )
-    held = {
-        (one.drafter, one.temperature, f"{one.more} ≥ {one.less}"): f"{'yes' if one.holds else 'no'} ({one.below})"
-        for one in comparisons
-    }
-    titles = [f"{more} ≥ {less}" for more, less in COMPARISONS]
-    print_table("Of means (and prompts where not)", (*COLUMNS, *titles), _by_cell(question, titles, held))
-    print(f"Pruned: at most {max(cell.pruned for cell in cells):.4f} in a cell (--least 0 prunes nothing).")
-
-
-def _by_cell(
-    question: Question, names: Sequence[str], shown: Mapping[tuple[str, float, str], str]
-) -> list[tuple[str, ...]]:
-    """One row for each drafter and temperature."""
-    return [
-        (drafter, f"{temperature:g}", *(shown.get((drafter, temperature, name), "–") for name in names))
-        for drafter in question.drafters
-        for temperature in question.temperatures
-    ]
-
-
-@dataclass(frozen=True, eq=False)
-class Distribution:
-    """What a drafter's draft tokens are drawn from, after a prompt."""
-
-    rows: WholeRows
-    ids: tuple[int, ...]  # of the prompt
-    temperature: float
-    allowed: Ids | None
-    redistribute: Callable[[Ids, Probabilities], tuple[Ids, Probabilities]] | None
-
-    def after(self, tokens: tuple[int, ...]) -> Row:
-        """Its whole row after more of the drafter's tokens."""
-        row = self.rows.after((*self.ids, *tokens), self.temperature, self.allowed)
-        return row if self.redistribute is None else Row(*self.redistribute(row.ids, row.probabilities))
-
-
 def affinity_for(path: Path, target: Subject, drafter: Subject) -> Affinity:
     """The affinity of a file; raises Misused if it is not one for this pair."""
     try:
@@ -312,6 +287,3 @@ def affinity_for(path: Path, target: Subject, drafter: Subject) -> Affinity:
     if found.target != tokenizer_digest(target.tokenizer_json):
         raise Misused(f"{path} is for a target with another tokenizer than {target.name}")
     return found
-
-
-SESSION = "whole rows"

@@ -61,13 +61,6 @@ class Table:
         title = f"{self.title}\n\n" if self.title else ""
         return title + markdown(self.headings, self.rows)
 
-    def print(self) -> None:
-        """On stdout: drawn on a terminal, Markdown in a file or a pipe."""
-        if sys.stdout.isatty():
-            print_table(self.title, self.headings, self.rows)
-        else:
-            print(self.markdown())
-
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table as Markdown."""
@@ -158,16 +151,28 @@ class Benchmark(ABC, Generic[Result]):
                     take(result)
             else:
                 run_to_end(_collect(found, take), type(self).runner)
-        for part in self.report(results):
-            part.print() if isinstance(part, Table) else print(f"{part}\n")
+        self._print(results)
         self.finish(results)
+
+    def _print(self, results: Sequence[Result]) -> None:
+        """On stdout: tables on a terminal, Markdown in a file or a pipe."""
+        if not sys.stdout.isatty():
+            print(self._markdown(results), end="")
+            return
+        for part in self.report(results):
+            if isinstance(part, Table):
+                print_table(part.title, part.headings, part.rows)
+            else:
+                print(f"{part}\n")
+
+    def _markdown(self, results: Sequence[Result]) -> str:
+        return "\n".join(part.markdown() if isinstance(part, Table) else f"{part}\n" for part in self.report(results))
 
     def _write(self, results: Sequence[Result], json_path: Path | None, markdown_path: Path | None) -> None:
         if json_path is not None:
             write_json(json_path, {"plan": plan_of(self), "results": [plan_of(one) for one in results]})
         if markdown_path is not None:
-            parts = (part.markdown() if isinstance(part, Table) else f"{part}\n" for part in self.report(results))
-            write_text(markdown_path, "\n".join(parts))
+            write_text(markdown_path, self._markdown(results))
 
 
 async def _collect(results: AsyncGenerator[Result, None], take: Callable[[Result], None]) -> None:
@@ -187,7 +192,10 @@ def plan_of(benchmark: object) -> dict[str, object]:
 def _without_prompts(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {name: len(one) if name == "prompts" else _without_prompts(one) for name, one in value.items()}
+    return {
+        name: len(one) if name == "prompts" and isinstance(one, tuple) else _without_prompts(one)
+        for name, one in value.items()
+    }
 
 
 @contextmanager

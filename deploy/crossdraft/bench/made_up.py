@@ -1,9 +1,11 @@
-"""Services of a made-up language, as processes: real servers and messages without models.
+"""A made-up language, and services that answer from it: real servers and messages without models.
 
     python -m crossdraft.bench.made_up target|drafter METHOD SIZE MILLISECONDS
 
 They answer one method's sessions, with rows of 64 ids over vocabularies of SIZE; a pass, or a draft token, takes so
-many milliseconds, which are slept.
+many milliseconds, which are slept. Tokens are strings of letters made by merges, as byte-level BPE makes them. Target
+and drafter expect one continuation of any text, a fixed function of its last letters and of how long it is, and give
+most of their probability to its tokens.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ from crossdraft.console.processes import Wanted, end_with_stdin
 from crossdraft.drafter.conversation import Conversation, Epoch, Reply, ReplyBuffer, Request, Send
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER, TARGET
-from crossdraft.rpc.server import Listening, Server, run, serve
+from crossdraft.rpc.server import Listening, Server, Serving, run, serve
 from crossdraft.session.events import Command, Event, Open, Ready, Replied
 from crossdraft.session.events import Reply as Reply_of_events
 from crossdraft.session.events import Request as Request_of_events
@@ -57,40 +59,63 @@ from crossdraft.verification.chooser import Chooser, RandomChooser
 from crossdraft.verification.methods import Method, method_named
 from crossdraft.verification.noise import KeyedNoise
 
-
-@dataclass(frozen=True)
-class Imagined(Wanted):
-    """One of them, to be started."""
-
-    method: str = "slem"
-    size: int = 128_000  # ids of each vocabulary
-    milliseconds: float = 0.0
-
-    def command(self) -> list[str]:
-        """As it would be typed."""
-        numbers = [self.method, str(self.size), str(self.milliseconds)]
-        return [*self.prefix, sys.executable, "-m", "crossdraft.bench.made_up", self.role, *numbers]
+WIDTH = 64  # ids of a row
+CONTEXT = 100_000  # tokens
+SHARED_MERGES = 0.6  # of a vocabulary: the first merges of both are the same
+LONGEST = 14  # letters of a token
+EXPECTED = 0.8  # the probability of the tokens that the expected text begins with
+DISAGREEMENT = 1.5  # gives an acceptance of 0.5 to 0.7
+OTHERS = 1200  # other tokens that a distribution gives some probability
+LETTERS = " etaoinshrdlucmfwypvbgkqjxz"
+_CUMULATIVE = list(accumulate((6.0, *(1 / (place + 2) for place in range(26)))))
+SPACE = "Ġ"  # how byte-level BPE writes a space
 
 
-# Services that a session needs, made up and answering at once.
+# The made-up vocabularies and distributions.
 
 
-@dataclass(frozen=True, eq=False)
-class Noises:
-    """The keyed noise of both vocabularies, which `seeded` draws with."""
+def tokenizer_json(size: int, seed: int) -> str:
+    """A byte-level BPE tokenizer with `size` ids; two seeds have the merges up to SHARED_MERGES in common."""
+    vocabulary = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = []
+    for left, right in _merges(size, seed):
+        if len(vocabulary) == size:
+            break
+        if left + right not in vocabulary:
+            vocabulary[left + right] = len(vocabulary)
+            merges.append([left, right])
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    whole: dict[str, object] = {
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+    }
+    whole |= {"decoder": byte_level, "model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}
+    return json.dumps(whole)
 
-    target: KeyedNoise
-    drafter: KeyedNoise
 
-    @staticmethod
-    def of(pair: Pair) -> "Noises":
-        return Noises(KeyedNoise.of(pair.target), KeyedNoise.of(pair.drafter))
+def _merges(size: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Pairs of pieces that exist already, the older ones more often; each new piece also after a space."""
+    rng = np.random.default_rng(0)
+    pieces, known = list(LETTERS[1:]), set(LETTERS[1:])
+    common = True
+    while True:
+        if common and len(pieces) > SHARED_MERGES * size / 2:
+            rng, common = np.random.default_rng(seed), False
+        for first, second in rng.random((100, 2)).tolist():
+            left, right = pieces[int(first**4 * len(pieces))], pieces[int(second**4 * len(pieces))]
+            if len(left + right) < LONGEST and left + right not in known:
+                pieces.append(left + right)
+                known.add(left + right)
+                yield left, right
+                yield SPACE, left + right
 
 
-# Made-up tokenizers and models of real size, for measurements without a model.
-#
-# Tokens are strings of letters made by merges, as byte-level BPE makes them. Both models expect one continuation of any
-# text, a fixed function of its last letters and of how long it is, and give most of their probability to its tokens.
+def tokenization(size: int, side: Side) -> Tokenization:
+    """A made-up tokenizer with its letters; those of the two sides have some tokens in common."""
+    text = tokenizer_json(size, seed=side.value)
+    return Tokenization(text, Vocabulary.build(text, size, (), (), side))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,47 +167,24 @@ class Language:
         return ids[order], weights[order]
 
 
-# The target of a made-up language, as a service without a model, and what it and its drafter both know.
+def _cut(distribution: tuple[Ids, Probabilities], width: int, listed: Ids) -> Row:
+    """The head, the listed ids that are not in it, and the tail."""
+    whole = Row(*distribution)
+    ids = np.concatenate([distribution[0][:width], np.setdiff1d(listed, distribution[0][:width])])
+    probabilities = whole.probabilities_of(ids)
+    return Row(ids, probabilities, 0.0 if width >= len(whole.ids) else max(0.0, 1.0 - float(probabilities.sum())))
 
 
 @dataclass(frozen=True, eq=False)
-class World:
-    """What both services know."""
+class Noises:
+    """The keyed noise of both vocabularies, which `seeded` draws with."""
 
-    method: Method
-    size: int
-    seconds: float  # that a pass or a draft token takes
-    language: Language
-    noises: Noises
+    target: KeyedNoise
+    drafter: KeyedNoise
 
     @staticmethod
-    def of(method: Method, size: int, seconds: float) -> "World":
-        """The two vocabularies, and what is expected of texts."""
-        target, drafter = (tokenization(size, side).vocabulary for side in Side)
-        pair = Pair(target, target if method.same_vocabulary else drafter)
-        return World(method, size, seconds, Language(pair, DISAGREEMENT), Noises.of(pair))
-
-    def description(self, side: Side) -> Description:
-        """Of one of the models."""
-        text = tokenizer_json(self.size, side.value)
-        return Description(f"imagined {side.name.lower()}", text, (), (), self.size, CONTEXT, tokenizer_digest(text))
-
-
-@dataclass(frozen=True, eq=False)
-class DrafterService:
-    """A drafter."""
-
-    world: World
-    description: Description
-
-    async def open(self, request: OpenDrafter) -> "DrafterSession":
-        """A new session."""
-        world, chooser = self.world, RandomChooser(np.random.default_rng(0))
-        guesser = Guesser(world.language, world.noises, world.method, WIDTH, NoiseKey(0), chooser)
-        return DrafterSession(guesser, world.seconds)
-
-    async def close(self) -> None:
-        """Nothing runs."""
+    def of(pair: Pair) -> "Noises":
+        return Noises(KeyedNoise.of(pair.target), KeyedNoise.of(pair.drafter))
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,116 +221,7 @@ class Guesser:
         return (pair.target if self.method.redistributed else pair.drafter).letters[draft_token.token]
 
 
-@dataclass(eq=False)
-class DrafterSession:
-    """One output that is guessed ahead of."""
-
-    guesser: Guesser
-    seconds: float
-    text: Letters = NOTHING
-    branches: dict[int, tuple[DraftToken, ...]] = field(default_factory=dict)  # those of the epoch, by number
-    count: int = 0  # branches of the session
-    replies: ReplyBuffer = field(init=False)
-    growing: "deque[tuple[int, Branch]]" = field(
-        init=False
-    )  # with the number of draft tokens at which each is finished
-
-    def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
-        """Draft tokens, one after the other, and prepared continuations."""
-        return Conversation(self).replies(requests)
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-    def begin(self, epoch: Epoch) -> None:
-        """As in `conversation.Drafter`."""
-        request = epoch.request
-        self.text = Letters(self.text[: request.offset] + request.letters)
-        self.replies, self.growing = ReplyBuffer(epoch), deque()
-        adopted, self.branches = self.branches.get(request.adopt, ()), {}
-        for draft_token in adopted:
-            self._propose(draft_token)
-        if adopted and not self.guesser.method.drafter_rows:  # the other side has them
-            epoch.sent = len(adopted)
-            self.replies = ReplyBuffer(epoch)
-
-    async def draft(self, epoch: Epoch, send: Send) -> None:
-        """As in `conversation.Drafter`."""
-        self.replies.resume()
-        while epoch.wanted:
-            if self.replies.made < epoch.count:
-                await asyncio.sleep(self.seconds)
-                self._step(epoch)
-            for reply in self.replies.due():
-                send(reply)
-
-    async def score(self, epoch: Epoch, request: Score) -> Scored:
-        """There is no model."""
-        raise ProtocolBroken("an imagined drafter has no scores")
-
-    def _step(self, epoch: Epoch) -> None:
-        """One more draft token; its branches are finished so many steps later as they have draft tokens."""
-        before, draft_token = self.text, self.guesser.draft_token(self.text)
-        for branch in self._prepared(epoch, before, draft_token):
-            self.growing.append((self.replies.made + epoch.request.branch_depth, branch))
-        self._propose(draft_token)
-        while self.growing and self.growing[0][0] <= self.replies.made:
-            self.replies.add_branch(self.growing.popleft()[1])
-
-    def _propose(self, draft_token: DraftToken) -> None:
-        self.text = Letters(self.text + self.guesser.letters_of(draft_token))
-        self.replies.add(draft_token)
-
-    def _prepared(self, epoch: Epoch, text: Letters, drawn: DraftToken) -> Iterator[Branch]:
-        depth, width = epoch.request.branch_depth, epoch.request.branch_width
-        if not depth:
-            return
-        row = self.guesser.row(text)
-        for token in [int(one) for one in row.ids if one != drawn.token][:width]:
-            letters = self.guesser.letters_of(DraftToken(token, None, drawn.whose))
-            after, draft_tokens = Letters(text + letters), []
-            for _ in range(depth):
-                draft_tokens.append(self.guesser.draft_token(after))
-                after = Letters(after + self.guesser.letters_of(draft_tokens[-1]))
-            self.count += 1
-            self.branches[self.count] = tuple(draft_tokens)
-            yield Branch(self.count, len(text), letters, tuple(one.token for one in draft_tokens))
-
-
-async def _main(role: str, method: Method, size: int, milliseconds: float) -> None:
-    world = World.of(method, size, milliseconds / 1000)
-    if role == "target":
-        await serve(Server(TARGET, TargetService(world, world.description(Side.TARGET)), Listening(grace_seconds=0)))
-    else:
-        side = Side.TARGET if method.same_vocabulary else Side.DRAFTER
-        await serve(Server(DRAFTER, DrafterService(world, world.description(side)), Listening(grace_seconds=0)))
-
-
-WIDTH = 64  # ids of a row
-CONTEXT = 100_000  # tokens
-
-
-@dataclass(frozen=True, eq=False)
-class TargetService:
-    """A target."""
-
-    world: World
-    description: Description
-
-    async def open(self, request: OpenTarget) -> "TargetSession":
-        """A new session."""
-        world = self.world
-        return TargetSession(InMemory(world.language, world.noises, world.method, WIDTH, seed=0), world.seconds)
-
-    async def close(self) -> None:
-        """Nothing runs."""
-
-
-@dataclass
-class Run:
-    """Tokens that are drawn one after another."""
-
-    most: int  # that are wanted; this may change
+# A target and a drafter in memory, which answer a session's commands at once.
 
 
 class InMemory:
@@ -393,6 +286,55 @@ class InMemory:
         return Sample(self._noises.target.draw(row.ids, row.probabilities, self._key, len(text)), 0.0)
 
 
+# The same as services: what both know, and their sessions.
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """What both services know."""
+
+    method: Method
+    size: int
+    seconds: float  # that a pass or a draft token takes
+    language: Language
+    noises: Noises
+
+    @staticmethod
+    def of(method: Method, size: int, seconds: float) -> "World":
+        """The two vocabularies, and what is expected of texts."""
+        target, drafter = (tokenization(size, side).vocabulary for side in Side)
+        pair = Pair(target, target if method.same_vocabulary else drafter)
+        return World(method, size, seconds, Language(pair, DISAGREEMENT), Noises.of(pair))
+
+    def description(self, side: Side) -> Description:
+        """Of the target or the drafter."""
+        text = tokenizer_json(self.size, side.value)
+        return Description(f"made-up {side.name.lower()}", text, (), (), self.size, CONTEXT, tokenizer_digest(text))
+
+
+@dataclass(frozen=True, eq=False)
+class TargetService:
+    """A target."""
+
+    world: World
+    description: Description
+
+    async def open(self, request: OpenTarget) -> "TargetSession":
+        """A new session."""
+        world = self.world
+        return TargetSession(InMemory(world.language, world.noises, world.method, WIDTH, seed=0), world.seconds)
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+@dataclass
+class Run:
+    """Tokens that are drawn one after another."""
+
+    most: int  # that are wanted; this may change
+
+
 @dataclass(frozen=True, eq=False)
 class TargetSession:
     """One output."""
@@ -449,68 +391,129 @@ async def _following(requests: AsyncIterator[Pass | FetchRow | RunTo], run: Run)
     return None
 
 
-SHARED_MERGES = 0.6  # of a vocabulary: the first merges of both are the same
-LONGEST = 14  # letters of a token
-EXPECTED = 0.8  # the probability of the tokens that the expected text begins with
-DISAGREEMENT = 1.5  # gives an acceptance of 0.5 to 0.7
-OTHERS = 1200  # other tokens that a distribution gives some probability
-LETTERS = " etaoinshrdlucmfwypvbgkqjxz"
-_CUMULATIVE = list(accumulate((6.0, *(1 / (place + 2) for place in range(26)))))
-_SPACE = "Ġ"  # how byte-level BPE writes a space
+@dataclass(frozen=True, eq=False)
+class DrafterService:
+    """A drafter."""
+
+    world: World
+    description: Description
+
+    async def open(self, request: OpenDrafter) -> "DrafterSession":
+        """A new session."""
+        world, chooser = self.world, RandomChooser(np.random.default_rng(0))
+        guesser = Guesser(world.language, world.noises, world.method, WIDTH, NoiseKey(0), chooser)
+        return DrafterSession(guesser, world.seconds)
+
+    async def close(self) -> None:
+        """Nothing runs."""
 
 
-def tokenizer_json(size: int, seed: int) -> str:
-    """A byte-level BPE tokenizer with `size` ids; two seeds have the merges up to SHARED_MERGES in common."""
-    vocabulary = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    merges = []
-    for left, right in _merges(size, seed):
-        if len(vocabulary) == size:
-            break
-        if left + right not in vocabulary:
-            vocabulary[left + right] = len(vocabulary)
-            merges.append([left, right])
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    whole: dict[str, object] = {
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-    }
-    whole |= {"decoder": byte_level, "model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}
-    return json.dumps(whole)
+@dataclass(eq=False)
+class DrafterSession:
+    """One output that is guessed ahead of."""
+
+    guesser: Guesser
+    seconds: float
+    text: Letters = NOTHING
+    branches: dict[int, tuple[DraftToken, ...]] = field(default_factory=dict)  # those of the epoch, by number
+    count: int = 0  # branches of the session
+    packing: ReplyBuffer = field(init=False)
+    growing: "deque[tuple[int, Branch]]" = field(
+        init=False
+    )  # with the number of draft tokens at which each is finished
+
+    def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
+        """Draft tokens, one after the other, and prepared continuations."""
+        return Conversation(self).replies(requests)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def begin(self, epoch: Epoch) -> None:
+        """As in `conversation.Drafter`."""
+        request = epoch.request
+        self.text = Letters(self.text[: request.offset] + request.letters)
+        self.packing, self.growing = ReplyBuffer(epoch), deque()
+        adopted, self.branches = self.branches.get(request.adopt, ()), {}
+        for draft_token in adopted:
+            self._propose(draft_token)
+        if adopted and not self.guesser.method.drafter_rows:  # the other side has them
+            epoch.sent = len(adopted)
+            self.packing = ReplyBuffer(epoch)
+
+    async def draft(self, epoch: Epoch, send: Send) -> None:
+        """As in `conversation.Drafter`."""
+        self.packing.resume()
+        while epoch.wanted:
+            if self.packing.made < epoch.count:
+                await asyncio.sleep(self.seconds)
+                self._step(epoch)
+            for reply in self.packing.due():
+                send(reply)
+
+    async def score(self, epoch: Epoch, request: Score) -> Scored:
+        """There is no model."""
+        raise ProtocolBroken("a made-up drafter has no scores")
+
+    def _step(self, epoch: Epoch) -> None:
+        """One more draft token; its branches are finished so many steps later as they have draft tokens."""
+        before, draft_token = self.text, self.guesser.draft_token(self.text)
+        for branch in self._prepared(epoch, before, draft_token):
+            self.growing.append((self.packing.made + epoch.request.branch_depth, branch))
+        self._propose(draft_token)
+        while self.growing and self.growing[0][0] <= self.packing.made:
+            self.packing.add_branch(self.growing.popleft()[1])
+
+    def _propose(self, draft_token: DraftToken) -> None:
+        self.text = Letters(self.text + self.guesser.letters_of(draft_token))
+        self.packing.add(draft_token)
+
+    def _prepared(self, epoch: Epoch, text: Letters, drawn: DraftToken) -> Iterator[Branch]:
+        depth, width = epoch.request.branch_depth, epoch.request.branch_width
+        if not depth:
+            return
+        row = self.guesser.row(text)
+        for token in [int(one) for one in row.ids if one != drawn.token][:width]:
+            letters = self.guesser.letters_of(DraftToken(token, None, drawn.whose))
+            after, draft_tokens = Letters(text + letters), []
+            for _ in range(depth):
+                draft_tokens.append(self.guesser.draft_token(after))
+                after = Letters(after + self.guesser.letters_of(draft_tokens[-1]))
+            self.count += 1
+            self.branches[self.count] = tuple(draft_tokens)
+            yield Branch(self.count, len(text), letters, tuple(one.token for one in draft_tokens))
 
 
-def _merges(size: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Pairs of pieces that exist already, the older ones more often; each new piece also after a space."""
-    rng = np.random.default_rng(0)
-    pieces, known = list(LETTERS[1:]), set(LETTERS[1:])
-    common = True
-    while True:
-        if common and len(pieces) > SHARED_MERGES * size / 2:
-            rng, common = np.random.default_rng(seed), False
-        for first, second in rng.random((100, 2)).tolist():
-            left, right = pieces[int(first**4 * len(pieces))], pieces[int(second**4 * len(pieces))]
-            if len(left + right) < LONGEST and left + right not in known:
-                pieces.append(left + right)
-                known.add(left + right)
-                yield left, right
-                yield _SPACE, left + right
+# Their processes.
 
 
-def tokenization(size: int, side: Side) -> Tokenization:
-    """A made-up tokenizer with its letters; those of the two sides have some tokens in common."""
-    text = tokenizer_json(size, seed=side.value)
-    return Tokenization(text, Vocabulary.build(text, size, (), (), side))
+@dataclass(frozen=True)
+class MadeUp(Wanted):
+    """A service to be started."""
+
+    method: str = "slem"
+    size: int = 128_000  # ids of each vocabulary
+    milliseconds: float = 0.0
+
+    def command(self) -> list[str]:
+        """As it would be typed."""
+        numbers = [self.method, str(self.size), str(self.milliseconds)]
+        return [*self.prefix, sys.executable, "-m", "crossdraft.bench.made_up", self.role, *numbers]
+
+    async def server(self) -> Serving:
+        """The service itself, not yet started."""
+        method, at_once = method_named(self.method), Listening(grace_seconds=0)
+        world = World.of(method, self.size, self.milliseconds / 1000)
+        if self.role == "target":
+            return Server(TARGET, TargetService(world, world.description(Side.TARGET)), at_once)
+        side = Side.TARGET if method.same_vocabulary else Side.DRAFTER
+        return Server(DRAFTER, DrafterService(world, world.description(side)), at_once)
 
 
-def _cut(distribution: tuple[Ids, Probabilities], width: int, listed: Ids) -> Row:
-    """The head, the listed ids that are not in it, and the tail."""
-    whole = Row(*distribution)
-    ids = np.concatenate([distribution[0][:width], np.setdiff1d(listed, distribution[0][:width])])
-    probabilities = whole.probabilities_of(ids)
-    return Row(ids, probabilities, 0.0 if width >= len(whole.ids) else max(0.0, 1.0 - float(probabilities.sum())))
+async def _main(role: str, method: str, size: int, milliseconds: float) -> None:
+    await serve(await MadeUp(role, "", 1, method=method, size=size, milliseconds=milliseconds).server())
 
 
 if __name__ == "__main__":
     Thread(target=end_with_stdin, daemon=True).start()
-    run(_main(sys.argv[1], method_named(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+    run(_main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))

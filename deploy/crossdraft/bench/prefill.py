@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 from crossdraft.bench.harness import Advance, Benchmark, Table, on_core
 from crossdraft.bench.made_up_models import lengthened
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.server import freeze_heap
@@ -47,7 +48,7 @@ class Prefill(Benchmark[Arrival]):
     mib: int  # for keys and values
 
     unit = "arrivals"
-    runner = staticmethod(STARTS_PROCESSES)
+    runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
 
     @property
     def context(self) -> int:

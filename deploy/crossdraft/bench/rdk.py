@@ -1,42 +1,33 @@
-"""The synthetic experiment of RDK (section 6.2, Figs. 6 and 7), made again.
+"""`crossdraft bench rdk`: the synthetic experiment of RDK (section 6.2, Figs. 6 and 7), made again.
 
 What the paper leaves open is chosen here: the scale of the Student-t logits is such that the most probable quarter of
 the tokens has the published share; the drafter's logits are the target's with Gaussian noise; the tokens that are kept
 are random ones, or the target's most probable ones. First-order RDK is given the target's own p, an oracle.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from rich.table import Table
 
-from crossdraft.bench.harness import write_json
-from crossdraft.console.running import CommandFailed, PlainConsole
+from crossdraft.bench.harness import Advance, Benchmark, Columns, Table
+from crossdraft.console.pictures import check_picture, save_picture
 from crossdraft.text.affinity import Probabilities, first_order
 from crossdraft.text.letters import Ids
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DEGREES = 5  # of freedom of the logits (Fig. 3)
 TOP_QUARTER = 0.958  # mass of the most probable quarter of the tokens (Fig. 5)
 KEPT = (0.75, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025)  # shares of the vocabulary; the last is Fig. 6's
 TAUS = (1e-4, 1e-2, 1.0)  # τ of Eq. 2
 BLOCK = 256  # rows of M at a time
-
-
-@dataclass(frozen=True)
-class Study:
-    """What is drawn."""
-
-    tokens: int = 200_000  # N, for the first-order form
-    exact_tokens: int = 2_000  # N, where M itself is applied: O(N²)
-    draws: int = 20  # of target and drafter; figures are means over them
-    noise: float = 1.0  # standard deviation of the noise on the drafter's logits
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,17 +78,6 @@ class Draw:
         return found
 
 
-def run(study: Study) -> Iterator[Level]:
-    """The levels of the large vocabulary, then those of the small one."""
-    for tokens, taus in ((study.tokens, ()), (study.exact_tokens, TAUS)):
-        draws = [draw_of(study, tokens, number) for number in range(study.draws)]
-        for pruning in draws[0].orders:
-            for share in KEPT:
-                kept = max(1, round(share * tokens))
-                found = [figures_of(draw.p, draw.masked(pruning, kept), taus) for draw in draws]
-                yield Level(tokens, pruning, kept, _mean(found))
-
-
 def figures_of(p: Probabilities, masked: Probabilities, taus: tuple[float, ...]) -> Figures:
     """The figures of one target and one pruned drafter, both of shape (N,)."""
     proposed = masked / masked.sum()
@@ -128,11 +108,6 @@ def redistributed(proposed: Probabilities, p: Probabilities, tau: float) -> Prob
     return found
 
 
-def draw_of(study: Study, tokens: int, number: int) -> Draw:
-    """The study's `number`-th draw of a vocabulary of this size."""
-    return Draw.of(tokens, study.noise, np.random.default_rng((study.seed, tokens, number)))
-
-
 def _scaled(logits: Probabilities) -> Probabilities:
     """The logits times what gives the most probable quarter its share, by bisection."""
     order = np.sort(logits)[::-1]
@@ -159,79 +134,96 @@ def _mean(found: list[Figures]) -> Figures:
     return Figures(exact=exact, **{name: fmean(getattr(one, name) for one in found) for name in names})
 
 
-# `crossdraft bench rdk`: the tables and the picture of RDK's synthetic experiment.
+@dataclass(frozen=True)
+class Study(Benchmark[Level]):
+    """Random targets and drafters, pruned more and more."""
+
+    tokens: int = 200_000  # N, for the first-order form
+    exact_tokens: int = 2_000  # N, where M itself is applied: O(N²)
+    draws: int = 20  # of target and drafter; figures are means over them
+    noise: float = 1.0  # standard deviation of the noise on the drafter's logits
+    seed: int = 0
+    plot: Path | None = None  # where a picture is written
+
+    unit: ClassVar[str] = "levels"
+
+    @property
+    def total(self) -> int:
+        return 4 * len(KEPT)
+
+    def check(self) -> None:
+        check_picture(self.plot)
+
+    def measure(self, advance: Advance) -> Iterator[Level]:
+        """The levels of the large vocabulary, then those of the small one."""
+        for tokens, taus in ((self.tokens, ()), (self.exact_tokens, TAUS)):
+            draws = [self.draw(tokens, number) for number in range(self.draws)]
+            for pruning in draws[0].orders:
+                for share in KEPT:
+                    kept = max(1, round(share * tokens))
+                    found = [figures_of(draw.p, draw.masked(pruning, kept), taus) for draw in draws]
+                    yield Level(tokens, pruning, kept, _mean(found))
+                    advance()
+
+    def draw(self, tokens: int, number: int) -> Draw:
+        """The `number`-th draw of a vocabulary of this size."""
+        return Draw.of(tokens, self.noise, np.random.default_rng((self.seed, tokens, number)))
+
+    def report(self, results: Sequence[Level]) -> Iterator[Table | str]:
+        for (tokens, pruning), group in groupby(results, lambda level: (level.tokens, level.pruning)):
+            levels = list(group)
+            title = f"acceptance, N = {tokens:,}, {pruning} tokens kept"
+            if levels[0].figures.exact:
+                yield Table.of(levels, EXACT, f"{title}, Mᵀq′ itself")
+            else:
+                yield Table.of(levels, PRUNED, title)
+
+    def finish(self, results: Sequence[Level]) -> None:
+        if self.plot is not None:
+            save_picture(picture(results, self.draw(self.tokens, 0)), self.plot)
 
 
-def measure(study: Study, json_file: Path | None, plot: Path | None) -> None:
-    """Draws, prints the tables, and writes figures and picture where asked to.
-
-    Raises:
-        CommandFailed: a file cannot be written.
-    """
-    levels = tuple(run(study))
-    console = PlainConsole(highlight=False)
-    for _, group in groupby(levels, lambda level: (level.tokens, level.pruning)):
-        found = list(group)
-        console.print(_exact(found) if found[0].figures.exact else _pruned(found))
-    if json_file is not None:
-        write_json(json_file, {"study": asdict(study), "levels": [asdict(level) for level in levels]})
-    if plot is not None:
-        _draw(levels, draw_of(study, study.tokens, 0), plot)
-
-
-def _draw(levels: tuple[Level, ...], draw: Draw, path: Path) -> None:
-    # MOVED-HERE  # matplotlib takes a second
-
-    try:
-        picture(levels, draw).savefig(path)
-    except (OSError, ValueError) as error:  # ValueError: a format that it does not know
-        raise CommandFailed(f"cannot write the picture: {error}") from error
+PRUNED: Columns = {
+    "kept": lambda level: f"{level.kept:,}",
+    "masked": lambda level: f"{level.figures.masked:.2%}",
+    "tli": lambda level: f"{level.figures.tli:.2%}",
+    "first-order": lambda level: f"{level.figures.first_order:.2%}",
+    "uniform": lambda level: f"{level.figures.uniform:.2%}",
+    "|Eq. 3 − q′|₁": lambda level: f"{level.figures.change:.1e}",
+    "θ = p·q′": lambda level: f"{level.figures.theta:.1e}",
+}
+EXACT: Columns = {
+    "kept": lambda level: f"{level.kept:,}",
+    "tli": lambda level: f"{level.figures.tli:.2%}",
+    f"τ={TAUS[0]:g}": lambda level: f"{level.figures.exact[0]:.2%}",
+    f"τ={TAUS[1]:g}": lambda level: f"{level.figures.exact[1]:.2%}",
+    f"τ={TAUS[2]:g}": lambda level: f"{level.figures.exact[2]:.2%}",
+    "uniform": lambda level: f"{level.figures.uniform:.2%}",
+    "|Eq. 3 − Mᵀq′|₁": lambda level: f"{level.figures.error:.3f}",
+    "θ = p·q′": lambda level: f"{level.figures.theta:.1e}",
+}
 
 
-def _pruned(levels: list[Level]) -> Table:
-    names = ("kept", "masked", "tli", "first-order", "uniform", "|Eq. 3 − q′|₁", "θ = p·q′")
-    table = Table(*names, title=_title(levels), title_justify="left")
-    for level in levels:
-        found = level.figures
-        shares = [f"{share:.2%}" for share in (found.masked, found.tli, found.first_order, found.uniform)]
-        table.add_row(f"{level.kept:,}", *shares, f"{found.change:.1e}", f"{found.theta:.1e}")
-    return table
-
-
-def _exact(levels: list[Level]) -> Table:
-    names = ["kept", "tli", *(f"τ={tau:g}" for tau in TAUS), "uniform", "|Eq. 3 − Mᵀq′|₁", "θ = p·q′"]
-    table = Table(*names, title=f"{_title(levels)}, Mᵀq′ itself", title_justify="left")
-    for level in levels:
-        found = level.figures
-        shares = [f"{share:.2%}" for share in (found.tli, *found.exact, found.uniform)]
-        table.add_row(f"{level.kept:,}", *shares, f"{found.error:.3f}", f"{found.theta:.1e}")
-    return table
-
-
-def _title(levels: list[Level]) -> str:
-    return f"acceptance, N = {levels[0].tokens:,}, {levels[0].pruning} tokens kept"
-
-
-# The picture of `crossdraft bench rdk`: Fig. 6, Fig. 7, and Fig. 7 with the matrix itself.
+# The picture: Fig. 6, Fig. 7, and Fig. 7 with the matrix itself.
 
 PUBLISHED = 0.267  # "almost constant acceptance rate" (Fig. 7)
 PRUNING = "random"  # what the picture shows; the tables have both
 SHOWN = 400  # points of a line of Fig. 6, evenly spaced in the logarithm of the rank
 
 
-def picture(levels: tuple[Level, ...], draw: Draw) -> Figure:
+def picture(levels: Sequence[Level], draw: Draw) -> "Figure":
     """Three panels; `draw` is the one of the first."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(12, 3.8), layout="constrained", dpi=80)
     masses, pruned, exact = figure.subplots(1, 3)
     _masses(masses, draw)
-    _redistribution_plot_pruned(
-        pruned, [level for level in levels if level.pruning == PRUNING and not level.figures.exact]
-    )
-    _redistribution_plot_exact(exact, [level for level in levels if level.pruning == PRUNING and level.figures.exact])
+    _pruned(pruned, [level for level in levels if level.pruning == PRUNING and not level.figures.exact])
+    _exact(exact, [level for level in levels if level.pruning == PRUNING and level.figures.exact])
     return figure
 
 
-def _masses(axes: Axes, draw: Draw) -> None:
+def _masses(axes: "Axes", draw: Draw) -> None:
     """Fig. 6: the mass of each token, the target's most probable one first."""
     size = len(draw.p)
     masked = draw.masked(PRUNING, round(KEPT[-1] * size))
@@ -249,7 +241,7 @@ def _masses(axes: Axes, draw: Draw) -> None:
     axes.legend(fontsize=7)
 
 
-def _redistribution_plot_pruned(axes: Axes, levels: list[Level]) -> None:
+def _pruned(axes: "Axes", levels: list[Level]) -> None:
     """Fig. 7."""
     kept = [level.kept for level in levels]
     axes.plot(kept, [level.figures.tli for level in levels], color="C2", linewidth=3, alpha=0.5, label="tli")
@@ -259,7 +251,7 @@ def _redistribution_plot_pruned(axes: Axes, levels: list[Level]) -> None:
     _finish(axes, levels)
 
 
-def _redistribution_plot_exact(axes: Axes, levels: list[Level]) -> None:
+def _exact(axes: "Axes", levels: list[Level]) -> None:
     """Fig. 7 with Mᵀq′, at a size where M can be applied."""
     kept = [level.kept for level in levels]
     axes.plot(kept, [level.figures.tli for level in levels], color="C2", linewidth=3, alpha=0.5, label="tli")
@@ -270,7 +262,7 @@ def _redistribution_plot_exact(axes: Axes, levels: list[Level]) -> None:
     _finish(axes, levels)
 
 
-def _finish(axes: Axes, levels: list[Level]) -> None:
+def _finish(axes: "Axes", levels: list[Level]) -> None:
     axes.set_xscale("log")
     axes.set(
         title=f"N = {levels[0].tokens:,}, random tokens kept", xlabel="tokens kept", ylabel="acceptance", ylim=(0, 1)

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import astuple, dataclass, replace
 from itertools import chain, pairwise
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,7 +21,7 @@ from crossdraft.bench.harness import Advance, Benchmark, Columns, Table, in_turn
 from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run, checked_options
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
@@ -79,7 +79,7 @@ def total(counts: Iterable[Counts]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResult:
     """All outputs of one configuration that were made together."""
 
     outputs: tuple[Made, ...]
@@ -118,7 +118,7 @@ class Measured:
     same: int | None  # outputs with the ids of those compared with; None: nothing to compare
 
 
-def measured(configuration: str, at_once: int, runs: Sequence[Run], others: Sequence[Run] = ()) -> Measured:
+def measured(configuration: str, at_once: int, runs: Sequence[RunResult], others: Sequence[RunResult] = ()) -> Measured:
     """Figures of at least one run; `others` are of the same prompts, to compare ids with."""
     outputs = [made for run in runs for made in run.outputs]
     seconds, tokens = sum(run.seconds for run in runs), sum(len(made.ids) for made in outputs)
@@ -164,7 +164,7 @@ def streaming(runs: Iterable[Sequence[Made]]) -> float | None:
     return tokens / seconds if seconds else None
 
 
-def same_outputs(runs: Sequence[Run], others: Sequence[Run]) -> int:
+def same_outputs(runs: Sequence[RunResult], others: Sequence[RunResult]) -> int:
     """Outputs of `runs` with the ids at the same place in `others`; one may have made fewer, the first ones."""
     pairs = chain.from_iterable(
         zip(run.outputs, other.outputs, strict=False) for run, other in zip(runs, others, strict=True)
@@ -261,7 +261,7 @@ class Throughput(Benchmark[Measured]):
     enforce_eager: bool = False  # of our services
 
     unit = "runs"
-    runner = staticmethod(STARTS_PROCESSES)
+    runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
 
     @property
     def theirs(self) -> list[tuple[str, int]]:
@@ -315,7 +315,7 @@ class Throughput(Benchmark[Measured]):
                 await one.warm_up(prompts)
             for at_once in self.at_once:
 
-                async def run(configuration: Configuration, _: int, at_once: int = at_once) -> Run:
+                async def run(configuration: Configuration, _: int, at_once: int = at_once) -> RunResult:
                     found = await configuration.run(prompts[: self.outputs(at_once)], self.tokens, at_once)
                     advance()
                     return found
@@ -323,7 +323,7 @@ class Throughput(Benchmark[Measured]):
                 for result in self.figures(await in_turns(configurations, self.repeat, run), at_once):
                     yield result
 
-    def figures(self, runs: dict["Configuration", list[Run]], at_once: int) -> list[Measured]:
+    def figures(self, runs: dict["Configuration", list[RunResult]], at_once: int) -> list[Measured]:
         """Of all configurations; greedy outputs are compared with those of continuous batching."""
         batched = [one for one in runs if one.name.startswith(GENERATE_BATCH)] if self.temperature == 0 else []
         others = runs[batched[0]] if batched else ()
@@ -366,7 +366,7 @@ class Configuration(Protocol):
         """Before anything is measured."""
         ...
 
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> Run:
+    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
         """An output for each prompt; raises CommandFailed."""
         ...
 
@@ -435,7 +435,7 @@ class Ours:
         for at_once, tokens in self.warm_ups:
             await self.run(prompts[: max(at_once, ONE_BY_ONE)], tokens, at_once)
 
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> Run:
+    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
         """As `Configuration.run`."""
         found: dict[int, tuple[Made, Statistics]] = {}
         waiting = iter(range(len(prompts)))
@@ -455,7 +455,7 @@ class Ours:
         seconds, after = time.monotonic() - began, self._spent()
         forwards = difference(await forward_counts(self.target.ready["metrics"]), forwards)
         outputs, statistics = zip(*(found[number] for number in range(len(prompts))), strict=True)
-        return Run(outputs, seconds, difference(after, spent), forwards, statistics)
+        return RunResult(outputs, seconds, difference(after, spent), forwards, statistics)
 
     async def _output(self, prompt: Ids, number: int, tokens: int, began: float) -> tuple[Made, Statistics]:
         request = replace(self.request, prompt=prompt, max_tokens=tokens, choice=number)
@@ -493,7 +493,7 @@ class Theirs:
         if self.one_by_one:
             self.name += f", {'its own K' if self.k is None else f'K = {self.k}'}"
 
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> Run:
+    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
         """As `Configuration.run`."""
         before = _spent(self.process)
         asked = tuple(prompts[:ONE_BY_ONE] if self.one_by_one else prompts)
@@ -502,7 +502,7 @@ class Theirs:
         jobs = sum(len(made.ids) for made in answer.outputs)
         fed = sum(map(len, asked)) + jobs - len(answer.outputs)
         forwards = ForwardCounts(answer.forwards, jobs, fed, answer.seconds) if answer.forwards else ForwardCounts()
-        return Run(answer.outputs, answer.seconds, spent, forwards)
+        return RunResult(answer.outputs, answer.seconds, spent, forwards)
 
 
 def _spent(target: Running, drafter: float = 0.0) -> ProcessorTime:

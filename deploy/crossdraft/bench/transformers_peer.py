@@ -33,7 +33,7 @@ from crossdraft.rpc.server import freeze_heap
 
 @dataclass(frozen=True)
 class Made:
-    """One output."""
+    """One output, with the times of its tokens."""
 
     ids: tuple[int, ...]  # of the target
     asked: float  # when it was asked for, in seconds since the run began
@@ -46,7 +46,7 @@ LONGEST_LINE = 1 << 28  # bytes
 
 @dataclass(frozen=True)
 class Question:
-    """Outputs that are wanted."""
+    """A request for outputs."""
 
     prompts: tuple[tuple[int, ...], ...]  # ids
     tokens: int  # of each output
@@ -56,7 +56,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """All of them."""
+    """The outputs of a question."""
 
     outputs: tuple[Made, ...]  # in the order of the prompts
     seconds: float  # from the question to the last token
@@ -68,7 +68,7 @@ Answering = Callable[[Question], Answer]
 
 @dataclass(frozen=True)
 class TransformersProcess:
-    """What is to be started."""
+    """A process of transformers, to be started."""
 
     role: str  # BATCHED or ASSISTED
     target: str  # a model's name
@@ -88,7 +88,7 @@ class TransformersProcess:
 
 
 async def ask(address: str, question: Question) -> Answer:
-    """What a process answers; raises CommandFailed."""
+    """Asks a process over its socket; raises CommandFailed if it fails."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=LONGEST_LINE)
     try:
@@ -105,14 +105,13 @@ async def ask(address: str, question: Question) -> Answer:
 
 
 def answer_of(found: Mapping[str, Any]) -> Answer:
-    """From what JSON makes of one."""
+    """An answer from its JSON."""
     outputs = (Made(tuple(one["ids"]), one["asked"], tuple(one["moments"])) for one in found["outputs"])
     return Answer(tuple(outputs), found["seconds"], found["forwards"])
 
 
 @contextmanager
 def _batched(asked: TransformersProcess) -> Iterator[Answering]:
-
     batching = Batching.best(asked.device, asked.mib)
     with ContinuousBatching(
         asked.target, batching, asked.temperature, asked.threads, asked.dtype, asked.device
@@ -130,7 +129,6 @@ def _batched(asked: TransformersProcess) -> Iterator[Answering]:
 
 @contextmanager
 def _assisted(asked: TransformersProcess) -> Iterator[Answering]:
-
     pair = AssistedGeneration(asked.target, asked.assistant, asked.threads, asked.dtype, asked.device)
 
     def answer(question: Question) -> Answer:
@@ -146,7 +144,7 @@ def _assisted(asked: TransformersProcess) -> Iterator[Answering]:
 
 
 async def _serve(answering: Answering) -> None:
-    """Says where it listens and answers, one question at a time, until the process is ended."""
+    """Prints its address and answers one question at a time until the process is ended."""
     one_at_a_time = asyncio.Lock()
 
     async def connected(reader: StreamReader, writer: StreamWriter) -> None:
@@ -167,7 +165,7 @@ async def _serve(answering: Answering) -> None:
 
 
 def _answered(answering: Answering, question: Question) -> dict[str, object]:
-    """What transformers fails with is the asker's to know."""
+    """The answer as JSON; errors of transformers are sent back, so that the benchmark can report them."""
     try:
         return asdict(answering(question))
     except (RuntimeError, ValueError) as error:
@@ -186,7 +184,7 @@ def main(arguments: Sequence[str]) -> None:
 
 # transformers' own assisted generation, to compare with.
 
-NEVER = -1  # an end of text that no model draws
+NEVER = -1  # an end-of-text id that no model draws
 
 
 class AssistanceFailedError(RuntimeError):
@@ -201,12 +199,12 @@ class Moments(BaseStreamer):
         self._began = False  # what comes first is the prompt
 
     def put(self, value: Tensor) -> None:
-        """More tokens."""
+        """As BaseStreamer: more tokens."""
         self.found += [time.monotonic()] * value.numel() if self._began else []
         self._began = True
 
     def end(self) -> None:
-        """There are no more."""
+        """As BaseStreamer: there are no more."""
 
 
 class AssistedGeneration:
@@ -279,7 +277,7 @@ class AssistedGeneration:
         return tuple(output[0, inputs.shape[1] :].tolist()), tuple(moment - began for moment in moments.found)
 
     def _draft(self, k: int | None) -> None:
-        """How many tokens the assistant proposes at once from now on."""
+        """Sets how many tokens the assistant drafts at once."""
         settings = self._assistant.generation_config
         if k is None:
             settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = self._own_k, self._own_schedule
@@ -321,23 +319,27 @@ class BatchingFailedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Batching:
-    """How transformers is told to batch."""
+    """Settings of transformers' continuous batching."""
 
     attention: str = "sdpa"  # or eager
     budget: int = 512  # MiB for keys and values of all requests
-    most: int | None = 512  # tokens in one forward; None: its own rule
-    page: int = 64  # tokens whose keys and values lie together
+    max_batch_tokens: int | None = 512  # in one forward; None: its own rule
+    page_tokens: int = 64  # of a page of the KV cache
     compiled: int = 0  # its `default_compile_level`
 
     @staticmethod
     def best(device: str, budget: int) -> "Batching":
         """On a CPU what is fastest there, by processor time; elsewhere what transformers does by itself."""
-        return Batching(budget=budget) if device == "cpu" else Batching(budget=budget, most=None, page=256)
+        return (
+            Batching(budget=budget)
+            if device == "cpu"
+            else Batching(budget=budget, max_batch_tokens=None, page_tokens=256)
+        )
 
 
 @dataclass(frozen=True)
 class BatchedOutput:
-    """One output."""
+    """One output of continuous batching."""
 
     ids: tuple[int, ...]
     asked: float  # when its request was made, in seconds since the call
@@ -428,9 +430,9 @@ def _generation(temperature: float) -> GenerationConfig:
 def _configuration(model: PreTrainedModel, batching: Batching) -> ContinuousBatchingConfig:
     place = sum(shape.heads * (shape.key + shape.value) for shape in layer_shapes(model)) * model.dtype.itemsize
     return ContinuousBatchingConfig(
-        page_size=batching.page,
-        num_blocks=max(1, batching.budget * MIB // (place * batching.page)),
-        max_batch_tokens=batching.most,
+        page_size=batching.page_tokens,
+        num_blocks=max(1, batching.budget * MIB // (place * batching.page_tokens)),
+        max_batch_tokens=batching.max_batch_tokens,
         allow_block_sharing=True,
         default_compile_level=batching.compiled,
     )

@@ -1,21 +1,29 @@
 """What most benchmarks generate: prompts, the settings that are compared, and pairs of services that run for them."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
-from crossdraft.bench.harness import SEED
+from crossdraft.bench.harness import SEED, Columns
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
 from crossdraft.console.processes import Wanted, services, threads_each
 from crossdraft.console.running import Misused, checked_options
+from crossdraft.engine.names import BUNDLED_PREFIX
+from crossdraft.rpc.clients import Patience
 from crossdraft.training.prompts import read_prompts
 from crossdraft.verification.methods import method_named
+
+PATIENCE = Patience(reply_seconds=600.0)  # many generations wait for one model
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to decode, in lock-step rounds."""
+    """A method, a drafter and what they are given, in lock-step rounds."""
 
     method: str
     drafter: str  # a model's name
@@ -29,14 +37,13 @@ class Setting:
             ValueError: a value is out of its range.
         """
         seed = SEED if method_named(self.method).seedable else None
-        options = SamplingOptions(self.temperature)
         return [
             GenerationRequest(
                 text,
                 self.method,
                 self.k,
                 max_tokens,
-                options,
+                SamplingOptions(self.temperature),
                 seed=seed,
                 choice=number,
                 allow_inexact=True,
@@ -46,9 +53,17 @@ class Setting:
         ]
 
 
-@dataclass(frozen=True)
+SETTING: Columns = {
+    "method": lambda one: one.method,
+    "drafter": lambda one: one.drafter.removeprefix(BUNDLED_PREFIX),
+    "T": lambda one: f"{one.temperature:g}",
+    "k": lambda one: one.k,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is measured."""
+    """Settings on the same prompts; benchmarks of settings derive from it."""
 
     target: str  # a model's name
     settings: tuple[Setting, ...]  # by drafter, so that each is started once
@@ -61,6 +76,38 @@ class Workload:
         with checked_options():
             for setting in self.settings:
                 setting.requests(self.prompts, self.max_tokens)
+
+    async def pairs(self) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
+        """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
+
+        Close it with `contextlib.aclosing`, which ends the services.
+
+        Raises:
+            CommandFailed: a service does not start.
+        """
+        threads = threads_each(2)
+        async with services([Wanted("target", self.target, threads)]) as (target,):
+            for name, settings in groupby(self.settings, key=lambda setting: setting.drafter):
+                more = ("--affinity", str(self.affinities[name])) if name in self.affinities else ()
+                async with services([Wanted("drafter", name, threads, more)]) as (drafter,):
+                    yield target, drafter, tuple(settings)
+
+
+def check_concurrency(concurrency: int) -> None:
+    """Raises Misused."""
+    if concurrency < 1:
+        raise Misused(f"--concurrency must be at least 1, got {concurrency}")
+
+
+async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item], concurrency: int) -> list[Made]:
+    """What is made of each, in their order, with so many under way at once."""
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(item: Item) -> Made:
+        async with places:
+            return await make(item)
+
+    return await asyncio.gather(*map(one, items))
 
 
 def settings_of(
@@ -119,19 +166,3 @@ def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, 
             raise Misused(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
         found[name] = Path(file)
     return found
-
-
-async def running_pairs(workload: Workload) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
-    """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
-
-    Close it with `contextlib.aclosing`, which ends the services.
-
-    Raises:
-        CommandFailed: a service does not start.
-    """
-    threads = threads_each(2)
-    async with services([Wanted("target", workload.target, threads)]) as (target,):
-        for name, settings in groupby(workload.settings, key=lambda setting: setting.drafter):
-            more = ("--affinity", str(workload.affinities[name])) if name in workload.affinities else ()
-            async with services([Wanted("drafter", name, threads, more)]) as (drafter,):
-                yield target, drafter, tuple(settings)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from crossdraft.bench.harness import rotated, write_text
-from crossdraft.bench.overlap import Distant, Served, delays_of, service
+from crossdraft.bench.services import Distant, Served, delays_of, service
 from crossdraft.cli.options import (
     NO_DRAFTER,
     ExistingServers,

@@ -151,6 +151,7 @@ def _figure(width: float, height: float, panels: int) -> "tuple[Figure, list[Axe
 
 
 def save_picture(figure: "Figure", path: Path) -> None:
+    """Writes it; raises CommandFailed."""
     try:
         figure.savefig(path, dpi=DOTS_PER_INCH)
     except OSError as error:

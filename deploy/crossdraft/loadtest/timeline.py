@@ -37,9 +37,9 @@ def figures_of(given: Mapping[str, Any]) -> Figures:
         ValueError: there is no count of tokens, or a figure is of a wrong kind.
     """
     try:
-        known = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        lanes = tuple(map(_lane, given.get("lanes", ())))
-        return Figures(**{name: known[name] for name in known.keys() & FIGURES}, lanes=lanes)
+        known: dict[str, Any] = {name: given[name] for name in given.keys() & FIGURES}
+        lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return Figures(**known | lists | {"lanes": tuple(map(_lane, given.get("lanes", ())))})
     except (TypeError, AttributeError) as error:
         raise ValueError(f"the figures of an output mean nothing: {error}") from error
 

@@ -4,53 +4,60 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from crossdraft.bench import throughput
 from crossdraft.bench.harness import processor_seconds
 from crossdraft.bench.throughput import (
-    ALONE,
+    ONE_BY_ONE,
+    ForwardCounts,
     Ids,
-    Model,
-    Plan,
-    Run,
-    Spent,
+    ProcessorTime,
+    RunResult,
     Theirs,
-    between,
+    Throughput,
     concurrencies_of,
-    figures_of,
+    counts_of,
+    difference,
     measured,
-    model_of,
     prompts_of,
-    report,
     streaming,
 )
 from crossdraft.bench.transformers_peer import Answer, Made, Question, answer_of
-from crossdraft.console.processes import Wanted
+from crossdraft.console.processes import Running, Startable, Wanted
 from crossdraft.console.running import CommandFailed, Misused
-from tests.cli.conftest import Cli
-from tests.cli.test_bench import figures
-
-PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
+from tests.bench.conftest import PROMPTS, Measure, figures
 
 
 def made(*moments: float, asked: float = 0.0, first: int = 1) -> Made:
     return Made(tuple(range(first, first + len(moments))), asked, moments)
 
 
-def plan(**changed: object) -> Plan:
-    given = {"target": "t", "drafter": "d", "ways": ("plain",), "at_once": (2,), "each": 1, "repeat": 1, "tokens": 4}
-    more = {"prompt_tokens": 8, "texts": ("a",), "temperature": 0.0, "method": None, "mib": 8, "threads": (1,)}
-    return Plan(**{**given, **more, **changed})  # type: ignore[arg-type]
+def plan(**changed: object) -> Throughput:
+    given = {
+        "target": "t",
+        "drafter": "d",
+        "configurations": ("plain",),
+        "at_once": (2,),
+        "each": 1,
+        "repeat": 1,
+        "tokens": 4,
+    }
+    more = {"prompt_tokens": 8, "prompts": ("a",), "temperature": 0.0, "method": None, "mib": 8, "threads": (1,)}
+    return Throughput(**{**given, **more, **changed})  # type: ignore[arg-type]
 
 
 def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking() -> None:
     outputs = (made(1.0, 1.5, 2.0), made(3.0, 3.5, 4.0, asked=2.0))
-    found = measured("plain", 2, [Run(outputs, 4.0, Spent(2.0, 1.0, 0.6, 0.4)), Run(outputs, 8.0, Spent(4.0))])
+    found = measured(
+        "plain",
+        2,
+        [RunResult(outputs, 4.0, ProcessorTime(2.0, 1.0, 0.6, 0.4)), RunResult(outputs, 8.0, ProcessorTime(4.0))],
+    )
     assert (found.tokens, found.outputs, found.tokens_per_second) == (12, 4, 1.0)
     assert found.first_token_ms is not None
     assert found.end_to_end_ms is not None
@@ -62,7 +69,9 @@ def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking()
 
 def test_what_services_and_pipelines_count_is_summed_up() -> None:
     told = (figures(passes=4, accepted=6, corrected=2), figures(passes=2, accepted=2, corrected=6))
-    run = Run((made(*range(1, 7)), made(*range(1, 7))), 10.0, Spent(1.0), Model(4, 10, 40, 5.0), told)
+    run = RunResult(
+        (made(*range(1, 7)), made(*range(1, 7))), 10.0, ProcessorTime(1.0), ForwardCounts(4, 10, 40, 5.0), told
+    )
     found = measured("crossdraft", 2, [run])
     assert (found.tokens_per_pass, found.acceptance) == (2.0, 0.5)
     assert (found.sessions, found.fed, found.busy) == (2.5, 10, 0.5)
@@ -70,7 +79,7 @@ def test_what_services_and_pipelines_count_is_summed_up() -> None:
 
 def test_forwards_of_all_services_are_captured_or_of_none() -> None:
     for eager in (False, True):
-        services = throughput._served(plan(ways=("crossdraft",), enforce_eager=eager))
+        services = throughput.served(plan(configurations=("crossdraft",), enforce_eager=eager))
         assert len(services) == 2
         assert all(isinstance(one, Wanted) and ("--enforce-eager" in one.more) == eager for one in services)
 
@@ -80,9 +89,9 @@ def test_models_are_bound_to_cores_and_warmed_up_with_a_few_outputs_on_a_cpu_onl
     assert there.warm_ups == ((1, 32), (16, 32))
     assert here.warm_ups == ((4, 8),)
     for one, is_bound in ((there, False), (here, shutil.which("taskset") is not None)):
-        served = [*throughput._served(one), throughput._transformers(one, "generate_batch", 1)]
+        served = [*throughput.served(one), throughput.transformers_process(one, "generate_batch", 1)]
         assert [bool(service.prefix) for service in served] == [is_bound] * len(served)
-        assert ("thread on the first" in throughput._conditions(one)) == (one is here)
+        assert ("thread on the first" in one.conditions) == (one is here)
 
 
 def test_streaming_counts_only_while_all_outputs_are_under_way() -> None:
@@ -91,10 +100,10 @@ def test_streaming_counts_only_while_all_outputs_are_under_way() -> None:
 
 
 def test_ids_are_compared_with_those_of_the_same_prompt() -> None:
-    ours = Run((made(1, 2), made(1, 2, first=5)), 1.0, Spent(1.0))
-    theirs = Run((made(3, 4), made(3, 4, first=6)), 1.0, Spent(1.0))
+    ours = RunResult((made(1, 2), made(1, 2, first=5)), 1.0, ProcessorTime(1.0))
+    theirs = RunResult((made(3, 4), made(3, 4, first=6)), 1.0, ProcessorTime(1.0))
     assert measured("plain", 2, [ours], [theirs]).same == 1
-    few = Run(theirs.outputs[:1], 1.0, Spent(1.0))
+    few = RunResult(theirs.outputs[:1], 1.0, ProcessorTime(1.0))
     assert measured("assisted", 2, [few], [theirs]).same == 1
 
 
@@ -104,15 +113,15 @@ class Named:
 
     async def warm_up(self, prompts: Sequence[Ids]) -> None: ...
 
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> Run:
+    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int) -> RunResult:
         raise NotImplementedError
 
 
 def test_only_greedy_outputs_are_compared() -> None:
-    run = Run((made(1, 2),), 1.0, Spent(1.0))
+    run = RunResult((made(1, 2),), 1.0, ProcessorTime(1.0))
     runs = {Named("plain"): [run], Named("generate_batch, 1 thread"): [run]}
-    assert [one.same for one in figures_of(runs, 1, plan())] == [1, 1]
-    assert [one.same for one in figures_of(runs, 1, plan(temperature=1.0))] == [None, None]
+    assert [one.same for one in plan().figures(runs, 1)] == [1, 1]
+    assert [one.same for one in plan(temperature=1.0).figures(runs, 1)] == [None, None]
 
 
 def test_no_two_prompts_begin_alike_and_too_few_texts_are_refused() -> None:
@@ -129,7 +138,8 @@ def test_a_run_has_a_few_outputs_at_least() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"ways": ("vllm",)}, {"ways": ()}, {"at_once": (0,)}, {"texts": ()}, {"method": "none"}]
+    "changed",
+    [{"configurations": ("vllm",)}, {"configurations": ()}, {"at_once": (0,)}, {"prompts": ()}, {"method": "none"}],
 )
 def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
     with pytest.raises(Misused):
@@ -145,13 +155,9 @@ def test_concurrency_is_numbers() -> None:
 def test_counters_are_read_from_metrics_by_name() -> None:
     names = ("model_steps_total", "batch_size_sum", "model_tokens_total", "model_seconds_total")
     lines = [f'crossdraft_service_{name}{{role="target"}} {value}' for value, name in enumerate(names, 1)]
-    assert model_of("\n".join(lines) + "\n").since(Model(1, 0, 1, 4)) == Model(0, 2, 2, 0)
+    assert difference(counts_of("\n".join(lines) + "\n"), ForwardCounts(1, 0, 1, 4)) == ForwardCounts(0, 2, 2, 0)
     with pytest.raises(CommandFailed, match="no crossdraft_service_batch_size_sum"):
-        model_of(lines[0] + "\n")
-
-
-def test_what_was_spent_is_a_difference() -> None:
-    assert between(Spent(1.0, 1.0, 1.0, 1.0), Spent(2.0, 3.0, 4.0, 5.0)) == Spent(1.0, 2.0, 3.0, 4.0)
+        counts_of(lines[0] + "\n")
 
 
 def test_processor_time_of_this_process_grows_with_work() -> None:
@@ -180,38 +186,55 @@ class Asked:
 
 
 def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crossdraft.bench import throughput as throughput_runs
-    from crossdraft.console.processes import Running
-
     asked = Asked()
-    monkeypatch.setattr(throughput_runs, "ask", asked)
-    way = Theirs("assisted", Running("nowhere", os.getpid()), alone=True)
+    monkeypatch.setattr(throughput, "ask", asked)
+    way = Theirs("assisted", Running("nowhere", os.getpid()), one_by_one=True)
     prompts = [(1,)] * 20
 
-    async def run() -> Run:
+    async def run() -> RunResult:
         await way.warm_up(prompts)
         return await way.run(prompts, 6, 16)
 
     found = asyncio.run(run())
-    assert (way.name, asked.questions[-1].k, len(found.outputs)) == ("assisted, K = 3", 3, ALONE)
-    assert found.model == Model()
+    assert (way.name, asked.questions[-1].k, len(found.outputs)) == ("assisted, K = 3", 3, ONE_BY_ONE)
+    assert found.forwards == ForwardCounts()
 
 
 def test_a_full_event_loop_is_said() -> None:
-    busy = measured("plain", 64, [Run((made(1.0, 2.0),), 2.0, Spent(1.0, 0.0, 1.95, 1.9))])
-    idle = measured("plain", 1, [Run((made(1.0, 2.0),), 2.0, Spent(1.0, 0.0, 0.2, 0.1))])
-    assert "outputs waited for it: plain with 64" in report([idle, busy], "here")
-    assert "waited" not in report([idle], "here")
+    busy = measured("plain", 64, [RunResult((made(1.0, 2.0),), 2.0, ProcessorTime(1.0, 0.0, 1.95, 1.9))])
+    idle = measured("plain", 1, [RunResult((made(1.0, 2.0),), 2.0, ProcessorTime(1.0, 0.0, 0.2, 0.1))])
+    *_, warning = plan().report([idle, busy])
+    assert "outputs waited for it: plain with 64" in str(warning)
+    assert len(list(plan().report([idle]))) == 3
 
 
-def test_a_whole_run_of_the_bundled_target(cli: Cli, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    options = ("--concurrency", "2", "--tokens", 4, "--prompt-tokens", 12, "--limit", 4, "--json", out)
-    ways = ("--way", "plain", "--way", "generate_batch")
-    outcome = cli("bench", "throughput", "--prompts", PROMPTS, *ways, *options)
-    assert outcome.code == 0, outcome.err
-    found = {one["way"].split(",")[0]: one for one in json.loads(out.read_text())["measured"]}
+def test_outputs_over_services(measure: Measure, addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+
+    @asynccontextmanager
+    async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
+        yield [Running(addresses[one.role], os.getpid(), {"metrics": one.role}) for one in wanted]
+
+    async def forward_counts(address: str) -> ForwardCounts:
+        counted.append(address)
+        return ForwardCounts(len(counted), 2 * len(counted), 3 * len(counted))
+
+    monkeypatch.setattr(throughput, "running", running)
+    monkeypatch.setattr(throughput, "forward_counts", forward_counts)
+    options = ("--concurrency", "1,2", "--tokens", 3, "--prompt-tokens", 8, "--limit", 4, "--prompts", PROMPTS)
+    found = measure("throughput", "--way", "crossdraft", "--way", "plain", *options)
+    ran = [(one["configuration"], one["at_once"], one["outputs"], one["tokens"]) for one in found]
+    assert ran == [(way, count, 4, 12) for count in (1, 2) for way in ("crossdraft", "plain")]
+    assert all((one["sessions"], one["fed"], one["same"]) == (2, 3, None) for one in found)
+    assert all(one["tokens_per_pass"] >= 1 for one in found)
+    assert set(counted) == {"target"}
+
+
+@pytest.mark.full
+def test_a_whole_run_of_the_bundled_target(measure: Measure) -> None:
+    options = ("--concurrency", "2", "--tokens", 4, "--prompt-tokens", 12, "--limit", 4, "--prompts", PROMPTS)
+    results = measure("throughput", "--way", "plain", "--way", "generate_batch", *options)
+    found = {one["configuration"].split(",")[0]: one for one in results}
     assert list(found) == ["plain", "generate_batch"]
     assert all((one["tokens"], one["same"]) == (16, 4) for one in found.values())
     assert all(1 <= one["sessions"] <= 2 for one in found.values())
-    assert "| 2 | plain |" in outcome.out

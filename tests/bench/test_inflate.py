@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from crossdraft.engine.loader import load_model
-from tests.cli.conftest import Cli
+from tests.bench.conftest import Cli
 
 
 def test_a_larger_model_is_written_and_said_to_be_the_same(cli: Cli, target_folder: Path, tmp_path: Path) -> None:

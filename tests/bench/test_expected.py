@@ -1,52 +1,35 @@
 """`crossdraft bench expected`: distributions are read, nothing is drawn."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Cli, Outcome
-
-
-@pytest.fixture
-def prompts_file(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("The quick", "A brown fox", "jumps")))
-    return path
-
-
-def measured(outcome: Outcome, path: Path) -> dict[str, Any]:
-    assert outcome.code == 0, outcome.err
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+from tests.bench.conftest import Measure
+from tests.cli.conftest import Cli
 
 
 def test_every_method_that_the_pair_can_do_is_a_cell(
-    cli: Cli, target_folder: Path, drafter_folder: Path, prompts_file: Path, tmp_path: Path
+    measure: Measure, target_folder: Path, drafter_folder: Path, prompts_file: Path
 ) -> None:
-    out = tmp_path / "out.json"
     models = ("--target", target_folder, "--drafter", drafter_folder)
-    outcome = cli("bench", "expected", "--prompts", prompts_file, *models, "-k", 2, "--after", 1, "--json", out)
-    found = measured(outcome, out)
+    found = measure("expected", "--prompts", prompts_file, "--limit", 2, *models, "-k", 2, "--after", 1)
+    cells, comparisons = ([one for one in found if key in one] for key in ("method", "more"))
     methods = {"union", "tli", "coupled", "coupled-shared", "slem", "seeded", "slrs"}
-    assert {cell["method"] for cell in found["cells"]} == methods
-    assert {cell["temperature"] for cell in found["cells"]} == {0.0, 0.6, 1.0}
-    for cell in found["cells"]:
+    assert {cell["method"] for cell in cells} == methods
+    assert {cell["temperature"] for cell in cells} == {0.0, 0.6, 1.0}
+    for cell in cells:
         assert 0 <= cell["acceptance"] <= cell["acceptance"] + cell["pruned"] <= 1 + 1e-9
-        assert f"{cell['acceptance']:.4f}" in outcome.out
-    always = [one for one in found["comparisons"] if (one["more"], one["less"]) != ("slrs", "slem")]
+    always = [one for one in comparisons if (one["more"], one["less"]) != ("slrs", "slem")]
     assert len(always) == 9
     assert all(one["holds"] and one["below"] == 0 for one in always)
 
 
 def test_a_target_that_drafts_for_itself_is_always_right(
-    cli: Cli, target_folder: Path, prompts_file: Path, tmp_path: Path
+    measure: Measure, target_folder: Path, prompts_file: Path
 ) -> None:
-    out = tmp_path / "out.json"
     models = ("--target", target_folder, "--drafter", target_folder)
-    found = measured(cli("bench", "expected", "--prompts", prompts_file, *models, "-k", 1, "--json", out), out)
-    acceptance = {(cell["method"], cell["temperature"]): cell["acceptance"] for cell in found["cells"]}
+    found = measure("expected", "--prompts", prompts_file, *models, "-k", 1)
+    acceptance = {(one["method"], one["temperature"]): one["acceptance"] for one in found if "method" in one}
     for method in ("standard", "union", "tli", "coupled", "coupled-shared"):
         assert acceptance[method, 1.0] == pytest.approx(1), method
     assert 0.95 < acceptance["seeded", 1.0] < 1  # control symbols without a role have no letters in common

@@ -1,32 +1,15 @@
 """`crossdraft bench pruning` and `bench head`: what is measured, and what is refused."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from crossdraft.bench import acceptance
 from crossdraft.bench.engine import StepTime, sizes_of
 from crossdraft.console.processes import Wanted
+from tests.bench.conftest import Measure
 from tests.cli.conftest import Cli
 from tests.text.kinds import kind
-
-
-@pytest.fixture
-def wanted(pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[Wanted]:
-    """What was to be started; the services that are there take their places."""
-    addresses = dict(zip(("target", "drafter"), pair[1::2], strict=True))
-    asked: list[Wanted] = []
-
-    @asynccontextmanager
-    async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
-        asked.extend(wanted)
-        yield [addresses[one.role] for one in wanted]
-
-    monkeypatch.setattr(acceptance, "services", services)
-    return asked
 
 
 @pytest.fixture
@@ -39,31 +22,26 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_each_size_of_the_head_is_a_cell(
-    cli: Cli, wanted: list[Wanted], files: tuple[Path, Path], drafter_folder: Path, tmp_path: Path
+    measure: Measure, started: list[Wanted], files: tuple[Path, Path], drafter_folder: Path
 ) -> None:
     prompts, corpus = files
-    out, size = tmp_path / "out.json", kind("llama2").size
+    size = kind("llama2").size
     options = ("--share", 0.5, "--share", 0.1, "--max-tokens", 5, "--temperature", 0, "--temperature", 1)
-    given = ("--prompts", prompts, "--corpus", corpus, "--drafter", drafter_folder, "--json", out)
-    outcome = cli("bench", "pruning", *given, *options)
-    assert outcome.code == 0, outcome.err
-    cells = json.loads(out.read_text())["cells"]
+    given = ("--prompts", prompts, "--corpus", corpus, "--drafter", drafter_folder)
+    cells = measure("pruning", *given, *options)
     kept = [size, round(size / 2), round(size / 10)]
-    assert [(one["keep"], one["cell"]["temperature"]) for one in cells] == [(n, t) for n in kept for t in (0.0, 1.0)]
-    assert all(one["cell"]["draft_tokens"] for one in cells)
+    assert [(one["keep"], one["temperature"]) for one in cells] == [(n, t) for n in kept for t in (0.0, 1.0)]
+    assert all(one["draft_tokens"] for one in cells)
     assert cells[0]["covered"] == 1
-    started = [one.more for one in wanted if one.role == "drafter"]
-    assert started[0] == ()
-    assert [(more[0], more[1], more[2]) for more in started[1:]] == [
+    more_options = [one.more for one in started if one.role == "drafter"]
+    assert more_options[0] == ()
+    assert [(more[0], more[1], more[2]) for more in more_options[1:]] == [
         ("--vocab-keep", str(keep), "--frequencies") for keep in kept[1:]
     ]
 
 
-def test_a_step_is_its_parts(cli: Cli, drafter_folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    outcome = cli("bench", "head", "--drafter", drafter_folder, "--share", 0.5, "--turns", 2, "--json", out)
-    assert outcome.code == 0, outcome.err
-    steps = json.loads(out.read_text())["steps"]
+def test_a_step_is_its_parts(measure: Measure, drafter_folder: Path) -> None:
+    steps = measure("head", "--drafter", drafter_folder, "--share", 0.5, "--turns", 2)
     size = kind("llama2").size
     assert [one["keep"] for one in steps] == [size, size // 2] * 2
     for one in steps:

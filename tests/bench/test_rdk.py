@@ -6,15 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.bench.rdk import KEPT, TAUS, TOP_QUARTER, Draw, Figures, Study, draw_of, figures_of, redistributed, run
+from crossdraft.bench.rdk import KEPT, TAUS, TOP_QUARTER, Draw, Figures, Level, Study, figures_of, redistributed
 from tests.cli.conftest import Cli
 
 SMALL = Study(tokens=1000, exact_tokens=1000, draws=2)
 
 
+def levels_of(study: Study) -> list[Level]:
+    return list(study.measure(lambda count=1, doing="": None))
+
+
 @pytest.fixture(scope="module")
 def draw() -> Draw:
-    return draw_of(SMALL, 1000, 0)
+    return SMALL.draw(1000, 0)
 
 
 def test_the_most_probable_quarter_has_the_published_share(draw: Draw) -> None:
@@ -24,9 +28,9 @@ def test_the_most_probable_quarter_has_the_published_share(draw: Draw) -> None:
 
 
 def test_draws_are_repeatable_and_differ(draw: Draw) -> None:
-    assert np.array_equal(draw_of(SMALL, 1000, 0).q, draw.q)
-    assert not np.array_equal(draw_of(SMALL, 1000, 1).q, draw.q)
-    assert not np.array_equal(draw_of(Study(seed=1), 1000, 0).q, draw.q)
+    assert np.array_equal(SMALL.draw(1000, 0).q, draw.q)
+    assert not np.array_equal(SMALL.draw(1000, 1).q, draw.q)
+    assert not np.array_equal(Study(seed=1).draw(1000, 0).q, draw.q)
 
 
 def test_masks_keep_what_they_say(draw: Draw) -> None:
@@ -69,7 +73,7 @@ def test_figures_are_acceptances(draw: Draw) -> None:
 
 
 def test_what_the_docs_say_of_the_formulas() -> None:
-    levels = list(run(SMALL))
+    levels = levels_of(SMALL)
     assert len(levels) == 4 * len(KEPT)
     for level in levels:
         found = level.figures
@@ -83,17 +87,19 @@ def test_what_the_docs_say_of_the_formulas() -> None:
 def test_files_and_tables(cli: Cli, tmp_path: Path) -> None:
     small = ("--tokens", 1000, "--exact-tokens", 1000, "--draws", 2)
     ended = cli("bench", "rdk", *small, "--json", tmp_path / "rdk.json", "--plot", tmp_path / "rdk.png")
-    assert (ended.code, ended.err) == (0, "")
+    assert ended.code == 0, ended.err
     assert ended.out.count("acceptance, N = 1,000") == 4
     record = json.loads((tmp_path / "rdk.json").read_text())
-    assert record["study"] == {"tokens": 1000, "exact_tokens": 1000, "draws": 2, "noise": 1.0, "seed": 0}
-    assert record["levels"][0]["figures"]["tli"] == next(run(SMALL)).figures.tli
+    plan = {"tokens": 1000, "exact_tokens": 1000, "draws": 2, "noise": 1.0, "seed": 0}
+    assert record["plan"] == plan | {"plot": str(tmp_path / "rdk.png")}
+    assert record["results"][0]["figures"]["tli"] == levels_of(SMALL)[0].figures.tli
     assert (tmp_path / "rdk.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["none/rdk.png", "rdk.nothing"])
-def test_pictures_that_cannot_be_written(cli: Cli, tmp_path: Path, name: str) -> None:
-    small = ("--tokens", 1000, "--exact-tokens", 1000, "--draws", 1)
-    ended = cli("bench", "rdk", *small, "--plot", tmp_path / name)
-    assert ended.code == 1
-    assert "cannot write the picture" in ended.err
+@pytest.mark.parametrize(
+    ("name", "complaint"), [("none/rdk.png", "there is no folder"), ("rdk.nothing", "--plot writes .png")]
+)
+def test_pictures_that_cannot_be_written(cli: Cli, tmp_path: Path, name: str, complaint: str) -> None:
+    ended = cli("bench", "rdk", "--plot", tmp_path / name)
+    assert ended.code == 2
+    assert complaint in ended.err

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.bench import exactness as continuations
+from crossdraft.bench import exactness
 from crossdraft.bench.exactness import NextTokenDistributions
 from crossdraft.bench.harness import Fit
 from tests.cli.conftest import Cli
@@ -26,7 +26,7 @@ class OtherDistributions(NextTokenDistributions):
 
 
 def test_each_method_is_tested(
-    cli: Cli, running: None, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, started: object, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
 
@@ -34,13 +34,13 @@ def test_each_method_is_tested(
         sizes.append((distribution.shape, distribution.sum()))
         return Fit(sum(counts.values()), 1.0, 1, 0.5)
 
-    monkeypatch.setattr(continuations, "fit_of", fit_of)
+    monkeypatch.setattr(exactness, "fit_of", fit_of)
     out, names = tmp_path / "out.json", ("slem", "seeded", "tli")
     methods = [option for name in (*names, "rdk") for option in ("--method", name)]
     outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, *methods, "--json", out)
     assert outcome.code == 0, outcome.err
     assert "'rdk' is left out: it needs a drafter with an affinity matrix" in outcome.err
-    tests = json.loads(out.read_text())["tests"]
+    tests = json.loads(out.read_text())["results"]
     first = [test for test in tests if test["token"] == "first"]
     assert [(test["method"], test["drafter"], test["fit"]["count"]) for test in first] == [
         (name, "tiny", 60) for name in names
@@ -51,16 +51,16 @@ def test_each_method_is_tested(
     assert sizes == [(sizes[0][0], pytest.approx(1))] * len(tests)
 
 
-def test_too_few_continuations_are_said_to_be_so(cli: Cli, running: None, target_folder: Path) -> None:
+def test_too_few_continuations_are_said_to_be_so(cli: Cli, started: object, target_folder: Path) -> None:
     outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, "--count", 3, "--method", "slem")
     assert outcome.code == 1
     assert "3 continuations are too few for a test: raise --count" in outcome.err
 
 
 def test_a_distribution_that_is_not_the_targets_fails(
-    cli: Cli, running: None, target_folder: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, started: object, target_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(continuations, "NextTokenDistributions", OtherDistributions)
+    monkeypatch.setattr(exactness, "NextTokenDistributions", OtherDistributions)
     outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, "--method", "slem")
     assert outcome.code == 1
     assert "slem with tiny, first" in outcome.err

@@ -1,6 +1,5 @@
 """`crossdraft bench kills` and `cuts`: what counts as a pause, what as a broken stream, and services that come back."""
 
-import json
 import os
 import socket
 import sys
@@ -10,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.bench.faults import Mortal, Stream, checked, verdict_of
+from crossdraft.bench.faults import Stream, check_undisturbed, verdict_of
+from crossdraft.bench.services import Killable
 from crossdraft.console.processes import Wanted
 from crossdraft.console.running import CommandFailed
+from tests.bench.conftest import PROMPTS, Measure
 from tests.cli.conftest import Cli
 
-FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
-PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
 LISTENS = """
 import json, os, signal, socket, sys
 listening = socket.create_server(("127.0.0.1", int(sys.argv[-1])))
@@ -54,9 +53,9 @@ def test_streams_that_broke_and_texts_that_differ_are_told_apart() -> None:
 
 
 def test_nothing_is_disturbed_where_a_stream_breaks_by_itself() -> None:
-    assert checked([Stream(0, [1.0, 2.0, 5.0]), Stream(1, [1.0, 2.0])]) == 1.0
+    assert check_undisturbed([Stream(0, [1.0, 2.0, 5.0]), Stream(1, [1.0, 2.0])]) == 1.0
     with pytest.raises(CommandFailed, match="no target"):
-        checked([Stream(0, [1.0, 2.0]), Stream(1, error="no target")])
+        check_undisturbed([Stream(0, [1.0, 2.0]), Stream(1, error="no target")])
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,9 @@ class Listener(Wanted):
 
 async def test_a_service_that_is_killed_comes_back_on_its_port() -> None:
     async with AsyncExitStack() as stack:
-        first = await Mortal.born(Listener("target", "", 1), stack)
+        first = await Killable.started(Listener("target", "", 1), stack)
         first.kill()
-        second = await first.back()
+        second = await first.restarted()
         assert second.address == first.address
         assert second.running.process_id != first.running.process_id
         host, port = second.address.split(":")
@@ -80,16 +79,13 @@ async def test_a_service_that_is_killed_comes_back_on_its_port() -> None:
         os.kill(second.running.process_id, 0)
 
 
-@pytest.mark.skipif(not FULL, reason="a minute: services start five times; tests/endtoend/test_failures.py kills too")
-def test_streams_come_through_kills(cli: Cli, tmp_path: Path, target_folder: Path, drafter_folder: Path) -> None:
-    file = tmp_path / "kills.json"
-    outcome = cli(
-        *("bench", "kills", "--prompts", PROMPTS, "--target", target_folder, "--drafter", drafter_folder),
-        *("--limit", 2, "--tokens", 16, "--times", 1, "--quiet", 0, 0.1, "--pace-target", "100,0", "--json", file),
+@pytest.mark.full  # services start five times; tests/endtoend/test_failures.py kills too
+def test_streams_come_through_kills(measure: Measure, target_folder: Path, drafter_folder: Path) -> None:
+    found = measure(
+        *("kills", "--prompts", PROMPTS, "--target", target_folder, "--drafter", drafter_folder),
+        *("--limit", 2, "--tokens", 16, "--times", 1, "--quiet", 0, 0.1, "--pace-target", "100,0"),
     )
-    assert outcome.code == 0, outcome.err
-    found = json.loads(file.read_text())["outcomes"]
-    assert [one["role"] for one in found] == ["drafter", "target"]
+    assert [one["name"] for one in found] == ["drafter", "target"]
     assert [(one["verdict"]["broken"], one["verdict"]["differ"]) for one in found] == [(0, 0), (0, 0)]
     assert all(one["killed"] for one in found)
 

@@ -1,0 +1,243 @@
+"""Services that a benchmark starts, puts at a distance, kills, and watches while generations use them."""
+
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from crossdraft.bench.emulation import Link, network
+from crossdraft.bench.harness import on_core
+from crossdraft.client.driver import Roster, Services, StreamPort
+from crossdraft.client.measurements import TrafficCount
+from crossdraft.console.processes import Running, Wanted, running
+from crossdraft.console.running import CommandFailed, Misused, checked_options
+from crossdraft.engine.emulation import Pace
+from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.types.messages import OpenDrafter, OpenTarget, Pass, PassDone
+
+LONGEST_DELAY = 60_000  # ms of a message on an emulated network
+FIRST_PORT, LAST_PORT = 20_000, 30_000  # below those that outgoing connections get
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as a service, perhaps slower or worse than it is.
+
+    Raises:
+        Misused: the pace or the noise is out of its range.
+    """
+
+    model: str
+    pace: str | None = None  # A,B in ms, as --pace has it; None: as fast as it is
+    logit_noise: float = 0.0  # of a drafter
+
+    def __post_init__(self) -> None:
+        with checked_options():
+            if self.pace is not None:
+                Pace.parsed(self.pace)
+        if not 0 <= self.logit_noise < float("inf"):
+            raise Misused(f"--logit-noise must be 0 or more, got {self.logit_noise:g}")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of its command."""
+        pace = () if self.pace is None else ("--pace", self.pace)
+        return (*pace, *(("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()))
+
+
+def delays_of(text: str) -> tuple[float, ...]:
+    """Milliseconds with commas between; raises Misused."""
+    try:
+        delays = tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise Misused(f"--delay-ms takes numbers with commas between, such as 0,5,20, got {text}") from error
+    for delay in delays:
+        check_delay(delay)
+    return delays
+
+
+def check_delay(milliseconds: float) -> None:
+    """Raises Misused if the emulated network cannot have it."""
+    if not 0 <= milliseconds <= LONGEST_DELAY:
+        raise Misused(f"--delay-ms must be between 0 and {LONGEST_DELAY}, got {milliseconds:g}")
+
+
+# A core for each model, the drafter at a distance.
+
+
+@dataclass(frozen=True)
+class Distant:
+    """A service at the far end of a link."""
+
+    address: str
+    process_id: int
+    link: Link | None  # None: on loopback
+
+    async def delay(self, milliseconds: float) -> None:
+        """Sets the time of a message to it, and of one back."""
+        if self.link is not None:
+            await self.link.delay(milliseconds)
+
+
+@asynccontextmanager
+async def target_service(target: Served) -> AsyncIterator[Running]:
+    """A target on loopback, on the first core; raises CommandFailed."""
+    async with running([Wanted("target", target.model, 1, target.options, on_core(0))]) as (found,):
+        yield found
+
+
+def drafter_service(drafter: Served, distant: bool) -> AbstractAsyncContextManager[Distant]:
+    """A drafter on the second core, on a host with a link of its own if it is distant; raises CommandFailed."""
+    return service("drafter", drafter, 1, distant)
+
+
+@asynccontextmanager
+async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
+    """A target or drafter on a core, on a host with a link of its own if it is distant; raises CommandFailed."""
+    async with AsyncExitStack() as stack:
+        link, prefix, options = None, on_core(core), served.options
+        if distant:
+            link = (await stack.enter_async_context(network([role])))[role]
+            prefix = (*link.place.prefix, *prefix)
+            options = (*options, "--host", link.place.listen)
+        (found,) = await stack.enter_async_context(running([Wanted(role, served.model, 1, options, prefix)]))
+        address = found.address if link is None else await link.address_through(found.address)
+        yield Distant(address, found.process_id, link)
+
+
+@dataclass(frozen=True)
+class Killable:
+    """A service that can be killed, and comes back on its port."""
+
+    wanted: Wanted
+    address: str
+    stack: AsyncExitStack
+    running: Running
+
+    @staticmethod
+    async def started(wanted: Wanted, stack: AsyncExitStack) -> "Killable":
+        """Starts it; raises CommandFailed."""
+        wanted = replace(wanted, more=(*wanted.more, "--port", str(_free_port())))
+        (found,) = await stack.enter_async_context(running([wanted]))
+        return Killable(wanted, found.address, stack, found)
+
+    def kill(self) -> float:
+        """By SIGKILL; returns when, in seconds of the monotonic clock."""
+        os.kill(self.running.process_id, signal.SIGKILL)
+        return time.monotonic()
+
+    async def restarted(self) -> "Killable":
+        """The same, started again; raises CommandFailed."""
+        (found,) = await self.stack.enter_async_context(running([self.wanted]))
+        return replace(self, running=found)
+
+
+def _free_port() -> int:
+    """One that nobody listens on, and that no outgoing connection takes while its service is away."""
+    for port in random.sample(range(FIRST_PORT, LAST_PORT), 100):
+        with socket.socket() as bound:
+            try:
+                bound.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise CommandFailed(f"all ports tried between {FIRST_PORT} and {LAST_PORT} are taken")
+
+
+# Clients whose streams are watched.
+
+
+@dataclass(eq=False)
+class WatchedPort:
+    """A client of a service that notes which sessions are open, what they send, and how long passes take."""
+
+    port: Any  # a TargetClient or a DrafterClient
+    keeps_messages: bool = False
+    live: list[int] = field(default_factory=list)  # `NoiseKey.choice` of each open session; 0 without keyed noise
+    nodes: int = 0  # of the trees of all passes
+    busy: float = 0.0  # seconds from passes that were sent to their return, of all sessions
+    requests: list[Any] = field(default_factory=list)  # if messages are kept; the opening is not among them
+    replies: list[Any] = field(default_factory=list)
+
+    async def open(self, request: OpenTarget | OpenDrafter) -> "WatchedStream":
+        """Begin a session."""
+        stream = await self.port.open(request)
+        choice = 0 if request.noise is None else request.noise.choice
+        self.live.append(choice)
+        return WatchedStream(stream, self, choice)
+
+
+@dataclass(eq=False)
+class WatchedStream:
+    """An open session of a watched port."""
+
+    stream: StreamPort[Any, Any]
+    port: WatchedPort
+    choice: int
+    sent_at: float = 0.0  # when the latest pass left, in seconds
+
+    @property
+    def traffic(self) -> TrafficCount:
+        """What was sent and received so far."""
+        return self.stream.traffic
+
+    async def send(self, request: Any, /) -> None:
+        """As the stream's own."""
+        if isinstance(request, Pass):
+            self.sent_at = time.monotonic()
+            self.port.nodes += len(request.tree)
+        if self.port.keeps_messages:
+            self.port.requests.append(request)
+        await self.stream.send(request)
+
+    async def receive(self) -> Any:
+        """As the stream's own."""
+        reply = await self.stream.receive()
+        if isinstance(reply, PassDone):  # of a run, since the answer before
+            now = time.monotonic()
+            self.port.busy, self.sent_at = self.port.busy + now - self.sent_at, now
+        if self.port.keeps_messages:
+            self.port.replies.append(reply)
+        return reply
+
+    async def close(self) -> None:
+        """As the stream's own."""
+        self.port.live.remove(self.choice)
+        await self.stream.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Watch:
+    """Watched clients of all services of a benchmark."""
+
+    services: Services
+    ports: dict[str, WatchedPort]  # by address
+
+    @staticmethod
+    async def of(targets: Sequence[str], drafters: Sequence[str], stack: AsyncExitStack) -> "Watch":
+        """Clients of these addresses, which are closed with the stack."""
+        services, ports = Services(Roster("target"), Roster("drafter")), dict[str, WatchedPort]()
+        for address in targets:
+            ports[address] = WatchedPort(await stack.enter_async_context(TargetClient(address)))
+            services.targets.add(address, ports[address])
+        for address in drafters:
+            ports[address] = WatchedPort(await stack.enter_async_context(DrafterClient(address)))
+            services.drafters.add(address, ports[address])
+        return Watch(services, ports)
+
+    @property
+    def nodes(self) -> int:
+        """Of the trees of all passes, so far."""
+        return sum(port.nodes for port in self.ports.values())
+
+    def busy(self, addresses: Sequence[str]) -> tuple[float, ...]:
+        """Seconds that each was at work since this was last asked."""
+        found = tuple(self.ports[address].busy for address in addresses)
+        for address in addresses:
+            self.ports[address].busy = 0.0
+        return found

@@ -1,0 +1,163 @@
+"""`crossdraft bench acceptance` and `trees`: what is measured, how it is summed up, what is refused."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crossdraft.bench import workload
+from crossdraft.bench.acceptance import SHAPES, cell_of
+from crossdraft.bench.harness import SEED
+from crossdraft.bench.workload import Setting, Workload, settings_of
+from crossdraft.client import GenerationRequest, Overlap
+from crossdraft.console.processes import Wanted
+from tests.bench.conftest import Measure, figures
+from tests.cli.conftest import Cli
+
+SETTING = Setting("slem", "some/drafter", 1.0, 5)
+
+
+def test_every_combination_is_a_cell(measure: Measure, started: object, prompts_file: Path) -> None:
+    options = ("--method", "slem", "--method", "seeded", "-k", 1, "-k", 3, "--max-tokens", 6)
+    cells = measure("acceptance", "--prompts", prompts_file, "--limit", 2, "--drafter", "tiny", *options)
+    assert [(cell["method"], cell["temperature"], cell["k"]) for cell in cells] == [
+        (method, temperature, k) for method in ("slem", "seeded") for temperature in (0.0, 0.6, 1.0) for k in (1, 3)
+    ]
+    for cell in cells:
+        assert cell["prompts"] == 2
+        assert 2 <= cell["tokens"] <= 12
+        assert cell["tokens_per_pass"] == pytest.approx(cell["tokens"] / cell["passes"])
+        assert cell["draft_tokens"] > 0
+    greedy = [(cell["tokens"], cell["drafter"]) for cell in cells if cell["temperature"] == 0]
+    assert greedy == [(greedy[0][0], "tiny")] * 4  # the same text, however it is drafted
+
+
+def test_what_a_pair_cannot_do_is_skipped_with_its_reason(
+    cli: Cli, measure: Measure, started: object, prompts_file: Path
+) -> None:
+    options = ("--method", "rdk", "--method", "tokentiming", "--temperature", 1, "--temperature", 0)
+    given = ("--prompts", prompts_file, "--limit", 1, "--drafter", "tiny", "--max-tokens", 4)
+    skipped, *cells = measure("acceptance", *given, *options)
+    assert [cell["method"] for cell in cells] == ["tokentiming"] * 2
+    assert (skipped["method"], skipped["drafter"]) == ("rdk", "tiny")
+    assert "affinity matrix" in skipped["reason"]
+    assert f"Skipped rdk with tiny: it {skipped['reason']}" in cli("bench", "acceptance", *given, *options).out
+
+
+def test_an_affinity_is_given_to_its_drafter_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Wanted] = []
+
+    @asynccontextmanager
+    async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
+        started.extend(wanted)
+        yield ["nowhere:1" for _ in wanted]
+
+    monkeypatch.setattr(workload, "services", services)
+    settings = settings_of("big", ["a", "b"], ["rdk"], [1.0], [5])
+    given = Workload(target="big", settings=settings, prompts=("x",), max_tokens=1, affinities={"b": Path("m")})
+
+    async def run() -> None:
+        async with aclosing(given.pairs()) as pairs:
+            async for _ in pairs:
+                pass
+
+    asyncio.run(run())
+    assert [(one.model, one.more) for one in started] == [("big", ()), ("a", ()), ("b", ("--affinity", "m"))]
+
+
+def test_a_method_for_one_vocabulary_starts_the_target_as_its_own_drafter(
+    measure: Measure, started: list[Wanted], prompts_file: Path
+) -> None:
+    options = ("--target", "big", "--method", "standard", "--temperature", 0, "--max-tokens", 4)
+    (skipped,) = measure("acceptance", "--prompts", prompts_file, "--limit", 1, *options)
+    assert [(one.role, one.model) for one in started] == [("target", "big"), ("drafter", "big")]
+    assert "vocabular" in skipped["reason"]  # those that run here have two
+
+
+@pytest.mark.full
+def test_a_target_that_drafts_for_itself_is_always_right(
+    measure: Measure, target_folder: Path, prompts_file: Path
+) -> None:
+    options = ("--target", target_folder, "--method", "standard", "--temperature", 0, "--max-tokens", 12)
+    (cell,) = measure("acceptance", "--prompts", prompts_file, "--limit", 1, *options)
+    assert (cell["drafter"], cell["acceptance"]) == (str(target_folder), 1.0)
+    assert cell["tokens_per_pass"] > 2
+
+
+def test_trees_have_nodes_and_branches(measure: Measure, started: object, prompts_file: Path) -> None:
+    options = ("--method", "coupled", "--temperature", 1, "--max-tokens", 6, "-k", 2)
+    cells = measure("trees", "--prompts", prompts_file, "--limit", 1, "--drafter", "tiny", *options)
+    assert [cell["shape"]["paths"] for cell in cells] == [shape.paths for shape in SHAPES]
+    assert all(cell["nodes"] >= 0 and cell["passes"] > 0 for cell in cells)
+    assert cells[0]["nodes"] > 0
+    assert [cell["branches_hit"] is None for cell in cells[:4]] == [True] * 4
+
+
+def test_trees_have_more_paths_and_branches_only_where_there_is_overlap() -> None:
+    requests = [shape.request(GenerationRequest("x", "coupled", overlap=Overlap.OFF)) for shape in SHAPES]
+    assert [request.paths for request in requests] == [1, 2, 1, 2, 2, 6]
+    assert [bool(request.branches) for request in requests] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("acceptance", "--prompts", "nowhere.jsonl"), "--prompts"),
+        (("acceptance", "--method", "guess"), "unknown method"),
+        (("acceptance", "--temperature", "-1"), "temperature must be 0 or more"),
+        (("acceptance", "-k", "0"), "k must be between"),
+        (("acceptance", "--concurrency", "0"), "--concurrency"),
+        (("acceptance", "--limit", "0"), "--limit"),
+        (("trees", "-k", "0"), "k must be between"),
+        (("trees", "--method", "none"), "none"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(
+    cli: Cli, prompts_file: Path, options: tuple[str, ...], complaint: str
+) -> None:
+    command, *more = options
+    outcome = cli("bench", command, "--prompts", prompts_file, *more)
+    assert outcome.code == 2
+    assert complaint in outcome.err
+
+
+def test_settings_are_in_the_order_of_drafters() -> None:
+    settings = settings_of("big", ["one", "two"], ["standard", "slem", "tli"], [1.0], [5])
+    pairs = [(setting.method, setting.drafter) for setting in settings]
+    assert pairs == [("slem", "one"), ("tli", "one"), ("slem", "two"), ("tli", "two"), ("standard", "big")]
+
+
+def test_only_methods_that_take_a_seed_get_one_and_each_prompt_other_noise() -> None:
+    seeded = replace(SETTING, method="seeded").requests(["a", "b"], 3)
+    assert [(request.seed, request.choice) for request in seeded] == [(SEED, 0), (SEED, 1)]
+    assert [request.seed for request in replace(SETTING, method="tli").requests(["a"], 3)] == [None]
+
+
+def test_a_cell_is_a_ratio_of_sums_with_the_error_over_prompts() -> None:
+    # Equally many passes: the ratio is the mean of 1 and 2, whose standard error is (2 − 1) / 2.
+    counts: list[dict[str, Any]] = [
+        {
+            "tokens": 10,
+            "accepted": 3,
+            "corrected": 1,
+            "proposed_at": (4, 2),
+            "judged_at": (4, 1),
+            "accepted_at": (3, 1),
+        },
+        {"tokens": 20, "accepted": 6, "proposed_at": (4,), "judged_at": (4,), "accepted_at": (2,)},
+    ]
+    cell = cell_of(SETTING, [figures(passes=10, row_misses=2, draft_tokens=50, **count) for count in counts], 1.5)
+    assert cell.standard_error == pytest.approx(0.5)
+    assert (cell.tokens_per_pass, cell.acceptance) == (1.5, 0.9)
+    assert cell.tokens_per_planned_pass == 30 / 16
+    assert (cell.acceptance_at, cell.accepted_length) == ((5 / 8, 1.0), 6 / 8)
+    assert (cell.tokens, cell.passes, cell.row_misses, cell.draft_tokens, cell.seconds) == (30, 20, 4, 100, 1.5)
+    assert (cell.method, cell.drafter, cell.temperature, cell.k, cell.prompts) == ("slem", "some/drafter", 1.0, 5, 2)
+
+
+def test_one_prompt_has_no_standard_error() -> None:
+    assert cell_of(SETTING, [figures(tokens=4, passes=2)], 1.0).standard_error == 0
