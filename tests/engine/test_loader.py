@@ -138,9 +138,7 @@ def test_attention_that_plans_for_each_size_is_left_out_on_cuda_only(monkeypatch
 
 
 KEPT = np.array([0, 1, 5, 17, 18, 60, 96])
-REQUEST = Request(
-    "a", (1, 2, 3), TokenTree((5, 90, 6), (ROOT, 0, ROOT))
-)  # ids outside KEPT can be read
+REQUEST = Request("a", (1, 2, 3), TokenTree((5, 90, 6), (ROOT, 0, ROOT)))  # ids outside KEPT can be read
 
 
 def tied_qwen2() -> PreTrainedModel:
