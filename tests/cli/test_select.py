@@ -9,6 +9,7 @@ import pytest
 
 from crossdraft.cli.select import CERTAIN, Candidate, Plain, Rounds, Selection, advice, best_of, with_distinct_names
 from crossdraft.client import Statistics
+from tests.bench.conftest import figures
 from tests.cli.conftest import Cli
 
 PLAIN = Plain(step_seconds=1.0, pass_seconds=0.8)
