@@ -15,7 +15,7 @@ from crossdraft.bench.transformers_peer import AssistedGeneration, Batching, Con
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, source_of
-from tests.models.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
+from tests.engine.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
 
 FLOOR = Floor(1, 1.0)
 PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]

@@ -3,12 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from crossdraft.cli.select import CERTAIN, Candidate, Plain, Rounds, Selection, advice, best_of, with_distinct_names
-from crossdraft.client import Statistics
 from tests.bench.conftest import figures
 from tests.cli.conftest import Cli
 
@@ -43,12 +41,6 @@ def test_fewer_draft_tokens_yield_less_and_cost_less() -> None:
     assert missing.seconds_with(1, PLAIN) == pytest.approx(1.1 * 0.85 + 0.1 + 0.2)
     never_right = replace(ROUNDS, tokens=1.0, accepted_at=(0.0, 0.0, 0.0, 0.0))
     assert [never_right.tokens_with(k) for k in (1, 4)] == [1.0, 1.0]
-
-
-def figures(**counted: float) -> Statistics:
-    """The statistics of a generation with these figures, and no others."""
-    none: dict[str, Any] = dict.fromkeys(Statistics.__annotations__, 0)
-    return Statistics(**none | {"method": "slem", "drafter_lost": ""} | counted)
 
 
 def test_rounds_are_sums_over_generations() -> None:

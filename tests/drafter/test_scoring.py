@@ -21,7 +21,7 @@ from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.streams import DrafterSession
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
-from tests.fakes import pseudo_distribution
+from tests.tables import pseudo_distribution
 from tests.vocabularies import toy_vocabulary
 
 VOCABULARIES = {

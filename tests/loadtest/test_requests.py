@@ -8,7 +8,6 @@ import pytest
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.requests import Prompt, Request, RequestOptions, requests_over
 from crossdraft.loadtest.timeline import Figures, figures_of
-from crossdraft.rpc.generation import Turn
 from crossdraft.types.request import Chat, Message
 from crossdraft.types.statistics import LaneFigures, Trips
 
@@ -44,7 +43,7 @@ def test_chats() -> None:
     assert asked.path == "/v1/chat/completions"
     assert asked.body["messages"] == [{"role": "user", "content": "Hello"}]
     assert asked.body["speculative"] == {"drafter": "none", "trace": True}
-    assert asked.for_grpc.prompt == (Turn("user", "Hello"),)
+    assert asked.for_grpc.request == asked.for_pipeline
     assert asked.for_pipeline.prompt == CHAT.content
 
 

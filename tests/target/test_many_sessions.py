@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from crossdraft.engine.distributions import distribution
-from crossdraft.engine.kv_cache import Holding, Holdings
+from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
 from crossdraft.engine.loader import LoadedModel, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.target.service import TargetSession
@@ -145,15 +145,15 @@ async def left_early(running: RunningModel, case: Case, seconds: float) -> None:
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens that new sessions began with, from what others have fed."""
     found: list[int] = []
-    begun = Holdings._begun
+    begun = KVCacheManager._begin
 
-    def watched(self: Holdings, ids: tuple[int, ...], size: int) -> Holding | None:
+    def watched(self: KVCacheManager, ids: tuple[int, ...], size: int) -> CacheEntry | None:
         holding = begun(self, ids, size)
         if holding is not None:
             found.append(len(holding.held.ids))
         return holding
 
-    monkeypatch.setattr(Holdings, "_begun", watched)
+    monkeypatch.setattr(KVCacheManager, "_begin", watched)
     return found
 
 

@@ -15,8 +15,7 @@ from crossdraft.types.messages import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
 from tests.clock import run_session
-from tests.fakes import autoregressive_distribution
-from tests.tables import RedistributingDrafter, ToyDrafter, ToyTarget, open_drafter
+from tests.tables import RedistributingDrafter, ToyDrafter, ToyTarget, autoregressive_distribution, open_drafter
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
 from tests.vocabularies import greedy_tokens, pair_of
 
