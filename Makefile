@@ -33,7 +33,7 @@ test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (2)
 test-full: $(DEV_INSTALLED)  ## run all tests, those that take long too (about half an hour)
 	CROSSDRAFT_FULL_TESTS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
-check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, drift of the generated code, sizes, documentation
+check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, generated code is current, size of the source, documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -42,7 +42,7 @@ check: $(DEV_INSTALLED)  ## lint, formatting, types, import direction, drift of 
 	$(BIN)/python .ci/figures.py
 	$(BUILD_DOCS)
 
-figures:  ## show how large the source is: modules, lines, chains of imports
+figures:  ## show how large the source is, against its limits: modules, lines, chains of imports
 	$(PYTHON) .ci/figures.py
 
 format: $(DEV_INSTALLED)  ## sort imports and format
