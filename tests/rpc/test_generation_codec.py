@@ -124,7 +124,7 @@ def test_values_that_mean_nothing() -> None:
     ("message", "complaint"),
     [
         (pb.GenerateRequest(text="x", num_speculative_tokens=65), "k must be between 1 and 64, got 65"),
-        (pb.GenerateRequest(text="x", overlap=2, max_draft_tokens=3), "window means nothing with overlap off"),
+        (pb.GenerateRequest(text="x", overlap=2, max_draft_tokens=3), "window has no effect with overlap off"),
     ],
 )
 def test_requests_that_cannot_be(message: pb.GenerateRequest, complaint: str) -> None:

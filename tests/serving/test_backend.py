@@ -58,7 +58,7 @@ async def test_one_more_than_there_is_room_for() -> None:
     waiting = asyncio.create_task(first(outputs, order()))  # for its target
     while not outputs.running:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    with pytest.raises(OverloadedError, match="1 outputs are being made, the most at once") as caught:
+    with pytest.raises(OverloadedError, match="1 outputs are being generated, which is the limit") as caught:
         await first(outputs, order())
     assert caught.value.after >= 1
     waiting.cancel()

@@ -224,7 +224,7 @@ async def test_a_full_process_refuses_more(stack: Stack) -> None:
     with pytest.raises(openai.RateLimitError) as caught:
         await stack.complete()
     assert (caught.value.code, int(caught.value.response.headers["retry-after"]) >= 1) == ("overloaded", True)
-    with pytest.raises(Overloaded, match=f"{MAX} outputs are being made") as raised:
+    with pytest.raises(Overloaded, match=f"{MAX} outputs are being generated") as raised:
         await anext(stack.client.run(GREEDY))
     assert raised.value.after >= 1
     await stream.close()

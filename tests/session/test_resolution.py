@@ -142,7 +142,7 @@ def test_an_audit_keys_the_draws_and_asks_for_rows() -> None:
 def test_an_audit_needs_a_drafter() -> None:
     alone = Models(models().target, models().tokenization)
     assert resolve(GenerationRequest("x"), alone).audit is None
-    with pytest.raises(RequestError, match="no drafter whose draws could be audited"):
+    with pytest.raises(RequestError, match="audit needs a drafter"):
         resolve(GenerationRequest("x", audit=True), alone)
 
 
@@ -157,8 +157,8 @@ def test_an_audit_needs_a_drafter() -> None:
         ({"branches": -1}, "branches must be between 0 and 64"),
         ({"branch_width": 0}, "branch_width must be between 1 and 64"),
         ({"paths": 0}, "paths must be between 1 and 16"),
-        ({"overlap": "off", "window": 4}, "window means nothing with overlap off"),
-        ({"overlap": "off", "branches": 0}, "branches means nothing with overlap off"),
+        ({"overlap": "off", "window": 4}, "window has no effect with overlap off"),
+        ({"overlap": "off", "branches": 0}, "branches has no effect with overlap off"),
         ({"overlap": "on", "method": "slrs"}, "method 'slrs' judges a whole draft at once"),
         ({"method": "magic"}, "unknown method 'magic'"),
         ({"k": 0}, "k must be between 1"),

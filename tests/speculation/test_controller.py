@@ -157,7 +157,7 @@ def test_it_explains_itself() -> None:
         "round trip",
         "ms a pass",
         "a plain token",
-        "tries in the hope",
+        "exploratory epochs",
         "plain decoding",
         "lock-step",
         "decided: overlapped",

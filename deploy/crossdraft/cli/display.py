@@ -195,7 +195,8 @@ def _settings(choice: Choice) -> str:
     if not choice.drafts:
         return "no drafter"
     branches = f", {choice.branch_width} x {choice.branch_depth} prepared" if choice.branch_depth else ""
-    return f"{'overlap' if choice.overlap else 'lock-step'}, window {choice.window}, wait {choice.wait}{branches}"
+    mode = "overlap" if choice.overlap else "lock-step"
+    return f"{mode}, max_draft_tokens {choice.window}, min_draft_tokens {choice.wait}{branches}"
 
 
 def positions(statistics: Statistics) -> str:

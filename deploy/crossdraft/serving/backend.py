@@ -348,7 +348,7 @@ class LocalBackend:
         if self.running >= limit:
             # With `limit` outputs under way, one ends every mean / limit seconds.
             after = max(MIN_RETRY_SECONDS, self._mean_seconds / limit)
-            raise OverloadedError(f"{limit} outputs are being made, the most at once", after)
+            raise OverloadedError(f"{limit} outputs are being generated, which is the limit", after)
         self.running += 1
         began = time.monotonic()
         try:

@@ -188,7 +188,7 @@ class Discovery:
             if one.mismatch is not None:
                 raise RequestError(str(one.mismatch))
         if needs_drafter and not len(self.services.drafters):
-            raise next((one.error for one in drafters if one.error), TimedOut("no drafter describes itself"))
+            raise next((one.error for one in drafters if one.error), TimedOut("no drafter answered"))
         for one in (*targets, *drafters):
             one.warn()
         return self.models or models

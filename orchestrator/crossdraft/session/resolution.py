@@ -282,7 +282,7 @@ def _audit(models: Models, method: Method, noise: NoiseKey, drawn: Secrets) -> A
     """Audits use the key of the drafter's draws if the method has one, else one of their own, so that drafts stay
     independent of the target's noise."""
     if models.pair is None:
-        raise RequestError("there is no drafter whose draws could be audited: leave out audit (--audit)")
+        raise RequestError("audit needs a drafter: give one, or leave out audit (--audit)")
     if method.keyed:
         return Audit(noise, False, *models.noises)
     return Audit(NoiseKey(drawn.audit), True, *models.noises)

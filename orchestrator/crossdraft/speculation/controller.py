@@ -173,14 +173,14 @@ class Adaptive:
         if not self._there:
             return PLAIN
         if self.follows and not self._learner.known and self._learner.plain_seen < FOLLOWED:
-            return replace(PLAIN, reason="another output is getting to know the drafter")
+            return replace(PLAIN, reason="another output is measuring the drafter")
         if self._learner.seen >= self._look or self._crowded:
             self._think()
         decision = self._decision
         if self.limits.rounds_only and now < self._calm_until:
             return PLAIN
         if decision is None:
-            return self._first("getting to know the drafter", GLANCE)
+            return self._first("measuring the drafter", GLANCE)
         attempt = self._attempt(decision, now)
         if attempt is not None:
             return attempt
@@ -317,7 +317,7 @@ class Adaptive:
 
     def explain(self) -> Sequence[str]:
         """Estimates and decision, as lines of text."""
-        tried_ = f"{self._tries} tries in the hope of more, {self._trials} of a drafter given up"
+        tried_ = f"{self._tries} exploratory epochs, {self._trials} with a drafter that was given up"
         left = f"{self._budget.level:.1f} plain passes may be lost by further ones"
         return [*explanation(self.estimates, self._decision), f"{tried_}; {left}"]
 
@@ -593,8 +593,8 @@ class ExplorationBudget:
 def explanation(known: Estimates, decision: Selection | None) -> Sequence[str]:
     """Estimates, the best choice of each kind, and the decision, as lines of text."""
     lines = [
-        f"acceptance {', '.join(f'{share:.2f}' for share in known.acceptance)} by place "
-        f"({known.judged:.0f} draft tokens judged), after the target's own tokens {known.match:.2f} "
+        f"acceptance {', '.join(f'{share:.2f}' for share in known.acceptance)} by position "
+        f"({known.judged:.0f} draft tokens verified), after the target's own tokens {known.match:.2f} "
         f"({known.compared:.0f} compared)",
         f"drafter: {1e3 * known.token:.2f} ms a draft token, round trip {1e3 * known.drafter_trip:.2f} ms "
         f"({known.replies} replies), {known.tokens_per_draft_token:.2f} tokens a draft token",

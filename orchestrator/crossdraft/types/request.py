@@ -191,7 +191,7 @@ class GenerationRequest:
             if not least <= value <= MOST_DRAFT_TOKENS:
                 raise RequestError(f"{name} must be between {least} and {MOST_DRAFT_TOKENS}, got {value}", name)
             if self.overlap is Overlap.OFF:
-                complaint = f"{name} means nothing with overlap off: leave it out, or overlap (--overlap on)"
+                complaint = f"{name} has no effect with overlap off: leave it out, or turn overlap on (--overlap on)"
                 raise RequestError(complaint, name)
         if self.wait is not None and self.wait > (self.window or MOST_DRAFT_TOKENS):
             raise RequestError(f"wait must be at most window, which is {self.window}, got {self.wait}", "wait")

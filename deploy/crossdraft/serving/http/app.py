@@ -199,7 +199,7 @@ async def _named(backend: Backend, name: str | None) -> str:
     if not found:
         raise RefusedError(ABSENT.status, ABSENT.text, ABSENT.type, ABSENT.code)
     if len(found) > 1:
-        raise RefusedError(400, f"say which model: {_names(found)}", INVALID, "missing_model", "model")
+        raise RefusedError(400, f"set model to one of: {_names(found)}", INVALID, "missing_model", "model")
     return found[0].name
 
 
