@@ -56,18 +56,21 @@ class Sections(TyperGroup):
 
 app = typer.Typer(
     name="bench",
-    help="Measure on this machine. Tables go to stdout (Markdown where that is a file), all figures to --json.",
+    help="Run benchmarks on this machine. Tables go to stdout (Markdown where that is a file), all figures to --json.",
     cls=Sections,
     rich_markup_mode=None,
     no_args_is_help=True,
 )
 
 Prompts = Annotated[Path, typer.Option(help="JSON lines, each with a text.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.")]
 Target = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")]
 OneDrafter = Annotated[str, typer.Option("--drafter", help="A folder, a hub id, or bundled:NAME.")]
 Drafters = Annotated[
-    list[str], typer.Option("--drafter", help="The same; repeatable. `standard` takes the target's own model.")
+    list[str],
+    typer.Option(
+        "--drafter", help="A folder, a hub id, or bundled:NAME; repeatable. `standard` takes the target's own model."
+    ),
 ]
 Method = Annotated[str | None, typer.Option(help="By default the best for the temperature.")]
 Methods = Annotated[list[str], typer.Option("--method", help="Repeatable.")]
@@ -78,31 +81,35 @@ NumberOfDraftTokens = Annotated[
 NumbersOfDraftTokens = Annotated[
     list[int], typer.Option("--num-speculative-tokens", "--k", "-k", help="Draft tokens in a round; repeatable.")
 ]
-MaxTokens = Annotated[int, typer.Option(help="Longest output.")]
+MaxTokens = Annotated[int, typer.Option(help="Max tokens to generate.")]
 Concurrency = Annotated[int, typer.Option(help="Generations at once.")]
 Concurrencies = Annotated[str, typer.Option("--concurrency", metavar="N,N", help="Outputs at once; each in turn.")]
 PaceTarget = Annotated[
     str | None, typer.Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
 ]
-PaceDrafter = Annotated[str | None, typer.Option(metavar="A,B", help="Likewise a step of the drafter.")]
+PaceDrafter = Annotated[
+    str | None, typer.Option(metavar="A,B", help="A step of the drafter over n tokens takes at least A + B n ms.")
+]
 LogitNoises = Annotated[
-    list[float], typer.Option("--logit-noise", metavar="SIGMA", help="On the drafter's logits; repeatable.")
+    list[float], typer.Option("--logit-noise", metavar="SIGMA", help="Noise on the drafter's logits; repeatable.")
 ]
 Delays = Annotated[
-    str, typer.Option(metavar="MS,MS", help="To the drafter, one way, on an emulated network; each in turn.")
+    str, typer.Option(metavar="MS,MS", help="One-way delays to the drafter on an emulated network; each in turn.")
 ]
 Affinities = Annotated[
     list[str] | None,
     typer.Option("--affinity", metavar="NAME=FILE", help="A drafter's file of `crossdraft affinity`; repeatable."),
 ]
-Shares = Annotated[list[float], typer.Option("--share", help="Of the vocabulary, to keep; repeatable.")]
-StreamTokens = Annotated[int, typer.Option(min=8, help="Of each output.")]
+Shares = Annotated[list[float], typer.Option("--share", help="Share of the vocabulary to keep; repeatable.")]
+StreamTokens = Annotated[int, typer.Option(min=8, help="Tokens of each output.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option(help="Of all models, as torch names it.")]
-EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="Capture no forwards of ours as CUDA graphs.")]
-CacheMib = Annotated[int, typer.Option(min=1, help="MiB for keys and values of all sessions.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")]
-MarkdownFile = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table there.")]
+Device = Annotated[str, typer.Option(help="Torch device of all models.")]
+EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="Do not use CUDA graphs.")]
+CacheMib = Annotated[int, typer.Option(min=1, help="Size of the KV cache in MiB.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file, as JSON.")
+]
+MarkdownFile = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table to this file.")]
 
 
 def _services(target: str, pace_target: str | None, drafter: str, pace_drafter: str | None) -> "tuple[Served, Served]":
@@ -154,7 +161,7 @@ def expected(
     least: Annotated[
         float, typer.Option(help="Follow no draft that still agrees with a smaller probability; 0 is exact, and slow.")
     ] = 1e-4,
-    after: Annotated[int, typer.Option(help="Tokens that the target goes on with, greedily, before.")] = 0,
+    after: Annotated[int, typer.Option(help="Tokens that the target first appends greedily.")] = 0,
     affinity: Affinities = None,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
@@ -237,12 +244,14 @@ def pruning(
     k: NumbersOfDraftTokens = [5],  # noqa: B006
     max_tokens: MaxTokens = 128,
     share: Shares = SHARES,
-    corpus: Annotated[Path | None, typer.Option(help="What to rank by; by default Python's own sources.")] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Text whose tokens are counted; by default Python's own sources.")
+    ] = None,
     concurrency: Concurrency = 16,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
-    """Tokens per pass with drafters that keep the most frequent ids of their head."""
+    """Tokens per pass with drafters that keep only the most frequent tokens of their LM head."""
     from crossdraft.bench.acceptance import Pruning
     from crossdraft.bench.workload import prompts_of, settings_of
 
@@ -261,12 +270,12 @@ def pruning(
 def rdk(
     tokens: Annotated[int, typer.Option(min=1000, help="Vocabulary of the first-order form.")] = 200_000,
     exact_tokens: Annotated[int, typer.Option(min=1000, help="Where the matrix itself is applied.")] = 2_000,
-    draws: Annotated[int, typer.Option(min=1, help="Of target and drafter.")] = 20,
-    noise: Annotated[float, typer.Option(min=0, help="On the drafter's logits, standard deviation.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
+    draws: Annotated[int, typer.Option(min=1, help="Random draws of target and drafter.")] = 20,
+    noise: Annotated[float, typer.Option(min=0, help="Standard deviation of the noise on the drafter's logits.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture there.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot to this file.")] = None,
 ) -> None:
     """RDK's synthetic experiment: acceptance of a pruned drafter, with its mass redistributed and without."""
     from crossdraft.bench.rdk import Study
@@ -291,20 +300,28 @@ def overlap(
     method: Method = None,
     row_width: Annotated[int, typer.Option(help="Ids of a draft token's row; the drafter draws among them.")] = 64,
     max_tokens: MaxTokens = 128,
-    repeat: Annotated[int, typer.Option(help="Of each prompt with each configuration.")] = 1,
+    repeat: Annotated[int, typer.Option(help="Repetitions of each prompt with each configuration.")] = 1,
     ks: Annotated[
         list[int],
-        typer.Option("--num-speculative-tokens", "--k", "-k", help="Of lock-step, to choose from; repeatable."),
+        typer.Option("--num-speculative-tokens", "--k", "-k", help="Draft tokens in a lock-step round; repeatable."),
     ] = KS,
     window: Annotated[
-        list[str], typer.Option("--draft-tokens", "--window", metavar="MAX,MIN", help="Of overlapped drafts, likewise.")
+        list[str],
+        typer.Option(
+            "--draft-tokens",
+            "--window",
+            metavar="MAX,MIN",
+            help="Max and min draft tokens of overlapped drafts; repeatable.",
+        ),
     ] = WINDOWS,
     branches: Annotated[
-        list[str], typer.Option(metavar="DEPTH,WIDTH", help="Of prepared continuations, likewise.")
+        list[str], typer.Option(metavar="DEPTH,WIDTH", help="Shape of prepared continuations; repeatable.")
     ] = BRANCHES,
     assisted: Annotated[
         list[int] | None,
-        typer.Option(metavar="THREADS", help="transformers' assisted generation too; repeatable."),
+        typer.Option(
+            metavar="THREADS", help="Also run transformers' assisted generation with this many threads; repeatable."
+        ),
     ] = None,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
@@ -341,9 +358,14 @@ def speculation(
     delay_ms: Delays = "0,5,25",
     tokens: StreamTokens = 128,
     window: Annotated[
-        int, typer.Option("--max-draft-tokens", "--window", help="Of an epoch, where no controller decides.")
+        int,
+        typer.Option(
+            "--max-draft-tokens", "--window", help="Max draft tokens ahead, in configurations without a controller."
+        ),
     ] = 32,
-    wait: Annotated[int, typer.Option("--min-draft-tokens", "--wait", help="That a pass waits for, likewise.")] = 4,
+    wait: Annotated[
+        int, typer.Option("--min-draft-tokens", "--wait", help="Draft tokens that a pass waits for, likewise.")
+    ] = 4,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
@@ -366,12 +388,16 @@ def speculation(
 @app.command(rich_help_panel=SPEED)
 def controller(
     acceptance: Annotated[
-        list[float], typer.Option(min=0, max=1, help="Of a draft token; this and the next three are repeatable.")
+        list[float], typer.Option(min=0, max=1, help="Acceptance of a draft token; repeatable, like the next three.")
     ] = ACCEPTANCES,
-    token: Annotated[list[float], typer.Option(min=0.001, help="Of the drafter, in plain passes.")] = TOKEN_COSTS,
-    trip: Annotated[list[float], typer.Option(min=0, help="To the drafter and back, in plain passes.")] = TRIPS,
-    node: Annotated[list[float], typer.Option(min=0, help="Of a pass's tree, in plain passes.")] = NODE_COSTS,
-    tokens: Annotated[int, typer.Option(min=100, help="Of a long run.")] = 8000,
+    token: Annotated[
+        list[float], typer.Option(min=0.001, help="Time of a draft token, in plain passes.")
+    ] = TOKEN_COSTS,
+    trip: Annotated[list[float], typer.Option(min=0, help="Round trip to the drafter, in plain passes.")] = TRIPS,
+    node: Annotated[
+        list[float], typer.Option(min=0, help="Time of a node of the token tree, in plain passes.")
+    ] = NODE_COSTS,
+    tokens: Annotated[int, typer.Option(min=100, help="Tokens of a run.")] = 8000,
     branches: Annotated[bool, typer.Option(help="Prepared continuations, of which half match.")] = False,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
@@ -390,14 +416,14 @@ def throughput(
     drafter: OneDrafter = f"bundled:{DEFAULT_DRAFTER}",
     way: Annotated[list[str], typer.Option("--configuration", "--way", help="Repeatable.")] = CONFIGURATIONS,
     concurrency: Concurrencies = "1,4,16,64",
-    each: Annotated[int, typer.Option(min=1, help="Outputs after each other in each place.")] = 1,
-    repeat: Annotated[int, typer.Option(min=1, help="Of each configuration, which take turns.")] = 1,
-    tokens: Annotated[int, typer.Option(min=2, help="Of each output.")] = 64,
-    prompt_tokens: Annotated[int, typer.Option(min=8, help="Of each prompt, at most.")] = 64,
+    each: Annotated[int, typer.Option(min=1, help="Consecutive outputs of each concurrent client.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions of each configuration, alternating.")] = 1,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each output.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(min=8, help="Max tokens of a prompt.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     method: Method = None,
     cache_mib: CacheMib = 512,
-    threads: Annotated[list[int], typer.Option(min=1, help="Of transformers; repeatable.")] = [1],  # noqa: B006
+    threads: Annotated[list[int], typer.Option(min=1, help="Threads of transformers; repeatable.")] = [1],  # noqa: B006
     dtype: Dtype = "float32",
     device: Device = "cpu",
     enforce_eager: EnforceEager = False,
@@ -432,9 +458,9 @@ def throughput(
 @app.command(rich_help_panel=SPEED)
 def prefill(
     target: Target = "bundled:target",
-    streams: Annotated[int, typer.Option(min=1, help="Under way when the prompt comes.")] = 8,
+    streams: Annotated[int, typer.Option(min=1, help="Running streams when the long prompt arrives.")] = 8,
     prompt: Annotated[int, typer.Option(min=64, help="Tokens of the long prompt.")] = 1500,
-    times: Annotated[int, typer.Option(min=1, help="That it comes.")] = 5,
+    times: Annotated[int, typer.Option(min=1, help="Number of long prompts.")] = 5,
     cache_mib: CacheMib = 1024,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
@@ -447,7 +473,9 @@ def prefill(
 
 @app.command(rich_help_panel=SPEED)
 def device(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where device.md and device.json go.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for device.md and device.json.")
+    ],
     prompts: Prompts = PROMPTS,
     size: Annotated[
         list[str],
@@ -457,10 +485,10 @@ def device(
     device: Device = "cuda:0",
     dtype: Dtype = "bfloat16",
     concurrency: Concurrencies = "1,16,64",
-    tokens: Annotated[int, typer.Option(min=2, help="Of each output.")] = 64,
-    turns: Annotated[int, typer.Option(min=1, help="Of each pass.")] = 30,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each output.")] = 64,
+    turns: Annotated[int, typer.Option(min=1, help="Repetitions of each pass.")] = 30,
     cache_mib: CacheMib = 16384,
-    seconds: Annotated[float, typer.Option(min=1, help="For all of it.")] = 440.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Time limit of the whole run, in seconds.")] = 440.0,
     enforce_eager: EnforceEager = False,
 ) -> None:
     """Passes and throughput of models of real size on one accelerator, within a time limit."""
@@ -478,7 +506,7 @@ def never_slower(
     prompts: Prompts = PROMPTS,
     limit: Limit = 8,
     target: Target = "bundled:target",
-    drafter: Annotated[str, typer.Option(help="What the bad ones are made of.")] = f"bundled:{DEFAULT_DRAFTER}",
+    drafter: Annotated[str, typer.Option(help="Model of the bad drafters.")] = f"bundled:{DEFAULT_DRAFTER}",
     pace_target: PaceTarget = None,
     pace_drafter: PaceDrafter = None,
     temperatures: Temperatures = [0.0, 1.0],  # noqa: B006
@@ -509,11 +537,11 @@ def kills(
     pace_target: PaceTarget = "40,0.1",
     pace_drafter: PaceDrafter = "4,0",
     tokens: StreamTokens = 256,
-    times: Annotated[int, typer.Option(min=1, help="That the drafter is killed, and that a target is.")] = 20,
+    times: Annotated[int, typer.Option(min=1, help="How often the drafter is killed, and a target.")] = 20,
     quiet: Annotated[
         tuple[float, float], typer.Option(metavar="SHORTEST LONGEST", help="Seconds from a return to the next kill.")
     ] = (1.0, 4.0),
-    seed: Annotated[int, typer.Option(help="Of when and which.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
@@ -541,13 +569,14 @@ def cuts(
     drafter: OneDrafter = f"bundled:{DEFAULT_DRAFTER}",
     pace_target: PaceTarget = "40,0.1",
     pace_drafter: PaceDrafter = "4,0",
-    delay_ms: Annotated[float, typer.Option(help="Of each link, one way.")] = 1.0,
+    delay_ms: Annotated[float, typer.Option(help="One-way delay of each link.")] = 1.0,
     tokens: StreamTokens = 256,
-    times: Annotated[int, typer.Option(min=1, help="That each link is cut.")] = 10,
+    times: Annotated[int, typer.Option(min=1, help="How often each link is cut.")] = 10,
     seconds: Annotated[
-        tuple[float, float], typer.Option(metavar="CUT WHOLE", help="That it stays cut, and whole between two cuts.")
+        tuple[float, float],
+        typer.Option(metavar="CUT WHOLE", help="Seconds that a link stays cut, and up between two cuts."),
     ] = (5.0, 5.0),
-    seed: Annotated[int, typer.Option(help="Of when.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
@@ -571,12 +600,12 @@ def cuts(
 @app.command(rich_help_panel=ROBUSTNESS)
 def memory(
     target: Target = "bundled:target",
-    sessions: Annotated[int, typer.Option(min=10, help="In all.")] = 10_000,
-    at_once: Annotated[int, typer.Option("--concurrency", min=1, help="Under way together.")] = 32,
-    longest: Annotated[int, typer.Option(min=32, help="Tokens of a session, at most.")] = 512,
-    steps: Annotated[int, typer.Option(min=1, help="Tokens that a session draws, at most.")] = 8,
+    sessions: Annotated[int, typer.Option(min=10, help="Number of sessions.")] = 10_000,
+    at_once: Annotated[int, typer.Option("--concurrency", min=1, help="Sessions at once.")] = 32,
+    longest: Annotated[int, typer.Option(min=32, help="Max tokens of a session.")] = 512,
+    steps: Annotated[int, typer.Option(min=1, help="Max tokens that a session generates.")] = 8,
     cache_mib: CacheMib = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Of lengths and ids.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
@@ -619,12 +648,14 @@ def overhead(
     methods: Methods = ["coupled", "tli", "slem", "seeded"],  # noqa: B006
     size: Annotated[int, typer.Option(min=1000, help="Ids of each vocabulary.")] = 128_000,
     tokens: StreamTokens = 256,
-    outputs: Annotated[int, typer.Option(min=1, help="Of each method with each kind of epochs.")] = 4,
-    pass_ms: Annotated[float, typer.Option(min=0, help="That a pass takes, slept.")] = 20.0,
-    draft_token_ms: Annotated[float, typer.Option(min=0, help="That a draft token takes, slept.")] = 1.0,
+    outputs: Annotated[int, typer.Option(min=1, help="Outputs of each method with each kind of drafting.")] = 4,
+    pass_ms: Annotated[float, typer.Option(min=0, help="Emulated time of a pass, in ms.")] = 20.0,
+    draft_token_ms: Annotated[float, typer.Option(min=0, help="Emulated time of a draft token, in ms.")] = 1.0,
     k: NumberOfDraftTokens = 5,
     branches: Annotated[int, typer.Option(min=1, help="Draft tokens of each prepared continuation.")] = 4,
-    profile: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a profile of this process there.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a profile of this process to this file.")
+    ] = None,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
@@ -645,7 +676,7 @@ def verification(
     ] = 5,
     width: Annotated[int, typer.Option(min=1, help="Ids of a row, on both sides.")] = 512,
     size: Annotated[int, typer.Option(min=1000, help="Ids of each vocabulary.")] = 128_000,
-    rounds: Annotated[int, typer.Option(min=20, help="Of each method.")] = 500,
+    rounds: Annotated[int, typer.Option(min=20, help="Rounds of each method.")] = 500,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
@@ -658,9 +689,11 @@ def verification(
 @app.command(rich_help_panel=PARTS)
 def engine(
     target: Target = "bundled:target",
-    load: Annotated[list[str], typer.Option(metavar="SESSIONSxTOKENS", help="Of a pass; repeatable.")] = LOADS,
+    load: Annotated[
+        list[str], typer.Option(metavar="SESSIONSxTOKENS", help="Sessions and tokens of a pass; repeatable.")
+    ] = LOADS,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each session before the pass.")] = 128,
-    turns: Annotated[int, typer.Option(min=1, help="Of each load in both ways.")] = 50,
+    turns: Annotated[int, typer.Option(min=1, help="Repetitions of each load.")] = 50,
     dtype: Dtype = "float32",
     device: Device = "cpu",
     enforce_eager: EnforceEager = False,
