@@ -46,7 +46,7 @@ def test_version(cli: Cli) -> None:
     [
         (["nothing"], "No such command"),
         (["generate", "--nothing"], "No such option: --nothing"),
-        (["generate", "-k", "many"], "Invalid value for '-k'"),
+        (["generate", "-k", "many"], "Invalid value for '--num-speculative-tokens' / '-k'"),
         (["serve", "verifier", "--model", "x"], "No such command 'verifier'"),
         (["serve", "target"], "Missing option '--model'"),
         (["inspect", "only-one"], "Missing argument"),

@@ -100,7 +100,7 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
         (("--drafter", "localhost"), "--drafter must be HOST:PORT"),
         (("--target", "localhost:0"), "--target must be HOST:PORT"),
         (("--target", "localhost:1,"), "--target has an empty address"),
-        (("--overlap", "off", "--branches", "2"), "branches means nothing with overlap off"),
+        (("--overlap", "off", "--branches", "2"), "branches has no effect with overlap off"),
         (("--record", "/nowhere/at/all"), "name a file that can be written (--record)"),
     ],
 )
@@ -112,7 +112,7 @@ def test_what_cannot_be_asked_for(cli: Cli, pair: Pair, options: tuple[str, ...]
     ("options", "complaint"),
     [
         (("--method", "tli", "--seed", "1"), "the output of method 'tli' depends on timing"),
-        (("--method", "tokentiming"), "has not the target's distribution; choose an exact method"),
+        (("--method", "tokentiming"), "does not have the target's distribution; choose an exact method"),
     ],
 )
 def test_what_no_models_can_do_is_refused_before_anything_is_started(
@@ -128,7 +128,7 @@ def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
     figures = cli("generate", *pair, "--json", *audit, *SHORT).records[-1]["statistics"]
     assert figures["audited"] == figures["draft_tokens"] > 0
     alone = ("generate", *pair[:2], "--drafter", "none", "--audit", PROMPT)
-    refused(cli, "there is no drafter whose draws could be audited", *alone)
+    refused(cli, "audit needs a drafter", *alone)
     shown = cli("generate", *pair, "--audit", "--method", "tokentiming", "--allow-inexact", *ROUNDS, *SHORT)
     assert shown.code == 0
     assert "were drawn from their rows" in shown.err

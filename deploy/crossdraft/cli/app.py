@@ -41,7 +41,7 @@ from crossdraft.console.running import CommandFailed, Interrupted
 # Plain errors and help: an error is then one line, whatever the width of the terminal.
 app = typer.Typer(
     name="crossdraft",
-    help="Speculative decoding across vocabularies and machines, exactly.",
+    help="Speculative decoding for a target and a drafter with different vocabularies, on one machine or several.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -140,16 +140,16 @@ def generate(
 @app.command()
 def inspect(
     target: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
-    drafter: Annotated[str, typer.Argument(help="Likewise.")],
+    drafter: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
     sample: Annotated[
         Path | None, option("Sample of the text that will be served; by default Python source code.", "FILE")
     ] = None,
     as_json: AsJson = False,
     plot: Annotated[
-        Path | None, option("Write a picture: ways to write a target token in draft tokens.", "FILE")
+        Path | None, option("Write a plot: in how many ways draft tokens can spell a target token.", "FILE")
     ] = None,
 ) -> None:
-    """Show how well two vocabularies fit. It counts the tokens that both have, and those that each can write."""
+    """Compare two vocabularies. It counts the tokens that both have, and those that the other can spell."""
     from crossdraft.cli import inspect as command
 
     command.inspect(target, drafter, sample, as_json, plot)
@@ -158,11 +158,13 @@ def inspect(
 @app.command()
 def select(
     target: Annotated[str, option("A folder, a hub id, bundled:NAME, or HOST:PORT.")] = "bundled:target",
-    drafter: Annotated[list[str], option("Likewise; repeatable.")] = commands.DRAFTERS[:2],
+    drafter: Annotated[
+        list[str], option("A folder, a hub id, bundled:NAME, or HOST:PORT; repeatable.")
+    ] = commands.DRAFTERS[:2],
     prompts: Annotated[
         Path | None, option("Prompts like those that will be served: JSON lines, each with a `text`.", "FILE")
     ] = None,
-    limit: Annotated[int, option("Use only so many prompts.", min=2)] = 4,
+    limit: Annotated[int, option("Max prompts to use.", min=2)] = 4,
     method: Annotated[list[str] | None, option("Repeatable; by default those that suit the temperature.")] = None,
     ks: Annotated[
         list[int] | None,
@@ -176,7 +178,7 @@ def select(
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = 48,
     as_json: AsJson = False,
-    plot: Annotated[Path | None, option("Write a picture: speed against the number of draft tokens.", "FILE")] = None,
+    plot: Annotated[Path | None, option("Write a plot: speed against the number of draft tokens.", "FILE")] = None,
 ) -> None:
     """Measure drafters for a target, and say which one to use, with which method and how many draft tokens."""
     from crossdraft.bench.workload import prompts_of
@@ -211,7 +213,7 @@ def frequencies(corpus: Corpus, model: Tokenizer, output: Output) -> None:
 
 @app.command()
 def replay(file: Recorded) -> None:
-    """Verify a flight record again, and compare the verdicts."""
+    """Check a recorded output: run its verification again, and compare every decision."""
     from crossdraft.cli import trace as command
 
     command.replay(file)
@@ -224,9 +226,11 @@ def timeline(
         Path, typer.Option("--output", "-o", help="The file to write: a page (.html) or a picture (.png, .svg, .pdf).")
     ],
     first: Annotated[int, option("First round to show.", min=1)] = 1,
-    rounds: Annotated[int, option("Number of rounds to show; a page has all, and shows so many at first.", min=1)] = 15,
+    rounds: Annotated[
+        int, option("Max rounds to show; an .html page has all of them, and shows this many at first.", min=1)
+    ] = 15,
 ) -> None:
-    """Draw a flight record as a timeline. It shows who worked when, and which messages were under way."""
+    """Draw a recorded output as a timeline. It shows when each service worked, and the messages between them."""
     from crossdraft.cli import trace as command
 
     command.timeline(file, output, first, rounds)
@@ -291,7 +295,7 @@ def undeploy(address: Cluster = "auto") -> None:
 @serve.command("target")
 @grouped
 def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
-    """Serve the target. It is the large model, whose distribution the output has."""
+    """Serve the target. It is the large model, which verifies the draft tokens."""
     from crossdraft.cli import serve as command
 
     command.serve_target(model, service)
@@ -310,11 +314,11 @@ def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: Service
 @grouped
 def serve_ngram(
     *,
-    max_ngram: Annotated[int, option("Max bytes that are matched.")] = 24,
-    min_ngram: Annotated[int, option("Min bytes that must match.")] = 4,
+    max_ngram: Annotated[int, option("Max length of a match, in bytes.")] = 24,
+    min_ngram: Annotated[int, option("Min length of a match, in bytes.")] = 4,
     service: ServiceOptions,
 ) -> None:
-    """Serve a drafter without a model (prompt lookup). It copies what followed the last bytes earlier in the text.
+    """Serve a drafter without a model (prompt lookup). It proposes what followed earlier occurrences of the last bytes.
 
     A draft token is one byte, so a round should have many of them: use -k 16 or more.
     """
@@ -330,12 +334,12 @@ def serve_http(
     api: ApiOptions,
     port: Port = 8000,
     grpc_port: Annotated[
-        int | None, option("Serve crossdraft.v1.Generation over gRPC there, too; 0 picks a free port.")
+        int | None, option("Also serve the gRPC API (crossdraft.v1.Generation) on this port; 0 picks a free one.")
     ] = None,
     max_choices: Annotated[int, option("Max outputs of one request.")] = 32,
     max_body_mib: Annotated[float, option("Max size of a request, in MiB.")] = 4.0,
 ) -> None:
-    """Serve OpenAI's HTTP API. TLS with its clients is set by --ssl-..., with targets and drafters by --tls-...."""
+    """Serve OpenAI's HTTP API. --ssl-... sets TLS with its clients, --tls-... TLS with targets and drafters."""
     from crossdraft.cli import serve as command
 
     command.serve_http(api, port, grpc_port, max_choices, max_body_mib)
@@ -350,7 +354,7 @@ def serve_grpc(
     max_message_mib: Annotated[int, option("Max size of a request, in MiB.")] = 4,
     metrics_port: MetricsPort = None,
 ) -> None:
-    """Serve an API over gRPC, crossdraft.v1.Generation. TLS is set as for `serve http`, by --ssl-... and --tls-...."""
+    """Serve the gRPC API (crossdraft.v1.Generation). --ssl-... and --tls-... are as for `serve http`."""
     from crossdraft.cli import serve as command
 
     command.serve_grpc(api, port, max_message_mib, metrics_port)

@@ -26,9 +26,9 @@ def option(help: str, metavar: str | None = None, flag: str | None = None, **mor
 
 
 Host = Annotated[str, option("Address to listen on; 0.0.0.0 listens on all interfaces.")]
-Port = Annotated[int, option("Port to listen on; 0 picks a free one, which the ready line names.")]
+Port = Annotated[int, option("Port to listen on; 0 picks a free one: the JSON line printed at start has it.")]
 MetricsPort = Annotated[
-    int | None, option("Serve Prometheus metrics over plain HTTP there; 0 picks a free one.", "PORT")
+    int | None, option("Serve Prometheus metrics over plain HTTP on this port; 0 picks a free one.", "PORT")
 ]
 UntilStdinEnds = Annotated[bool, typer.Option("--until-stdin-ends", hidden=True)]
 MaxTokens = Annotated[int, option("Max tokens to generate.")]
@@ -97,7 +97,7 @@ def check_address(option: str, address: str) -> None:
 class TlsOptions:
     """Mutual TLS with services."""
 
-    tls_ca: Annotated[Path | None, option("Certificate of the CA that signed the other side's.", "FILE")] = None
+    tls_ca: Annotated[Path | None, option("CA certificate that verifies the other side.", "FILE")] = None
     tls_cert: Annotated[Path | None, option("This side's certificate; see `crossdraft certs`.", "FILE")] = None
     tls_key: Annotated[Path | None, option("The key of --tls-cert.", "FILE")] = None
 
@@ -179,7 +179,7 @@ class ModelChoice:
 class DrafterOptions:
     """What only drafters with a model have."""
 
-    vocab_keep: Annotated[int | None, option("Keep only the N most frequent tokens in the model's head.", "N")] = None
+    vocab_keep: Annotated[int | None, option("Keep only the N most frequent tokens in the LM head.", "N")] = None
     frequencies: Annotated[Path | None, option("For --vocab-keep: written by `crossdraft frequencies`.", "FILE")] = None
     affinity: Annotated[Path | None, option("For the method rdk: written by `crossdraft affinity`.", "FILE")] = None
     logit_noise: Annotated[float, option("For benchmarks: standard deviation of noise on the logits.", "SIGMA")] = 0.0
@@ -198,7 +198,7 @@ class ServiceOptions:
     max_sessions: Annotated[int, option("Max open sessions; further sessions are refused.")] = 1024
     max_sessions_per_peer: Annotated[
         int | None,
-        option("Likewise for one client certificate, or one address without TLS; by default --max-sessions."),
+        option("Max open sessions per client certificate, or per address without TLS; by default --max-sessions."),
     ] = None
     idle_seconds: Annotated[float, option("End a session after this many seconds without a message.")] = 600.0
     metrics_port: MetricsPort = None
@@ -213,10 +213,13 @@ class ApiOptions:
     target: Annotated[
         list[str], option("Targets, all of the same model; comma-separated or repeated.", "HOST:PORT,...")
     ]
-    model: Annotated[str, option("Name of the model in the API.", "NAME")]
+    model: Annotated[str, option("Name of the model in the API, like vLLM's --served-model-name.", "NAME")]
     drafter: Annotated[
         list[str] | None,
-        option("Drafters of one kind, and their name; repeatable. The first is default.", "NAME=HOST:PORT,..."),
+        option(
+            "A name for drafters of one model, and their addresses; repeatable. The first is the default.",
+            "NAME=HOST:PORT,...",
+        ),
     ] = None
     untrusted_drafter: Annotated[
         list[str] | None,
@@ -279,7 +282,12 @@ class RequestOptions:
     method: Annotated[
         str | None, option(f"{', '.join(METHODS)}; by default the best for the models and the temperature.")
     ] = None
-    k: Annotated[int, option("Draft tokens in a lock-step round.", flag="-k")] = 5
+    k: Annotated[
+        int,
+        typer.Option(
+            "--num-speculative-tokens", "-k", help="Draft tokens in a round, if the drafter works in lock-step."
+        ),
+    ] = 5
     max_tokens: MaxTokens = 128
     temperature: Temperature = 1.0
     seed: Annotated[int | None, option("Random seed; makes the output repeatable.")] = None
@@ -296,22 +304,33 @@ class RequestOptions:
         bool, option("Allow methods whose output does not follow the target's distribution.", flag="--allow-inexact")
     ] = False
     audit: Annotated[
-        bool, option("Check that the drafter draws its tokens from the rows that it sends.", flag="--audit")
+        bool, option("Check that the drafter's tokens are drawn from the distributions that it sends.", flag="--audit")
     ] = False
     overlap: Annotated[
         Overlaps, option("Draft on while the target verifies; off is lock-step, rounds of -k draft tokens.")
     ] = Overlaps.AUTO
-    window: Annotated[int | None, option("Max draft tokens ahead of what is verified.")] = None
-    wait: Annotated[int | None, option("Draft tokens that a pass of the target waits for.")] = None
-    branches: Annotated[int | None, option("Draft tokens in each prepared continuation; 0 prepares none.")] = None
+    window: Annotated[
+        int | None, typer.Option("--max-draft-tokens", "--window", help="Max draft tokens ahead of what is verified.")
+    ] = None
+    wait: Annotated[
+        int | None, typer.Option("--min-draft-tokens", "--wait", help="Draft tokens that a target pass waits for.")
+    ] = None
+    branches: Annotated[
+        int | None, option("Draft tokens in each continuation prepared for a rejection; 0 prepares none.")
+    ] = None
     branch_width: Annotated[int | None, option("Prepared continuations for each draft token.")] = None
     paths: Annotated[int, option("Max paths of a token tree in one pass; 1 is a chain.")] = 2
     speculation: Annotated[
-        bool, option("With two targets, start a pass before the previous one has returned.", flag="--speculation")
+        bool,
+        option(
+            "Speculation parallelism: with two targets, start a pass before the previous one has returned.",
+            flag="--speculation",
+        ),
     ] = False
-    explain: Annotated[bool, option("Show what the controller decided, and why.", flag="--explain")] = False
+    explain: Annotated[bool, option("Show how far the controller decided to draft, and why.", flag="--explain")] = False
     record: Annotated[
-        Path | None, option("Write a flight record, for `crossdraft replay` and `crossdraft timeline`.", "FILE")
+        Path | None,
+        option("Record the output (a flight record), for `crossdraft replay` and `crossdraft timeline`.", "FILE"),
     ] = None
 
 
@@ -383,8 +402,8 @@ class ExistingServers:
 
     url: Annotated[str, option("An HTTP server to test, such as http://127.0.0.1:8000.")] = ""
     server: Annotated[str, option("A gRPC server to test.", "HOST:PORT")] = ""
-    target: Annotated[str, option("Targets, to test a pipeline in this process.", "HOST:PORT,...")] = ""
-    drafter: Annotated[str, option("Drafters of that pipeline.", "HOST:PORT,...")] = ""
+    target: Annotated[str, option("Targets, to test without a server: this process generates.", "HOST:PORT,...")] = ""
+    drafter: Annotated[str, option("Drafters, for --target.", "HOST:PORT,...")] = ""
     api_key: ApiKey = ""
     tls: TlsOptions = TlsOptions()
 
@@ -396,21 +415,23 @@ class StartedServices:
     delay_ms: Annotated[
         str | None, option("Emulate a network with this one-way delay; several are tested in turn.", "MS,...")
     ] = None
-    far: Annotated[list[Far], option("Which service is that far away; repeatable.")] = field(
+    far: Annotated[list[Far], option("Which service has the delay of --delay-ms; repeatable.")] = field(
         default_factory=lambda: [Far.DRAFTER]
     )
     over: Annotated[list[Over], option("Which API of the started server is tested; repeatable.")] = field(
         default_factory=lambda: [Over.HTTP]
     )
-    compare: Annotated[bool, option("Compare with a pipeline in this process, without a server.", flag="--compare")] = (
+    compare: Annotated[bool, option("Compare with generation in this process, without a server.", flag="--compare")] = (
         False
     )
     target_model: Annotated[str, option("Target to start: a folder, a hub id, or bundled:NAME.")] = ModelNames.target
-    drafter_model: Annotated[str, option("Drafter to start, likewise.")] = ModelNames.drafter
+    drafter_model: Annotated[str, option("Drafter to start: a folder, a hub id, or bundled:NAME.")] = ModelNames.drafter
     pace_target: Annotated[
         str | None, option("A pass of the target over n tokens takes at least A + B n ms.", "A,B")
     ] = None
-    pace_drafter: Annotated[str | None, option("Likewise a step of the drafter.", "A,B")] = None
+    pace_drafter: Annotated[
+        str | None, option("A step of the drafter over n tokens takes at least A + B n ms.", "A,B")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -427,8 +448,8 @@ class LoadOptions:
     ] = None
     most_at_once: Annotated[int | None, typer.Option(hidden=True)] = None  # the old name of --max-concurrency
     requests: Annotated[int, option("Requests for each API and delay.")] = 24
-    warm_up: Annotated[int, option("Requests before these, which do not count.")] = 2
-    repeat: Annotated[int, option("Repetitions of all requests, the APIs taking turns.")] = 1
+    warm_up: Annotated[int, option("Requests before the measured ones, as warm-up.")] = 2
+    repeat: Annotated[int, option("Repetitions of all requests, alternating between the APIs.")] = 1
     timeout: Annotated[float, option("Seconds after which a request counts as failed.")] = 120.0
     seed: Annotated[int, option("Random seed of arrival times, and of outputs if --method takes one.")] = 0
 
@@ -447,9 +468,14 @@ class LoadRequests:
     use_drafter: Annotated[str | None, option("Drafter of the server, or none; by default its first one.", "NAME")] = (
         None
     )
-    ignore_eos: Annotated[bool, option("Generate up to --max-tokens in any case.", flag="--ignore-eos")] = False
+    ignore_eos: Annotated[
+        bool, option("Go on after the end-of-sequence token, up to --max-tokens.", flag="--ignore-eos")
+    ] = False
     trace: Annotated[
-        bool, option("Ask for each output's costs; only crossdraft's servers answer that.", flag="--trace/--no-trace")
+        bool,
+        option(
+            "Request the statistics of each output; only crossdraft's servers send them.", flag="--trace/--no-trace"
+        ),
     ] = True
     ttft_ms: Annotated[float | None, option("For goodput: max time to the first token, in milliseconds.")] = None
     tpot_ms: Annotated[float | None, option("For goodput: max time per token after the first, in milliseconds.")] = None
@@ -459,6 +485,6 @@ class LoadRequests:
 class LoadFiles:
     """What a load test writes besides its tables."""
 
-    json_file: Annotated[Path | None, option("Write the whole report.", "FILE", flag="--json")] = None
+    json_file: Annotated[Path | None, option("Write the report as JSON.", "FILE", flag="--json")] = None
     csv_file: Annotated[Path | None, option("Write a line per request.", "FILE", flag="--csv")] = None
-    picture: Annotated[Path | None, option("Write a picture.", "FILE", flag="--plot")] = None
+    picture: Annotated[Path | None, option("Write a plot.", "FILE", flag="--plot")] = None
