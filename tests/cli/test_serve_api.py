@@ -196,8 +196,8 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path, kind: str) -> 
         (["--drafter", "a=127.0.0.1:9", "--drafter", "a=127.0.0.1:8"], "have the same name"),
         (["--untrusted-drafter", "b"], "--untrusted-drafter names 'b', but no --drafter has that name"),
         (["--api-keys", "/nowhere/keys"], "cannot read the API keys"),
-        (["--max-outputs", "0"], "most_outputs must be at least 1"),
-        (["--max-body-mib", "0"], "most_bytes must be above 0"),
+        (["--max-outputs", "0"], "max_outputs must be at least 1"),
+        (["--max-body-mib", "0"], "max_bytes must be above 0"),
         (["--rate", "0"], "requests a minute above 0"),
     ],
 )

@@ -32,10 +32,9 @@ def test_the_same_is_asked_of_every_kind_of_server() -> None:
         },
     )
     grpc, local = asked.for_grpc, asked.for_pipeline
-    assert (grpc.prompt, grpc.model, grpc.drafter, grpc.seed, grpc.method) == ("def f(", "big", "small", 103, "seeded")
+    assert (grpc.request, grpc.model, grpc.drafter) == (local, "big", "small")
     assert (local.prompt, local.seed, local.method, local.max_tokens) == ("def f(", 103, "seeded", 32)
-    assert grpc.options == local.options
-    assert grpc.ignore_eos is local.ignore_eos is True
+    assert local.ignore_eos is True
 
 
 def test_chats() -> None:

@@ -150,7 +150,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def watched(self: KVCacheManager, ids: tuple[int, ...], size: int) -> CacheEntry | None:
         holding = begun(self, ids, size)
         if holding is not None:
-            found.append(len(holding.held.ids))
+            found.append(len(holding.cached.ids))
         return holding
 
     monkeypatch.setattr(KVCacheManager, "_begin", watched)
@@ -180,4 +180,4 @@ async def test_many_sessions_have_the_outputs_that_they_have_alone(
     assert done.evictions > 0
     assert sum(tokens >= BEGINNING for tokens in shared) >= sessions // 16
     assert max(done.batches) >= 8
-    assert crowded.thread.engine.taken == 0
+    assert crowded.thread.engine.sessions == 0

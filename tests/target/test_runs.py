@@ -237,13 +237,13 @@ async def test_a_run_that_nobody_reads_any_more_draws_no_further(
     target_model: RunningModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, thread = TargetSession(target_model, OPENING), target_model.thread
-    places, step = threading.Semaphore(2), thread._stepping  # the third step stands still
+    places, step = threading.Semaphore(2), thread._engine_step  # the third step stands still
 
     def held(shares: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
         assert places.acquire(timeout=60)
         return step(shares)
 
-    monkeypatch.setattr(thread, "_stepping", held)
+    monkeypatch.setattr(thread, "_engine_step", held)
     conversation = session.converse(asked(run_of(1, MOST_RUN)))
     await anext(conversation)
     await conversation.aclose()
