@@ -72,7 +72,7 @@ def test_a_method_that_needs_a_model_is_refused(cli: Cli) -> None:
 
 
 def test_a_method_that_a_request_may_not_name_is_refused_before_anything_starts(cli: Cli) -> None:
-    outcome = cli("bench", "overhead", "--method", "tokentiming", "--size", 2000)
+    outcome = cli("bench", "overhead", "--method", "tokentiming", "--proposal-ms", 1)
     assert outcome.code == 2
     assert "allow_inexact" in outcome.err
 

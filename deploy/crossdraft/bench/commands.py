@@ -621,7 +621,9 @@ def overhead(
     tokens: StreamTokens = 256,
     outputs: Annotated[int, typer.Option(min=1, help="Of each method with each kind of epochs.")] = 4,
     pass_ms: Annotated[float, typer.Option(min=0, help="That a pass takes, slept.")] = 20.0,
-    draft_token_ms: Annotated[float, typer.Option(min=0, help="That a draft token takes, slept.")] = 1.0,
+    draft_token_ms: Annotated[
+        float, typer.Option("--draft-token-ms", "--proposal-ms", min=0, help="That a draft token takes, slept.")
+    ] = 1.0,
     k: NumberOfDraftTokens = 5,
     branches: Annotated[int, typer.Option(min=1, help="Draft tokens of each prepared continuation.")] = 4,
     profile: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a profile of this process there.")] = None,
