@@ -71,6 +71,12 @@ def test_a_method_that_needs_a_model_is_refused(cli: Cli) -> None:
     assert "slrs needs a drafter's model" in outcome.err
 
 
+def test_a_method_that_a_request_may_not_name_is_refused_before_anything_starts(cli: Cli) -> None:
+    outcome = cli("bench", "overhead", "--method", "tokentiming", "--proposal-ms", 1)
+    assert outcome.code == 2
+    assert "allow_inexact" in outcome.err
+
+
 def test_every_method_is_measured(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "REPLAYS", 1)
     monkeypatch.setattr(overhead, "TOKENS", 100)

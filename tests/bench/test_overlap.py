@@ -148,6 +148,7 @@ async def test_every_condition_is_a_cell(started: list[Served], monkeypatch: pyt
         (("-k", "0"), "-k must be at least 1"),
         (("--repeat", "0"), "--repeat must be at least 1"),
         (("--method", "guess"), "unknown method"),
+        (("--method", "slrs"), "judges a whole draft at once"),
         (("--temperature", "-1"), "temperature must be 0 or more"),
         (("--json", "/nowhere/x.json"), "no such folder"),
     ],

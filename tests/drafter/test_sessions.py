@@ -42,6 +42,18 @@ def same(one: Drafted, other: Drafted) -> None:
         np.testing.assert_allclose(left.row.probabilities, right.row.probabilities, atol=2e-6)
 
 
+async def test_greedy_drafts_are_what_generate_gives(drafter: DrafterClient, drafter_model: RunningModel) -> None:
+    ids = torch.tensor([drafter_model.tokenization.encode_prompt_letters(PROMPT)])
+    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    with torch.inference_mode():
+        out = drafter_model.thread.engine.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(temperature=0), None, 8)) as session:
+        drafted = await session.draft(Draft(1, 0, NOTHING, 8))
+    assert tokens(drafted) == out[0, ids.shape[1] :].tolist()
+    for one in drafted.draft_tokens:
+        assert (one.row.ids.tolist(), one.row.probabilities.tolist()) == ([one.token], [1.0])
+
+
 async def test_keyed_draws_can_be_made_again_from_the_rows(drafter: DrafterClient, drafter_model: RunningModel) -> None:
     async with drafter.session(OPEN) as session:
         drafted = await session.draft(Draft(1, 0, from_bytes(b" jumps"), 6))

@@ -189,6 +189,13 @@ async def test_what_stays_with_the_server_is_refused(served: Served, setting: st
             client.generate("Hello", **{setting: value})
 
 
+async def test_a_method_that_cannot_be_used_is_refused_before_anything_is_sent() -> None:
+    async with Client("127.0.0.1:1") as client:  # where nothing listens
+        for settings in ({"method": "guess"}, {"method": "tokentiming"}):
+            with pytest.raises(RequestError, match=r"unknown method|allow_inexact"):
+                client.generate("Hello", **settings)
+
+
 @pytest.mark.parametrize(
     "message",
     [

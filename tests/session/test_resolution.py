@@ -286,3 +286,8 @@ def test_they_may_be_asked_for(method: str) -> None:
 def test_all_others_are_refused_with_what_may_be_used(method: str) -> None:
     with pytest.raises(RequestError, match=f"method '{method}' .* is not trusted; use 'slem' or 'seeded'"):
         without_trust(GenerationRequest("a", method=method, allow_inexact=True))
+
+
+def test_an_unknown_method_is_refused_where_the_drafter_is_not_trusted() -> None:
+    with pytest.raises(RequestError, match="unknown method 'guess'"):
+        without_trust(GenerationRequest("a", method="guess"))

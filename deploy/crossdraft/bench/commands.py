@@ -650,7 +650,10 @@ def overhead(
     tokens: StreamTokens = 256,
     outputs: Annotated[int, typer.Option(min=1, help="Outputs of each method with each kind of drafting.")] = 4,
     pass_ms: Annotated[float, typer.Option(min=0, help="Emulated time of a pass, in ms.")] = 20.0,
-    draft_token_ms: Annotated[float, typer.Option(min=0, help="Emulated time of a draft token, in ms.")] = 1.0,
+    draft_token_ms: Annotated[
+        float,
+        typer.Option("--draft-token-ms", "--proposal-ms", min=0, help="Emulated time of a draft token, in ms."),
+    ] = 1.0,
     k: NumberOfDraftTokens = 5,
     branches: Annotated[int, typer.Option(min=1, help="Draft tokens of each prepared continuation.")] = 4,
     profile: Annotated[

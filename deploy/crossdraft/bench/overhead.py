@@ -29,7 +29,7 @@ from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.handlers import DRAFTER, TARGET, Role
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Event, Replied, Reply, Send
-from crossdraft.session.resolution import NODES_BESIDE_THE_DRAFT, Models, resolve
+from crossdraft.session.resolution import NODES_BESIDE_THE_DRAFT, Models, requested_method, resolve
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import NOTHING, Side
@@ -161,7 +161,7 @@ class Overhead(Benchmark[Cost]):
                 if method.scores or method.redistributed:
                     raise Misused(f"{method.name} needs a drafter's model, and here is none; leave it out")
                 for epochs in self.kinds:
-                    self.request(method, epochs, 0)
+                    requested_method(self.request(method, epochs, 0))
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Cost, None]:
         profiler = cProfile.Profile()

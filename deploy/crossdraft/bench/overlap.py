@@ -36,7 +36,7 @@ from crossdraft.console.running import CommandFailed, Misused, checked_options
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.resolution import Models, resolve
+from crossdraft.session.resolution import Models, requested_method, resolve
 from crossdraft.speculation.choice import PLAIN as PLAIN_CHOICE
 from crossdraft.speculation.choice import Choice, Controller, Estimates, Observation, lock_step
 from crossdraft.speculation.estimator import Learner
@@ -365,7 +365,7 @@ class OverlapBenchmark(Benchmark[Cell]):
             tried += branched(tried[-1], self.search.branches)
             for temperature in self.temperatures:
                 for given in (PLAIN, CONTROLLED, *tried):
-                    self.task(temperature).request(given, 0)
+                    requested_method(self.task(temperature).request(given, 0))
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Cell, None]:
         assisted = _assisted_generation(self)

@@ -32,6 +32,7 @@ from crossdraft.serving.backend import (
     UnknownModelError,
 )
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
+from crossdraft.session.resolution import requested_method
 
 log = logging.getLogger(__name__)
 REQUEST_LIMIT = MessageLimit(4)  # MiB; enough for a prompt of a million tokens
@@ -208,8 +209,9 @@ def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = 
         name: id of the request; empty: the server makes one.
 
     Raises:
-        RequestError: it has settings that a server cannot carry out.
+        RequestError: it has settings that a server cannot carry out, or a method that no pair of models could do.
     """
+    requested_method(request)  # here rather than by the server, so that nothing is sent
     for setting in LOCAL_ONLY:
         if getattr(request, setting):
             raise RequestError(f"{setting} is not for a server: leave it out (--{setting}), or generate with --target")

@@ -234,14 +234,15 @@ def without_trust(request: GenerationRequest) -> GenerationRequest:
     """The request with a method that is exact with an untrusted drafter: the one asked for, or the default.
 
     Raises:
-        RequestError: the method asked for needs a trusted drafter.
+        RequestError: the method asked for needs a trusted drafter, or is refused anyway (`requested_method`).
     """
-    if request.method is None:
+    method = requested_method(request)
+    if method is None:
         default = default_method(request.options.temperature, seeded=True, same_vocabulary=False)
         return replace(request, method=default.name)
-    if method_named(request.method).trusting:
+    if method.trusting:
         raise RequestError(
-            f"with method {request.method!r} a drafter that lies about the distributions that it drew from "
+            f"with method {method.name!r} a drafter that lies about the distributions that it drew from "
             f"changes the output, "
             f"and this drafter is not trusted; use {' or '.join(map(repr, SAFE))}, or leave the method out",
             "method",
