@@ -95,8 +95,8 @@ def test_estimates_seed_the_next_generation() -> None:
     far = replace(GOOD, acceptance=(0.95,), match=0.35, drafter_trip=2 * PASS)
     known = estimates(far)
     assert Adaptive(known).choose(0.0).window > 6
-    cold = np.median([run(far, Adaptive(), 64, seed).speed for seed in range(6)])
-    warm = np.median([run(far, Adaptive(known), 64, seed).speed for seed in range(6)])
+    cold = np.median([run(far, Adaptive(), 64, seed).speed for seed in range(12)])
+    warm = np.median([run(far, Adaptive(known), 64, seed).speed for seed in range(12)])
     assert warm > 1.05 * cold
 
 

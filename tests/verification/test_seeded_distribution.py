@@ -24,7 +24,7 @@ from tests.verification.toys import TOYS, Toy, as_ids
 from tests.vocabularies import greedy_tokens, pair_of
 
 LENGTH = 3
-SEEDS = 2000
+SEEDS = 3000
 SMALLEST_P = 1e-4
 
 
