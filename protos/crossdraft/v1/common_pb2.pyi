@@ -63,6 +63,18 @@ class Opened(_message.Message):
     fingerprint: str
     def __init__(self, fingerprint: _Optional[str] = ...) -> None: ...
 
+class CloseSession(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SessionEnded(_message.Message):
+    __slots__ = ("code", "text")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    text: str
+    def __init__(self, code: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
 class SamplingOptions(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "logit_bias")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]

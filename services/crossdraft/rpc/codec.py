@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -374,13 +375,14 @@ def _leading(lists: Lists) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
-    """Samples with as many likely ids each."""
+    """Samples, each with its likely ids."""
     beside = [pair for sample in samples for pair in sample.likely]
     return target_pb.Samples(
         tokens=[sample.token for sample in samples],
         log_probabilities=[sample.log_probability for sample in samples],
         likely=[token for token, _ in beside],
         likely_log_probabilities=[value for _, value in beside],
+        likely_counts=[len(sample.likely) for sample in samples] if beside else None,
     )
 
 
@@ -391,13 +393,16 @@ def decode_samples(message: target_pb.Samples, vocabulary_size: int | None) -> t
     if len(tokens) != len(log_probabilities):
         raise BadMessage(f"samples has {len(tokens)} tokens but {len(log_probabilities)} log-probabilities")
     likely = decode_id_tuple(message.likely, "samples.likely", vocabulary_size)
-    values = tuple(message.likely_log_probabilities)
-    if len(likely) != len(values) or len(likely) % max(1, len(tokens)):
-        raise BadMessage(f"samples has {len(likely)} likely ids and {len(values)} values for {len(tokens)} tokens")
-    for value in (*log_probabilities, *values):
-        if not value <= LOG_TOLERANCE:  # false for NaN as well
-            raise BadMessage(f"samples has the log-probability {value}; at most 0 is possible")
-    each = len(likely) // max(1, len(tokens))
-    pairs = tuple(zip(likely, values, strict=True))
-    beside = (pairs[place * each : (place + 1) * each] for place in range(len(tokens)))
+    values, counts = tuple(message.likely_log_probabilities), tuple(message.likely_counts)
+    if len(likely) != len(values) or len(likely) != sum(counts) or len(counts) not in (0, len(tokens)):
+        raise BadMessage(
+            f"samples has {len(likely)} likely ids and {len(values)} values, {sum(counts)} by {len(counts)} counts, "
+            f"for {len(tokens)} tokens"
+        )
+    if not all(value <= LOG_TOLERANCE for value in (*log_probabilities, *values)):  # false for NaN as well
+        raise BadMessage("samples has a log-probability that is not at most 0")
+    if not counts:
+        return tuple(map(Sample, tokens, log_probabilities))
+    pairs = iter(zip(likely, values, strict=True))
+    beside = (tuple(islice(pairs, count)) for count in counts)
     return tuple(map(Sample, tokens, log_probabilities, beside))
