@@ -110,14 +110,14 @@ class NoiseKey(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class Numbers(_message.Message):
-    __slots__ = ("count", "bits", "data")
+    __slots__ = ("count", "size", "data")
     COUNT_FIELD_NUMBER: _ClassVar[int]
-    BITS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     count: int
-    bits: int
+    size: int
     data: bytes
-    def __init__(self, count: _Optional[int] = ..., bits: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, count: _Optional[int] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class IdLists(_message.Message):
     __slots__ = ("counts", "ids")

@@ -31,6 +31,7 @@ MAX_IDS = 1 << 22  # of one list: no context is longer
 MAX_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
 MAX_BIASES = 1 << 16  # of a request's logit_bias
 MAX_BITS = 32  # of a number
+SIZES = (1, 2, 3, 4)  # bytes of a number
 MAX_MICROSECONDS = 2**32 - 1
 MICRO = 1_000_000  # microseconds in a second
 GRID = 1 << 24  # steps that a probability of one has
@@ -200,26 +201,24 @@ class Lists:
 
 
 def encode_numbers(values: Ids) -> pb.Numbers:
-    """Numbers (n,), int64, 0 to 2^32 - 1, in as many bits as the largest needs."""
-    bits = max(1, int(values.max()).bit_length()) if len(values) else 1
-    fields = np.unpackbits(_bytes_of(values), axis=1, count=bits, bitorder="little")
-    return pb.Numbers(count=len(values), bits=bits, data=np.packbits(fields, bitorder="little").tobytes())
+    """Numbers (n,), int64, 0 to 2^32 - 1, in as many bytes as the largest needs."""
+    size = max(1, (int(values.max()).bit_length() + 7) // 8) if len(values) else 1
+    return pb.Numbers(count=len(values), size=size, data=_bytes_of(values)[:, :size].tobytes())
 
 
 def decode_numbers(message: pb.Numbers, name: str) -> Ids:
-    """Numbers, shape (n,), int64; raises BadMessage unless there are as many bits as are needed."""
-    count, bits = message.count, message.bits
+    """Numbers, shape (n,), int64; raises BadMessage unless there are as many bytes as are needed."""
+    count, size = message.count, message.size
     if not count:
         return NO_IDS
-    if not 1 <= bits <= MAX_BITS or len(message.data) != (count * bits + 7) // 8:
-        raise BadMessage(f"{name} has {len(message.data)} bytes, which are not {count} numbers of {bits} bits")
+    if size not in SIZES or len(message.data) != count * size:
+        raise BadMessage(f"{name} has {len(message.data)} bytes, which are not {count} numbers of {size}")
     check_max(count, MAX_NUMBERS, name)
-    raw = np.frombuffer(message.data, dtype=np.uint8)
-    fields = np.unpackbits(raw, count=count * bits, bitorder="little").reshape(count, bits)
-    wide = np.zeros((count, 4), dtype=np.uint8)
-    narrow = np.packbits(fields, axis=1, bitorder="little")
-    wide[:, : narrow.shape[1]] = narrow
-    return wide.view("<u4")[:, 0].astype(np.int64)
+    if size == 3:
+        wide = np.zeros((count, 4), dtype=np.uint8)
+        wide[:, :3] = np.frombuffer(message.data, dtype=np.uint8).reshape(count, 3)
+        return wide.view("<u4")[:, 0].astype(np.int64)
+    return np.frombuffer(message.data, dtype=f"<u{size}").astype(np.int64)
 
 
 def encode_ids(ids: Ids | None) -> pb.Numbers | None:
@@ -274,11 +273,19 @@ def encode_rows(rows: Sequence[Row]) -> pb.Rows:
     return pb.Rows(ids=encode_lists(lists), large=encode_numbers(large), small=encode_numbers(small))
 
 
-def decode_rows(message: pb.Rows, name: str, vocabulary_size: int | None) -> list[Row]:
+def decode_rows(
+    message: pb.Rows, name: str, vocabulary_size: int | None, drawn: Sequence[int] | None = None
+) -> list[Row]:
     """Rows with exactly the probabilities that were sent.
 
+    Args:
+        message: the rows.
+        name: of the field.
+        vocabulary_size: ids are below it; None: not known.
+        drawn: a token that was drawn from each row; None: none was.
+
     Raises:
-        BadMessage: numbers are missing, ids repeat in a row, or one has more than there is.
+        BadMessage: numbers are missing, ids repeat in a row, one has more than there is, or cannot give its token.
     """
     lists = decode_lists(message.ids, f"{name}.ids", vocabulary_size)
     if not _distinct(lists):
@@ -293,7 +300,18 @@ def decode_rows(message: pb.Rows, name: str, vocabulary_size: int | None) -> lis
     if tails and min(tails) < 0:
         raise BadMessage(f"{name} has a row that sums to {1 - min(tails):.6g}; at most 1 is possible")
     probabilities = steps / GRID
+    if drawn is not None:
+        _check_drawn(lists, steps, drawn, name)
     return [Row(lists.ids[at], probabilities[at], tail) for at, tail in zip(lists.spans, tails, strict=True)]
+
+
+def _check_drawn(lists: Lists, steps: Ids, drawn: Sequence[int], name: str) -> None:
+    if len(drawn) != len(lists.counts):
+        raise BadMessage(f"{name} has {len(lists.counts)} rows for {len(drawn)} tokens")
+    given = (lists.ids == np.repeat(np.array(drawn, dtype=np.int64), lists.counts)) & (steps > 0)
+    missing = np.bincount(lists.owners[given], minlength=len(drawn)) == 0
+    if missing.any():
+        raise BadMessage(f"tokens has {drawn[int(missing.argmax())]}, which its own row cannot give")
 
 
 def encode_whole(row: Row) -> pb.WholeRow:

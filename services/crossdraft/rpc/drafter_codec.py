@@ -113,7 +113,8 @@ def decode_replies(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[in
     The known vocabulary is the drafter's own; the target's ids are checked by the session, which knows that one.
     """
     frame = pb.DraftReplies.FromString(raw)
-    rows = Shares(codec.decode_rows(frame.rows, "rows", None), "rows")
+    drawn = [token for message in frame.replies if message.drafted.with_rows for token in message.drafted.tokens]
+    rows = Shares(codec.decode_rows(frame.rows, "rows", None, drawn), "rows")
     for message in frame.replies:
         drafted = message.drafted
         share = rows.take(len(drafted.tokens)) if drafted.with_rows else ()
@@ -282,10 +283,8 @@ def _decode_draft_tokens(message: pb.Drafted, rows: Sequence[Row], size: int | N
     whose = Whose.TARGET if message.target_ids else Whose.DRAFTER
     if not message.with_rows:
         return tuple(DraftToken(token, None, whose) for token in tokens)
-    for token, row in zip(tokens, rows, strict=True):
-        codec.checked(row.ids, "rows", size)
-        if (row.whole and not row.probability(token)) or not row.lists((token,)):
-            raise BadMessage(f"tokens has {token}, which its own row cannot give")
+    if rows:
+        codec.checked(np.concatenate([row.ids for row in rows]), "rows", size)
     return tuple(DraftToken(token, row, whose) for token, row in zip(tokens, rows, strict=True))
 
 
