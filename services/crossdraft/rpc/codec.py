@@ -29,6 +29,7 @@ from crossdraft.v1 import target_pb2 as target_pb
 
 MAX_IDS = 1 << 22  # of one list: no context is longer
 MAX_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
+MAX_LISTS = 1 << 16  # rows, samples or lists of ids in one message
 MAX_BIASES = 1 << 16  # of a request's logit_bias
 MAX_BITS = 32  # of a number
 SIZES = (1, 2, 3, 4)  # bytes of a number
@@ -244,12 +245,15 @@ def joined(lists: Sequence[Ids]) -> Lists:
 
 
 def encode_lists(lists: Lists) -> pb.IdLists:
-    """Lists of ids."""
+    """Lists of ids; raises ValueError if they are too many for one message."""
+    if len(lists.counts) > MAX_LISTS:
+        raise ValueError(f"{len(lists.counts)} lists; at most {MAX_LISTS} are possible")
     return pb.IdLists(counts=lists.counts, ids=encode_numbers(lists.ids))
 
 
 def decode_lists(message: pb.IdLists, name: str, vocabulary_size: int | None) -> Lists:
     """Lists of ids; raises BadMessage if there are more or fewer ids than they say, or ids outside the vocabulary."""
+    check_max(len(message.counts), MAX_LISTS, name)
     lists = Lists(tuple(message.counts), decode_ids(message.ids, name, vocabulary_size))
     if sum(lists.counts) != len(lists.ids):
         raise BadMessage(f"{name} has {len(lists.ids)} ids for lists of {sum(lists.counts)}")
@@ -393,7 +397,9 @@ def _leading(lists: Lists) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
-    """Samples, each with its likely ids."""
+    """Samples, each with its likely ids; raises ValueError if they are too many for one message."""
+    if len(samples) > MAX_LISTS:
+        raise ValueError(f"{len(samples)} samples; at most {MAX_LISTS} are possible")
     beside = [pair for sample in samples for pair in sample.likely]
     return target_pb.Samples(
         tokens=[sample.token for sample in samples],
@@ -406,6 +412,7 @@ def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
 
 def decode_samples(message: target_pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
     """The same samples; raises BadMessage."""
+    check_max(len(message.tokens), MAX_LISTS, "samples.tokens")
     tokens = decode_id_tuple(message.tokens, "samples.tokens", vocabulary_size)
     log_probabilities = tuple(message.log_probabilities)
     if len(tokens) != len(log_probabilities):

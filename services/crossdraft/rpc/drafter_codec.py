@@ -8,7 +8,7 @@ import numpy as np
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import Begin, Close, Ended, FrameCodec, Shares, encode_end
+from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec, Shares, encode_end
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
@@ -58,8 +58,10 @@ def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
 
 
 def decode_requests(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[int, Request | BadMessage]]:
-    """The messages of a frame to a drafter; raises DecodeError."""
-    for message in pb.DraftRequests.FromString(raw).requests:
+    """The messages of a frame to a drafter; raises BadMessage or DecodeError."""
+    frame = pb.DraftRequests.FromString(raw)
+    check_max(len(frame.requests), MOST_MESSAGES, "the frame's requests")
+    for message in frame.requests:
         try:
             yield message.session, _decode_request(message, vocabulary_size)
         except BadMessage as error:
@@ -113,6 +115,7 @@ def decode_replies(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[in
     The known vocabulary is the drafter's own; the target's ids are checked by the session, which knows that one.
     """
     frame = pb.DraftReplies.FromString(raw)
+    check_max(len(frame.replies), MOST_MESSAGES, "the frame's replies")
     drawn = [token for message in frame.replies if message.drafted.with_rows for token in message.drafted.tokens]
     rows = Shares(codec.decode_rows(frame.rows, "rows", None, drawn), "rows")
     for message in frame.replies:

@@ -16,6 +16,7 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
+MOST_MESSAGES = 256  # of a frame
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Ended:
 class FrameCodec(Generic[Sent, Received]):
     """How one side of a role's link writes its frames and reads those of the other side."""
 
-    # Raises ValueError if a message is none. The messages of a session are in order.
+    # Raises ValueError if a message is none, or columns are too long. The messages of a session are in order.
     encode: Callable[[Sequence[tuple[int, Sent]]], bytes]
     # What is wrong with one session's message only is returned as that message.
     # Raises BadMessage if the frame itself is wrong, or protobuf's DecodeError.

@@ -381,7 +381,6 @@ class ServerLink:
         else:
             log.error("a session failed", exc_info=error)
             ended = Ended(grpc.StatusCode.UNKNOWN.value[0], f"{type(error).__name__}: {error}")
-        self.outbox.drop(number)
         self.outbox.put(number, ended)
         self._forget(number, CLOSED if error is None else name_of(error))
 
@@ -406,7 +405,8 @@ class ServerLink:
             if isinstance(message, Begin):
                 self._begin(number, message, size)
             elif session is None:
-                pass  # it has ended meanwhile
+                if isinstance(message, BadMessage):  # perhaps it was to begin one
+                    self._refuse(number, message)
             elif isinstance(message, Close):
                 self._forget(number, CLOSED)
                 self.outbox.drop(number)
@@ -460,6 +460,7 @@ class ServerLink:
             await asyncio.sleep(SILENCE_PRECISION * allowed)
             before = self._loop.time() - allowed
             for number in [number for number, session in self._sessions.items() if session.active <= before]:
+                self.outbox.drop(number)
                 self.end(number, None)
             if not self._sessions and self._active <= before:
                 return
@@ -515,6 +516,7 @@ class ServerSession:
     def send(self, reply: Any, within: float = 0.0, join: Join[Any] | None = None) -> None:
         """As in `Replies`."""
         if not self._over and self._link.outbox.put(self._number, reply, within, join) > MOST_UNREAD:
+            self.drop()
             self.fail(ProtocolBroken(f"{MOST_UNREAD} replies wait: the client does not read them"))
 
     def drop(self) -> None:

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
-from crossdraft.rpc.frames import Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec
 from crossdraft.rpc.log_context import current
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import (
@@ -33,7 +33,6 @@ from crossdraft.types.messages import (
 
 Message = TypeVar("Message")
 Join = Callable[[Message, Message], Message | None]
-MOST_MESSAGES = 256  # of a frame
 TURN_SECONDS = 0.002  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 
 
@@ -56,11 +55,14 @@ class Outbox(Generic[Message]):
     Args:
         codec: makes frames.
         limit: of a frame.
-        refused: is told of a message that is over the limit alone; it is dropped.
+        refused: is told of a message that is over the limit alone, or cannot be encoded; it is dropped.
     """
 
     def __init__(
-        self, codec: FrameCodec[Message, Any], limit: MessageLimit, refused: Callable[[int, TooLarge], None]
+        self,
+        codec: FrameCodec[Message, Any],
+        limit: MessageLimit,
+        refused: Callable[[int, TooLarge | ValueError], None],
     ) -> None:
         self._codec = codec
         self._limit = limit
@@ -131,27 +133,37 @@ class Outbox(Generic[Message]):
         taken: list[tuple[int, Message]] = []
         room = self._limit.bytes // 2
         while self._waiting and len(taken) < MOST_MESSAGES and room > 0:
-            session, messages = next(iter(self._waiting.items()))
-            while messages and room > 0:
-                room -= self._codec.weight(messages[0])
-                taken.append((session, messages.pop(0)))
-            if not messages:
-                del self._waiting[session]
+            session = next(iter(self._waiting))
+            messages = self._waiting.pop(session)
+            before = len(taken)
+            for message in messages[: MOST_MESSAGES - before]:
+                if room > 0:
+                    room -= self._codec.weight(message)
+                    taken.append((session, message))
+            if left := messages[len(taken) - before :]:
+                self._waiting[session] = left  # behind the others
         return taken
 
     def _frame(self, messages: list[tuple[int, Message]]) -> tuple[list[tuple[int, Message]], bytes]:
-        """A frame of the messages, or of the first of them if all are too many bytes; the others wait again."""
+        """A frame of the messages, or of the first of them if all cannot be one; the others wait again."""
         while True:
-            raw = self._codec.encode(messages)
-            if len(raw) <= self._limit.bytes:
-                return messages, raw
-            if len(messages) == 1:
-                session, message = messages[0]
-                what = type(message.opening if isinstance(message, Begin) else message).__name__
-                self._refused(session, TooLarge(f"a {what} of {len(raw)} bytes is over this side's {self._limit}"))
-                return [], b""
+            try:
+                return messages, self._encoded(messages)
+            except (ValueError, TooLarge) as fault:
+                if len(messages) == 1:
+                    self._refused(messages[0][0], fault)
+                    return [], b""
             messages, back = messages[: len(messages) // 2], messages[len(messages) // 2 :]
             self._put_back(back)
+
+    def _encoded(self, messages: list[tuple[int, Message]]) -> bytes:
+        """A frame; raises TooLarge or ValueError."""
+        raw = self._codec.encode(messages)
+        if len(raw) > self._limit.bytes:
+            _, first = messages[0]
+            what = type(first.opening if isinstance(first, Begin) else first).__name__
+            raise TooLarge(f"a {what} of {len(raw)} bytes is over this side's {self._limit}")
+        return raw
 
     def _put_back(self, messages: list[tuple[int, Message]]) -> None:
         first: dict[int, list[Message]] = {}
@@ -305,7 +317,7 @@ class Link:
         self._sessions: dict[int, LinkSession] = {}
         self._latest = 0  # number of a session
         self._retired = False
-        self._outbox: Outbox[Any] = Outbox(codec, limit, self._fail)
+        self._outbox: Outbox[Any] = Outbox(codec, limit, self._refuse)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # of the reply that is due the longest
         self._call = channel.stream_stream(path, bytes, bytes)(None)  # no iterator: frames are written one by one
@@ -352,18 +364,18 @@ class Link:
 
     def _check(self) -> None:
         """Loses the sessions whose replies are overdue; looks again when the next one would be."""
-        now, self._timer = self._loop.time(), None
-        waiting = {n: one.due_since for n, one in self._sessions.items() if one.due_since is not None}
-        for number, since in waiting.items():
-            if now - since >= self._reply_seconds:
-                self._fail(number, TimedOut(f"{self._service}: no reply within {self._reply_seconds:g} s"))
-        left = [since for since in waiting.values() if now - since < self._reply_seconds]
-        if left and self._timer is None:
-            self._timer = self._loop.call_later(min(left) + self._reply_seconds - now, self._check)
+        now = self._loop.time()
+        before = now - self._reply_seconds
+        for number in [n for n, one in self._sessions.items() if one.due_since is not None and one.due_since <= before]:
+            self._fail(number, TimedOut(f"{self._service}: no reply within {self._reply_seconds:g} s"))
+        left = [one.due_since for one in self._sessions.values() if one.due_since is not None]
+        soon = min(left) + self._reply_seconds - now if left else None
+        self._timer = None if soon is None else self._loop.call_later(soon, self._check)
 
     async def _run(self) -> None:
         """Writes and reads until the stream ends."""
         writing = asyncio.create_task(self._outbox.write(self._call.write, self._left))
+        writing.add_done_callback(lambda _: self._call.cancel())
         error: ServiceError = Closed(f"the link to the {self._service} was closed")
         try:
             error = await self._read()
@@ -452,6 +464,10 @@ class Link:
             session.traffic.messages_sent += 1
             session.traffic.bytes_sent += size
             session.traffic.codec_seconds += seconds
+
+    def _refuse(self, number: int, fault: TooLarge | ValueError) -> None:
+        """A request that cannot be sent."""
+        self._fail(number, fault if isinstance(fault, TooLarge) else BadMessage(f"it cannot be sent: {fault}"))
 
     def _fail(self, number: int, error: ServiceError) -> None:
         """A session that this side ends for a fault."""

@@ -6,7 +6,7 @@ from typing import assert_never
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import Begin, Close, Ended, FrameCodec, Shares, encode_end
+from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec, Shares, encode_end
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
     MOST_LIKELY,
@@ -59,6 +59,7 @@ def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
 def decode_requests(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[int, Request | BadMessage]]:
     """The messages of a frame to a target; raises BadMessage or DecodeError."""
     frame = pb.VerifyRequests.FromString(raw)
+    check_max(len(frame.requests), MOST_MESSAGES, "the frame's requests")
     listed = Shares(codec.decode_lists(frame.listed, "listed", vocabulary_size).split(), "lists")
     for message in frame.requests:
         share = listed.take(message.next_pass.listed) if message.HasField("next_pass") else ()
@@ -110,6 +111,7 @@ def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
 def decode_replies(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[int, Reply | BadMessage]]:
     """The messages of a frame from a target; raises BadMessage or DecodeError."""
     frame = pb.VerifyReplies.FromString(raw)
+    check_max(len(frame.replies), MOST_MESSAGES, "the frame's replies")
     rows = Shares(codec.decode_rows(frame.rows, "rows", vocabulary_size), "rows")
     samples = Shares(codec.decode_samples(frame.samples, vocabulary_size), "samples")
     for message in frame.replies:
