@@ -49,6 +49,8 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 log = logging.getLogger(__name__)
 CLOSED = "closed"  # how a session ends in order
 MOST_UNREAD = 256  # replies of a session that wait for its client: one that has more does not read them
+UNREAD_LIMITS = 4  # message limits of a link's replies that wait: whoever reads as it asks has hardly one
+MOST_LINKS = 64  # of one peer: a client has one, and one more for a while after its model or credentials have changed
 MOST_EARLY = 16  # requests of a session that is still being opened
 SILENCE_PRECISION = 0.1  # of the silence that is allowed: how exactly it is kept
 OK = 0  # gRPC's status code
@@ -323,8 +325,11 @@ class Handlers(Generic[Open, Ask, Answer]):
         """All sessions of one client process. Ends with the client's half of the stream, with its cancellation, when a
         frame cannot be read, or when it has had no session for as long as a session may be silent."""
         link = ServerLink(self, context)
-        self._links.add(link)
         try:
+            if sum(other.peer == link.peer for other in self._links) >= MOST_LINKS:
+                raise Full(f"{MOST_LINKS} links of {link.peer} are open")
+            self._links.add(link)
+            await context.send_initial_metadata(())  # else a first write that is cancelled keeps the status back
             await link.run(requests)
         except ServiceError as error:
             code, text = to_status(error)
@@ -346,7 +351,7 @@ class ServerLink:
         self.outbox: Outbox[Any] = Outbox(handlers.codec, handlers.limit, self.end)
         self._handlers = handlers
         self._context = context
-        self._peer = peer_of(context)
+        self.peer = peer_of(context)
         self._sessions: dict[int, ServerSession] = {}
         self._loop = asyncio.get_running_loop()
         self._active = self._loop.time()  # when it last had a session
@@ -398,6 +403,7 @@ class ServerLink:
             share = len(raw) / max(1, len(messages))
             for number, message in messages:
                 self._received(number, message, share)
+            await self.outbox.room()
 
     def _received(self, number: int, message: Any, size: float) -> None:
         session = self._sessions.get(number)
@@ -424,7 +430,7 @@ class ServerLink:
             if self._handlers.draining:
                 raise Unreachable("the service is shutting down")
             request = log_context.request_id(begin.request_id) if begin.request_id else ""
-            self._handlers.admission.admit(self._peer)
+            self._handlers.admission.admit(self.peer)
         except log_context.RequestIdError as error:
             self._refuse(number, BadMessage(str(error)))
         except ServiceError as error:
@@ -443,7 +449,7 @@ class ServerLink:
     def _forget(self, number: int, outcome: str) -> None:
         session = self._sessions.pop(number)
         session.close()
-        self._handlers.admission.release(self._peer)
+        self._handlers.admission.release(self.peer)
         self._handlers.activity.end(session.entry, outcome)
         self._active = self._loop.time()
         self.end_if_idle()
@@ -496,7 +502,8 @@ class ServerSession:
         self.send(Opened(service.description.fingerprint))
         early, self._early = self._early, []
         for request in early:
-            session.receive(request)
+            if not self._over:
+                session.receive(request)
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
         if not opening.cancelled() and (error := opening.exception()) is not None:
@@ -515,13 +522,19 @@ class ServerSession:
 
     def send(self, reply: Any, within: float = 0.0, join: Join[Any] | None = None) -> None:
         """As in `Replies`."""
-        if not self._over and self._link.outbox.put(self._number, reply, within, join) > MOST_UNREAD:
-            self.drop()
-            self.fail(ProtocolBroken(f"{MOST_UNREAD} replies wait: the client does not read them"))
+        if self._over:
+            return
+        outbox = self._link.outbox
+        unread = outbox.put(self._number, reply, within, join)
+        if unread > MOST_UNREAD or outbox.over(UNREAD_LIMITS):
+            outbox.drop(self._number)
+            self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
 
     def drop(self) -> None:
         """As in `Replies`."""
-        self._link.outbox.drop(self._number)
+        for reply in self._link.outbox.drop(self._number):
+            if isinstance(reply, Opened):  # what was sent at once is answered before that
+                self._link.outbox.put(self._number, reply)
 
     def fail(self, error: BaseException) -> None:
         """As in `Replies`."""

@@ -33,6 +33,9 @@ from crossdraft.types.messages import (
 
 Message = TypeVar("Message")
 Join = Callable[[Message, Message], Message | None]
+# Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
+# reads nothing must not fill the memory.
+MOST_WAITING = 4096
 TURN_SECONDS = 0.002  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 
 
@@ -67,7 +70,10 @@ class Outbox(Generic[Message]):
         self._codec = codec
         self._limit = limit
         self._refused = refused
-        self._waiting: dict[int, list[Message]] = {}  # by session
+        self._waiting: dict[int, list[tuple[Message, int]]] = {}  # by session, with their weights
+        self._count = 0  # messages that wait
+        self._weight = 0  # of all of them, as the codec says
+        self._room = asyncio.Event()  # set when fewer wait than before
         self._news = asyncio.Event()
         self._finished = False
         self._later: asyncio.TimerHandle | None = None
@@ -82,11 +88,12 @@ class Outbox(Generic[Message]):
             join: makes one message of the session's latest that waits and this one, or returns None.
         """
         waiting = self._waiting.setdefault(session, [])
-        joined = None if join is None or not waiting else join(waiting[-1], message)
-        if joined is None:
-            waiting.append(message)
-        else:
-            waiting[-1] = joined
+        joined = None if join is None or not waiting else join(waiting[-1][0], message)
+        if joined is not None:
+            message = joined
+            self._count_out([waiting.pop()])
+        waiting.append((message, self._codec.weight(message)))
+        self._count_in(waiting[-1:])
         if within <= 0:
             self._news.set()
         elif self._later is None and not self._news.is_set():
@@ -100,7 +107,19 @@ class Outbox(Generic[Message]):
 
     def drop(self, session: int) -> list[Message]:
         """Forgets what waits of a session, and returns it."""
-        return self._waiting.pop(session, [])
+        dropped = self._waiting.pop(session, [])
+        self._count_out(dropped)
+        return [message for message, _ in dropped]
+
+    def over(self, limits: int) -> bool:
+        """Whether more bytes wait than that many message limits, or more than MOST_WAITING messages for each."""
+        return self._count > limits * MOST_WAITING or self._weight > limits * self._limit.bytes
+
+    async def room(self) -> None:
+        """Returns when no more than a message limit waits, and no more than MOST_WAITING messages."""
+        while self.over(1):
+            self._room.clear()
+            await self._room.wait()
 
     async def write(
         self, send: Callable[[bytes], Awaitable[None]], left: Callable[[int, Message, float, float], None]
@@ -112,7 +131,7 @@ class Outbox(Generic[Message]):
             left: is told, before that, of each message in it, and its share of the frame's bytes and of the seconds
                 that making it took.
         """
-        while not self._finished:
+        while True:
             await self._news.wait()
             self._news.clear()
             if self._later is not None:
@@ -127,6 +146,8 @@ class Outbox(Generic[Message]):
                     left(session, message, *shares)
                 if messages:
                     await send(raw)
+            if self._finished:
+                return
 
     def _taken(self) -> list[tuple[int, Message]]:
         """The messages of the next frame."""
@@ -136,12 +157,14 @@ class Outbox(Generic[Message]):
             session = next(iter(self._waiting))
             messages = self._waiting.pop(session)
             before = len(taken)
-            for message in messages[: MOST_MESSAGES - before]:
+            for message, weight in messages[: MOST_MESSAGES - before]:
                 if room > 0:
-                    room -= self._codec.weight(message)
+                    room -= weight
                     taken.append((session, message))
-            if left := messages[len(taken) - before :]:
-                self._waiting[session] = left  # behind the others
+            count = len(taken) - before
+            self._count_out(messages[:count])
+            if count < len(messages):
+                self._waiting[session] = messages[count:]  # behind the others
         return taken
 
     def _frame(self, messages: list[tuple[int, Message]]) -> tuple[list[tuple[int, Message]], bytes]:
@@ -166,12 +189,22 @@ class Outbox(Generic[Message]):
         return raw
 
     def _put_back(self, messages: list[tuple[int, Message]]) -> None:
-        first: dict[int, list[Message]] = {}
+        first: dict[int, list[tuple[Message, int]]] = {}
         for session, message in messages:
-            first.setdefault(session, []).append(message)
+            first.setdefault(session, []).append((message, self._codec.weight(message)))
+            self._count_in(first[session][-1:])
         later, self._waiting = self._waiting, first
         for session, waiting in later.items():
             self._waiting.setdefault(session, []).extend(waiting)
+
+    def _count_in(self, messages: list[tuple[Message, int]]) -> None:
+        self._count += len(messages)
+        self._weight += sum(weight for _, weight in messages)
+
+    def _count_out(self, messages: list[tuple[Message, int]]) -> None:
+        self._count -= len(messages)
+        self._weight -= sum(weight for _, weight in messages)
+        self._room.set()
 
 
 class TargetOwes:
