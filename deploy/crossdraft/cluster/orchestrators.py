@@ -77,7 +77,7 @@ class Orchestrator:
                 outcome.value = FINISHED
             except EXPECTED as error:
                 outcome.value = type(error).__name__
-                yield (Refusal.of(error),)
+                yield (Refusal(error),)
 
     async def check_health(self) -> None:
         """Serve calls it; raises RuntimeError if the directory is not followed any more."""

@@ -109,7 +109,7 @@ class UnknownDrafterError(UnknownModelError):
 class OverloadedError(Exception):
     """The limit of concurrent outputs is reached; try again later."""
 
-    def __init__(self, text: str, after: float) -> None:
+    def __init__(self, text: str, after: float = MIN_RETRY_SECONDS) -> None:
         super().__init__(text)
         self.after = after  # seconds until it may be tried again
 
