@@ -12,6 +12,7 @@ from tests.serving.http.faults import CHAT, COMPLETIONS, fault
 
 SAY = {"prompt": "a"}
 CHATTING = {"messages": [{"role": "user", "content": "a"}]}
+HOW = "speculative"
 
 
 @pytest.mark.parametrize(
@@ -38,16 +39,21 @@ CHATTING = {"messages": [{"role": "user", "content": "a"}]}
         (COMPLETIONS, SAY | {"best_of": 2}, None, "best_of is not served"),
         (COMPLETIONS, {"prompt": [1], "echo": True}, None, "echo is served for prompts of text"),
         (COMPLETIONS, SAY | {"stream_options": {}}, None, "needs stream"),
-        (COMPLETIONS, SAY | {"speculative": {"k": 0}}, "speculative.k", "greater than or equal to 1"),
-        (COMPLETIONS, SAY | {"speculative": {"method": "best"}}, "speculative.method", "unknown method 'best'"),
-        (COMPLETIONS, SAY | {"speculative": {"overlap": "off", "window": 3}}, "speculative.window", "overlap off"),
-        (COMPLETIONS, SAY | {"speculative": {"window": 2, "wait": 3}}, "speculative.wait", "at most window"),
         (
             COMPLETIONS,
-            SAY | {"seed": 1, "speculative": {"method": "coupled"}},
-            "speculative.method",
-            "use --method seeded",
+            SAY | {HOW: {"num_speculative_tokens": 0}},
+            f"{HOW}.num_speculative_tokens",
+            "greater than or equal to 1",
         ),
+        (COMPLETIONS, SAY | {HOW: {"method": "best"}}, f"{HOW}.method", "unknown method 'best'"),
+        (COMPLETIONS, SAY | {HOW: {"overlap": "off", "max_draft_tokens": 3}}, f"{HOW}.max_draft_tokens", "overlap off"),
+        (
+            COMPLETIONS,
+            SAY | {HOW: {"max_draft_tokens": 2, "min_draft_tokens": 3}},
+            f"{HOW}.min_draft_tokens",
+            "at most max_draft_tokens",
+        ),
+        (COMPLETIONS, SAY | {"seed": 1, HOW: {"method": "coupled"}}, f"{HOW}.method", "use --method seeded"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, CHATTING | {"max_tokens": True}, "max_tokens", "must be a number"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content", "Field required"),
