@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from crossdraft.client.api import Generation, Token
-from crossdraft.client.driver import Services
+from crossdraft.client.roster import Services
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Finished, Reason
 from crossdraft.session.resolution import resolve, tokenization_of

@@ -20,8 +20,7 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.session.rules import State
-from crossdraft.session.session import Session
+from crossdraft.session.session import Session, State
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
 from crossdraft.types.rows import DraftToken, Row

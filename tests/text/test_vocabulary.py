@@ -5,8 +5,7 @@ import json
 import pytest
 
 from crossdraft.text.letters import AFTER_ALL, NAMELESS, Letters, Role, Side, from_bytes, is_plain
-from crossdraft.text.tokenizer_file import TokenizerNotSupported
-from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.text.vocabulary import TokenizerNotSupported, Vocabulary
 from tests.text.kinds import PADDING, TOOL, Kind, kind
 
 

@@ -8,6 +8,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from crossdraft.session.assignment import Secrets
 from crossdraft.session.events import (
     Command,
     Event,
@@ -20,7 +21,6 @@ from crossdraft.session.events import (
     Request,
     Send,
 )
-from crossdraft.session.resolution import Secrets
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import Letters, Side

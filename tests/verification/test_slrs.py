@@ -12,8 +12,7 @@ from crossdraft.types.statistics import Kind
 from crossdraft.verification import prefixes
 from crossdraft.verification.methods import SLRS
 from crossdraft.verification.prefixes import PieceDistribution
-from crossdraft.verification.rejection import undrafted
-from crossdraft.verification.walk import Ground, NeedDraftToken, NeedRow, Walk
+from crossdraft.verification.walk import Ground, NeedDraftToken, NeedRow, Walk, undrafted
 from tests.tables import ToyDrafter, ToyTarget
 from tests.verification.enumerating import EnumeratingChooser, distribution_of, few_or_full
 from tests.verification.toys import ENDING, EXACT, NAMED, NESTED, TOYS, Setup, Toy, bias, error, wanted
