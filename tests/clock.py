@@ -10,7 +10,6 @@ from itertools import count
 
 import numpy as np
 
-from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import (
     Close,
     Command,
@@ -36,18 +35,17 @@ from crossdraft.types.messages import (
     Advance,
     Draft,
     FetchRow,
-    NoiseKey,
     OpenTarget,
     Pass,
-    SamplingOptions,
     Score,
 )
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Counts
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import STANDARD
-from tests.tables import DrafterLane, TargetLane, ToyDrafter, ToyTarget, open_drafter
-from tests.vocabularies import greedy_tokens, pair_of
+from tests.ports import assignment
+from tests.tables import DrafterLane, TargetLane, ToyDrafter, ToyTarget
+from tests.vocabularies import pair_of
 
 GONE = OSError("gone")
 
@@ -257,13 +255,10 @@ class Run(Stage):
         vocabulary = tuple(SAID + UNSAID)
         pair = pair_of(vocabulary, vocabulary)
         chooser = RandomChooser(np.random.default_rng(world.seed))
-        assignment = Assignment(
+        given = assignment(
+            STANDARD,
             pair=pair,
-            method=STANDARD,
             chooser=RandomChooser(np.random.default_rng(world.seed + 1)),
-            encode=greedy_tokens(pair.target),
-            open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0)),
-            open_drafter=open_drafter(NOTHING, None),
             controller=controller,
             max_tokens=world.tokens,
             context=10**9,
@@ -272,7 +267,7 @@ class Run(Stage):
         )
         target = WorldTarget(len(vocabulary), len(vocabulary), chooser)
         drafter = WorldDrafter(pair.drafter.letters, chooser, acceptance=world.acceptance)
-        super().__init__(Session(assignment), target, lambda: drafter, rows=True)
+        super().__init__(Session(given), target, lambda: drafter, rows=True)
         self.world = world
         self.replies = self.advances = 0
         self._drafts = False  # the drafter is at a step

@@ -25,7 +25,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice
-from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Scored
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.chooser import RandomChooser
@@ -33,7 +33,7 @@ from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, 
 from tests.clock import Stage
 from tests.ports import LETTERS, assignment
 from tests.session.sessions import snapshot
-from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution, open_drafter
+from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
 from tests.verification.scheduling import InTurn
 from tests.verification.toys import drafter_of
 from tests.vocabularies import pair_of
@@ -255,12 +255,10 @@ def life(
     method: Method, choices: list[Choice], numbers: list[int], targets: int, temperature: float, seed: int
 ) -> Interleaving:
     chooser = RandomChooser(np.random.default_rng(seed))
-    allowed = PAIR.shared_drafter_ids if method.shared_only else None
     plan = assignment(
         method,
         pair=PAIR,
         chooser=chooser,
-        open_drafter=open_drafter(NOTHING, allowed),
         controller=InTurn(tuple(choices), waits_for_drafter=not choices[0].overlap).fresh(),
         max_tokens=LENGTH,
         targets=targets,
