@@ -31,14 +31,7 @@ from crossdraft.session.events import (
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.types.messages import (
-    Advance,
-    Draft,
-    FetchRow,
-    OpenTarget,
-    Pass,
-    Score,
-)
+from crossdraft.types.messages import Advance, Draft, FetchRow, OpenTarget, Pass, RunTo, Sample, Score
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Counts
 from crossdraft.verification.chooser import RandomChooser
@@ -177,6 +170,8 @@ def answers(request: object, target: ToyTarget, drafter: ToyDrafter | None) -> l
             return [target.run(request)]
         case FetchRow():
             return [target.fetch(request)]
+        case RunTo():  # the run has ended with its first token
+            return []
     assert drafter is not None
     match request:
         case Draft():
@@ -218,6 +213,9 @@ class WorldTarget(ToyTarget):
 
     def distribution(self, path: tuple[int, ...]) -> np.ndarray:
         return np.concatenate([distribution_at(len(path)), np.zeros(len(UNSAID))])
+
+    def _sample(self, path: tuple[int, ...]) -> Sample:
+        return Sample(super()._sample(path).token, 0.0)  # drawn at once, so that it can be recorded
 
 
 @dataclass
