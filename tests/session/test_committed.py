@@ -30,7 +30,7 @@ from tests.vocabularies import pair_of
 
 CONTROLLERS: dict[str, Controller] = {
     "lock-step": lock_step(3),
-    "overlapped": Fixed(Choice(window=6, wait=2)),
+    "overlapped": Fixed(Choice(max_draft_tokens=6, min_draft_tokens=2)),
     "plain": Fixed(PLAIN),
 }
 controlled = pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)
