@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.drafter import service
 from crossdraft.engine.sampler import RandomDraws
-from crossdraft.session.resolution import Secrets
+from crossdraft.session.assignment import Secrets
 from crossdraft.speculation.choice import Fixed
 from crossdraft.speculation.controller import Adaptive
 from tests.rpc.unhurried import LIMIT, unhurry

@@ -12,10 +12,11 @@ from crossdraft.client import Generation, Overlap, Pipeline, SamplingOptions, co
 from crossdraft.drafter import service
 from crossdraft.engine.sampler import KeyedDraws
 from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.session.assignment import Audit
 from crossdraft.types.messages import Drafted, NoiseKey
 from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose
 from crossdraft.verification.methods import SLEM
-from crossdraft.verification.noise import Audit, KeyedNoise
+from crossdraft.verification.noise import KeyedNoise
 from tests.ports import assignment
 from tests.tables import pseudo_distribution
 from tests.vocabularies import pair_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from crossdraft.client.api import Generation
-from crossdraft.client.driver import Services
+from crossdraft.client.roster import Services
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
 from crossdraft.session.events import Reason
 from crossdraft.speculation.choice import Choice, Controller, Fixed, lock_step

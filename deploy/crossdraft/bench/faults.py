@@ -45,7 +45,7 @@ from crossdraft.bench.services import (
     target_service,
 )
 from crossdraft.client import Generation, GenerationRequest, Statistics, connect
-from crossdraft.client.driver import Services
+from crossdraft.client.roster import Services
 from crossdraft.console.processes import Wanted, running
 from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run, checked_options
 from crossdraft.engine.names import ModelLoadError

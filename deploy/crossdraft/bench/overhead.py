@@ -21,7 +21,7 @@ from crossdraft.bench.made_up import DISAGREEMENT, InMemory, Language, MadeUp, N
 from crossdraft.bench.services import WatchedPort
 from crossdraft.bench.workload import SETTING, Setting, Workload
 from crossdraft.client import Generation, GenerationRequest, Overlap, Pipeline, Statistics, connect
-from crossdraft.client.driver import Services
+from crossdraft.client.roster import Services
 from crossdraft.console.processes import running
 from crossdraft.console.running import Misused, check_output, checked_options
 from crossdraft.rpc import drafter_codec, target_codec

@@ -31,7 +31,7 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.services import Distant, Served, drafter_service, target_service
 from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
 from crossdraft.client import Generation, GenerationRequest, SamplingOptions, Statistics, connect
-from crossdraft.client.driver import Services
+from crossdraft.client.roster import Services
 from crossdraft.console.running import CommandFailed, Misused, checked_options
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.rpc.clients import DrafterClient, TargetClient

@@ -12,8 +12,8 @@ from typing import Any
 
 from crossdraft.bench.emulation import Link, network
 from crossdraft.bench.harness import on_core
-from crossdraft.client.driver import Roster, Services, StreamPort
 from crossdraft.client.measurements import TrafficCount
+from crossdraft.client.roster import Roster, Services, StreamPort
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.console.running import CommandFailed, Misused, checked_options
 from crossdraft.engine.emulation import Pace

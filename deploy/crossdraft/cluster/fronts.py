@@ -47,8 +47,9 @@ from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import OutputRequest, OverloadedError, ServedModel
 from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
-from crossdraft.serving.http import HttpOptions, RateLimit, make_app
-from crossdraft.serving.limits import KeyRefusedError, Keys
+from crossdraft.serving.http.app import make_app
+from crossdraft.serving.http.middleware import HttpOptions
+from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 

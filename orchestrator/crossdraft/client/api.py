@@ -19,14 +19,15 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from crossdraft.client.discovery import Discovery
-from crossdraft.client.driver import Driver, Services
+from crossdraft.client.driver import Driver
+from crossdraft.client.roster import Services
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import TimedOut
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
-from crossdraft.session.assignment import Assignment
+from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason
 from crossdraft.session.output import ShownText
-from crossdraft.session.resolution import Models, Secrets, resolve, without_trust
+from crossdraft.session.resolution import Models, resolve, without_trust
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision, Explained, Told
 from crossdraft.speculation.shared import Member, SharedEstimates
