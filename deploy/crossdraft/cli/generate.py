@@ -42,7 +42,7 @@ def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest
             stop=tuple(map(_checked_text, options.stop or ())),
             allow_inexact=options.allow_inexact,
             audit=options.audit,
-            overlap=Overlap(options.overlap.value),
+            overlap=Overlap(options.overlap),
             window=options.window,
             wait=options.wait,
             branches=options.branches,
