@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
 from crossdraft.loadtest.clients import BROKEN_OFF, NO_CONNECTION, SECOND
 from crossdraft.loadtest.requests import Request
@@ -87,7 +88,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[str, None]
             elif not text and data:
                 yield "\n".join(data)
                 data = []
-    except ValueError as error:  # aiohttp's, of a line that does not fit its buffer
+    except LineTooLong as error:
         raise RequestFailedError(BAD_EVENT, f"an event has a line over {LONGEST_LINE >> 20} MiB") from error
 
 
