@@ -114,7 +114,7 @@ def demo(
     k: int = option(5, "Draft tokens in a round.", "-k"),
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
-    seed: int = option(7, "Random seed of both generations, whose texts must be equal."),
+    seed: int = option(7, "Random seed of both generations, so that their texts must be equal."),
 ) -> None:
     """Generate with and without a drafter, and compare. It starts the bundled models, and ends them afterwards."""
     from crossdraft.cli import demo as module
@@ -175,7 +175,7 @@ def select(
     as_json: AsJson = False,
     plot: Path | None = option(None, "Write a plot: speed against the number of draft tokens.", metavar="FILE"),
 ) -> None:
-    """Measure drafters for a target, and say which one to use, with which method and how many draft tokens."""
+    """Measure drafters for a target. It says which one to use, with which method and how many draft tokens."""
     from crossdraft.bench.workload import prompts_of
     from crossdraft.cli import select as module
     from crossdraft.console.running import PROMPTS
@@ -207,7 +207,7 @@ def frequencies(corpus: Corpus, model: Tokenizer, output: Output) -> None:
 
 @command(app)
 def replay(file: Recorded) -> None:
-    """Check a recorded output: run its verification again, and compare every decision."""
+    """Check a recorded output. It runs the verification again, and compares every decision."""
     from crossdraft.cli import trace as module
 
     module.replay(file)

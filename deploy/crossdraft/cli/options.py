@@ -174,7 +174,7 @@ class ApiOptions:
     )
     host: Host = "127.0.0.1"
     api_keys: Path | None = option(
-        None, "A name and an API key on each line; by default no key is needed.", metavar="FILE"
+        None, "File with a name and an API key on each line; by default no key is needed.", metavar="FILE"
     )
     max_outputs: int = option(
         64, "Max outputs at once; further requests are refused (HTTP 429, gRPC RESOURCE_EXHAUSTED)."
@@ -203,7 +203,9 @@ class WhereToGenerate:
         False, "Use only methods whose output no drafter can change.", "--untrusted-drafter"
     )
     server: str | None = option(
-        None, "Generate on a `crossdraft serve grpc` server; --drafter is then a name it knows.", metavar="HOST:PORT"
+        None,
+        "Generate on a `crossdraft serve grpc` server; --drafter then names one of its drafters.",
+        metavar="HOST:PORT",
     )
     model: str | None = option(None, "Model of the --server; by default its only one.", metavar="NAME")
     api_key: ApiKey = ""
@@ -262,7 +264,8 @@ class CertsOptions:
         None, "A host: its names and addresses, comma-separated. Repeat it for more hosts.", metavar="NAME,..."
     )
     use: Literal["service", "orchestrator", "both"] | None = option(
-        None, "Whether the host serves, connects to services, or both; untrusted drafters only serve."
+        None,
+        "What a host may do: serve, connect to services, or (by default) both. Untrusted drafters need only service.",
     )
     days: int = option(365, "How many days the certificates are valid.")
     renew: bool = option(False, "Replace certificates and keys: of all hosts, or of each --host.", "--renew")
