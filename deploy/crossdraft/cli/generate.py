@@ -99,7 +99,11 @@ def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bo
     few_targets = request.speculation and (where.target is None or "," not in where.target)
     notes = ["--speculation has no effect with fewer than two targets"] * few_targets
     if alone:
-        given = ("window", request.window), ("wait", request.wait), ("branches", request.branches)
+        given = (
+            ("max-draft-tokens", request.max_draft_tokens),
+            ("min-draft-tokens", request.min_draft_tokens),
+            ("branches", request.branches),
+        )
         names = [f"--{name}" for name, value in given if value is not None]
         names += ["--explain"] * request.explain + ["--untrusted-drafter"] * where.untrusted_drafter
         notes += [f"{name} has no effect without a drafter" for name in names]

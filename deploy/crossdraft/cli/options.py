@@ -217,7 +217,9 @@ class RequestOptions:
     """What is generated, and how; the fields are those of `types.request.GenerationRequest`."""
 
     method: str | None = option(None, f"{', '.join(METHODS)}; by default the best for the models and the temperature.")
-    k: int = option(5, "Draft tokens in a round, if the drafter works in lock-step.", "--num-speculative-tokens", "-k")
+    num_speculative_tokens: int = option(
+        5, "Draft tokens in a round, if the drafter works in lock-step.", "--num-speculative-tokens", "-k"
+    )
     max_tokens: MaxTokens = 128
     temperature: Temperature = 1.0
     seed: int | None = option(None, "Random seed; makes the output repeatable.")
@@ -239,8 +241,12 @@ class RequestOptions:
     overlap: Literal["auto", "on", "off"] = option(
         "auto", "Draft on while the target verifies; off is lock-step, rounds of -k draft tokens."
     )
-    window: int | None = option(None, "Max draft tokens ahead of what is verified.", "--max-draft-tokens", "--window")
-    wait: int | None = option(None, "Draft tokens that a target pass waits for.", "--min-draft-tokens", "--wait")
+    max_draft_tokens: int | None = option(
+        None, "Max draft tokens ahead of what is verified.", "--max-draft-tokens", "--window"
+    )
+    min_draft_tokens: int | None = option(
+        None, "Draft tokens that a target pass waits for.", "--min-draft-tokens", "--wait"
+    )
     branches: int | None = option(None, "Draft tokens in each continuation prepared for a rejection; 0 prepares none.")
     branch_width: int | None = option(None, "Prepared continuations for each draft token.")
     paths: int = option(2, "Max paths of a token tree in one pass; 1 is a chain.")
