@@ -26,6 +26,7 @@ from tests.cli.conftest import (  # noqa: F401 - fixtures
     cli,
     drafter_folder,
     one_thread,
+    others_awaited,
     target_folder,
     unhurried,
 )

@@ -98,9 +98,7 @@ def test_renewing_makes_new_keys_for_the_same_hosts(cli: Cli, folder: Path) -> N
     ],
 )
 def test_what_cannot_be_made(cli: Cli, folder: Path, options: list[str], code: int, complaint: str) -> None:
-    ended = cli("certs", folder, *options)
-    assert (ended.code, ended.out) == (code, "")
-    assert complaint in ended.err
+    cli("certs", folder, *options).failed(complaint, code)
     assert not folder.exists() or contents(folder) == {}
 
 
@@ -118,9 +116,7 @@ def test_a_damaged_ca(cli: Cli, folder: Path, damage: str | None, code: int, com
     (folder / "ca.key").unlink()
     if content is not None:
         (folder / "ca.key").write_bytes(content)
-    ended = cli("certs", folder, "--host", "node2")
-    assert (ended.code, ended.out) == (code, "")
-    assert complaint in ended.err
+    cli("certs", folder, "--host", "node2").failed(complaint, code)
 
 
 def test_files_that_are_of_somebody_else(cli: Cli, folder: Path) -> None:
@@ -137,13 +133,9 @@ def test_tls_options_go_together_and_are_checked_before_anything_runs(cli: Cli, 
     cli("certs", folder, "--host", "127.0.0.1")
     given = dict(zip(("--tls-ca", "--tls-cert", "--tls-key"), vars(files(folder, "127.0.0.1")).values(), strict=True))
     for command in (["serve", "ngram"], ["generate", "--target", "127.0.0.1:1"]):
-        ended = cli(*command, kept, given[kept])
-        assert (ended.code, ended.out) == (2, "")
-        assert "--tls-ca, --tls-cert and --tls-key go together" in ended.err
+        cli(*command, kept, given[kept]).failed("--tls-ca, --tls-cert and --tls-key go together")
         options = [text for name, path in given.items() for text in (name, folder / "no" if name == kept else path)]
-        ended = cli(*command, *options)
-        assert (ended.code, ended.out) == (2, "")
-        assert f"there is no file {folder}/no: make it with `crossdraft certs" in ended.err
+        cli(*command, *options).failed(f"there is no file {folder}/no: make it with `crossdraft certs")
     ended = cli("generate", *[text for name, path in given.items() for text in (name, path)])
     assert ended.code == 2
     assert "--tls-ca is for services that run already: give --target" in ended.err

@@ -76,7 +76,7 @@ def _to_renew(options: CertsOptions) -> dict[str, Subject]:
 
 
 def _use(options: CertsOptions) -> Use | None:
-    return None if options.use is None else Use(options.use.value)
+    return None if options.use is None else Use(options.use)
 
 
 def _authority(folder: Path) -> tuple[Issued, bool]:

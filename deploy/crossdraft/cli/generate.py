@@ -1,8 +1,10 @@
 """`crossdraft generate`: one continuation, shown as it comes; made by services, by a server, or by bundled models."""
 
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
+from typing import Any
 
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses
@@ -20,40 +22,23 @@ DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
 
 def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest:
     """What the options ask for; raises Misused."""
+    given = vars(options)
     with checked_options():
-        sampling = SamplingOptions(
-            options.temperature,
-            options.top_k,
-            options.top_p,
-            options.min_p,
-            options.repetition_penalty,
-            options.presence_penalty,
-            logit_bias=logit_biases(options.logit_bias or ()),
-        )
-        request = GenerationRequest(
-            read_prompt(prompt),
-            method=options.method,
-            num_speculative_tokens=options.num_speculative_tokens,
-            max_tokens=options.max_tokens,
-            options=sampling,
-            drafter_temperature=options.drafter_temperature,
-            seed=options.seed,
-            ignore_eos=options.ignore_eos,
-            stop=tuple(map(_checked_text, options.stop or ())),
-            allow_inexact=options.allow_inexact,
-            audit=options.audit,
-            overlap=Overlap(options.overlap.value),
-            max_draft_tokens=options.max_draft_tokens,
-            min_draft_tokens=options.min_draft_tokens,
-            branches=options.branches,
-            branch_width=options.branch_width,
-            paths=options.paths,
-            speculation=options.speculation,
-            explain=options.explain,
-            record=options.record,
-        )
+        changed = {
+            "overlap": Overlap(options.overlap),
+            "stop": tuple(map(_checked_text, options.stop or ())),
+            "options": SamplingOptions(
+                **_of(SamplingOptions, given | {"logit_bias": _biases(options.logit_bias or ())})
+            ),
+        }
+        request = GenerationRequest(read_prompt(prompt), **_of(GenerationRequest, given | changed))
         requested_method(request)  # refuses, before anything is started, what no pair of models could do
     return request
+
+
+def _of(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values whose names are fields of a dataclass."""
+    return {one.name: given[one.name] for one in fields(record) if one.name in given}
 
 
 def generate(
@@ -209,7 +194,7 @@ def _checked_text(given: str) -> str:
     return given
 
 
-def logit_biases(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
+def _biases(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
     """The pairs of `--logit-bias ID:BIAS`.
 
     Raises:

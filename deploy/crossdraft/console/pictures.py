@@ -150,9 +150,9 @@ def _figure(width: float, height: float, panels: int) -> "tuple[Figure, list[Axe
     return figure, axes
 
 
-def save_picture(figure: "Figure", path: Path) -> None:
+def save_picture(figure: "Figure", path: Path, dots_per_inch: int = DOTS_PER_INCH) -> None:
     """Writes it; raises CommandFailed."""
     try:
-        figure.savefig(path, dpi=DOTS_PER_INCH)
+        figure.savefig(path, dpi=dots_per_inch)
     except OSError as error:
         raise CommandFailed(f"cannot write the picture: {error}") from error
