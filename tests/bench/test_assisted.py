@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.bench.exactness import NextTokenDistributions
+from crossdraft.bench.acceptance import NextTokenDistributions
 from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
 from tests.endtoend.reference import Reference
 

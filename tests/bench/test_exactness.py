@@ -1,4 +1,4 @@
-"""`crossdraft.bench.exactness`, with tiny models."""
+"""`crossdraft bench distribution`, with tiny models."""
 
 import json
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.bench import exactness
-from crossdraft.bench.exactness import NextTokenDistributions
+from crossdraft.bench import acceptance
+from crossdraft.bench.acceptance import NextTokenDistributions
 from crossdraft.bench.harness import Fit
 from tests.cli.conftest import Cli
 
@@ -34,7 +34,7 @@ def test_each_method_is_tested(
         sizes.append((distribution.shape, distribution.sum()))
         return Fit(sum(counts.values()), 1.0, 1, 0.5)
 
-    monkeypatch.setattr(exactness, "fit_of", fit_of)
+    monkeypatch.setattr(acceptance, "fit_of", fit_of)
     out, names = tmp_path / "out.json", ("slem", "seeded", "tli")
     methods = [option for name in (*names, "rdk") for option in ("--method", name)]
     outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, *methods, "--json", out)
@@ -60,7 +60,7 @@ def test_too_few_continuations_are_said_to_be_so(cli: Cli, started: object, targ
 def test_a_distribution_that_is_not_the_targets_fails(
     cli: Cli, started: object, target_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exactness, "NextTokenDistributions", OtherDistributions)
+    monkeypatch.setattr(acceptance, "NextTokenDistributions", OtherDistributions)
     outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, "--method", "slem")
     assert outcome.code == 1
     assert "slem with tiny, first" in outcome.err
@@ -69,10 +69,7 @@ def test_a_distribution_that_is_not_the_targets_fails(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--count", "0"), "--count must be at least 1"),
-        (("--concurrency", "0"), "--concurrency must be at least 1"),
-        (("--transformers", "-1"), "--transformers must be at least 0"),
-        (("-k", "0"), "k must be between 1"),
+        (("--affinity", "file.npz"), "--affinity takes NAME=FILE"),
         (("--prompt", ""), "the prompt is empty"),
         (("--method", "guess"), "unknown method"),
     ],

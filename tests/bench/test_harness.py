@@ -33,16 +33,18 @@ class Square:
 
 
 @dataclass(frozen=True)
-class Squares(Benchmark[Square]):
+class Plan:
+    count: int
+
+
+class Squares(Benchmark[Plan, Square]):
     """A benchmark that measures nothing."""
 
-    prompts: tuple[str, ...]
-    count: int
     columns = {"number": lambda one: one.number, "square": lambda one: f"{one.square:.1f}"}  # noqa: RUF012
     title = "Squares"
 
     def measure(self, advance: Advance) -> Iterator[Square]:
-        for number in range(self.count):
+        for number in range(self.plan.count):
             if number == 3:
                 raise CommandFailed("a service failed")
             yield Square(number, number**2)
@@ -62,18 +64,18 @@ def test_results_are_printed_and_written(
     kind: type[Squares], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = "Squares\n\n| number | square |\n| --- | --- |\n| 0 | 0.0 |\n| 1 | 1.0 |\n"
-    kind(("a", "b"), 2).run(tmp_path / "out.json", tmp_path / "out.md")
+    kind(Plan(2)).run(tmp_path / "out.json", tmp_path / "out.md")
     assert (tmp_path / "out.md").read_text() == table
     assert capsys.readouterr().out == table
     assert json.loads((tmp_path / "out.json").read_text()) == {
-        "plan": {"prompts": 2, "count": 2},
+        "plan": {"count": 2},
         "results": [{"number": 0, "square": 0}, {"number": 1, "square": 1}],
     }
 
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="a service failed"):
-        Later((), 5).run(tmp_path / "out.json")
+        Later(Plan(5)).run(tmp_path / "out.json")
     assert len(json.loads((tmp_path / "out.json").read_text())["results"]) == 3
 
 
@@ -81,10 +83,10 @@ def test_files_are_checked_and_a_missing_scipy_is_said_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Misused, match="no such folder"):
-        Squares((), 5).run(tmp_path / "none" / "out.json")
+        Squares(Plan(5)).run(tmp_path / "none" / "out.json")
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
     with pytest.raises(CommandFailed, match=r"pip install 'crossdraft\[bench\]'"):
-        Later((), 5).run()
+        Later(Plan(5)).run()
 
 
 async def test_configurations_take_turns_so_that_each_comes_after_each_other_one() -> None:

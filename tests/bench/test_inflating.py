@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.bench.inflate import inflate, largest_difference
+from crossdraft.bench.models import inflate, largest_difference
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotInflateError, load_model
 from crossdraft.engine.loader import grown as inflated

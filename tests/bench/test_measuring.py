@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.bench.engine import Floor, Load, described, engine_times, floor_of
-from crossdraft.bench.made_up_models import lengthened
-from crossdraft.bench.memory import Memory
+from crossdraft.bench.commands import MemoryPlan
+from crossdraft.bench.engine import Floor, Load, Memory, described, engine_times, floor_of
+from crossdraft.bench.models import lengthened
 from crossdraft.bench.transformers_peer import AssistedGeneration, Batching, ContinuousBatching
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
@@ -76,7 +76,7 @@ def test_a_budget_that_holds_too_few_sessions_is_no_measurement() -> None:
 
 def test_all_sessions_come_to_their_ends_within_the_slots() -> None:
     engine = Engine(tiny_llama(), 64, budget=1)
-    memory = Memory("tiny", 1, sessions=230, at_once=12, longest=64, steps=3, seed=1)
+    memory = Memory(MemoryPlan(sessions=230, at_once=12, longest=64, steps=3, seed=1))
     samples = list(memory.samples(engine, lambda count=1, doing="": None))
     assert [sample.ended for sample in samples] == list(range(2, 231, 2))
     assert {sample.slots for sample in samples} == {engine.slots}

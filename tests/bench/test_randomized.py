@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from crossdraft.bench.made_up_models import write_random
+from crossdraft.bench.models import write_random
 from crossdraft.engine.loader import load_model
 
 NAME = "bundled:drafter-b"

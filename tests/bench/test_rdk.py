@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crossdraft.bench.commands import RdkPlan
 from crossdraft.bench.rdk import KEPT, TAUS, TOP_QUARTER, Draw, Figures, Level, Study, figures_of, redistributed
 from tests.cli.conftest import Cli
 
-SMALL = Study(tokens=1000, exact_tokens=1000, draws=2)
+SMALL = Study(RdkPlan(tokens=1000, exact_tokens=1000, draws=2))
 
 
 def levels_of(study: Study) -> list[Level]:
@@ -30,7 +31,7 @@ def test_the_most_probable_quarter_has_the_published_share(draw: Draw) -> None:
 def test_draws_are_repeatable_and_differ(draw: Draw) -> None:
     assert np.array_equal(SMALL.draw(1000, 0).q, draw.q)
     assert not np.array_equal(SMALL.draw(1000, 1).q, draw.q)
-    assert not np.array_equal(Study(seed=1).draw(1000, 0).q, draw.q)
+    assert not np.array_equal(Study(RdkPlan(seed=1)).draw(1000, 0).q, draw.q)
 
 
 def test_masks_keep_what_they_say(draw: Draw) -> None:
