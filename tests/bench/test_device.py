@@ -11,9 +11,7 @@ from crossdraft.bench import device
 from crossdraft.bench.commands import DevicePlan
 from crossdraft.console.running import CommandFailed, Misused
 
-PLAN = DevicePlan(
-    Path("out"), size=("1b", "14b"), drafter="bundled:drafter-b", device="cpu", concurrency="1,16", seconds=100.0
-)
+PLAN = DevicePlan(Path("out"), size=("1b", "14b"), device="cpu", concurrency="1,16", seconds=100.0)
 DEVICE = device.DeviceBenchmark(PLAN)
 
 

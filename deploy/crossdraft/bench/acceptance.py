@@ -36,6 +36,7 @@ from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGe
 from crossdraft.bench.workload import (
     PATIENCE,
     SETTING,
+    Epochs,
     OfSettings,
     Setting,
     affinities_of,
@@ -189,18 +190,10 @@ BRANCH_DEPTH = 4  # draft tokens of a prepared continuation
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Epochs):
     """How epochs are run, and how many paths a tree has at most."""
 
-    overlap: bool
-    paths: int
-    branches: int = 0  # draft tokens of each prepared continuation
-
-    @property
-    def label(self) -> str:
-        """How epochs are run, for a table."""
-        branches = f", branches {self.branches}" if self.branches else ""
-        return f"{'overlapped' if self.overlap else 'lock-step'}{branches}"
+    paths: int = 1
 
     def request(self, plain: GenerationRequest) -> GenerationRequest:
         """The same request, run with this shape."""
@@ -211,8 +204,8 @@ class Shape:
 
 
 SHAPES = (
-    *(Shape(overlap, paths) for overlap in (False, True) for paths in (1, 2)),
-    *(Shape(True, paths, BRANCH_DEPTH) for paths in (2, 6)),
+    *(Shape(overlap, paths=paths) for overlap in (False, True) for paths in (1, 2)),
+    *(Shape(True, BRANCH_DEPTH, paths) for paths in (2, 6)),
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from crossdraft.console.processes import DEFAULT_DRAFTER
@@ -55,10 +56,10 @@ class Files:
     """Where results are written."""
 
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file, as JSON.")
+        Path | None, Option("--json", metavar="FILE", help="Write all figures to this file, as JSON.")
     ] = None
     markdown_file: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table to this file.")
+        Path | None, Option("--markdown", metavar="FILE", help="Write the table to this file.")
     ] = None
 
 
@@ -108,53 +109,51 @@ def _made(plan: type[Plan], given: dict[str, Any]) -> Plan:
     return plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.")]
-Target = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")]
-OneDrafter = Annotated[str, typer.Option("--drafter", help="A folder, a hub id, or bundled:NAME.")]
+Limit = Annotated[int | None, Option(min=1, help="Use only the first N prompts.")]
+Target = Annotated[str, Option(help="A folder, a hub id, or bundled:NAME.")]
+OneDrafter = Annotated[str, Option("--drafter", help="A folder, a hub id, or bundled:NAME.")]
 Drafters = Annotated[
     tuple[str, ...],
-    typer.Option(
+    Option(
         "--drafter", help="A folder, a hub id, or bundled:NAME; repeatable. `standard` takes the target's own model."
     ),
 ]
-Method = Annotated[str | None, typer.Option(help="By default the best for the temperature.")]
-Methods = Annotated[tuple[str, ...], typer.Option("--method", help="Repeatable.")]
-Temperatures = Annotated[tuple[float, ...], typer.Option("--temperature", help="Repeatable.")]
+Method = Annotated[str | None, Option(help="By default the best for the temperature.")]
+Methods = Annotated[tuple[str, ...], Option("--method", help="Repeatable.")]
+Temperatures = Annotated[tuple[float, ...], Option("--temperature", help="Repeatable.")]
 NumberOfDraftTokens = Annotated[
-    int, typer.Option("--num-speculative-tokens", "--k", "-k", min=1, max=64, help="Draft tokens in a round.")
+    int, Option("--num-speculative-tokens", "--k", "-k", min=1, max=64, help="Draft tokens in a round.")
 ]
 NumbersOfDraftTokens = Annotated[
-    tuple[int, ...],
-    typer.Option("--num-speculative-tokens", "--k", "-k", help="Draft tokens in a round; repeatable."),
+    tuple[int, ...], Option("--num-speculative-tokens", "--k", "-k", help="Draft tokens in a round; repeatable.")
 ]
-MaxTokens = Annotated[int, typer.Option(help="Max tokens to generate.")]
-Concurrency = Annotated[int, typer.Option(min=1, help="Generations at once.")]
-Concurrencies = Annotated[str, typer.Option("--concurrency", metavar="N,N", help="Outputs at once; each in turn.")]
+MaxTokens = Annotated[int, Option(help="Max tokens to generate.")]
+Concurrency = Annotated[int, Option(min=1, help="Generations at once.")]
+Concurrencies = Annotated[str, Option("--concurrency", metavar="N,N", help="Outputs at once; each in turn.")]
 PaceTarget = Annotated[
-    str | None, typer.Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
+    str | None, Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
 ]
 PaceDrafter = Annotated[
-    str | None, typer.Option(metavar="A,B", help="A step of the drafter over n tokens takes at least A + B n ms.")
+    str | None, Option(metavar="A,B", help="A step of the drafter over n tokens takes at least A + B n ms.")
 ]
 LogitNoises = Annotated[
-    tuple[float, ...],
-    typer.Option("--logit-noise", metavar="SIGMA", help="Noise on the drafter's logits; repeatable."),
+    tuple[float, ...], Option("--logit-noise", metavar="SIGMA", help="Noise on the drafter's logits; repeatable.")
 ]
 Delays = Annotated[
-    str, typer.Option(metavar="MS,MS", help="One-way delays to the drafter on an emulated network; each in turn.")
+    str, Option(metavar="MS,MS", help="One-way delays to the drafter on an emulated network; each in turn.")
 ]
 Affinities = Annotated[
     tuple[str, ...],
-    typer.Option("--affinity", metavar="NAME=FILE", help="A drafter's file of `crossdraft affinity`; repeatable."),
+    Option("--affinity", metavar="NAME=FILE", help="A drafter's file of `crossdraft affinity`; repeatable."),
 ]
-Shares = Annotated[tuple[float, ...], typer.Option("--share", help="Share of the vocabulary to keep; repeatable.")]
-StreamTokens = Annotated[int, typer.Option(min=8, help="Tokens of each output.")]
-Size = Annotated[int, typer.Option(min=1000, help="Ids of each vocabulary.")]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option(help="Torch device of all models.")]
-EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="Do not use CUDA graphs.")]
-CacheMib = Annotated[int, typer.Option(min=1, help="Size of the KV cache in MiB.")]
+Shares = Annotated[tuple[float, ...], Option("--share", help="Share of the vocabulary to keep; repeatable.")]
+StreamTokens = Annotated[int, Option(min=8, help="Tokens of each output.")]
+Size = Annotated[int, Option(min=1000, help="Ids of each vocabulary.")]
+Seed = Annotated[int, Option(min=0, help="Random seed.")]
+Dtype = Annotated[str, Option(help="float32, bfloat16 or float16.")]
+Device = Annotated[str, Option(help="Torch device of all models.")]
+EnforceEager = Annotated[bool, Option("--enforce-eager", help="Do not use CUDA graphs.")]
+CacheMib = Annotated[int, Option(min=1, help="Size of the KV cache in MiB.")]
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class PromptsPlan:
     """What is generated from prompts."""
 
     # Of a checkout: the prompts belong to the tests, and are not part of the package.
-    prompts: Annotated[Path, typer.Option(help="JSON lines, each with a text.")] = Path("tests/prompts.jsonl")
+    prompts: Annotated[Path, Option(help="JSON lines, each with a text.")] = Path("tests/prompts.jsonl")
     limit: Limit = None
     target: Target = TARGET
 
@@ -210,11 +209,11 @@ class ExpectedPlan(PromptsPlan):
     k: NumberOfDraftTokens = 5
     least: Annotated[
         float,
-        typer.Option(
+        Option(
             min=0, max=1, help="Follow no draft that still agrees with a smaller probability; 0 is exact, and slow."
         ),
     ] = 1e-4
-    after: Annotated[int, typer.Option(min=0, help="Tokens that the target first appends greedily.")] = 0
+    after: Annotated[int, Option(min=0, help="Tokens that the target first appends greedily.")] = 0
     affinity: Affinities = ()
 
 
@@ -223,16 +222,14 @@ class ExpectedPlan(PromptsPlan):
 class ExactnessPlan:
     """Whether sampled tokens have the target's distribution: chi-square tests over many continuations."""
 
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "for i in range("
-    count: Annotated[int, typer.Option(min=1, help="Continuations of each setting.")] = 20_000
+    prompt: Annotated[str, Option(help="Text to continue.")] = "for i in range("
+    count: Annotated[int, Option(min=1, help="Continuations of each setting.")] = 20_000
     target: Target = TARGET
     drafter: Drafters = tuple(DRAFTERS[1:2])
     methods: Methods = METHODS
     k: NumberOfDraftTokens = 3
     concurrency: Concurrency = 32
-    transformers: Annotated[
-        int, typer.Option(min=0, help="As many by transformers' assisted generation, to compare.")
-    ] = 0
+    transformers: Annotated[int, Option(min=0, help="As many by transformers' assisted generation, to compare.")] = 0
     affinity: Affinities = ()
 
 
@@ -257,9 +254,9 @@ class PruningPlan(SettingsPlan):
     methods: Methods = ("slem",)
     temperatures: Temperatures = (0.0,)
     share: Shares = (0.5, 0.25, 0.125, 0.0625)
-    corpus: Annotated[
-        Path | None, typer.Option(help="Text whose tokens are counted; by default Python's own sources.")
-    ] = None
+    corpus: Annotated[Path | None, Option(help="Text whose tokens are counted; by default Python's own sources.")] = (
+        None
+    )
     concurrency: Concurrency = 16
 
 
@@ -268,12 +265,12 @@ class PruningPlan(SettingsPlan):
 class RdkPlan:
     """RDK's synthetic experiment: acceptance of a pruned drafter, with its mass redistributed and without."""
 
-    tokens: Annotated[int, typer.Option(min=1000, help="Vocabulary of the first-order form.")] = 200_000
-    exact_tokens: Annotated[int, typer.Option(min=1000, help="Where the matrix itself is applied.")] = 2_000
-    draws: Annotated[int, typer.Option(min=1, help="Random draws of target and drafter.")] = 20
-    noise: Annotated[float, typer.Option(min=0, help="Standard deviation of the noise on the drafter's logits.")] = 1.0
+    tokens: Annotated[int, Option(min=1000, help="Vocabulary of the first-order form.")] = 200_000
+    exact_tokens: Annotated[int, Option(min=1000, help="Where the matrix itself is applied.")] = 2_000
+    draws: Annotated[int, Option(min=1, help="Random draws of target and drafter.")] = 20
+    noise: Annotated[float, Option(min=0, help="Standard deviation of the noise on the drafter's logits.")] = 1.0
     seed: Seed = 0
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot to this file.")] = None
+    plot: Annotated[Path | None, Option(metavar="FILE", help="Write a plot to this file.")] = None
 
 
 # Speed.
@@ -288,18 +285,16 @@ class OverlapPlan(PairPlan):
     delay_ms: Delays = "0"
     temperatures: Temperatures = (0.0, 1.0)
     method: Method = None
-    row_width: Annotated[int, typer.Option(help="Ids of a draft token's row; the drafter draws among them.")] = 64
+    row_width: Annotated[int, Option(help="Ids of a draft token's row; the drafter draws among them.")] = 64
     max_tokens: MaxTokens = 128
-    repeat: Annotated[int, typer.Option(min=1, help="Repetitions of each prompt with each configuration.")] = 1
+    repeat: Annotated[int, Option(min=1, help="Repetitions of each prompt with each configuration.")] = 1
     k: Annotated[
         tuple[int, ...],
-        typer.Option(
-            "--num-speculative-tokens", "--k", "-k", min=1, help="Draft tokens in a lock-step round; repeatable."
-        ),
+        Option("--num-speculative-tokens", "--k", "-k", min=1, help="Draft tokens in a lock-step round; repeatable."),
     ] = (1, 2, 3, 5, 8)
     window: Annotated[
         tuple[str, ...],
-        typer.Option(
+        Option(
             "--draft-tokens",
             "--window",
             metavar="MAX,MIN",
@@ -307,11 +302,11 @@ class OverlapPlan(PairPlan):
         ),
     ] = ("8,1", "8,4", "16,1", "16,4", "32,1", "32,8")
     branches: Annotated[
-        tuple[str, ...], typer.Option(metavar="DEPTH,WIDTH", help="Shape of prepared continuations; repeatable.")
+        tuple[str, ...], Option(metavar="DEPTH,WIDTH", help="Shape of prepared continuations; repeatable.")
     ] = ("2,1", "4,1", "4,2")
     assisted: Annotated[
         tuple[int, ...],
-        typer.Option(
+        Option(
             metavar="THREADS", help="Also run transformers' assisted generation with this many threads; repeatable."
         ),
     ] = ()
@@ -329,12 +324,12 @@ class SpeculationPlan(PairPlan):
     tokens: StreamTokens = 128
     window: Annotated[
         int,
-        typer.Option(
+        Option(
             "--max-draft-tokens", "--window", help="Max draft tokens ahead, in configurations without a controller."
         ),
     ] = 32
     wait: Annotated[
-        int, typer.Option("--min-draft-tokens", "--wait", help="Draft tokens that a pass waits for, likewise.")
+        int, Option("--min-draft-tokens", "--wait", help="Draft tokens that a pass waits for, likewise.")
     ] = 4
 
 
@@ -344,26 +339,27 @@ class ControllerPlan:
     """Simulated: the controller beside the best fixed choice, over acceptance, speeds and distance; no model runs."""
 
     acceptance: Annotated[
-        tuple[float, ...],
-        typer.Option(min=0, max=1, help="Acceptance of a draft token; repeatable, like the next three."),
+        tuple[float, ...], Option(min=0, max=1, help="Acceptance of a draft token; repeatable, like the next three.")
     ] = (0.0, 0.3, 0.6, 0.8, 0.95)
-    token: Annotated[tuple[float, ...], typer.Option(min=0.001, help="Time of a draft token, in plain passes.")] = (
+    token: Annotated[tuple[float, ...], Option(min=0.001, help="Time of a draft token, in plain passes.")] = (
         0.05,
         0.2,
         0.5,
         1.0,
     )
-    trip: Annotated[tuple[float, ...], typer.Option(min=0, help="Round trip to the drafter, in plain passes.")] = (
+    trip: Annotated[tuple[float, ...], Option(min=0, help="Round trip to the drafter, in plain passes.")] = (
         0.0,
         0.1,
         0.5,
         2.0,
     )
-    node: Annotated[
-        tuple[float, ...], typer.Option(min=0, help="Time of a node of the token tree, in plain passes.")
-    ] = (0.01, 0.05, 0.2)
-    tokens: Annotated[int, typer.Option(min=100, help="Tokens of a run.")] = 8000
-    branches: Annotated[bool, typer.Option(help="Prepared continuations, of which half match.")] = False
+    node: Annotated[tuple[float, ...], Option(min=0, help="Time of a node of the token tree, in plain passes.")] = (
+        0.01,
+        0.05,
+        0.2,
+    )
+    tokens: Annotated[int, Option(min=100, help="Tokens of a run.")] = 8000
+    branches: Annotated[bool, Option(help="Prepared continuations, of which half match.")] = False
 
 
 @command("throughput", SPEED, "throughput.Throughput")
@@ -372,19 +368,19 @@ class ThroughputPlan(PromptsPlan):
     """Many outputs at once, beside transformers' continuous batching and its assisted generation."""
 
     drafter: OneDrafter = DRAFTER
-    way: Annotated[tuple[str, ...], typer.Option("--configuration", "--way", help="Repeatable.")] = (
+    way: Annotated[tuple[str, ...], Option("--configuration", "--way", help="Repeatable.")] = (
         *("crossdraft", "plain"),
         *("generate_batch", "assisted"),
     )
     concurrency: Concurrencies = "1,4,16,64"
-    each: Annotated[int, typer.Option(min=1, help="Consecutive outputs of each concurrent client.")] = 1
-    repeat: Annotated[int, typer.Option(min=1, help="Repetitions of each configuration, alternating.")] = 1
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each output.")] = 64
-    prompt_tokens: Annotated[int, typer.Option(min=8, help="Max tokens of a prompt.")] = 64
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0
+    each: Annotated[int, Option(min=1, help="Consecutive outputs of each concurrent client.")] = 1
+    repeat: Annotated[int, Option(min=1, help="Repetitions of each configuration, alternating.")] = 1
+    tokens: Annotated[int, Option(min=2, help="Tokens of each output.")] = 64
+    prompt_tokens: Annotated[int, Option(min=8, help="Max tokens of a prompt.")] = 64
+    temperature: Annotated[float, Option(min=0, help="0 is greedy.")] = 0.0
     method: Method = None
     cache_mib: CacheMib = 512
-    threads: Annotated[tuple[int, ...], typer.Option(min=1, help="Threads of transformers; repeatable.")] = (1,)
+    threads: Annotated[tuple[int, ...], Option(min=1, help="Threads of transformers; repeatable.")] = (1,)
     dtype: Dtype = "float32"
     device: Device = "cpu"
     enforce_eager: EnforceEager = False
@@ -396,9 +392,9 @@ class PrefillPlan:
     """A long prompt that comes while others stream: what their tokens wait, beside what they usually do."""
 
     target: Target = TARGET
-    streams: Annotated[int, typer.Option(min=1, help="Running streams when the long prompt arrives.")] = 8
-    prompt: Annotated[int, typer.Option(min=64, help="Tokens of the long prompt.")] = 1500
-    times: Annotated[int, typer.Option(min=1, help="Number of long prompts.")] = 5
+    streams: Annotated[int, Option(min=1, help="Running streams when the long prompt arrives.")] = 8
+    prompt: Annotated[int, Option(min=64, help="Tokens of the long prompt.")] = 1500
+    times: Annotated[int, Option(min=1, help="Number of long prompts.")] = 5
     cache_mib: CacheMib = 1024
 
 
@@ -407,20 +403,20 @@ class PrefillPlan:
 class DevicePlan:
     """Passes and throughput of models of real size on one accelerator, within a time limit."""
 
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for device.md and device.json.")]
-    prompts: Annotated[Path, typer.Option(help="JSON lines, each with a text.")] = PromptsPlan.prompts
+    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder for device.md and device.json.")]
+    prompts: Annotated[Path, Option(help="JSON lines, each with a text.")] = PromptsPlan.prompts
     size: Annotated[
         tuple[str, ...],
-        typer.Option(help="1b, 7b, 14b, or a model's name, such as inflated:8x512:bundled:target; repeatable."),
+        Option(help="1b, 7b, 14b, or a model's name, such as inflated:8x512:bundled:target; repeatable."),
     ] = ("1b", "7b", "14b")
     drafter: OneDrafter = DRAFTER
     device: Device = "cuda:0"
     dtype: Dtype = "bfloat16"
     concurrency: Concurrencies = "1,16,64"
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each output.")] = 64
-    turns: Annotated[int, typer.Option(min=1, help="Repetitions of each pass.")] = 30
+    tokens: Annotated[int, Option(min=2, help="Tokens of each output.")] = 64
+    turns: Annotated[int, Option(min=1, help="Repetitions of each pass.")] = 30
     cache_mib: CacheMib = 16384
-    seconds: Annotated[float, typer.Option(min=1, help="Time limit of the whole run, in seconds.")] = 440.0
+    seconds: Annotated[float, Option(min=1, help="Time limit of the whole run, in seconds.")] = 440.0
     enforce_eager: EnforceEager = False
 
 
@@ -432,9 +428,10 @@ class DevicePlan:
 class NeverSlowerPlan(PairPlan):
     """Speed with drafters that are useless, slow, dead or dying, beside none."""
 
+    drafter: Annotated[str, Option(help="Model of the bad drafters.")] = DRAFTER
     temperatures: Temperatures = (0.0, 1.0)
     method: Method = None
-    tokens: Annotated[int, typer.Option(min=8, help="Length of each output.")] = 512
+    tokens: Annotated[int, Option(min=8, help="Length of each output.")] = 512
 
 
 @dataclass(frozen=True)
@@ -444,8 +441,8 @@ class FaultsPlan(PairPlan):
     pace_target: PaceTarget = "40,0.1"
     pace_drafter: PaceDrafter = "4,0"
     tokens: StreamTokens = 256
-    times: Annotated[int, typer.Option(min=1, help="How often each fault happens.")] = 10
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0
+    times: Annotated[int, Option(min=1, help="How often each fault happens.")] = 10
+    seed: Annotated[int, Option(help="Random seed.")] = 0
 
 
 @command("kills", ROBUSTNESS, "faults.Kills")
@@ -454,9 +451,9 @@ class KillsPlan(FaultsPlan):
     """Kill the drafter, and one of two targets, again and again while seeded streams run, one for each prompt."""
 
     limit: Limit = 20
-    times: Annotated[int, typer.Option(min=1, help="How often the drafter is killed, and a target.")] = 20
+    times: Annotated[int, Option(min=1, help="How often the drafter is killed, and a target.")] = 20
     quiet: Annotated[
-        tuple[float, float], typer.Option(metavar="SHORTEST LONGEST", help="Seconds from a return to the next kill.")
+        tuple[float, float], Option(metavar="SHORTEST LONGEST", help="Seconds from a return to the next kill.")
     ] = (1.0, 4.0)
 
 
@@ -466,11 +463,10 @@ class CutsPlan(FaultsPlan):
     """Let links drop every packet while seeded streams run: to the drafter, one of two targets, the only target."""
 
     limit: Limit = 4
-    times: Annotated[int, typer.Option(min=1, help="How often each link is cut.")] = 10
-    delay_ms: Annotated[float, typer.Option(help="One-way delay of each link.")] = 1.0
+    times: Annotated[int, Option(min=1, help="How often each link is cut.")] = 10
+    delay_ms: Annotated[float, Option(help="One-way delay of each link.")] = 1.0
     seconds: Annotated[
-        tuple[float, float],
-        typer.Option(metavar="CUT WHOLE", help="Seconds that a link stays cut, and up between two cuts."),
+        tuple[float, float], Option(metavar="CUT WHOLE", help="Seconds that a link stays cut, and up between two cuts.")
     ] = (5.0, 5.0)
 
 
@@ -480,10 +476,10 @@ class MemoryPlan:
     """Many sessions of all lengths through one engine: memory of the process, and KV slots held, over time."""
 
     target: Target = TARGET
-    sessions: Annotated[int, typer.Option(min=10, help="Number of sessions.")] = 10_000
-    at_once: Annotated[int, typer.Option("--concurrency", min=1, help="Sessions at once.")] = 32
-    longest: Annotated[int, typer.Option(min=32, help="Max tokens of a session.")] = 512
-    steps: Annotated[int, typer.Option(min=1, help="Max tokens that a session generates.")] = 8
+    sessions: Annotated[int, Option(min=10, help="Number of sessions.")] = 10_000
+    at_once: Annotated[int, Option("--concurrency", min=1, help="Sessions at once.")] = 32
+    longest: Annotated[int, Option(min=32, help="Max tokens of a session.")] = 512
+    steps: Annotated[int, Option(min=1, help="Max tokens that a session generates.")] = 8
     cache_mib: CacheMib = 64
     seed: Seed = 0
 
@@ -510,17 +506,14 @@ class OverheadPlan:
     methods: Methods = ("coupled", "tli", "slem", "seeded")
     size: Size = 128_000
     tokens: StreamTokens = 256
-    outputs: Annotated[int, typer.Option(min=1, help="Outputs of each method with each kind of drafting.")] = 4
-    pass_ms: Annotated[float, typer.Option(min=0, help="Emulated time of a pass, in ms.")] = 20.0
+    outputs: Annotated[int, Option(min=1, help="Outputs of each method with each kind of drafting.")] = 4
+    pass_ms: Annotated[float, Option(min=0, help="Emulated time of a pass, in ms.")] = 20.0
     draft_token_ms: Annotated[
-        float,
-        typer.Option("--draft-token-ms", "--proposal-ms", min=0, help="Emulated time of a draft token, in ms."),
+        float, Option("--draft-token-ms", "--proposal-ms", min=0, help="Emulated time of a draft token, in ms.")
     ] = 1.0
     k: NumberOfDraftTokens = 5
-    branches: Annotated[int, typer.Option(min=1, help="Draft tokens of each prepared continuation.")] = 4
-    profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a profile of this process to this file.")
-    ] = None
+    branches: Annotated[int, Option(min=1, help="Draft tokens of each prepared continuation.")] = 4
+    profile: Annotated[Path | None, Option(metavar="FILE", help="Write a profile of this process to this file.")] = None
 
 
 @command("verification", PARTS, "overhead.Verification")
@@ -530,9 +523,9 @@ class VerificationPlan:
 
     methods: Methods = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded")
     k: NumberOfDraftTokens = 5
-    width: Annotated[int, typer.Option(min=1, help="Ids of a row, on both sides.")] = 512
+    width: Annotated[int, Option(min=1, help="Ids of a row, on both sides.")] = 512
     size: Size = 128_000
-    rounds: Annotated[int, typer.Option(min=20, help="Rounds of each method.")] = 500
+    rounds: Annotated[int, Option(min=20, help="Rounds of each method.")] = 500
 
 
 @command("engine", PARTS, "engine.EnginePasses")
@@ -542,10 +535,10 @@ class EnginePlan:
 
     target: Target = TARGET
     load: Annotated[
-        tuple[str, ...], typer.Option(metavar="SESSIONSxTOKENS", help="Sessions and tokens of a pass; repeatable.")
+        tuple[str, ...], Option(metavar="SESSIONSxTOKENS", help="Sessions and tokens of a pass; repeatable.")
     ] = ("1x1", "1x6", "16x1", "16x6")
-    context: Annotated[int, typer.Option(min=1, help="Tokens of each session before the pass.")] = 128
-    turns: Annotated[int, typer.Option(min=1, help="Repetitions of each load.")] = 50
+    context: Annotated[int, Option(min=1, help="Tokens of each session before the pass.")] = 128
+    turns: Annotated[int, Option(min=1, help="Repetitions of each load.")] = 50
     dtype: Dtype = "float32"
     device: Device = "cpu"
     enforce_eager: EnforceEager = False
@@ -557,23 +550,23 @@ class EnginePlan:
 class HeadPlan:
     """How much of a drafting step is LM head and softmax, with the whole head and with cut ones."""
 
-    drafter: Annotated[tuple[str, ...], typer.Option(help="A model, or random:SHAPE with random weights.")] = (
+    drafter: Annotated[tuple[str, ...], Option(help="A model, or random:SHAPE with random weights.")] = (
         *DRAFTERS[:2],
         "random:qwen2.5-0.5b",
         "random:eagle-llama-3-8b",
     )
     share: Shares = (0.5, 0.25, 0.125, 0.0625)
-    turns: Annotated[int, typer.Option(min=1, help="Drafts of five tokens with each head.")] = 20
+    turns: Annotated[int, Option(min=1, help="Drafts of five tokens with each head.")] = 20
 
 
 @app.command(rich_help_panel=PARTS)
 def inflate(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME, of the Llama architecture.")],
-    layers: Annotated[int, typer.Option(min=1, help="Of the larger model.")],
-    hidden: Annotated[int, typer.Option(min=1, help="Width of its residual stream.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="An empty or new folder.")],
+    layers: Annotated[int, Option(min=1, help="Of the larger model.")],
+    hidden: Annotated[int, Option(min=1, help="Width of its residual stream.")],
+    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="An empty or new folder.")],
     intermediate: Annotated[
-        int | None, typer.Option(min=1, help="Width of its MLP; by default it grows as the residual stream does.")
+        int | None, Option(min=1, help="Width of its MLP; by default it grows as the residual stream does.")
     ] = None,
 ) -> None:
     """Make a costlier model with the same function, to measure speed with real acceptance.

@@ -28,7 +28,7 @@ from crossdraft.bench.harness import (
 )
 from crossdraft.bench.made_up import DISAGREEMENT, InMemory, Language, MadeUp, Noises, tokenization
 from crossdraft.bench.services import WatchedPort
-from crossdraft.bench.workload import SETTING, OfSettings, Setting
+from crossdraft.bench.workload import SETTING, Epochs, OfSettings, Setting
 from crossdraft.client import Generation, GenerationRequest, Overlap, Pipeline, Statistics, connect
 from crossdraft.client.driver import Services
 from crossdraft.console.processes import running
@@ -71,20 +71,6 @@ PATIENCE = Patience(describe_seconds=120.0)  # two large vocabularies are read m
 PROMPT = "of all "
 WARM_UP_TOKENS = 32
 SHOWN = 25  # functions of a profile
-
-
-@dataclass(frozen=True)
-class Epochs:
-    """How epochs are run."""
-
-    overlap: bool
-    branches: int = 0  # draft tokens of each prepared continuation
-
-    @property
-    def label(self) -> str:
-        """For a table."""
-        branches = f", branches {self.branches}" if self.branches else ""
-        return f"{'overlapped' if self.overlap else 'lock-step'}{branches}"
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,20 @@ class Setting:
         ]
 
 
+@dataclass(frozen=True)
+class Epochs:
+    """How epochs are run."""
+
+    overlap: bool
+    branches: int = 0  # draft tokens of each prepared continuation
+
+    @property
+    def label(self) -> str:
+        """For a table."""
+        branches = f", branches {self.branches}" if self.branches else ""
+        return f"{'overlapped' if self.overlap else 'lock-step'}{branches}"
+
+
 SETTING: Columns = {
     "method": lambda one: one.method,
     "drafter": lambda one: one.drafter.removeprefix(BUNDLED_PREFIX),
