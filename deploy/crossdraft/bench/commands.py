@@ -322,13 +322,13 @@ class SpeculationPlan(PairPlan):
     logit_noise: LogitNoises = (0.3, 1.0)
     delay_ms: Delays = "0,5,25"
     tokens: StreamTokens = 128
-    window: Annotated[
+    max_draft_tokens: Annotated[
         int,
         Option(
             "--max-draft-tokens", "--window", help="Max draft tokens ahead, in configurations without a controller."
         ),
     ] = 32
-    wait: Annotated[
+    min_draft_tokens: Annotated[
         int, Option("--min-draft-tokens", "--wait", help="Draft tokens that a pass waits for, likewise.")
     ] = 4
 

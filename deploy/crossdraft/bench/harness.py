@@ -255,7 +255,11 @@ async def finished(generation: Generation, *, lost: bool = False) -> Statistics:
 def total_of(figures: Sequence[Statistics]) -> Statistics:
     """All of at least one generation together: sums, by position in a round where there are several."""
     sums: dict[str, Any] = {"lanes": ()}
-    for name in (one.name for one in fields(Statistics) if one.name not in ("method", "k", "drafter_lost", "lanes")):
+    for name in (
+        one.name
+        for one in fields(Statistics)
+        if one.name not in ("method", "num_speculative_tokens", "drafter_lost", "lanes")
+    ):
         values = [getattr(one, name) for one in figures]
         several = isinstance(values[0], tuple)
         sums[name] = tuple(map(sum, zip_longest(*values, fillvalue=0))) if several else sum(values)

@@ -37,7 +37,7 @@ class Configuration:
 
     targets: int
     speculation: bool
-    controlled: bool  # else window and wait are fixed
+    controlled: bool  # else max_draft_tokens and min_draft_tokens are fixed
 
     @property
     def label(self) -> str:
@@ -111,8 +111,8 @@ class SpeculationParallelism(OfPair[SpeculationPlan, Measured]):
             choice=number,
             ignore_eos=True,
             overlap=Overlap.AUTO if configuration.controlled else Overlap.ON,
-            window=None if configuration.controlled else self.plan.window,
-            wait=None if configuration.controlled else self.plan.wait,
+            max_draft_tokens=None if configuration.controlled else self.plan.max_draft_tokens,
+            min_draft_tokens=None if configuration.controlled else self.plan.min_draft_tokens,
             speculation=configuration.speculation,
         )
 
