@@ -30,9 +30,8 @@ def test_each_configuration_is_asked_for_what_it_says() -> None:
     }
     for configuration, request in asked.items():
         assert (request.prompt, request.choice, request.speculation) == (BENCH.prompts[1], 1, configuration.speculation)
-        assert (request.max_draft_tokens, request.min_draft_tokens) == (
-            (None, None) if configuration.controlled else (16, 4)
-        )
+        wanted = (None, None) if configuration.controlled else (16, 4)
+        assert (request.max_draft_tokens, request.min_draft_tokens) == wanted
 
 
 def test_what_means_nothing_is_refused(cli: Cli) -> None:
