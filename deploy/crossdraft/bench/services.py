@@ -8,10 +8,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
+from crossdraft.bench.commands import PairPlan
 from crossdraft.bench.emulation import Link, network
-from crossdraft.bench.harness import on_core
+from crossdraft.bench.harness import Result, on_core
+from crossdraft.bench.workload import Prompted
 from crossdraft.client.measurements import TrafficCount
 from crossdraft.client.roster import Roster, Services, StreamPort
 from crossdraft.console.processes import Running, Wanted, running
@@ -22,6 +24,7 @@ from crossdraft.types.messages import OpenDrafter, OpenTarget, Pass, PassDone
 
 LONGEST_DELAY = 60_000  # ms of a message on an emulated network
 FIRST_PORT, LAST_PORT = 20_000, 30_000  # below those that outgoing connections get
+PairPlanned = TypeVar("PairPlanned", bound=PairPlan)
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,14 @@ class Served:
         """Of its command."""
         pace = () if self.pace is None else ("--pace", self.pace)
         return (*pace, *(("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()))
+
+
+class OfPair(Prompted[PairPlanned, Result]):
+    """A benchmark of a target and a drafter, perhaps slower than they are, on prompts."""
+
+    def __init__(self, plan: PairPlanned) -> None:
+        super().__init__(plan)
+        self.target, self.drafter = Served(plan.target, plan.pace_target), Served(plan.drafter, plan.pace_drafter)
 
 
 def delays_of(text: str) -> tuple[float, ...]:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
-from crossdraft.bench.harness import SEED, Columns
+from crossdraft.bench.commands import PromptsPlan, SettingsPlan
+from crossdraft.bench.harness import SEED, Benchmark, Columns, Result
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
 from crossdraft.console.processes import Wanted, services, threads_each
 from crossdraft.console.running import Misused, checked_options
@@ -19,6 +21,8 @@ from crossdraft.verification.methods import method_named
 PATIENCE = Patience(reply_seconds=600.0)  # many generations wait for one model
 Item = TypeVar("Item")
 Made = TypeVar("Made")
+PromptsPlanned = TypeVar("PromptsPlanned", bound=PromptsPlan)
+SettingsPlanned = TypeVar("SettingsPlanned", bound=SettingsPlan)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,20 @@ class Setting:
         ]
 
 
+@dataclass(frozen=True)
+class Epochs:
+    """How epochs are run."""
+
+    overlap: bool
+    branches: int = 0  # draft tokens of each prepared continuation
+
+    @property
+    def label(self) -> str:
+        """For a table."""
+        branches = f", branches {self.branches}" if self.branches else ""
+        return f"{'overlapped' if self.overlap else 'lock-step'}{branches}"
+
+
 SETTING: Columns = {
     "method": lambda one: one.method,
     "drafter": lambda one: one.drafter.removeprefix(BUNDLED_PREFIX),
@@ -61,42 +79,55 @@ SETTING: Columns = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """Settings on the same prompts; benchmarks of settings derive from it."""
+class Prompted(Benchmark[PromptsPlanned, Result]):
+    """A benchmark that generates from the prompts of a file."""
 
-    target: str  # a model's name
-    settings: tuple[Setting, ...]  # by drafter, so that each is started once
-    prompts: tuple[str, ...]
-    max_tokens: int
-    affinities: Mapping[str, Path] = field(default_factory=dict)  # by a drafter's name, for `rdk`
+    @cached_property
+    def prompts(self) -> tuple[str, ...]:
+        """Their texts; raises Misused."""
+        return prompts_of(self.plan.prompts, self.plan.limit)
 
     def check(self) -> None:
-        """Raises Misused if a request would be refused, before anything is started."""
+        if not self.prompts:
+            raise Misused("there are no prompts")
+
+
+class OfSettings(Prompted[SettingsPlanned, Result]):
+    """A benchmark of settings on the same prompts."""
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """By drafter, so that each is started once; raises Misused."""
+        plan = self.plan
+        return settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k)
+
+    def check(self) -> None:
+        affinities_of(self.plan.affinity, self.plan.drafter)
         with checked_options():
             for setting in self.settings:
-                setting.requests(self.prompts, self.max_tokens)
+                setting.requests(self.prompts, self.plan.max_tokens)
 
-    async def pairs(self) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
-        """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
-
-        Close it with `contextlib.aclosing`, which ends the services.
-
-        Raises:
-            CommandFailed: a service does not start.
-        """
-        threads = threads_each(2)
-        async with services([Wanted("target", self.target, threads)]) as (target,):
-            for name, settings in groupby(self.settings, key=lambda setting: setting.drafter):
-                more = ("--affinity", str(self.affinities[name])) if name in self.affinities else ()
-                async with services([Wanted("drafter", name, threads, more)]) as (drafter,):
-                    yield target, drafter, tuple(settings)
+    def pairs(self) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
+        """See `pairs_of`."""
+        return pairs_of(self.plan.target, self.settings, affinities_of(self.plan.affinity, self.plan.drafter))
 
 
-def check_concurrency(concurrency: int) -> None:
-    """Raises Misused."""
-    if concurrency < 1:
-        raise Misused(f"--concurrency must be at least 1, got {concurrency}")
+async def pairs_of(
+    target: str, settings: Sequence[Setting], affinities: Mapping[str, Path]
+) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
+    """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
+
+    Close it with `contextlib.aclosing`, which ends the services.
+
+    Raises:
+        CommandFailed: a service does not start.
+    """
+    threads = threads_each(2)
+    async with services([Wanted("target", target, threads)]) as (verifying,):
+        for name, alike in groupby(settings, key=lambda setting: setting.drafter):
+            more = ("--affinity", str(affinities[name])) if name in affinities else ()
+            async with services([Wanted("drafter", name, threads, more)]) as (drafting,):
+                yield verifying, drafting, tuple(alike)
 
 
 async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item], concurrency: int) -> list[Made]:

@@ -16,8 +16,7 @@ from operator import mul
 from pathlib import Path, PurePath
 from statistics import stdev
 
-from crossdraft.bench.acceptance import summed
-from crossdraft.bench.harness import finished, print_table
+from crossdraft.bench.harness import finished, print_table, total_of
 from crossdraft.bench.workload import Setting
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.pictures import SpeedCurve, check_picture, plot_speeds
@@ -368,13 +367,11 @@ class Rounds:
         rounds = sum(figure.epochs for figure in figures)
         passes = sum(figure.passes for figure in figures)
         draft_tokens = sum(figure.draft_tokens for figure in figures)
-        judged = summed([figure.judged_at for figure in figures])
-        accepted = summed([figure.accepted_at for figure in figures])
         return Rounds(
             k,
             tokens=sum(figure.tokens for figure in figures) / rounds,
             passes=passes / rounds,
-            accepted_at=tuple(one / all_ if all_ else 0.0 for one, all_ in zip(accepted, judged, strict=True)),
+            accepted_at=total_of(figures).acceptance_at,
             draft_token_seconds=sum(figure.drafter_seconds for figure in figures) / max(1, draft_tokens),
             pass_seconds=sum(figure.target_seconds for figure in figures) / passes,
             beside_seconds=_beside(figures) / rounds,

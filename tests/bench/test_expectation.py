@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossdraft.types.rows import Ids, Row, Whose
-from crossdraft.types.statistics import Kind
-from crossdraft.verification.expectation import (
+from crossdraft.bench.expected import (
     EXPECTATIONS,
     Drafting,
     Race,
@@ -20,6 +18,8 @@ from crossdraft.verification.expectation import (
     string_rejection,
     weights_of,
 )
+from crossdraft.types.rows import Ids, Row, Whose
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import METHODS, Method
 from tests.tables import ToyDrafter, ToyTarget
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
