@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.bench import device
 from crossdraft.bench.commands import DevicePlan
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 
 PLAN = DevicePlan(Path("out"), size=("1b", "14b"), device="cpu", concurrency="1,16", seconds=100.0)
 DEVICE = device.DeviceBenchmark(PLAN)
@@ -30,7 +30,7 @@ def test_passes_of_all_sizes_come_before_any_throughput() -> None:
 
 
 def test_only_shapes_that_can_be_read_are_measured() -> None:
-    with pytest.raises(Misused, match="LAYERSxHIDDEN"):
+    with pytest.raises(UsageError, match="LAYERSxHIDDEN"):
         with_(size=("inflated:big:bundled:target",)).check()
 
 
@@ -48,7 +48,7 @@ def test_only_shapes_that_can_be_read_are_measured() -> None:
 )
 def test_what_no_measurement_could_use_is_said_at_once(changes: dict[str, object], why: str) -> None:
     DEVICE.check()
-    with pytest.raises(Misused, match=why):
+    with pytest.raises(UsageError, match=why):
         with_(**changes).check()
 
 

@@ -50,7 +50,7 @@ from crossdraft.console.processes import Wanted, services, threads_each
 from crossdraft.console.running import CommandFailed, checked_options
 from crossdraft.engine.loader import load_model
 from crossdraft.session.resolution import Models, fault_of_pair, resolve, tokenization_of
-from crossdraft.text.frequencies import Ranking, count_frequencies
+from crossdraft.text.frequencies import TokenFrequencies, count_frequencies
 from crossdraft.text.letters import Side, to_bytes
 from crossdraft.training.corpus import read_corpus
 from crossdraft.types.rows import Probabilities
@@ -288,7 +288,7 @@ class Ranked:
     """A drafter's vocabulary ranked by a corpus."""
 
     name: str
-    ranking: Ranking
+    ranking: TokenFrequencies
     file: Path
 
     @staticmethod
@@ -480,7 +480,7 @@ class Exactness(Benchmark[ExactnessPlan, Tested]):
 
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
-        """By drafter; raises Misused."""
+        """By drafter; raises UsageError."""
         plan = self.plan
         return settings_of(plan.target, plan.drafter, plan.methods, [1.0], [plan.k])
 

@@ -21,7 +21,7 @@ from crossdraft.bench.commands import DevicePlan
 from crossdraft.bench.engine import described
 from crossdraft.bench.harness import Advance, Benchmark, Table
 from crossdraft.bench.throughput import concurrencies_of
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError
 from crossdraft.engine.device import device_of
 from crossdraft.engine.names import ModelLoadError, size_of, source_of
 
@@ -73,7 +73,7 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
         return {size: SIZES.get(size, size) for size in self.plan.size}
 
     def check(self) -> None:
-        """Raises Misused for what no measurement could use, before any is begun."""
+        """Raises UsageError for what no measurement could use, before any is begun."""
         try:
             device_of(self.plan.device)
             for size, name in self.models.items():
@@ -86,12 +86,12 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
                     )
             source_of(self.plan.drafter)
         except ModelLoadError as error:
-            raise Misused(str(error)) from error
+            raise UsageError(str(error)) from error
         assert self.at_once
 
     @property
     def at_once(self) -> tuple[int, ...]:
-        """Outputs under way together; raises Misused."""
+        """Outputs under way together; raises UsageError."""
         return concurrencies_of(self.plan.concurrency)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Finding, None]:
@@ -125,7 +125,7 @@ class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise Misused(f"cannot make {folder}: {error.strerror}") from error
+            raise UsageError(f"cannot make {folder}: {error.strerror}") from error
         super().run(json_path or folder / "device.json", markdown_path or folder / "device.md")
 
 

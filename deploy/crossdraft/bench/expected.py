@@ -30,7 +30,7 @@ from torch import Tensor
 from crossdraft.bench.commands import ExpectedPlan
 from crossdraft.bench.harness import Advance, Table
 from crossdraft.bench.workload import Prompted, affinities_of
-from crossdraft.console.running import CommandFailed, Misused, checked_options
+from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.drafter.context import Context
 from crossdraft.engine.distributions import distribution
 from crossdraft.engine.engine import Engine
@@ -649,12 +649,12 @@ class Subject:
 
 
 def affinity_for(path: Path, target: Subject, drafter: Subject) -> Affinity:
-    """The affinity of a file; raises Misused if it is not one for this pair."""
+    """The affinity of a file; raises UsageError if it is not one for this pair."""
     try:
         found = load_affinity(path)
         found.check_drafter(drafter.tokenizer_json, drafter.tokenization.vocabulary.size)
     except (OSError, AffinityMismatch) as error:
-        raise Misused(f"the affinity of {drafter.name} cannot be used: {error}") from error
+        raise UsageError(f"the affinity of {drafter.name} cannot be used: {error}") from error
     if found.target != tokenizer_digest(target.tokenizer_json):
-        raise Misused(f"{path} is for a target with another tokenizer than {target.name}")
+        raise UsageError(f"{path} is for a target with another tokenizer than {target.name}")
     return found

@@ -48,7 +48,7 @@ from crossdraft.bench.services import (
 from crossdraft.client import Generation, GenerationRequest, Statistics, connect
 from crossdraft.client.roster import Services
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.session.resolution import Models, resolve
@@ -287,7 +287,7 @@ class Kills(Disturbance[KillsPlan, Killed]):
         super().check()
         if not 0 <= self.plan.quiet[0] <= self.plan.quiet[1]:
             quiet = " ".join(f"{seconds:g}" for seconds in self.plan.quiet)
-            raise Misused(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
+            raise UsageError(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Killed, None]:
         target = Wanted("target", self.target.model, 1, self.target.options)
@@ -384,7 +384,7 @@ class Cuts(Disturbance[CutsPlan, Cut]):
         super().check()
         cut, whole = self.plan.seconds
         if not (cut > 0 and whole >= 0):
-            raise Misused(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
+            raise UsageError(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
         check_delay(self.plan.delay_ms)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Cut, None]:

@@ -35,7 +35,7 @@ from crossdraft.bench.services import Distant, OfPair, delays_of, drafter_servic
 from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
 from crossdraft.client import Generation, GenerationRequest, SamplingOptions, Statistics, connect
 from crossdraft.client.roster import Services
-from crossdraft.console.running import CommandFailed, Misused, checked_options
+from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.assignment import Assignment
@@ -123,13 +123,13 @@ def branched(unbranched: Configuration, shapes: Sequence[tuple[int, int]]) -> tu
 
 
 def pairs_of(option: str, form: str, given: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Values of a repeatable option of the form A,B; raises Misused."""
+    """Values of a repeatable option of the form A,B; raises UsageError."""
     pairs = []
     for text in given:
         try:
             first, second = (int(part) for part in text.split(","))
         except ValueError as error:
-            raise Misused(f"{option}: {form} expected, two whole numbers such as 16,4, got {text}") from error
+            raise UsageError(f"{option}: {form} expected, two whole numbers such as 16,4, got {text}") from error
         pairs.append((first, second))
     return tuple(pairs)
 
@@ -324,12 +324,12 @@ class OverlapBenchmark(OfPair[OverlapPlan, Cell]):
 
     @property
     def windows(self) -> tuple[Configuration, ...]:
-        """Overlapped drafts that are tried; raises Misused."""
+        """Overlapped drafts that are tried; raises UsageError."""
         return overlapped(pairs_of("--draft-tokens", "MAX,MIN", self.plan.window))
 
     @property
     def branches(self) -> tuple[tuple[int, int], ...]:
-        """Depths and widths of prepared continuations that are tried; raises Misused."""
+        """Depths and widths of prepared continuations that are tried; raises UsageError."""
         return pairs_of("--branches", "DEPTH,WIDTH", self.plan.branches)
 
     def check(self) -> None:

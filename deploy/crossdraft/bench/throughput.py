@@ -24,7 +24,7 @@ from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question
 from crossdraft.bench.workload import Prompted
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
@@ -223,22 +223,24 @@ WORK: Columns = {
 
 
 def concurrencies_of(text: str) -> tuple[int, ...]:
-    """From numbers with commas between them; raises Misused."""
+    """From numbers with commas between them; raises UsageError."""
     found = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
     if min(found) < 1:
-        raise Misused(f"--concurrency takes numbers from 1 on such as 1,4,16, got {text!r}")
+        raise UsageError(f"--concurrency takes numbers from 1 on such as 1,4,16, got {text!r}")
     return found
 
 
 def prompts_of(texts: Sequence[Ids], count: int, longest: int) -> list[Ids]:
     """`count` prompts of at most `longest` tokens, no two with the same beginning: a text that is used again begins
-    later. Raises Misused if there are too few."""
+    later. Raises UsageError if there are too few."""
     found: list[Ids] = []
     for turn in range(1 + count // len(texts)):
         later = [ids[SHIFT * turn :][:longest] for ids in texts]
         found += [ids for ids in later if len(ids) >= SHORTEST]
     if len(found) < count:
-        raise Misused(f"the prompts are enough for {len(found)} outputs, and {count} are asked for: give more prompts")
+        raise UsageError(
+            f"the prompts are enough for {len(found)} outputs, and {count} are asked for: give more prompts"
+        )
     return found[:count]
 
 
@@ -250,7 +252,7 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
 
     @cached_property
     def at_once(self) -> tuple[int, ...]:
-        """Outputs under way together, each in turn; raises Misused."""
+        """Outputs under way together, each in turn; raises UsageError."""
         return concurrencies_of(self.plan.concurrency)
 
     @property
@@ -282,10 +284,10 @@ class Throughput(Prompted[ThroughputPlan, Measured]):
         return max(FEWEST, at_once * self.plan.each)
 
     def check(self) -> None:
-        """Raises Misused if a value is out of its range."""
+        """Raises UsageError if a value is out of its range."""
         unknown = [name for name in self.plan.way if name not in CONFIGURATIONS]
         if unknown or not self.plan.way:
-            raise Misused(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
+            raise UsageError(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
         super().check()
         assert self.at_once
         with checked_options():

@@ -35,7 +35,7 @@ from crossdraft.console.processes import running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
-    Misused,
+    UsageError,
     check_output,
     checked_options,
     print_whole,
@@ -69,7 +69,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Addressed:
-    """Servers and services that run already, by their addresses. Raises Misused."""
+    """Servers and services that run already, by their addresses. Raises UsageError."""
 
     servers: ExistingServers
     services: str = ""  # what the test starts, for the report
@@ -84,7 +84,7 @@ class Addressed:
         if given.target:
             given.tls.files()
         elif given.drafter:
-            raise Misused(
+            raise UsageError(
                 "--drafter has an address and --target has none; a server's drafter is named by --use-drafter"
             )
 
@@ -178,16 +178,16 @@ def base_url(url: str) -> str:
     """The URL of a server without `/v1` and slashes at its end.
 
     Raises:
-        Misused: this is not http://HOST[:PORT][/PATH] or the same with https.
+        UsageError: this is not http://HOST[:PORT][/PATH] or the same with https.
     """
     complaint = f"--url must be such as http://127.0.0.1:8000, got {url}"
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
     except ValueError as error:
-        raise Misused(complaint) from error
+        raise UsageError(complaint) from error
     if not known or parts.query or parts.fragment:
-        raise Misused(complaint)
+        raise UsageError(complaint)
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
@@ -215,7 +215,7 @@ def _described(served: Served) -> str:
 
 
 def check_files(files: LoadFiles) -> None:
-    """Raises Misused if one of them cannot be written where it should be."""
+    """Raises UsageError if one of them cannot be written where it should be."""
     check_picture(files.picture)
     for path in (files.json_file, files.csv_file, files.picture):
         if path is not None:
@@ -238,12 +238,12 @@ def loadtest(
     """Runs the test; tables on stdout, and files if paths are given.
 
     Raises:
-        Misused: a value is out of its range, options do not go together, or a request cannot be served by the models.
+        UsageError: a value is out of its range, options do not go together, or a request cannot be served by the models.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
     check_files(files)
     if not 0 < load.timeout < float("inf"):
-        raise Misused(f"--timeout must be above 0, got {load.timeout:g}")
+        raise UsageError(f"--timeout must be above 0, got {load.timeout:g}")
     tested = _tested(servers, services, load.requests)
     with checked_options():
         prompts = requests.bundled() if asked.prompts is None else requests.read(asked.prompts)
@@ -252,7 +252,7 @@ def loadtest(
 
 
 def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> Conditions:
-    """What the options say, as the report has it. Raises Misused and ValueError."""
+    """What the options say, as the report has it. Raises UsageError and ValueError."""
     drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
     try:
         software = version("crossdraft")
@@ -284,22 +284,22 @@ def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> Con
 
 
 def _load_of(options: LoadOptions) -> Load:
-    """What --rate, --clients and --max-concurrency say together. Raises Misused and ValueError."""
+    """What --rate, --clients and --max-concurrency say together. Raises UsageError and ValueError."""
     most = options.most_at_once if options.max_concurrency is None else options.max_concurrency
     if options.rate is not None and options.clients is not None:
-        raise Misused("--rate and --clients are two kinds of load: give one of them")
+        raise UsageError("--rate and --clients are two kinds of load: give one of them")
     if options.rate is not None:
         return OpenLoop(options.rate, most)
     if most is not None:
-        raise Misused("--max-concurrency is for --rate; without it, --clients says how many requests are under way")
+        raise UsageError("--max-concurrency is for --rate; without it, --clients says how many requests are under way")
     return ClosedLoop(DEFAULT_CLIENTS if options.clients is None else options.clients)
 
 
 def _tested(servers: ExistingServers, services: StartedServices, requests: int) -> Addressed | Started:
-    """Raises Misused."""
+    """Raises UsageError."""
     if servers.url or servers.server or servers.target or servers.drafter:
         if services.compare or services.delay_ms is not None:
-            raise Misused("--compare and --delay-ms are for services that are started; give --target beside --url")
+            raise UsageError("--compare and --delay-ms are for services that are started; give --target beside --url")
         return Addressed(servers)
     models = Served(services.target_model, services.pace_target), Served(services.drafter_model, services.pace_drafter)
     protocols = frozenset(HTTP if one is Over.HTTP else GRPC for one in services.over)

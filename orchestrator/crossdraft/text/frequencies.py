@@ -21,7 +21,7 @@ DIGEST_BYTES = 16
 LARGEST_FILE = 1 << 26  # bytes: more than 8 for each id of the largest vocabularies
 
 
-class RankingError(ValueError):
+class FrequenciesError(ValueError):
     """A file of frequencies cannot be used; the text says what to do."""
 
 
@@ -46,10 +46,10 @@ class Ranking:
             always: ids that come first, whatever their frequency. Of equally frequent ones the smaller ids come first.
 
         Raises:
-            RankingError: `count` is out of its range.
+            FrequenciesError: `count` is out of its range.
         """
         if not 1 <= count <= size:
-            raise RankingError(f"the ids to keep must be 1 to {size}, the whole vocabulary, got {count}")
+            raise FrequenciesError(f"the ids to keep must be 1 to {size}, the whole vocabulary, got {count}")
         keys = np.zeros(size, dtype=np.int64)
         common = min(size, len(self.counts))
         keys[:common] = self.counts[:common]
@@ -82,7 +82,7 @@ def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: It
     return Ranking(tokenizer_digest(tokenizer_json), counts)
 
 
-def read_ranking(path: Path, tokenizer_json: str, model: str) -> Ranking:
+def read_frequencies(path: Path, tokenizer_json: str, model: str) -> Ranking:
     """Reads a file of frequencies for this tokenizer.
 
     Args:
@@ -91,18 +91,18 @@ def read_ranking(path: Path, tokenizer_json: str, model: str) -> Ranking:
         model: its name, for the advice.
 
     Raises:
-        RankingError: there is no such file, it is damaged, or it was made with another tokenizer.
+        FrequenciesError: there is no such file, it is damaged, or it was made with another tokenizer.
     """
     advice = f"make one with: crossdraft frequencies --model {model} CORPUS -o FILE"
     try:
         with path.open("rb") as opened:
             ranking = _parsed(opened.read(LARGEST_FILE))
     except OSError as error:
-        raise RankingError(f"cannot read the frequencies: {error}; {advice}") from error
+        raise FrequenciesError(f"cannot read the frequencies: {error}; {advice}") from error
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RankingError(f"{path} is damaged, or not a file of frequencies; {advice}") from error
+        raise FrequenciesError(f"{path} is damaged, or not a file of frequencies; {advice}") from error
     if ranking.tokenizer != tokenizer_digest(tokenizer_json):
-        raise RankingError(f"the frequencies in {path} are those of another tokenizer; {advice}")
+        raise FrequenciesError(f"the frequencies in {path} are those of another tokenizer; {advice}")
     return ranking
 
 
