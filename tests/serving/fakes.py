@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from crossdraft.client import Kind, Reason, Statistics, Token
-from crossdraft.serving.backend import Ended, OutputRequest, ServedModel, UnknownModelError
+from crossdraft.serving.backend import Ended, OutputRequest, UnknownModelError
+from crossdraft.types.output import ServedModel
 
 TOY = ServedModel("toy", 1_700_000_000, 64, ("ngram", "small"), ("slem", "seeded"), chats=True)
 TOKENS = (

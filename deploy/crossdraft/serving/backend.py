@@ -30,19 +30,6 @@ Addresses = tuple[str, ...]  # host:port
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """A model that a backend serves."""
-
-    name: str
-    created: int  # seconds since 1970, when it began to be served
-    context: int  # tokens, prompt and output together
-    drafters: tuple[str, ...]  # names that a request may choose, the default first; none: plain decoding
-    methods: tuple[str, ...]  # of `verification.methods.METHODS`, that its pairs allow
-    chats: bool  # it has a chat template of its own
-    there: bool = True  # one of its targets can be reached now; else requests fail until one is back
-
-
-@dataclass(frozen=True)
 class OutputRequest:
     """One output of one served model, as a client asked for it.
 
