@@ -335,7 +335,7 @@ class RequestOptions:
 
 
 class Uses(StrEnum):
-    """What certificates are good for; the values are those of `rpc.authority.Use`."""
+    """What certificates are good for; the values are those of `rpc.authority.Purpose`."""
 
     SERVICE = "service"
     ORCHESTRATOR = "orchestrator"
