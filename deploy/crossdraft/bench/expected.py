@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from crossdraft.bench.harness import Advance, Benchmark, Table
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 from crossdraft.drafter.context import Context
 from crossdraft.engine.distributions import distribution
 from crossdraft.engine.engine import Engine
@@ -85,13 +85,13 @@ class ExpectedAcceptance(Benchmark[Cell | Comparison]):
 
     def check(self) -> None:
         if self.k < 1:
-            raise Misused(f"-k must be at least 1, got {self.k}")
+            raise UsageError(f"-k must be at least 1, got {self.k}")
         if self.after < 0:
-            raise Misused(f"--after must be 0 or more, got {self.after}")
+            raise UsageError(f"--after must be 0 or more, got {self.after}")
         if not 0 <= self.least < 1:
-            raise Misused(f"--least must be 0 or more and below 1, got {self.least}")
+            raise UsageError(f"--least must be 0 or more and below 1, got {self.least}")
         if any(not 0 <= temperature < float("inf") for temperature in self.temperatures):
-            raise Misused(f"a temperature must be 0 or more, got {min(self.temperatures)}")
+            raise UsageError(f"a temperature must be 0 or more, got {min(self.temperatures)}")
 
     def measure(self, advance: Advance) -> Iterator[Cell | Comparison]:
         target = Subject.of(self.target, Side.TARGET)
@@ -278,12 +278,12 @@ class Subject:
 
 
 def affinity_for(path: Path, target: Subject, drafter: Subject) -> Affinity:
-    """The affinity of a file; raises Misused if it is not one for this pair."""
+    """The affinity of a file; raises UsageError if it is not one for this pair."""
     try:
         found = load_affinity(path)
         found.check_drafter(drafter.tokenizer_json, drafter.tokenization.vocabulary.size)
     except (OSError, AffinityMismatch) as error:
-        raise Misused(f"the affinity of {drafter.name} cannot be used: {error}") from error
+        raise UsageError(f"the affinity of {drafter.name} cannot be used: {error}") from error
     if found.target != tokenizer_digest(target.tokenizer_json):
-        raise Misused(f"{path} is for a target with another tokenizer than {target.name}")
+        raise UsageError(f"{path} is for a target with another tokenizer than {target.name}")
     return found
