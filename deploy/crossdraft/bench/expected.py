@@ -30,7 +30,7 @@ from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import Ids, Row, Whose
-from crossdraft.verification.expectation import EXPECTATIONS, Drafting, Expected
+from crossdraft.verification.expectation import EXPECTATIONS, DraftDistribution, Expected
 from crossdraft.verification.methods import METHODS, Method
 
 COMPARISONS = (("coupled-shared", "tli"), ("coupled", "slem"), ("tli", "union"), ("slrs", "slem"))
@@ -119,7 +119,7 @@ class ExpectedAcceptance(Benchmark[Cell | Comparison]):
                 for method in methods:
                     rows = _drafter_rows(method, drafter.rows, context.ids, temperature, pair, affinity)
                     whose = Whose.TARGET if method.redistributed else Whose.DRAFTER
-                    drafting = Drafting(pair, rows, self.k, self.least, whose)
+                    drafting = DraftDistribution(pair, rows, self.k, self.least, whose)
                     by_method[method.name].append(EXPECTATIONS[method.name](row, drafting))
             target.rows.forget()
             drafter.rows.forget()

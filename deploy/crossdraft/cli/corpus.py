@@ -14,7 +14,7 @@ from crossdraft.console.corpora import Named, corpus_texts
 from crossdraft.console.running import CommandFailed, PlainConsole, UsageError, check_output
 from crossdraft.text.affinity import Affinity, FirstOrder, Kernel, Matrix, Probabilities, save_affinity
 from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence, first_pieces
-from crossdraft.text.frequencies import Ranking, count_frequencies
+from crossdraft.text.frequencies import TokenFrequencies, count_frequencies
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 
@@ -43,7 +43,7 @@ class Job:
         """The corpus, with a progress bar."""
         return corpus_texts(self.corpus, "reading")
 
-    def frequencies(self) -> Ranking:
+    def frequencies(self) -> TokenFrequencies:
         """How often the target's tokens occur in the corpus."""
         return count_frequencies(self.target.tokenizer_json, self.target.tokenization, self.texts())
 
@@ -59,7 +59,7 @@ def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options
         options: how the matrix is made.
 
     Raises:
-        UsageError: there is no such corpus, it has no text, an option does not fit, or the file cannot be written there.
+        UsageError: there is no such corpus, it has no text, an option does not fit, or the file cannot be written.
         CommandFailed: a tokenizer cannot be loaded, nothing is shared, or writing fails.
     """
     _check(options)
@@ -201,7 +201,7 @@ def count_tokens(model: str, corpus: Path, output: Path) -> None:
     console.print(_kept_shares(ranking))
 
 
-def _kept_shares(ranking: Ranking) -> Table:
+def _kept_shares(ranking: TokenFrequencies) -> Table:
     """The share of the counted tokens that the N most frequent ids make, for some N."""
     size = len(ranking.counts)
     used = int((ranking.counts > 0).sum())

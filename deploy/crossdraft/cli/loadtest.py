@@ -222,7 +222,7 @@ def _described(served: Served) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadTestPlan:
     """Which requests are sent, when, and how often.
 
     Raises:
@@ -319,7 +319,7 @@ def loadtest(
     """Runs the test; tables on stdout, and files if paths are given.
 
     Raises:
-        UsageError: a value is out of its range, options do not go together, or a request cannot be served by the models.
+        UsageError: a value is out of its range, options do not go together, or the models cannot serve a request.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
     plan = _plan_of(load, asked)
@@ -327,12 +327,12 @@ def loadtest(
     run(plan, _tested(servers, services, load.requests), written)
 
 
-def run(plan: Plan, tested: Addressed | Started, files: Files) -> None:
+def run(plan: LoadTestPlan, tested: Addressed | Started, files: Files) -> None:
     """The same, of checked options."""
     run_to_end(LoadTest(plan, tested, files).run(), STARTS_PROCESSES)
 
 
-def _plan_of(load: LoadOptions, asked: LoadRequests) -> Plan:
+def _plan_of(load: LoadOptions, asked: LoadRequests) -> LoadTestPlan:
     drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
     with checked_options():
         options = RequestOptions(
@@ -347,7 +347,7 @@ def _plan_of(load: LoadOptions, asked: LoadRequests) -> Plan:
         )
         kind, goal = _load_of(load), Goal(asked.ttft_ms, asked.tpot_ms)
     counts = load.requests, load.warm_up, load.repeat, load.seed
-    return Plan(kind, options, goal, *prompts_of(asked.prompts), *counts, load.timeout)
+    return LoadTestPlan(kind, options, goal, *prompts_of(asked.prompts), *counts, load.timeout)
 
 
 def _load_of(options: LoadOptions) -> Load:
@@ -380,7 +380,7 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
 class LoadTest:
     """A running test."""
 
-    plan: Plan
+    plan: LoadTestPlan
     tested: Addressed | Started
     files: Files
     runs: list[Run] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """`crossdraft serve`: one server in this process, until SIGTERM or SIGINT.
 
-A line of JSON on stdout says when it is ready. All functions raise UsageError if an option is out of its range or does not
-fit another one or the model, and CommandFailed if the model cannot be run or the address cannot be had.
+A line of JSON on stdout says when it is ready. All functions raise UsageError if an option is out of its range or
+does not fit another one or the model, and CommandFailed if the model cannot be run or the address cannot be had.
 """
 
 from collections.abc import Callable, Coroutine
@@ -35,7 +35,7 @@ from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.serving.servers import Together
 from crossdraft.text.affinity import AffinityMismatch
-from crossdraft.text.frequencies import RankingError
+from crossdraft.text.frequencies import FrequenciesError
 
 if TYPE_CHECKING:
     from crossdraft.engine.emulation import Pace
@@ -141,7 +141,7 @@ def _run(server: Coroutine[Any, Any, None], log: LogOptions, until_stdin_ends: b
     try:
         with logged(log.log_format, log.log_level):
             run(server)
-    except (AffinityMismatch, RankingError, NumberOutOfRangeError, TlsError) as error:
+    except (AffinityMismatch, FrequenciesError, NumberOutOfRangeError, TlsError) as error:
         raise UsageError(str(error)) from error
     except (ValueError, CannotListen) as error:
         raise CommandFailed(str(error)) from error
