@@ -27,12 +27,6 @@ PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
 
 
-@pytest.fixture
-async def pipeline(target: TargetClient, drafter: DrafterClient):  # type: ignore[no-untyped-def]
-    async with connect(target.address, drafter.address) as connected:
-        yield connected
-
-
 async def ids_of(pipeline: Pipeline, **settings: object) -> list[int]:
     generation = pipeline.generate(PROMPT, max_tokens=24, **settings)
     async for _ in generation:

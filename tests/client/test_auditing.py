@@ -1,6 +1,6 @@
 """Audits: honest drafters pass, one that lies about its rows is caught."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crossdraft.client import Generation, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.drafter import service
 from crossdraft.engine.sampler import KeyedDraws
-from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.rpc.clients import TargetClient
 from crossdraft.types.messages import Drafted, NoiseKey
 from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose
 from crossdraft.verification.methods import SLEM
@@ -100,12 +100,6 @@ class Liar(KeyedDraws):
 
     def draw(self, ids: Ids, probabilities: Probabilities, offset: int) -> int:
         return super().draw(ids, flattened(probabilities), offset)
-
-
-@pytest.fixture
-async def pipeline(target: TargetClient, drafter: DrafterClient) -> AsyncIterator[Pipeline]:
-    async with connect(target.address, drafter.address) as connected:
-        yield connected
 
 
 async def finished(pipeline: Pipeline, method: str, audit: bool = True, overlap: Overlap = Overlap.OFF) -> Generation:

@@ -1,7 +1,7 @@
 """What fronts ask of the pipeline, over real gRPC with tiny random models: ids, chats, logprobs, resuming."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,12 +32,6 @@ PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
 TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}assistant\n"
 CHAT = Chat((Message("system", "Be brief."), Message("user", "naïve 🦄?")))
-
-
-@pytest.fixture
-async def pipeline(target: TargetClient, drafter: DrafterClient) -> AsyncIterator[Pipeline]:
-    async with connect(target.address, drafter.address) as connected:
-        yield connected
 
 
 async def tokens_of(generation: Generation) -> list[Token]:
