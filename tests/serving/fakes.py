@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from crossdraft.client import GenerationRequest, Kind, Reason, Statistics, Token
 from crossdraft.rpc.generation import Generate
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import Ended, OutputRequest, ServedModel, UnknownModelError
+from crossdraft.serving.backend import Ended, OutputRequest, UnknownModelError
 from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
+from crossdraft.types.output import ServedModel
 
 TOY = ServedModel("toy", 1_700_000_000, 64, ("ngram", "small"), ("slem", "seeded"), chats=True)
 TOKENS = (

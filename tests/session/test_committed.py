@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.client.api import Generation, Token
+from crossdraft.client import Generation, Token
 from crossdraft.client.roster import Services
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Finished, Reason

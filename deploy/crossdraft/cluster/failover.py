@@ -27,10 +27,10 @@ from crossdraft.serving.backend import (
     OutputItem,
     OutputRequest,
     OverloadedError,
-    ServedModel,
     TraceSpans,
     UnknownModelError,
 )
+from crossdraft.types.output import ServedModel
 from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
