@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crossdraft.client import Generation, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.drafter import service
 from crossdraft.engine.sampler import KeyedDraws
-from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.rpc.clients import TargetClient
 from crossdraft.session.assignment import Audit
 from crossdraft.types.messages import Drafted, NoiseKey
 from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crossdraft.cli.options import CertsOptions
 from crossdraft.console.running import CommandFailed, UsageError
-from crossdraft.rpc.authority import AuthorityError, Issued, Subject, Use, ends, issue, new_authority, subject_of
+from crossdraft.rpc.authority import AuthorityError, Issued, Purpose, Subject, ends, issue, new_authority, subject_of
 
 CA = "ca"
 CA_DAYS = 3650  # how long a CA is valid
@@ -46,7 +46,7 @@ def _to_make(options: CertsOptions) -> dict[str, Subject]:
         )
     wanted: dict[str, Subject] = {}
     for host in options.host:
-        subject = Subject(_separate(host), _use(options) or Use.BOTH)
+        subject = Subject(_separate(host), _use(options) or Purpose.BOTH)
         name = file_name(subject.hosts[0])
         if name == CA or name in wanted:
             raise UsageError(f"--host {host}: the name {name!r} is taken; put another name of the host first")
@@ -73,12 +73,12 @@ def _to_renew(options: CertsOptions) -> dict[str, Subject]:
         except AuthorityError as error:
             raise CommandFailed(f"{path}: {error}; it is not renewed") from error
         hosts = tuple(dict.fromkeys((*before.hosts, *given.get(name, ()))))
-        wanted[name] = replace(before, hosts=hosts, use=_use(options) or before.use)
+        wanted[name] = replace(before, hosts=hosts, purpose=_use(options) or before.purpose)
     return wanted
 
 
-def _use(options: CertsOptions) -> Use | None:
-    return None if options.use is None else Use(options.use)
+def _use(options: CertsOptions) -> Purpose | None:
+    return None if options.use is None else Purpose(options.use)
 
 
 def _authority(folder: Path) -> tuple[Issued, bool]:
@@ -117,11 +117,11 @@ def _instructions(folder: Path, wanted: dict[str, Subject], days: int, made: boo
     for name, subject in wanted.items():
         certificate, key = _paths(folder, name)
         lines.append(
-            f"  {certificate}, {key}: copy them to {name} only ({', '.join(subject.hosts)}; {USES[subject.use]})"
+            f"  {certificate}, {key}: copy them to {name} only ({', '.join(subject.hosts)}; {USES[subject.purpose]})"
         )
     example = next(iter(wanted))
     lines += [
-        f"on {example}, add to {COMMANDS[wanted[example].use]}:",
+        f"on {example}, add to {COMMANDS[wanted[example].purpose]}:",
         f"  --tls-ca ca.pem --tls-cert {example}.pem --tls-key {example}.key",
         "running processes use renewed files as soon as these are replaced; there is no need to restart them",
     ]
@@ -129,14 +129,14 @@ def _instructions(folder: Path, wanted: dict[str, Subject], days: int, made: boo
 
 
 USES = {
-    Use.SERVICE: "to serve",
-    Use.ORCHESTRATOR: "to connect to services",
-    Use.BOTH: "to serve and to connect",
+    Purpose.SERVICE: "to serve",
+    Purpose.ORCHESTRATOR: "to connect to services",
+    Purpose.BOTH: "to serve and to connect",
 }
 COMMANDS = {
-    Use.SERVICE: "`crossdraft serve target` or `serve drafter`",
-    Use.ORCHESTRATOR: "`crossdraft generate`, `serve http` or `serve grpc`",
-    Use.BOTH: "`crossdraft serve` and `crossdraft generate`",
+    Purpose.SERVICE: "`crossdraft serve target` or `serve drafter`",
+    Purpose.ORCHESTRATOR: "`crossdraft generate`, `serve http` or `serve grpc`",
+    Purpose.BOTH: "`crossdraft serve` and `crossdraft generate`",
 }
 
 

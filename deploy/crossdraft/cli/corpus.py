@@ -59,7 +59,7 @@ def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options
         options: how the matrix is made.
 
     Raises:
-        UsageError: there is no such corpus, it has no text, an option does not fit, or the file cannot be written there.
+        UsageError: there is no such corpus, it has no text, an option does not fit, or the file cannot be written.
         CommandFailed: a tokenizer cannot be loaded, nothing is shared, or writing fails.
     """
     _check(options)

@@ -238,7 +238,7 @@ def loadtest(
     """Runs the test; tables on stdout, and files if paths are given.
 
     Raises:
-        UsageError: a value is out of its range, options do not go together, or a request cannot be served by the models.
+        UsageError: a value is out of its range, options do not go together, or the models cannot serve a request.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
     check_files(files)

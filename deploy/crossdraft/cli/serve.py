@@ -1,7 +1,7 @@
 """`crossdraft serve`: one server in this process, until SIGTERM or SIGINT.
 
-A line of JSON on stdout says when it is ready. All functions raise UsageError if an option is out of its range or does not
-fit another one or the model, and CommandFailed if the model cannot be run or the address cannot be had.
+A line of JSON on stdout says when it is ready. All functions raise UsageError if an option is out of its range or does
+not fit another one or the model, and CommandFailed if the model cannot be run or the address cannot be had.
 """
 
 from collections.abc import Callable, Coroutine

@@ -52,8 +52,8 @@ def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
         rounds: number of rounds to show.
 
     Raises:
-        UsageError: the output cannot be written there, or has an unknown extension; the recording cannot be read, or has
-            fewer rounds.
+        UsageError: the output cannot be written there, or has an unknown extension; the recording cannot be read, or
+            has fewer rounds.
         CommandFailed: writing fails.
     """
     if output.suffix.lower() not in (*PAGES, *PICTURES):

@@ -69,8 +69,8 @@ def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
         chunk: characters.
 
     Raises:
-        UsageError: there is no corpus at `path` (raised before anything is read), or it has no text, or a line of JSON has
-            none.
+        UsageError: there is no corpus at `path` (raised before anything is read), or it has no text, or a line of JSON
+            has none.
     """
     return _texts(find_corpus(path), doing, chunk)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, Self
 
-from crossdraft.client.api import Pipeline, Token, connect
+from crossdraft.client.api import Pipeline, connect
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NotServed, ServiceError
 from crossdraft.rpc.log_context import about
@@ -21,9 +21,9 @@ from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.events import Reason
 from crossdraft.session.resolution import fault_of_pair, requested_method
 from crossdraft.trace.live_spans import Span, Watch
+from crossdraft.types.output import ServedModel, Token
 from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.types.statistics import Statistics
-from crossdraft.types.output import ServedModel
 from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)

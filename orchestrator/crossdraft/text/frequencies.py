@@ -26,7 +26,7 @@ class FrequenciesError(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Ranking:
+class TokenFrequencies:
     """Occurrences of each id in a corpus, and whose ids they are."""
 
     tokenizer: str  # its `tokenizer_digest`
@@ -66,7 +66,7 @@ class Ranking:
         path.write_bytes(msgpack.packb([FORMAT, self.tokenizer, counts, _check(self.tokenizer, counts)]))
 
 
-def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: Iterable[str]) -> Ranking:
+def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: Iterable[str]) -> TokenFrequencies:
     """Counts the ids of texts, each tokenized as the middle of an output: no begin symbol, no prefix space.
 
     Raises:
@@ -79,10 +79,10 @@ def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: It
         counts += np.bincount(np.array(ids, dtype=np.int64), minlength=size)
     if not counts.any():
         raise ValueError("the corpus makes no tokens")
-    return Ranking(tokenizer_digest(tokenizer_json), counts)
+    return TokenFrequencies(tokenizer_digest(tokenizer_json), counts)
 
 
-def read_frequencies(path: Path, tokenizer_json: str, model: str) -> Ranking:
+def read_frequencies(path: Path, tokenizer_json: str, model: str) -> TokenFrequencies:
     """Reads a file of frequencies for this tokenizer.
 
     Args:
@@ -106,7 +106,7 @@ def read_frequencies(path: Path, tokenizer_json: str, model: str) -> Ranking:
     return ranking
 
 
-def _parsed(content: bytes) -> Ranking:
+def _parsed(content: bytes) -> TokenFrequencies:
     """Raises ValueError, TypeError or what msgpack raises."""
     form, tokenizer, counts, check = msgpack.unpackb(content)
     if form != FORMAT or not isinstance(tokenizer, str) or check != _check(tokenizer, counts):
@@ -114,7 +114,7 @@ def _parsed(content: bytes) -> Ranking:
     found = np.frombuffer(counts, dtype="<i8").astype(np.int64)
     if not found.any() or (found < 0).any():
         raise ValueError("the counts are not those of a corpus")
-    return Ranking(tokenizer, found)
+    return TokenFrequencies(tokenizer, found)
 
 
 def _check(tokenizer: str, counts: bytes) -> bytes:
