@@ -14,7 +14,7 @@ from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
-from crossdraft.target.service import Run, TargetSession, merged
+from crossdraft.target.service import BATCHED_SECONDS, joined, merged
 from crossdraft.types.messages import (
     MOST_RUN,
     FetchRow,
@@ -28,6 +28,8 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.gathering import Gate
+from tests.rpc.linked import Direct
+from tests.target.conftest import opened
 
 PROMPT = (40, 41, 42, 300, 7)
 PENALISED = SamplingOptions(temperature=0.8, presence_penalty=0.7, repetition_penalty=1.2)
@@ -40,21 +42,14 @@ def run_of(number: int, tokens: int, committed: tuple[int, ...] = ()) -> Pass:
     return Pass(number, committed, NO_TREE, draws=True, run=tokens)
 
 
-async def asked(*requests: Request) -> AsyncIterator[Request]:
-    """They come at once, and nothing after them; the stream stays open."""
-    for request in requests:
-        yield request
-    await asyncio.Event().wait()
-
-
 async def one_by_one(model: RunningModel, opening: OpenTarget, count: int) -> list[Sample]:
     """The draws of as many passes."""
-    session, drawn = TargetSession(model, opening), list[Sample]()
+    session, drawn = opened(model, opening), list[Sample]()
     for number in range(1, count + 1):
         done = await session.answer(Pass(number, tuple(one.token for one in drawn[-1:]), NO_TREE, draws=True))
         assert isinstance(done, PassDone)
         drawn += [node for node in done.nodes if isinstance(node, Sample)]
-    await session.close()
+    session.close()
     return drawn
 
 
@@ -73,16 +68,12 @@ async def standing(model: RunningModel) -> AsyncIterator[None]:
     await held
 
 
-async def drawn_in(session: TargetSession, *requests: Request) -> list[PassDone]:
+async def drawn_in(session: Direct, *requests: Request) -> list[PassDone]:
     """The replies up to the end of the last run asked for."""
-    replies: list[PassDone] = []
-    conversation, last = session.converse(asked(*requests)), max(one.number for one in requests)
-    async for reply in conversation:
-        assert isinstance(reply, PassDone)
-        replies.append(reply)
-        if reply.number == last and not reply.more:
-            break
-    await conversation.aclose()
+    replies, last = list[PassDone](), max(one.number for one in requests)
+    session.ask(*requests)
+    while not replies or replies[-1].number != last or replies[-1].more:
+        replies.append(await session.receive())
     return replies
 
 
@@ -114,14 +105,14 @@ async def test_a_run_draws_what_passes_would(target: TargetClient, target_model:
 
 async def test_what_was_drawn_and_not_committed_is_drawn_again(target_model: RunningModel) -> None:
     due = await one_by_one(target_model, OPENING, 8)
-    session = TargetSession(target_model, OPENING)
+    session = opened(target_model, OPENING)
     await drawn_in(session, run_of(1, 8))
     again = await drawn_in(session, run_of(2, 5, tuple(one.token for one in due[:3])))
     same(samples_of(again), due[3:])
 
 
 async def test_a_pass_over_a_tree_after_a_run_feeds_the_tree_only(target_model: RunningModel) -> None:
-    session = TargetSession(target_model, OPENING)
+    session = opened(target_model, OPENING)
     drawn = [one.token for one in samples_of(await drawn_in(session, run_of(1, 4)))]
     fed = target_model.thread.engine.computed
     await session.answer(Pass(2, tuple(drawn), TokenTree((5, 6), (ROOT, 0))))
@@ -131,16 +122,16 @@ async def test_a_pass_over_a_tree_after_a_run_feeds_the_tree_only(target_model: 
 async def test_a_run_ends_after_a_stop_id(target_model: RunningModel) -> None:
     (stop,) = target_model.description.stops
     opening = OpenTarget(PROMPT, SamplingOptions(temperature=0, logit_bias=((stop, 100.0),)), NoiseKey(1))
-    (reply,) = await drawn_in(TargetSession(target_model, opening), run_of(1, 8))
+    (reply,) = await drawn_in(opened(target_model, opening), run_of(1, 8))
     assert [one.token for one in samples_of([reply])] == [stop]
     assert not reply.more
-    ignoring = TargetSession(target_model, replace(opening, ignore_stops=True))
+    ignoring = opened(target_model, replace(opening, ignore_stops=True))
     assert [one.token for one in samples_of(await drawn_in(ignoring, run_of(1, 8)))] == [stop] * 8
 
 
 async def test_runs_share_steps(target_model: RunningModel) -> None:
     """Each is ready for the next step when the one before is over, whatever the event loop is at."""
-    sessions = [TargetSession(target_model, OpenTarget(PROMPT, PENALISED, NoiseKey(key))) for key in (1, 2, 3)]
+    sessions = [opened(target_model, OpenTarget(PROMPT, PENALISED, NoiseKey(key))) for key in (1, 2, 3)]
     alone = [await one_by_one(target_model, OpenTarget(PROMPT, PENALISED, NoiseKey(key)), 20) for key in (1, 2, 3)]
     before = target_model.thread.steps
     async with standing(target_model):
@@ -152,15 +143,15 @@ async def test_runs_share_steps(target_model: RunningModel) -> None:
 
 
 async def test_a_run_that_does_not_fit_is_refused_before_it_begins(target_model: RunningModel) -> None:
-    session = TargetSession(target_model, OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1)))
+    session = opened(target_model, OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1)))
     with pytest.raises(ContextTooLong, match="a run of 30 has 129 tokens"):
         await drawn_in(session, run_of(1, 30))
-    whole = TargetSession(target_model, OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1)))
+    whole = opened(target_model, OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1)))
     assert len(samples_of(await drawn_in(whole, run_of(1, 29)))) == 29
 
 
 async def test_no_rows_of_a_run_can_be_had(target_model: RunningModel) -> None:
-    session = TargetSession(target_model, OPENING)
+    session = opened(target_model, OPENING)
     await drawn_in(session, run_of(1, 3))
     with pytest.raises(ProtocolBroken, match=r"has answered \[\]"):
         await session.answer(FetchRow(1, 0))
@@ -184,7 +175,7 @@ async def test_runs_that_cannot_be(target: TargetClient, wrong: Pass, complaint:
 @pytest.mark.parametrize("following", [RunTo(1, 0), Pass(2, (), NO_TREE, draws=True)], ids=["told to", "another pass"])
 async def test_a_run_ends_when_something_else_is_asked(target_model: RunningModel, following: Request) -> None:
     due = await one_by_one(target_model, OPENING, 1)
-    session = TargetSession(target_model, OPENING)
+    session = opened(target_model, OPENING)
     async with standing(target_model):
         drawing = asyncio.create_task(drawn_in(session, run_of(1, MOST_RUN), following))
     replies = await drawing
@@ -198,7 +189,7 @@ async def test_a_run_ends_when_something_else_is_asked(target_model: RunningMode
 
 async def test_a_run_goes_on_as_far_as_it_is_told(target_model: RunningModel) -> None:
     due = await one_by_one(target_model, OPENING, 9)
-    session = TargetSession(target_model, OPENING)
+    session = opened(target_model, OPENING)
     replies = await drawn_in(session, run_of(1, 4), RunTo(1, 9))
     same(samples_of(replies), due)
     assert [reply.more for reply in replies] == [True] * (len(replies) - 1) + [False]
@@ -206,26 +197,28 @@ async def test_a_run_goes_on_as_far_as_it_is_told(target_model: RunningModel) ->
 
 async def test_what_is_told_of_another_run_changes_nothing(target_model: RunningModel) -> None:
     due = await one_by_one(target_model, OPENING, 4)
-    same(samples_of(await drawn_in(TargetSession(target_model, OPENING), run_of(1, 4), RunTo(0, 9))), due)
+    same(samples_of(await drawn_in(opened(target_model, OPENING), run_of(1, 4), RunTo(0, 9))), due)
 
 
 async def test_a_run_that_is_to_go_on_beyond_the_context_is_refused(target_model: RunningModel) -> None:
-    session = TargetSession(target_model, OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1)))
+    session = opened(target_model, OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1)))
     with pytest.raises(ContextTooLong, match="a run of 30 has 129 tokens"):
-        _ = [reply.number async for reply in session.converse(asked(run_of(1, 20), RunTo(1, 30)))]
+        session.ask(run_of(1, 20), RunTo(1, 30))
+    session.close()
 
 
 async def test_a_run_goes_on_so_far_at_once(target_model: RunningModel) -> None:
-    session = TargetSession(target_model, OPENING)
+    session = opened(target_model, OPENING)
     with pytest.raises(ProtocolBroken, match="a run of 4 tokens is to have 69; at most 64 more are possible at once"):
-        _ = [reply.number async for reply in session.converse(asked(run_of(1, 4), RunTo(1, 69)))]
-    other = TargetSession(target_model, OPENING)
+        session.ask(run_of(1, 4), RunTo(1, 69))
+    session.close()
+    other = opened(target_model, OPENING)
     assert len(samples_of(await drawn_in(other, run_of(1, 4), RunTo(1, 68), RunTo(1, 80)))) == 80
 
 
 async def test_the_end_of_a_run_that_is_over_is_nothing(target_model: RunningModel) -> None:
     due = await one_by_one(target_model, OPENING, 2)
-    session = TargetSession(target_model, OPENING)
+    session = opened(target_model, OPENING)
     committed = (due[0].token,)
     replies = await drawn_in(
         session, Pass(1, (), NO_TREE, draws=True), RunTo(1, 0), Pass(2, committed, NO_TREE, draws=True)
@@ -236,7 +229,7 @@ async def test_the_end_of_a_run_that_is_over_is_nothing(target_model: RunningMod
 async def test_a_run_that_nobody_reads_any_more_draws_no_further(
     target_model: RunningModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, thread = TargetSession(target_model, OPENING), target_model.thread
+    session, thread = opened(target_model, OPENING), target_model.thread
     places, step = threading.Semaphore(2), thread._engine_step  # the third step stands still
 
     def held(shares: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
@@ -244,54 +237,61 @@ async def test_a_run_that_nobody_reads_any_more_draws_no_further(
         return step(shares)
 
     monkeypatch.setattr(thread, "_engine_step", held)
-    conversation = session.converse(asked(run_of(1, MOST_RUN)))
-    await anext(conversation)
-    await conversation.aclose()
+    await session.answer(run_of(1, MOST_RUN))
+    session.close()
     places.release(MOST_RUN)
-    await session.close()
-    assert thread.steps <= 3
-    steps = thread.steps
     await one_by_one(target_model, OPENING, 1)
-    assert thread.steps == steps + 1
+    assert thread.steps <= 3 + 1
 
 
-async def test_tokens_that_follow_a_reply_at_once_are_told_together_and_the_last_one_at_once() -> None:
-    run, told = Run(99), asyncio.Event()
-
-    async def drawing() -> None:
-        for first in range(4):
-            run.drew(PassDone(1, (Sample(first, -1.0),), 0.0, more=first < 3, first=first))
-            await asyncio.sleep(0)
-            if not first:
-                await told.wait()
-
-    found = []
-    async for reply in run.replies(drawing()):
-        found.append([node.token for node in reply.nodes if isinstance(node, Sample)])
-        told.set()
-    assert found == [[0], [1, 2, 3]]
+async def test_tokens_of_a_run_wait_for_each_other_but_not_the_first_and_the_last(target_model: RunningModel) -> None:
+    session = opened(target_model, OPENING)
+    replies = await drawn_in(session, run_of(1, 8))
+    assert len(session.withins) == 8
+    assert session.withins[0] == session.withins[-1] == 0.0
+    assert max(session.withins) <= BATCHED_SECONDS
+    assert len(samples_of(replies)) == 8
+    session.close()
 
 
-async def test_what_was_drawn_before_a_fault_is_told_and_then_the_fault() -> None:
-    run = Run(99)
+async def test_tokens_that_wait_leave_as_one_reply(target_model: RunningModel) -> None:
+    due = await one_by_one(target_model, OPENING, 6)
+    session = opened(target_model, OPENING)
+    session.ask(run_of(1, 6))
+    await session.news.until(lambda: session.waiting and not session.waiting[-1].more)
+    (reply,) = session.waiting
+    same(samples_of([reply]), due)
+    assert (reply.forwards, reply.first, reply.more) == (6, 0, False)
+    session.close()
 
-    async def drawing() -> None:
-        run.drew(PassDone(1, (Sample(5, -1.0),), 0.0, more=True))
-        await asyncio.sleep(0)
-        raise ContextTooLong("it is full")
 
-    replies = run.replies(drawing())
-    assert (await anext(replies)).more
-    with pytest.raises(ContextTooLong):
-        await anext(replies)
+async def test_what_was_drawn_before_a_fault_is_told_and_then_the_fault(target_model: RunningModel) -> None:
+    session = opened(target_model, OPENING)
+    sampling, left = session.session._sampling, iter(range(2))
+
+    def failing(*asked: object) -> object:
+        if next(left, None) is None:
+            raise ContextTooLong("it is full")
+        return sampling(*asked)
+
+    session.session._sampling = failing
+    session.ask(run_of(1, 9))
+    drawn: list[Sample] = []
+    while len(drawn) < 2:
+        drawn += samples_of([await session.receive()])
+    with pytest.raises(ContextTooLong, match="it is full"):
+        await session.receive()
+    session.close()
 
 
 def test_replies_that_wait_are_told_together() -> None:
     one, other = (
         PassDone(3, (Sample(token, -1.0),), 0.5, 0.25, True, shared=token, fed=token, first=token) for token in (4, 5)
     )
-    joined = merged([one, other])
-    assert [node.token for node in joined.nodes if isinstance(node, Sample)] == [4, 5]
-    assert (joined.seconds, joined.queued, joined.forwards, joined.shared, joined.fed) == (1.0, 0.5, 2, 5, 5)
-    assert (joined.first, joined.more) == (4, True)
+    both = joined(one, other)
+    assert both is not None
+    assert [node.token for node in both.nodes if isinstance(node, Sample)] == [4, 5]
+    assert (both.seconds, both.queued, both.forwards, both.shared, both.fed) == (1.0, 0.5, 2, 5, 5)
+    assert (both.first, both.more) == (4, True)
     assert merged([one]) is one
+    assert joined(one, replace(other, number=4)) is None

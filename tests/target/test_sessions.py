@@ -9,14 +9,14 @@ import torch
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc import streams
-from crossdraft.rpc.clients import TargetClient
+from crossdraft.rpc.clients import TargetClient, TargetSession
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
-from crossdraft.target.service import TargetSession
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import FetchRow, NoiseKey, OpenTarget, Pass, PassDone, Sample, SamplingOptions
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
+from tests.rpc.linked import Direct
+from tests.target.conftest import opened
 
 PROMPT = (40, 41, 42, 300, 7)
 GREEDY = SamplingOptions(temperature=0)
@@ -38,7 +38,7 @@ def token_of(node: Row | Sample) -> int:
     return node.token if isinstance(node, Sample) else int(node.ids[node.probabilities.argmax()])
 
 
-async def alone(session: streams.TargetSession, count: int, draws: bool) -> list[int]:
+async def alone(session: TargetSession, count: int, draws: bool) -> list[int]:
     """A token for each pass."""
     emitted: list[int] = []
     for number in range(1, count + 1):
@@ -208,7 +208,7 @@ OPENING = OpenTarget(PROMPT, PENALISED, None, head=300)
 DEEP_TREE = TokenTree((5, 6, 7, 90, 8), (ROOT, 0, 0, ROOT, 3))  # 5 6, 5 7, 90 8
 
 
-async def passed(session: TargetSession, request: Pass) -> PassDone:
+async def passed(session: Direct, request: Pass) -> PassDone:
     done = await session.answer(request)
     assert isinstance(done, PassDone)
     assert done.number == request.number
@@ -217,9 +217,9 @@ async def passed(session: TargetSession, request: Pass) -> PassDone:
 
 async def row_alone(model: RunningModel, opening: OpenTarget, output: tuple[int, ...]) -> Row:
     """The row after an output, in a session of its own."""
-    session = TargetSession(model, opening)
+    session = opened(model, opening)
     (row,) = (await passed(session, Pass(1, output, TokenTree()))).nodes
-    await session.close()
+    session.close()
     assert isinstance(row, Row)
     return row
 
@@ -231,7 +231,7 @@ async def test_a_pass_answers_what_is_wanted_and_computes_no_other_logits(
     heads: list[int] = []
     head = target_model.thread.engine.model.get_output_embeddings()
     listed = tuple(np.array([400 + row]) for row in wanted)
-    session = TargetSession(target_model, OPENING)
+    session = opened(target_model, OPENING)
     hook = head.register_forward_hook(lambda _, __, logits: heads.append(logits[..., 0].numel()))
     done = await passed(session, Pass(1, (60,), DEEP_TREE, listed, wanted))
     hook.remove()
@@ -247,7 +247,7 @@ async def test_a_pass_answers_what_is_wanted_and_computes_no_other_logits(
 
 async def test_samples_of_wanted_nodes_are_those_of_the_whole_pass(target_model: RunningModel) -> None:
     opening = OpenTarget(PROMPT, PENALISED, NoiseKey(11))
-    whole, part = TargetSession(target_model, opening), TargetSession(target_model, opening)
+    whole, part = opened(target_model, opening), opened(target_model, opening)
     every = (await passed(whole, Pass(1, (60,), DEEP_TREE, draws=True))).nodes
     some = (await passed(part, Pass(1, (60,), DEEP_TREE, wanted=(1, 3), draws=True))).nodes
     assert [node.token for node in some] == [every[1].token, every[3].token]
@@ -255,7 +255,7 @@ async def test_samples_of_wanted_nodes_are_those_of_the_whole_pass(target_model:
 
 
 async def test_a_branch_that_was_emitted_stays_and_the_next_passes_follow_it(target_model: RunningModel) -> None:
-    session = TargetSession(target_model, OPENING)
+    session = opened(target_model, OPENING)
     await passed(session, Pass(1, (60,), DEEP_TREE, wanted=(1, 3)))
     engine = target_model.thread.engine
     fed = engine.computed
@@ -271,7 +271,7 @@ async def test_a_branch_that_was_emitted_stays_and_the_next_passes_follow_it(tar
 
 
 async def test_more_of_a_row_comes_from_the_latest_pass_without_a_forward(target_model: RunningModel) -> None:
-    session = TargetSession(target_model, OpenTarget(PROMPT, PENALISED, None, head=4))
+    session = opened(target_model, OpenTarget(PROMPT, PENALISED, None, head=4))
     done = await passed(session, Pass(1, (60,), DEEP_TREE, wanted=(1, 4)))
     steps, listed = target_model.thread.steps, np.array([401, 3, 401])
     whole = (await session.answer(FetchRow(1, 4))).row
@@ -295,7 +295,7 @@ async def test_more_of_a_row_comes_from_the_latest_pass_without_a_forward(target
     ],
 )
 async def test_nodes_that_no_pass_answers(target_model: RunningModel, request_sent, complaint: str) -> None:
-    session = TargetSession(target_model, OPENING)
+    session = opened(target_model, OPENING)
     await passed(session, Pass(1, (60,), DEEP_TREE, wanted=(1, 4)))
     with pytest.raises(ProtocolBroken, match=complaint):
         await session.answer(request_sent)
@@ -310,13 +310,13 @@ async def test_a_session_that_was_lost_elsewhere_goes_on_with_its_whole_output(t
     with_chunks.thread.engine = engine
     try:
         output: tuple[int, ...] = ()
-        session = TargetSession(without, opening)
+        session = opened(without, opening)
         for number in range(1, 101):
             (sample,) = (await passed(session, Pass(number, output[-1:], TokenTree(), draws=True))).nodes
             output = (*output, sample.token)
         tree = TokenTree((5, 6), (ROOT, ROOT))
         due = await passed(session, Pass(101, output[-1:], tree, draws=True))
-        reopened = TargetSession(with_chunks, opening)
+        reopened = opened(with_chunks, opening)
         assert [node.token for node in (await passed(reopened, Pass(1, output, tree, draws=True))).nodes] == [
             node.token for node in due.nodes
         ]
