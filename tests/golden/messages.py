@@ -7,26 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import Message
 
+from crossdraft.rpc import drafter_codec, target_codec
 from crossdraft.rpc.codec import decode_description, encode_description
-from crossdraft.rpc.drafter_codec import decode_reply as decode_drafter_reply
-from crossdraft.rpc.drafter_codec import decode_request as decode_drafter_request
-from crossdraft.rpc.drafter_codec import encode_reply as encode_drafter_reply
-from crossdraft.rpc.drafter_codec import encode_request as encode_drafter_request
+from crossdraft.rpc.frames import Begin, Close, Ended, FrameCodec
 from crossdraft.rpc.generation import (
     Generate,
     Generated,
     GenerationEnded,
     decode_models,
+    decode_reply,
+    decode_request,
     encode_models,
+    encode_reply,
+    encode_request,
 )
-from crossdraft.rpc.generation import decode_reply as decode_generation_reply
-from crossdraft.rpc.generation import decode_request as decode_generation_request
-from crossdraft.rpc.generation import encode_reply as encode_generation_reply
-from crossdraft.rpc.generation import encode_request as encode_generation_request
-from crossdraft.rpc.target_codec import decode_reply as decode_target_reply
-from crossdraft.rpc.target_codec import decode_request as decode_target_request
-from crossdraft.rpc.target_codec import encode_reply as encode_target_reply
-from crossdraft.rpc.target_codec import encode_request as encode_target_request
 from crossdraft.session.events import Reason
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import Letters, Role, Side
@@ -57,37 +51,46 @@ from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.statistics import Counts, Kind, LaneFigures, Times, Trips, statistics_of
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1.common_pb2 import Description as DescriptionMessage
-from crossdraft.v1.drafter_pb2 import DraftReply, DraftRequest
 from crossdraft.v1.generation_pb2 import GenerateReply, GenerateRequest, ModelsReply
-from crossdraft.v1.target_pb2 import VerifyReply, VerifyRequest
 
 SIZE = 300  # of the vocabularies
 
 
 class Codec(NamedTuple):
-    """Both ways of one kind of message."""
+    """Both ways of one kind of message; the same bytes for the same value."""
 
-    message: type[Message]
-    encode: Callable[[Any], Message]
-    decode: Callable[[Any], Any]
-
-    def to_bytes(self, value: object) -> bytes:
-        """As it travels; the same bytes for the same value."""
-        return self.encode(value).SerializeToString(deterministic=True)
-
-    def from_bytes(self, raw: bytes) -> Any:
-        """What travelled."""
-        return self.decode(self.message.FromString(raw))
+    to_bytes: Callable[[Any], bytes]
+    from_bytes: Callable[[bytes], Any]
 
 
-TO_TARGET = Codec(VerifyRequest, encode_target_request, lambda message: decode_target_request(message, None))
-FROM_TARGET = Codec(VerifyReply, encode_target_reply, lambda message: decode_target_reply(message, None))
-TO_DRAFTER = Codec(DraftRequest, encode_drafter_request, lambda message: decode_drafter_request(message, None))
-FROM_DRAFTER = Codec(DraftReply, encode_drafter_reply, lambda message: decode_drafter_reply(message, None))
-DESCRIPTION = Codec(DescriptionMessage, encode_description, decode_description)
-TO_FRONT = Codec(GenerateRequest, encode_generation_request, decode_generation_request)
-FROM_FRONT = Codec(GenerateReply, encode_generation_reply, decode_generation_reply)
-MODELS = Codec(ModelsReply, encode_models, decode_models)
+def message(kind: type[Message], encode: Callable[[Any], Message], decode: Callable[[Any], Any]) -> Codec:
+    """Of messages that travel alone."""
+    return Codec(
+        lambda value: encode(value).SerializeToString(deterministic=True), lambda raw: decode(kind.FromString(raw))
+    )
+
+
+def frame(writes: FrameCodec[Any, Any], reads: FrameCodec[Any, Any]) -> Codec:
+    """Of messages that travel in frames: each is the only one of its own, of session 1."""
+
+    def to_bytes(value: Any) -> bytes:
+        return writes.encode([(1, Begin(value) if isinstance(value, OpenTarget | OpenDrafter) else value)])
+
+    def from_bytes(raw: bytes) -> Any:
+        ((_, value),) = reads.decode(raw)
+        return value.opening if isinstance(value, Begin) else value
+
+    return Codec(to_bytes, from_bytes)
+
+
+TO_TARGET = frame(target_codec.client_codec(None), target_codec.server_codec(None))
+FROM_TARGET = frame(target_codec.server_codec(None), target_codec.client_codec(None))
+TO_DRAFTER = frame(drafter_codec.client_codec(None), drafter_codec.server_codec(None))
+FROM_DRAFTER = frame(drafter_codec.server_codec(None), drafter_codec.client_codec(None))
+DESCRIPTION = message(DescriptionMessage, encode_description, decode_description)
+TO_FRONT = message(GenerateRequest, encode_request, decode_request)
+FROM_FRONT = message(GenerateReply, encode_reply, decode_reply)
+MODELS = message(ModelsReply, encode_models, decode_models)
 OPTIONS = SamplingOptions(0.7, 40, 0.9, 0.05, 1.1, -0.5, ((3, 2.5), (299, -100.0)))
 NOISE = NoiseKey(2**64 - 3, 7)
 LETTERS = Letters("a\xe2\x82 " + Role.END_OF_TURN.letter + Side.TARGET.control(5) + Side.DRAFTER.control(0))
@@ -116,6 +119,7 @@ VALUES: dict[str, tuple[Codec, object]] = {
     "fetch ids": (TO_TARGET, FetchRow(3, 2, ids(4, 256))),
     "fetch all": (TO_TARGET, FetchRow(3, 0)),
     "run to": (TO_TARGET, RunTo(4, 40)),
+    "target closed": (TO_TARGET, Close()),
     "target opened": (FROM_TARGET, Opened("abc123")),
     "pass done, rows": (FROM_TARGET, PassDone(3, (HEAD, WHOLE, Row.certain(4)), 0.0125, 0.001)),
     "pass done, samples": (
@@ -125,6 +129,7 @@ VALUES: dict[str, tuple[Codec, object]] = {
     "pass done, of a run": (FROM_TARGET, PassDone(4, (Sample(5, -0.5),), 0.5, 0.25, True, 2, 3, 90, 6)),
     "row fetched, head": (FROM_TARGET, RowFetched(3, 2, HEAD)),
     "row fetched, whole": (FROM_TARGET, RowFetched(3, 2, WHOLE)),
+    "session ended": (FROM_TARGET, Ended(11, "the context is full")),
     "drafter open": (TO_DRAFTER, OpenDrafter(LETTERS, OPTIONS, NOISE, 64, ids(3, 9, 200), "digest", True, True)),
     "drafter open, defaults": (TO_DRAFTER, OpenDrafter(Letters("a"), SamplingOptions(), None, 0)),
     "draft": (TO_DRAFTER, Draft(5, 2**40, LETTERS, 12, 4, 3, 2, 9, 6)),
