@@ -33,10 +33,10 @@ REQUESTS = st.builds(
     stop=st.lists(TEXTS.filter(bool), max_size=3).map(tuple),
     committed=IDS,
     overlap=st.sampled_from([Overlap.AUTO, Overlap.ON]),
-    window=st.none() | st.integers(16, 64),
+    max_draft_tokens=st.none() | st.integers(16, 64),
     logprobs=st.none() | st.integers(0, 20),
-    **dict.fromkeys(("wait", "branches", "branch_width"), st.none() | FEW),
-    **dict.fromkeys(("k", "max_tokens", "paths", "head", "row_width"), FEW),
+    **dict.fromkeys(("min_draft_tokens", "branches", "branch_width"), st.none() | FEW),
+    **dict.fromkeys(("num_speculative_tokens", "max_tokens", "paths", "head", "row_width"), FEW),
     **dict.fromkeys(("ignore_eos", "allow_inexact", "audit", "speculation"), st.booleans()),
 )
 
@@ -48,7 +48,7 @@ def test_requests(asked: Generate) -> None:
 
 
 def names(kind: type) -> set[str]:
-    return {generation.IN_PROTO.get(one.name, one.name) for one in fields(kind)}
+    return {one.name for one in fields(kind)}
 
 
 def test_every_field_has_its_place() -> None:
@@ -79,8 +79,15 @@ def test_tokens(token: Generated) -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_ends(reason: Reason) -> None:
-    given = {"method": "slem", "tokens": 3, "seconds": 0.5, "accepted_at": (2, 1), "bytes_sent": 2**40, "k": 4}
-    ended = GenerationEnded("r", reason, replace(NONE, **given, proposed_at=(3, 3)))
+    given = {
+        "method": "slem",
+        "tokens": 3,
+        "seconds": 0.5,
+        "accepted_at": (2, 1),
+        "bytes_sent": 2**40,
+        "num_speculative_tokens": 4,
+    }
+    ended = GenerationEnded("r", reason, replace(NONE, **given, drafted_at=(3, 3)))
     sent = generation.encode_reply(ended).SerializeToString()
     assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == ended
 
@@ -123,8 +130,14 @@ def test_values_that_mean_nothing() -> None:
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        (pb.GenerateRequest(text="x", num_speculative_tokens=65), "k must be between 1 and 64, got 65"),
-        (pb.GenerateRequest(text="x", overlap=2, max_draft_tokens=3), "window has no effect with overlap off"),
+        (
+            pb.GenerateRequest(text="x", num_speculative_tokens=65),
+            "num_speculative_tokens must be between 1 and 64, got 65",
+        ),
+        (
+            pb.GenerateRequest(text="x", overlap=2, max_draft_tokens=3),
+            "max_draft_tokens has no effect with overlap off",
+        ),
     ],
 )
 def test_requests_that_cannot_be(message: pb.GenerateRequest, complaint: str) -> None:

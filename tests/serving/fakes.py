@@ -71,7 +71,7 @@ def figures(tokens: int) -> Statistics:
     """Of an output of so many tokens."""
     return Statistics(
         method="slem",
-        k=5,
+        num_speculative_tokens=5,
         prompt_tokens=3,
         tokens=tokens,
         accepted=2,
@@ -92,7 +92,7 @@ def figures(tokens: int) -> Statistics:
         verification_seconds=0.001,
         bytes_sent=100,
         bytes_received=200,
-        proposed_at=(2, 1),
+        drafted_at=(2, 1),
         judged_at=(2, 1),
         accepted_at=(2, 0),
     )

@@ -127,7 +127,11 @@ def legend() -> Text:
 
 def figures(statistics: Statistics, audit: bool = False) -> Table:
     """The table of one generation; `audit`: with the audit, also if it checked nothing."""
-    title = f"{statistics.method}, k = {statistics.k}" if statistics.k else statistics.method
+    title = (
+        f"{statistics.method}, K = {statistics.num_speculative_tokens}"
+        if statistics.num_speculative_tokens
+        else statistics.method
+    )
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows_of(statistics) + events_of(statistics):
         table.add_row(name, value)
@@ -196,7 +200,7 @@ def _settings(choice: Choice) -> str:
         return "no drafter"
     branches = f", {choice.branch_width} x {choice.branch_depth} prepared" if choice.branch_depth else ""
     mode = "overlap" if choice.overlap else "lock-step"
-    return f"{mode}, max_draft_tokens {choice.window}, min_draft_tokens {choice.wait}{branches}"
+    return f"{mode}, max_draft_tokens {choice.max_draft_tokens}, min_draft_tokens {choice.min_draft_tokens}{branches}"
 
 
 def positions(statistics: Statistics) -> str:

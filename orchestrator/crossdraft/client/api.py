@@ -32,7 +32,7 @@ from crossdraft.speculation.choice import Decision, Explained, Told
 from crossdraft.speculation.shared import Member, SharedEstimates
 from crossdraft.text.letters import to_bytes
 from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
-from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError
+from crossdraft.types.request import ALIASES, GenerationRequest, Overlap, Prompt, RequestError
 from crossdraft.types.statistics import Kind, Statistics, statistics_of
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Generation:
     Args:
         assignment: of its session.
         services: where lanes may be opened.
-        k: draft tokens in each lock-step round, for the statistics; 0: epochs are run in other ways.
+        num_speculative_tokens: in each lock-step round, for the statistics; 0: epochs are run in other ways.
         recorder: makes the recorder of the session; called when the session begins.
         watch: is told the same steps while it runs.
         member: its part in sharing estimates with other outputs.
@@ -74,7 +74,7 @@ class Generation:
         self,
         assignment: Assignment,
         services: Services,
-        k: int = 0,
+        num_speculative_tokens: int = 0,
         recorder: Callable[[], FileRecorder] | None = None,
         watch: Recorder | None = None,
         member: Member | None = None,
@@ -84,7 +84,7 @@ class Generation:
         self.reason: Reason | None = None
         self.statistics: Statistics | None = None
         self._assignment = assignment
-        self._k = k
+        self._num_speculative_tokens = num_speculative_tokens
         self._services = services
         self._make_recorder = recorder
         self._recorder: FileRecorder | None = None
@@ -180,7 +180,7 @@ class Generation:
         assert self._driver is not None
         prompt_tokens = len(given.open_target.prompt)
         self.statistics = statistics_of(
-            given.method.name, self._k, prompt_tokens, finished.counts, self._driver.times()
+            given.method.name, self._num_speculative_tokens, prompt_tokens, finished.counts, self._driver.times()
         )
         if isinstance(finished.error, TimeoutError):
             raise TimedOut(str(finished.error)) from finished.error
@@ -243,10 +243,13 @@ class Pipeline:
     def generate(self, prompt: Prompt, **settings: Any) -> Generation:
         """One output for a text, target ids or a Chat; `settings` are the other fields of GenerationRequest.
 
+        `k`, `window` and `wait` stand for `num_speculative_tokens`, `max_draft_tokens` and `min_draft_tokens`.
+
         Raises:
             RequestError: the request cannot be served by this pair.
         """
-        return self.run(GenerationRequest(prompt, **settings))
+        short = {name: settings.pop(alias) for alias, name in ALIASES.items() if alias in settings}
+        return self.run(GenerationRequest(prompt, **short, **settings))
 
     def run(self, request: GenerationRequest, watch: Recorder | None = None) -> Generation:
         """One output for a request; `watch`, such as `trace.timeline.Watch`, is told the session's steps.
@@ -268,8 +271,8 @@ class Pipeline:
                 _software(), time.time(), asked, models.target, models.drafter, drawn, targets, before, follows
             )
             recorder = partial(_recorder, header, request.record)
-        k = request.k if request.overlap is Overlap.OFF else 0
-        generation = Generation(assignment, services, k, recorder, watch, member)
+        in_round = request.num_speculative_tokens if request.overlap is Overlap.OFF else 0
+        generation = Generation(assignment, services, in_round, recorder, watch, member)
         if member is not None:
             member.attach(generation.tell)
         self._generations.add(generation)

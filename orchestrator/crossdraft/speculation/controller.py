@@ -99,15 +99,19 @@ class Limits:
 
     rounds_only: bool = False  # lock-step, for methods that must know the number of draft tokens beforehand
     samples: bool = False  # the method's target draws by itself
-    window: int = 32  # most draft tokens beyond those revealed
-    wait: int | None = None  # fixed; None: the controller decides
+    max_draft_tokens: int = 32  # beyond those revealed
+    min_draft_tokens: int | None = None  # fixed; None: the controller decides
     branch_depth: int | None = None  # fixed, 0: no branches; None: the controller decides
     branch_width: int | None = None  # fixed; None: the controller decides
     targets: int = 1  # with several, passes may overlap
 
     def __post_init__(self) -> None:
-        if not (1 <= self.window <= MOST_DRAFT_TOKENS and 0 <= (self.wait or 0) <= self.window and self.targets >= 1):
-            raise ValueError(f"1 <= window <= {MOST_DRAFT_TOKENS}, 0 <= wait <= window, targets >= 1: got {self}")
+        most, least = self.max_draft_tokens, self.min_draft_tokens or 0
+        if not (1 <= most <= MOST_DRAFT_TOKENS and 0 <= least <= most and self.targets >= 1):
+            raise ValueError(
+                f"1 <= max_draft_tokens <= {MOST_DRAFT_TOKENS}, 0 <= min_draft_tokens <= max_draft_tokens and "
+                f"targets >= 1 must hold: got {self}"
+            )
 
 
 class Adaptive:
@@ -312,8 +316,8 @@ class Adaptive:
         """A cautious choice for a drafter that may not answer."""
         if self.limits.rounds_only:
             patience = TRIAL_PATIENCE * self._learner.estimates.pass_base or FIRST_PATIENCE
-            return Choice(1, wait=1, overlap=False, patience=patience, reason=reason)
-        return Choice(min(window, self.limits.window), patience=0.0, reason=reason)
+            return Choice(1, min_draft_tokens=1, overlap=False, patience=patience, reason=reason)
+        return Choice(min(window, self.limits.max_draft_tokens), patience=0.0, reason=reason)
 
     def explain(self) -> Sequence[str]:
         """Estimates and decision, as lines of text."""
@@ -333,15 +337,15 @@ def rank(workload: Workload, limits: Limits) -> Ranking:
     plain = rate(workload, PLAIN)
     if workload.token >= workload.tokens_per_draft_token * workload.plain_seconds or bound(workload) <= plain.speed:
         return _hopeless(workload, plain)
-    rounds = _best(workload, (_round(workload, size) for size in SIZES if size <= limits.window))
+    rounds = _best(workload, (_round(workload, size) for size in SIZES if size <= limits.max_draft_tokens))
     if limits.rounds_only:
         return Ranking(plain, rounds, plain, max(plain, rounds, key=_speed))
-    coarse = sorted({min(size, limits.window) for size in COARSE})
+    coarse = sorted({min(size, limits.max_draft_tokens) for size in COARSE})
     hurried = _best(workload, (Choice(size, patience=0.0) for size in coarse))
     hurried = _finer(workload, hurried, limits)
-    patient = _best(workload, _waiting(workload, hurried.choice.window, limits))
+    patient = _best(workload, _waiting(workload, hurried.choice.max_draft_tokens, limits))
     patient = _finer(workload, patient, limits)
-    overlapped = patient if limits.wait is not None else max(hurried, patient, key=_speed)
+    overlapped = patient if limits.min_draft_tokens is not None else max(hurried, patient, key=_speed)
     if limits.branch_depth != 0:
         overlapped = max(overlapped, _branched(workload, overlapped.choice, limits), key=_speed)
         hurried = max(hurried, _branched(workload, hurried.choice, limits), key=_speed)
@@ -448,17 +452,19 @@ def patience_for(workload: Workload, wait: int, round_: bool = False) -> float:
 
 def tried(workload: Workload, choice: Choice) -> Choice:
     """The choice with few draft tokens, one per reply, and no branches, for a drafter of which little is known."""
-    wait = min(choice.wait, FEW)
+    wait = min(choice.min_draft_tokens, FEW)
     meanwhile = int((workload.drafter_trip + 2 * workload.plain_seconds) / workload.token) if workload.token else FEW
-    window = min(choice.window, (1 + choice.overlap) * FEW, max(2, wait + meanwhile))
+    window = min(choice.max_draft_tokens, (1 + choice.overlap) * FEW, max(2, wait + meanwhile))
     patience = choice.patience and min(choice.patience, patience_for(workload, wait, not choice.overlap))
-    return replace(choice, window=window, wait=wait, patience=patience, branch_depth=0, chunk=1, speculate=False)
+    few = replace(choice, max_draft_tokens=window, min_draft_tokens=wait, patience=patience)
+    return replace(few, branch_depth=0, chunk=1, speculate=False)
 
 
 def loss(workload: Workload, choice: Choice) -> float:
     """Plain passes that an epoch loses if its first draft token is refused: its cost less the one token it gives."""
-    waits = choice.patience and workload.drafter_trip + max(1, choice.wait) * workload.token
-    draft_tokens = choice.window if not choice.overlap else min(choice.window, choice.wait + 1)
+    waits = choice.patience and workload.drafter_trip + max(1, choice.min_draft_tokens) * workload.token
+    most = choice.max_draft_tokens
+    draft_tokens = min(most, choice.min_draft_tokens + 1) if choice.overlap else most
     passing = workload.pass_seconds(draft_tokens) * (workload.contention if choice.overlap else 1.0)
     return (min(waits, choice.patience) + passing) / workload.plain_seconds - 1
 
@@ -472,13 +478,14 @@ def _best(workload: Workload, choices: Iterable[Choice]) -> Rated:
 
 
 def _round(workload: Workload, size: int) -> Choice:
-    return Choice(size, wait=size, overlap=False, patience=patience_for(workload, size, round_=True))
+    return Choice(size, min_draft_tokens=size, overlap=False, patience=patience_for(workload, size, round_=True))
 
 
 def _waiting(workload: Workload, window: int, limits: Limits) -> Iterable[Choice]:
     """Choices with this window where the target waits for draft tokens, before a pass or with a row at hand."""
-    if limits.wait is not None:
-        yield Choice(max(window, limits.wait), limits.wait, patience=patience_for(workload, limits.wait))
+    if limits.min_draft_tokens is not None:
+        wait = limits.min_draft_tokens
+        yield Choice(max(window, wait), wait, patience=patience_for(workload, wait))
         return
     yield Choice(window, patience=MARGIN * 1.5 * workload.token)
     for wait in WAITS:
@@ -489,14 +496,15 @@ def _waiting(workload: Workload, window: int, limits: Limits) -> Iterable[Choice
 def _finer(workload: Workload, rated: Rated, limits: Limits) -> Rated:
     """Move to the next larger or smaller window while that is faster, or smaller and as fast."""
     while True:
-        window, choice = rated.choice.window, rated.choice
+        window, choice = rated.choice.max_draft_tokens, rated.choice
         below = max((size for size in SIZES if size < window), default=window)
         above = min((size for size in SIZES if size > window), default=window)
-        near = [size for size in (below, above) if choice.wait <= size <= limits.window and size != window]
+        least, most = choice.min_draft_tokens, limits.max_draft_tokens
+        near = [size for size in (below, above) if least <= size <= most and size != window]
         if not near:
             return rated
-        better = _best(workload, (replace(choice, window=size) for size in near))
-        if better.speed <= rated.speed * (1.002 if better.choice.window > window else 0.999):
+        better = _best(workload, (replace(choice, max_draft_tokens=size) for size in near))
+        if better.speed <= rated.speed * (1.002 if better.choice.max_draft_tokens > window else 0.999):
             return rated
         rated = better
 
@@ -506,7 +514,7 @@ def _branched(workload: Workload, choice: Choice, limits: Limits) -> Rated:
     depths = BRANCHES if limits.branch_depth is None else [(limits.branch_depth, width) for width in (1, 2)]
     wanted = {(depth, limits.branch_width or width) for depth, width in depths}
     patience = choice.patience and MARGIN * workload.slope * max(depth * width for depth, width in wanted)
-    more = patience * workload.token * (choice.wait + 1)
+    more = patience * workload.token * (choice.min_draft_tokens + 1)
     return _best(
         workload,
         (
@@ -622,8 +630,9 @@ def _settings(choice: Choice) -> str:
     if not choice.drafts:
         return ""
     if not choice.overlap:
-        return f"with K = {choice.window}"
+        return f"with K = {choice.max_draft_tokens}"
     branches = f", branches {choice.branch_depth} x {choice.branch_width}" if choice.branch_depth else ""
     patience = f", patience {1e3 * choice.patience:.1f} ms"
     replies = f", replies of {choice.chunk}{', speculating' * choice.speculate}"
-    return f"with window {choice.window}, wait {choice.wait}{patience}{branches}{replies}"
+    range_ = f"max_draft_tokens {choice.max_draft_tokens}, min_draft_tokens {choice.min_draft_tokens}"
+    return f"with {range_}{patience}{branches}{replies}"

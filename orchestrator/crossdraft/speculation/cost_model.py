@@ -35,10 +35,10 @@ def forecast(workload: Workload, choice: Choice) -> Forecast:
 
 def _rounds(workload: Workload, choice: Choice) -> Forecast:
     """Lock-step: all rounds take the same time, and bring the accepted tokens and one more."""
-    passing = workload.pass_seconds(choice.window)
-    seconds = workload.drafter_trip + choice.window * workload.token + passing
+    passing = workload.pass_seconds(choice.max_draft_tokens)
+    seconds = workload.drafter_trip + choice.max_draft_tokens * workload.token + passing
     alive, accepted = 1.0, 0.0
-    for place in range(choice.window):
+    for place in range(choice.max_draft_tokens):
         alive *= workload.accepted(place)
         accepted += alive
     tokens = 1 + accepted * workload.tokens_per_draft_token
@@ -176,8 +176,8 @@ class ExpectedEpoch:
     def _start(self, now: float) -> float:
         """When the next pass begins; patience may end before it has what it waits for."""
         choice = self._choice
-        place = min(self._judged + self._ahead + choice.wait, len(self._arrivals)) - 1
-        if not choice.wait or self._stalled or not choice.patience or self._arrivals[place] <= now:
+        place = min(self._judged + self._ahead + choice.min_draft_tokens, len(self._arrivals)) - 1
+        if not choice.min_draft_tokens or self._stalled or not choice.patience or self._arrivals[place] <= now:
             return now
         self._stalled = self._arrivals[place] > now + choice.patience
         return min(self._arrivals[place], now + choice.patience)
@@ -279,7 +279,7 @@ class ExpectedEpoch:
 
     def _reveal(self, now: float) -> None:
         """The window moves on: more draft tokens are drafted, one after the other, and sent several at a time."""
-        wanted, asked = self._judged + self._choice.window, now + self._half
+        wanted, asked = self._judged + self._choice.max_draft_tokens, now + self._half
         if len(self._made) >= wanted:
             return
         if self._done <= asked:

@@ -59,7 +59,7 @@ class Learner:
         self._plain = PlainTimes(before.plain if before.plain_passes else 0.0, before.sessions - 1)
         self._replies, self._pass_count = before.replies, before.passes
         self._behind = 0.0  # tokens drawn by the target itself that the draft has not caught up with
-        self._choice = Choice(window=0)
+        self._choice = Choice(max_draft_tokens=0)
         self._rests_at = 0.0  # seconds: when the drafter has finished what was asked before plain decoding began
         self.plain_seen = 0  # passes of plain decoding while the drafter was idle
 
@@ -78,7 +78,7 @@ class Learner:
     def begin(self, choice: Choice, now: float) -> None:
         """An epoch with this choice begins."""
         if self._choice.drafts and not choice.drafts:
-            self._rests_at = now + self._trips.low() + (self._choice.window + 1) * self._forwards.median()
+            self._rests_at = now + self._trips.low() + (self._choice.max_draft_tokens + 1) * self._forwards.median()
         self._choice = choice
         self._behind = 0.0
 

@@ -348,7 +348,7 @@ class SimulatedSession:
         self._begun, self._waits_since = False, None
         now = self.agenda.now
         self._choice = self._controller.choose(now)
-        self._asked, self._asked_at = self._choice.window, now
+        self._asked, self._asked_at = self._choice.max_draft_tokens, now
         self._usable = now + self.workload.drafter_trip if adopted and not self.workload.samples else now
         if self._choice.drafts:
             self._tell(adopted)
@@ -423,7 +423,7 @@ class SimulatedSession:
 
     def _reveal(self) -> None:
         self._judged += 1
-        wanted = self._judged + self._choice.window
+        wanted = self._judged + self._choice.max_draft_tokens
         if self._choice.overlap and wanted >= self._asked + (self._choice.chunk if self._due else 1):
             self._asked = wanted
             self._tell()
@@ -486,12 +486,12 @@ class SimulatedSession:
             return
         coming = self.targets.coming
         if coming is None:
-            if draft_tokens < self._choice.wait and self._due and self._patient:
+            if draft_tokens < self._choice.min_draft_tokens and self._due and self._patient:
                 self._stand_idle()
             else:
                 self._waits_since = None
                 self.targets.send(frontier, frontier + draft_tokens, draft_tokens, not self._choice.drafts)
-        elif self._choice.speculate and self._known - coming >= max(1, self._choice.wait):
+        elif self._choice.speculate and self._known - coming >= max(1, self._choice.min_draft_tokens):
             self.targets.send(coming + 1, self._known, draft_tokens, plain=False)
 
     def passed(self, flight: SimulatedPass, seen: PassSeen) -> None:

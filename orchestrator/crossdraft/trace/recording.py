@@ -31,7 +31,7 @@ from crossdraft.types.request import GenerationRequest
 from crossdraft.types.statistics import Counts, Kind
 
 MAGIC = b"crossdraft flight"
-FORMAT = 2  # raised when a recorded type gets another name or a field another meaning
+FORMAT = 3  # raised when a recorded type gets another name or a field another meaning
 VERSION = struct.Struct("<H")
 FRAME = struct.Struct("<II")  # length and CRC-32 of a record
 

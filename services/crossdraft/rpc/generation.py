@@ -84,14 +84,6 @@ class Served:
 
 Reply = Generated | GenerationEnded
 
-# Fields with other names in the protos than in the records.
-IN_PROTO = {
-    "k": "num_speculative_tokens",
-    "window": "max_draft_tokens",
-    "wait": "min_draft_tokens",
-    "proposed_at": "drafted_at",
-}
-FROM_PROTO = {name: own for own, name in IN_PROTO.items()}
 # Fields of GenerationRequest as the proto has them, but for the prompt, the options and the method of overlap.
 SETTINGS = tuple(
     one.name
@@ -111,7 +103,7 @@ def encode_request(asked: Generate) -> pb.GenerateRequest:
     given = {name: value for name in SETTINGS if (value := getattr(request, name)) != DEFAULTS[name]}
     try:
         message = pb.GenerateRequest(
-            **{IN_PROTO.get(name, name): value for name, value in given.items()},
+            **given,
             id=asked.id,
             model=asked.model,
             drafter=asked.drafter,
@@ -137,7 +129,7 @@ def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
 
 def decode_request(message: pb.GenerateRequest) -> Generate:
     """One request; raises BadRequest."""
-    given = {name: _value(message, name) for name in SETTINGS if _is_set(message, IN_PROTO.get(name, name))}
+    given = {name: _value(message, name) for name in SETTINGS if _is_set(message, name)}
     if message.HasField("options"):
         given["options"] = codec.decode_options(message.options, None)
     overlap = _name(pb.GenerateRequest.Overlap, message.overlap, "overlap")
@@ -150,7 +142,7 @@ def decode_request(message: pb.GenerateRequest) -> Generate:
 
 
 def _value(message: pb.GenerateRequest, name: str) -> Any:
-    value = getattr(message, IN_PROTO.get(name, name))
+    value = getattr(message, name)
     return value if isinstance(value, str | int | float) else tuple(value)
 
 
@@ -226,7 +218,7 @@ def decode_models(message: pb.ModelsReply) -> tuple[Served, ...]:
 
 
 def _encode_statistics(statistics: Statistics) -> pb.Statistics:
-    given = {IN_PROTO.get(name, name): value for name, value in vars(statistics).items() if name != "lanes"}
+    given = {name: value for name, value in vars(statistics).items() if name != "lanes"}
     return pb.Statistics(**given, lanes=map(_encode_lane, statistics.lanes))
 
 
@@ -238,8 +230,7 @@ def _encode_lane(lane: LaneFigures) -> pb.Lane:
 
 
 def _decode_statistics(message: pb.Statistics) -> Statistics:
-    given = {FROM_PROTO.get(name, name): value for name, value in _plain(message).items()}
-    return Statistics(**given | {"lanes": tuple(map(_decode_lane, message.lanes))})
+    return Statistics(**_plain(message) | {"lanes": tuple(map(_decode_lane, message.lanes))})
 
 
 def _decode_lane(message: pb.Lane) -> LaneFigures:
