@@ -99,6 +99,18 @@ def moment(key: NoiseKey, offset: int) -> tuple[int, int]:
     return _signed(state), _signed(_mix(state ^ GOLDEN))
 
 
+def moments(at: Sequence[tuple[NoiseKey, int]]) -> Words:
+    """`moment` of several keys and offsets at once, int64 (n, 2)."""
+    parts = np.array([(key.seed, key.choice, offset) for key, offset in at], dtype=np.uint64).reshape(-1, 3)
+    state = np.zeros(len(at), dtype=np.int64)
+    for part in parts.view(np.int64).T:
+        state += part + _signed(GOLDEN)
+        _mix_all(state)
+    second = state ^ _signed(GOLDEN)
+    _mix_all(second)
+    return np.stack([state, second], axis=1)
+
+
 def uniform_words(hashes: W, first: Any, second: Any) -> W:
     """Uniform words of 53 bits, independent for each hash and each moment; the same from numpy and torch.
 

@@ -5,12 +5,13 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TextIO
 
-from crossdraft.engine.distributions import History, Nodes, distribution, to_rows
+from crossdraft.engine.distributions import History, Logits, Nodes, distribution, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job, ModelThreadClosedError
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import RowRequest, SampleRequest
+from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, TableSlice
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.rpc.handlers import TARGET
@@ -28,7 +29,6 @@ from crossdraft.types.messages import (
     Sample,
 )
 from crossdraft.types.rows import Ids, Row
-from crossdraft.types.trees import Path
 
 Request = Pass | FetchRow | RunTo
 Reply = PassDone | RowFetched
@@ -79,7 +79,7 @@ class Run:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.over = False  # no token is wanted after the one that is being drawn
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._drawn: list[PassDone] = []
         self._news = asyncio.Event()  # a token was drawn, or drawing has ended
         self._due = asyncio.Event()  # the next reply waits for no further token
@@ -90,9 +90,11 @@ class Run:
         self.over = True
 
     def drew(self, done: PassDone) -> None:
-        """Called by the model thread with each token: one sample; the last one says that no more will come."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(self._take, done)
+        """The loop calls it with each token: one sample; the last one says that no more will come."""
+        self._drawn.append(done)
+        self._news.set()
+        if not done.more:
+            self._due.set()
 
     async def replies(self, drawing: Coroutine[Any, Any, None]) -> AsyncGenerator[PassDone, None]:
         """The replies, while `drawing` runs; raises what it raises. Leaving early cancels it."""
@@ -110,26 +112,20 @@ class Run:
                 await self._wait_for_more()
                 drawn, self._drawn = self._drawn, []
                 more = drawn[-1].more
-                self._sent_at = self._loop.time()
+                self._sent_at = self.loop.time()
                 yield merged(drawn)
             await task
         finally:
             task.cancel()
 
     async def _wait_for_more(self) -> None:
-        early = self._sent_at + BATCHED_SECONDS - self._loop.time()
+        early = self._sent_at + BATCHED_SECONDS - self.loop.time()
         if early > 0 and not self._due.is_set():
-            timer = self._loop.call_later(early, self._due.set)
+            timer = self.loop.call_later(early, self._due.set)
             await self._due.wait()
             timer.cancel()
             if self._drawn[-1].more:
                 self._due.clear()
-
-    def _take(self, done: PassDone) -> None:
-        self._drawn.append(done)
-        self._news.set()
-        if not done.more:
-            self._due.set()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._news.set()
@@ -164,6 +160,7 @@ class TargetSession:
         self._offset = 0  # letters of the output
         self._number = 0  # of the latest pass
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
+        self._lengths = running.lengths
         self._check_room(len(opening.prompt), "the prompt")
 
     async def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
@@ -203,7 +200,7 @@ class TargetSession:
         if isinstance(request, FetchRow):
             return await self._fetch(request)
         self._begin(request)
-        return await self._running.thread.run(self._pass(request))
+        return _done(request, *await self._running.thread.run(self._pass(request)))
 
     async def close(self) -> None:
         """Frees its KV slots."""
@@ -248,28 +245,30 @@ class TargetSession:
             raise ContextTooLong(f"{what} has {size} tokens, and the context holds {context}")
 
     def _letters(self, ids: tuple[int, ...]) -> int:
-        return len(self._running.tokenization.letters_of(ids))
+        return sum(map(self._lengths.__getitem__, ids))
 
-    def _pass(self, request: Pass) -> Job[PassDone]:
+    def _pass(self, request: Pass) -> Job[tuple[TableSlice[Row | Sample], ForwardResult]]:
         """Runs in the model thread."""
-        every = tuple(request.tree.paths())
-        paths = tuple(every[row] for row in request.answered)
-        answer: ForwardResult = yield ForwardRequest(
-            self, (*self._opening.prompt, *self._output), request.tree, request.answered
-        )
-        asked = self._nodes(answer, paths)
+        context = (*self._opening.prompt, *self._output)
+        answer: ForwardResult = yield ForwardRequest(self, context, request.tree, request.wanted)
+        asked = self._nodes(answer.logits, request)
         self._answered, self._latest = request.answered, replace(asked, logits=asked.logits.clone())
-        nodes: tuple[Row | Sample, ...]
+        sampling: SamplerRequest[Any]
         if request.draws:
-            offsets = [self._offset + self._letters(path) for path in paths]
-            nodes = yield from self._sampling(asked, offsets).result()
+            ends = [self._offset]  # of the root's path, and of each node's: letters since the start of the output
+            for token, parent in zip(request.tree.tokens, request.tree.parents, strict=True):
+                ends.append(ends[parent + 1] + self._lengths[token])
+            sampling = self._sampling(asked, ends if request.wanted is None else [ends[row] for row in request.wanted])
         else:
-            nodes = yield from RowRequest(asked, self._opening.head, request.listed).result()
-        return PassDone(request.number, nodes, answer.seconds, answer.queued, shared=answer.sessions, fed=answer.tokens)
+            sampling = RowRequest(asked, self._opening.head, request.listed)
+        return (yield sampling), answer
 
-    def _nodes(self, answer: ForwardResult, paths: Sequence[Path]) -> Nodes:
-        history = History(self._opening.prompt, self._output, paths)
-        return Nodes(answer.logits, self._opening.options, history)
+    def _nodes(self, logits: Logits, request: Pass) -> Nodes:
+        history = None
+        if self._opening.options.penalises:
+            paths = tuple(request.tree.paths())
+            history = History(self._opening.prompt, self._output, [paths[row] for row in request.answered])
+        return Nodes(logits, self._opening.options, history)
 
     def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> SampleRequest:
         assert self._opening.noise is not None
@@ -278,17 +277,26 @@ class TargetSession:
     def _run(self, request: Pass, run: Run) -> Job[None]:
         """Runs in the model thread: each token is drawn after those before it, and is committed when it is sent."""
         opening = self._opening
-        drawn: tuple[int, ...] = ()
-        offset, more = self._offset, True
+        context, offset, more, first = (*opening.prompt, *self._output), self._offset, True, 0
         stops = () if opening.ignore_stops else self._running.description.stops
         while more:
-            answer: ForwardResult = yield ForwardRequest(self, (*opening.prompt, *self._output, *drawn))
-            (sample,) = yield from self._sampling(self._nodes(answer, (drawn,)), [offset]).result()
-            drawn = (*drawn, sample.token)
-            offset += self._letters(drawn[-1:])
-            more = len(drawn) < run.tokens and sample.token not in stops and not run.over
-            shared, fed, first = answer.sessions, answer.tokens, len(drawn) - 1
-            run.drew(PassDone(request.number, (sample,), answer.seconds, answer.queued, more, 1, shared, fed, first))
+            answer: ForwardResult = yield ForwardRequest(self, context)
+            history = None
+            if opening.options.penalises:
+                history = History(opening.prompt, context[len(opening.prompt) :], ((),))
+            found = yield self._sampling(Nodes(answer.logits, opening.options, history), [offset])
+            token = int(found.table.tokens[found.begin])
+            context = (*context, token)
+            offset += self._lengths[token]
+            more = first + 1 < run.tokens and token not in stops and not run.over
+            tell = partial(self._tell, run, request, found, answer, more, first)
+            self._running.thread.call_soon(run.loop, tell)
+            first += 1
+
+    @staticmethod
+    def _tell(run: Run, *drawn: Any) -> None:
+        """The loop makes the reply: the model thread has other things to do."""
+        run.drew(_done(*drawn))
 
     async def _fetch(self, request: FetchRow) -> RowFetched:
         """From the logits of the latest pass; no forward."""
@@ -299,15 +307,25 @@ class TargetSession:
         place = self._answered.index(request.node)
         whole, head = self._running.description.vocabulary_size, self._opening.head
         asked = (whole, ()) if request.listed is None else (head, (request.listed,))
-        (row,) = await asyncio.to_thread(_rows, self._latest, place, *asked)
+        row = await asyncio.to_thread(_row, self._latest, place, *asked)
         return RowFetched(request.number, request.node, row)
 
 
-def _rows(nodes: Nodes, place: int, head: int, listed: Sequence[Ids]) -> list[Row]:
+def _done(
+    request: Pass, found: TableSlice[Row | Sample], answer: ForwardResult, more: bool = False, first: int = 0
+) -> PassDone:
+    """What was found, as it is sent."""
+    times = answer.seconds, answer.queued
+    return PassDone(request.number, found.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
+
+
+def _row(nodes: Nodes, place: int, head: int, listed: Sequence[Ids]) -> Row:
     """The row of one of them."""
-    assert nodes.history is not None
-    history = replace(nodes.history, paths=nodes.history.paths[place : place + 1])
-    return to_rows(distribution(nodes.logits[place : place + 1], nodes.options, history), head, listed)
+    history = nodes.history
+    if history is not None:
+        history = replace(history, paths=history.paths[place : place + 1])
+    (row,) = row_table(distribution(nodes.logits[place : place + 1], nodes.options, history), head, listed).nodes()
+    return row
 
 
 async def target_server(options: ServeTarget) -> TargetServer:
