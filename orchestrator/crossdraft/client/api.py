@@ -9,6 +9,7 @@ import asyncio
 import contextvars
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -82,7 +83,8 @@ class Generation:
         self._told: Told | None = None  # the latest
         self._driver: Driver | None = None
         self._shown = ShownText(assignment)
-        self._queue: asyncio.Queue[Emitted | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Sequence[Emitted] | None] = asyncio.Queue()  # what one event has decided
+        self._ready: deque[Token] = deque()  # decided with the latest one that was returned
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
         self._context = contextvars.copy_context()  # of the creator: log lines name its request (`rpc.log_context`)
@@ -125,6 +127,18 @@ class Generation:
         return self
 
     async def __anext__(self) -> Token:
+        if not self._ready:
+            self._ready.extend(await self.together())
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def together(self) -> list[Token]:
+        """The next tokens, as many as were decided together, for instance by one pass; none at the end.
+
+        Raises:
+            ServiceError: as the iteration does.
+        """
         if self._task is None and not self._over:
             self._task = self._begin()
         emitted = None if self._over else await self._queue.get()
@@ -133,8 +147,8 @@ class Generation:
             if not over and self._task is not None:
                 await self._written()
                 self._end(self._task.result())
-            raise StopAsyncIteration
-        return self._token(emitted)
+            return []
+        return list(map(self._token, emitted))
 
     def _begin(self) -> asyncio.Task[Finished]:
         self._recorder = None if self._make_recorder is None else self._make_recorder()

@@ -1,16 +1,18 @@
 """Connects a session's state machine to its services. Decides nothing itself.
 
-The driver carries out the session's commands and feeds back what happens as events. Each lane (an opened session with
-one service) has a task that reads and one that writes, so that a slow service delays its own lane only.
+The driver carries out the session's commands and feeds back what happens as events. It has no task: whatever happens in
+a lane (a session with one service) is handled at once, by the link that hears of it.
 """
 
 import asyncio
+import contextvars
 import time
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossdraft.client.measurements import BLAMED, Clock, LaneWatch, traffic
-from crossdraft.client.roster import Roster, ServicePort, Services, StreamPort
+from crossdraft.client.roster import Roster, Services, SessionPort
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
 from crossdraft.session.events import (
     Cancelled,
@@ -26,6 +28,7 @@ from crossdraft.session.events import (
     Open,
     Ready,
     Replied,
+    Reply,
     Send,
     SetTimer,
     Timer,
@@ -36,16 +39,13 @@ from crossdraft.speculation.shared import Member
 from crossdraft.trace.recording import Recorder, Step
 from crossdraft.types.messages import (
     OpenDrafter,
-    Opened,
     OpenTarget,
 )
 from crossdraft.types.statistics import Times
 
-Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-
 
 class ServiceLane:
-    """A session with a service: being opened, open, or over. Requests and replies travel side by side.
+    """A session with a service, and its listener: being opened, open, or over.
 
     Args:
         number: of the lane.
@@ -60,96 +60,77 @@ class ServiceLane:
         self.roster = roster
         self.address: str | None = None  # once that is decided
         self.blamed = False  # this generation does not use its service again
+        self.live = True  # not over yet
         self.watch = LaneWatch(roster.role)
-        self._closed = False
         self._number = number
         self._opening = opening
-        self._listener = report
-        self._requests: asyncio.Queue[object] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self._report = report
+        self._session: SessionPort[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def live(self) -> bool:
-        """Whether it is not over yet."""
-        return self._task is not None and not self._task.done()
+    def begin(self, take: Callable[[], str], after: float, context: contextvars.Context) -> None:
+        """Open the session in a context after some seconds, at the address that `take` gives.
 
-    def begin(self, spawn: Spawn, take: Callable[[], str], after: float) -> None:
-        """Open the session after some seconds, at the address that `take` gives; reports Ready and replies, or Lost.
-
-        `take` raises ServiceError if no address is left. With an empty roster the loss is not final: a service may
-        still be added.
+        Reports Ready and replies, or Lost. `take` raises ServiceError if no address is left. With an empty roster the
+        loss is not final: a service may still be added.
         """
-        self._task = spawn(self._run(take, after))
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(after, self._begin, take, context=context)
 
-    def send(self, request: object) -> None:
-        """Queue a request; never waits."""
-        if not self._closed:
-            self.watch.asked(request, time.monotonic())
-            self._requests.put_nowait(request)
-
-    def close(self) -> None:
-        """End it; nothing is sent or reported any more."""
-        self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def _report(self, event: Event) -> None:
-        if not self._closed:
-            self._listener(event)
-
-    async def _run(self, take: Callable[[], str], after: float) -> None:
-        await asyncio.sleep(after)
+    def _begin(self, take: Callable[[], str]) -> None:
         try:
             self.address = take()
         except ServiceError as error:
+            self.live = False
             self._report(Lost(self._number, error, elsewhere=not len(self.roster)))
             return
         self.watch.address = self.address
-        try:
-            await self._session(self.roster[self.address])
-        except ServiceError as error:
-            self.watch.lost = name_of(error)
-            self.roster.failed(self.address, time.monotonic())
-            self._report(Lost(self._number, error, error.lost))
-        finally:
-            self.watch.closed(time.monotonic())
-            self.roster.give_back(self.address)
+        self._session = self.roster[self.address].begin(self._opening, self)
 
-    async def _session(self, service: ServicePort[Any, Any, Any]) -> None:
-        stream = await service.open(self._opening)
-        try:
-            self.watch.opened(stream.traffic, time.monotonic())
-            self._report(Ready(self._number))
-            await self._exchange(stream)
-        finally:
-            await stream.close()
+    def opened(self) -> None:
+        """The service has opened it."""
+        assert self._session is not None
+        self.watch.opened(self._session.traffic, time.monotonic())
+        self._report(Ready(self._number))
 
-    async def _exchange(self, stream: StreamPort[Any, Any]) -> None:
-        """Write and read until one of them fails."""
-        failure: BaseException | None = None
-        try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._write(stream))
-                both.create_task(self._read(stream))
-        except* ServiceError as errors:
-            failure = errors.exceptions[0]
-        if failure is not None:
-            raise failure
+    def received(self, reply: Reply) -> None:
+        """A reply came."""
+        self.watch.answered(reply, time.monotonic())
+        self._report(Replied(self._number, reply))
 
-    async def _write(self, stream: StreamPort[Any, Any]) -> None:
-        while True:
-            await stream.send(await self._requests.get())
+    def lost(self, error: ServiceError) -> None:
+        """The service has ended it, or it or the link failed."""
+        assert self.address is not None
+        self.watch.lost = name_of(error)
+        self.roster.failed(self.address, time.monotonic())
+        self._session = None
+        self._end()
+        self._report(Lost(self._number, error, error.lost))
 
-    async def _read(self, stream: StreamPort[Any, Any]) -> None:
-        while True:
-            reply = await stream.receive()
-            if isinstance(reply, Opened):
-                raise Internal(f"the {self.roster.role} opened the session twice")
-            self.watch.answered(reply, time.monotonic())
-            self._report(Replied(self._number, reply))
+    def send(self, request: object) -> None:
+        """Queue a request; never waits."""
+        if self._session is not None:
+            self.watch.asked(request, time.monotonic())
+            self._session.send(request)
+
+    def close(self) -> None:
+        """End it; nothing is sent or reported any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+            self._end()
+        self.live = False
+
+    def _end(self) -> None:
+        assert self.address is not None
+        self.live = False
+        self.watch.closed(time.monotonic())
+        self.roster.give_back(self.address)
 
 
-Emit = Callable[[Emitted], None]
+Emit = Callable[[Sequence[Emitted]], None]
 
 
 class Driver:
@@ -169,43 +150,66 @@ class Driver:
         self._services = services
         self._recorder = recorder
         self._member = member
-        self._events: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()  # with the time of each one's arrival
+        self._events: deque[tuple[Event, float]] = deque()  # with the time of each one's arrival
+        self._handling = False
         self._lanes: dict[Lane, ServiceLane] = {}
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._failures: dict[str, ServiceError] = {}  # by role, the latest
         self._clock = Clock()
+        self._emit: Emit
+        self._finished: asyncio.Future[Finished] | None = None  # None: not begun
+        self._context = contextvars.copy_context()  # sessions are opened in it: log lines name its request
 
     def times(self) -> Times:
         """The measurements so far."""
         return self._clock.times([lane.watch for lane in self._lanes.values()])
 
     async def run(self, emit: Emit) -> Finished:
-        """Carry out commands and feed back events until the session is finished; `emit` gets its tokens.
+        """Carry out commands and feed back events until the session is finished.
 
-        Cancelling this coroutine cancels the session. All lanes are closed at the end in any case.
+        `emit` gets the tokens that one event has decided together. Cancelling this coroutine cancels the session. All
+        lanes are closed at the end in any case.
         """
-        async with asyncio.TaskGroup() as group:
-            try:
-                self._clock.begin()
-                if self._member is not None:
-                    self._member.begin()
-                return await self._loop(group, emit)
-            except asyncio.CancelledError:
-                self._advance(Cancelled(), time.monotonic())
-                raise
-            finally:
-                self._clock.end()
-                self._release()
+        finished: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        self._emit, self._finished, self._context = emit, finished, contextvars.copy_context()
+        try:
+            self._clock.begin()
+            if self._member is not None:
+                self._member.begin()
+            self._carry_out(self._advance(None, time.monotonic()))
+            self._handle_all()
+            return await finished
+        except asyncio.CancelledError:
+            self._advance(Cancelled(), time.monotonic())
+            raise
+        finally:
+            self._clock.end()
+            self._release()
 
     def tell(self, told: Told) -> None:
         """Pass on estimates of another output."""
         self._report(told)
 
-    async def _loop(self, group: asyncio.TaskGroup, emit: Emit) -> Finished:
-        commands = self._advance(None, time.monotonic())
-        while (finished := self._carry_out(commands, group, emit)) is None:
-            commands = self._handle(*await self._events.get())
-        return finished
+    def _report(self, event: Event) -> None:
+        """Take an event that happens now; it is handled after those before it."""
+        if isinstance(event, Lost) and isinstance(event.error, ServiceError):
+            self._failures[self._lanes[event.lane].roster.role] = event.error
+        self._events.append((event, time.monotonic()))
+        self._handle_all()
+
+    def _handle_all(self) -> None:
+        """Handle what has happened, unless that is being done or the session is over or not begun."""
+        finished = self._finished
+        if self._handling or finished is None:
+            return
+        self._handling = True
+        try:
+            while self._events and not finished.done():
+                self._carry_out(self._handle(*self._events.popleft()))
+        except Exception as error:  # a fault in this session is its own: the link goes on with the others
+            finished.set_exception(error)
+        finally:
+            self._handling = False
 
     def _handle(self, event: Event, now: float) -> list[Command]:
         """A reply that the session does not allow is a failure of its service, which is not used again."""
@@ -240,31 +244,32 @@ class Driver:
             bytes_out, bytes_in = sum(sent.values()), sum(received.values())
             self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in))
 
-    def _carry_out(self, commands: list[Command], group: asyncio.TaskGroup, emit: Emit) -> Finished | None:
-        """Never waits: what takes time has its own task. Returns Finished if it is among the commands."""
+    def _carry_out(self, commands: list[Command]) -> None:
+        """Never waits."""
+        emitted = [command for command in commands if isinstance(command, Emitted)]
+        if emitted:
+            self._clock.token()
+            self._emit(emitted)
         for command in commands:
             match command:
-                case Emitted():
-                    self._clock.token()
-                    emit(command)
                 case Open():
-                    self._open(command, group)
+                    self._open(command)
                 case Send(lane, request):
                     self._lanes[lane].send(request)
                 case Close(lane, blame):
                     self._close(self._lanes[lane], blame)
                 case SetTimer():
                     self._set_timer(command)
-                case Finished():
-                    return command
-        return None
+                case Finished() if self._finished is not None:
+                    self._finished.set_result(command)
+                    return
 
-    def _open(self, command: Open, group: asyncio.TaskGroup) -> None:
+    def _open(self, command: Open) -> None:
         target = isinstance(command.request, OpenTarget)
         roster: Roster[Any] = self._services.targets if target else self._services.drafters
         lane = ServiceLane(command.lane, roster, command.request, self._report)
         self._lanes[command.lane] = lane
-        lane.begin(group.create_task, lambda: self._take(lane), command.after)
+        lane.begin(lambda: self._take(lane), command.after, self._context)
 
     def _take(self, lane: ServiceLane) -> str:
         """The address where a lane is opened; raises the role's latest ServiceError if none is left."""
@@ -290,14 +295,8 @@ class Driver:
         loop = asyncio.get_running_loop()
         self._timers[command.timer] = loop.call_later(command.seconds, self._report, expired)
 
-    def _report(self, event: Event) -> None:
-        """Queue an event that happened now."""
-        if isinstance(event, Lost) and isinstance(event.error, ServiceError):
-            self._failures[self._lanes[event.lane].roster.role] = event.error
-        self._events.put_nowait((event, time.monotonic()))
-
     def _release(self) -> None:
-        """Stop timers, lanes and recorder; the tasks of the lanes end with their group."""
+        """Stop timers, lanes and recorder."""
         for timer in self._timers.values():
             timer.cancel()
         for lane in self._lanes.values():

@@ -6,7 +6,7 @@ Times are seconds of the monotonic clock.
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -29,10 +29,10 @@ BLAMED = "blamed"  # why a lane was lost: its service sent a wrong reply
 
 
 class TrafficCount(Protocol):
-    """The counters of a stream."""
+    """The counters of a session with a service."""
 
-    bytes_sent: int
-    bytes_received: int
+    bytes_sent: float
+    bytes_received: float
     codec_seconds: float
 
 
@@ -200,8 +200,8 @@ class LaneWatch:
         return LaneFigures(
             role=self.role,
             address=self.address,
-            bytes_sent=self.traffic.bytes_sent,
-            bytes_received=self.traffic.bytes_received,
+            bytes_sent=round(self.traffic.bytes_sent),
+            bytes_received=round(self.traffic.bytes_received),
             trips=self._trips.trips,
             lost=self.lost,
             model_seconds=self._model_seconds,
@@ -241,12 +241,12 @@ class Clock:
 
     @contextmanager
     def verification(self) -> Iterator[None]:
-        """Count the block as the handling of one event: CPU time of this thread, not of others."""
-        began = time.thread_time()
+        """Count the block as the handling of one event."""
+        began = time.perf_counter()
         try:
             yield
         finally:
-            self.latest = time.thread_time() - began
+            self.latest = time.perf_counter() - began
             self._verification += self.latest
             self._events += 1
 
@@ -273,9 +273,13 @@ class Clock:
 
 def traffic(lanes: Sequence[LaneWatch]) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes sent and bytes received, each by role."""
-    sent, received = ({"target": 0, "drafter": 0} for _ in range(2))
+    sent, received = ({"target": 0.0, "drafter": 0.0} for _ in range(2))
     for lane in lanes:
         if lane.traffic is not None:
             sent[lane.role] += lane.traffic.bytes_sent
             received[lane.role] += lane.traffic.bytes_received
-    return sent, received
+    return _rounded(sent), _rounded(received)
+
+
+def _rounded(sizes: Mapping[str, float]) -> dict[str, int]:
+    return {role: round(size) for role, size in sizes.items()}

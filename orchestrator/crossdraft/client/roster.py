@@ -6,60 +6,50 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from crossdraft.client.measurements import TrafficCount
+from crossdraft.rpc.links import Listener
 from crossdraft.types.messages import (
     Advance,
     Draft,
-    Drafted,
     FetchRow,
     OpenDrafter,
-    Opened,
     OpenTarget,
     Pass,
-    PassDone,
-    RowFetched,
     RunTo,
     Score,
-    Scored,
 )
 
 FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less than any other
 
 Opening = TypeVar("Opening", contravariant=True)
 Request = TypeVar("Request", contravariant=True)
-Reply = TypeVar("Reply", covariant=True)
 Service = TypeVar("Service")
 
 
-class StreamPort(Protocol[Request, Reply]):
-    """An open session with a service. All methods raise ServiceError when the service fails."""
+class SessionPort(Protocol[Request]):
+    """A session with a service that has begun."""
 
     @property
     def traffic(self) -> TrafficCount:
         """Bytes sent and received so far."""
         ...
 
-    async def send(self, request: Request, /) -> None:
-        """Send without waiting for the reply."""
+    def send(self, request: Request, /) -> None:
+        """Send without waiting."""
 
-    async def receive(self) -> Reply:
-        """The next reply; raises Closed when the service has ended the session in order."""
-        ...
-
-    async def close(self) -> None:
-        """End the session."""
+    def close(self) -> None:
+        """End the session; its listener hears nothing more."""
 
 
-class ServicePort(Protocol[Opening, Request, Reply]):
+class ServicePort(Protocol[Opening, Request]):
     """A service; `crossdraft.rpc.clients` has the real ones."""
 
-    async def open(self, request: Opening, /) -> StreamPort[Request, Reply]:
-        """Begin a session; raises ServiceError."""
+    def begin(self, request: Opening, listener: Listener, /) -> SessionPort[Request]:
+        """Begin a session. What happens there is told to the listener, later, in the event loop."""
         ...
 
 
-# A service may break the protocol with a second Opened; the driver then gives it up.
-TargetPort = ServicePort[OpenTarget, OpenTarget | Pass | FetchRow | RunTo, Opened | PassDone | RowFetched]
-DrafterPort = ServicePort[OpenDrafter, OpenDrafter | Draft | Advance | Score, Opened | Drafted | Scored]
+TargetPort = ServicePort[OpenTarget, Pass | FetchRow | RunTo]
+DrafterPort = ServicePort[OpenDrafter, Draft | Advance | Score]
 
 
 @dataclass

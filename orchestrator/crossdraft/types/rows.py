@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from crossdraft.text.letters import Ids as Ids
 
 Probabilities = NDArray[np.float64]
+MOST_SORTED = 1024  # ids of a row that are sorted for look-ups; a table over the vocabulary costs 50 to 200 us at first
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
 
@@ -24,6 +25,12 @@ class Row:
     ids: Ids  # shape (n,)
     probabilities: Probabilities  # shape (n,); with `tail` they sum to one
     tail: float = 0.0  # probability of all unlisted ids together
+
+    @cached_property
+    def _order(self) -> tuple[Ids, Ids]:
+        """Indices that sort the ids, and the ids so sorted."""
+        order = np.argsort(self.ids)
+        return order, self.ids[order]
 
     @cached_property
     def _table(self) -> NDArray[np.int32]:
@@ -54,8 +61,11 @@ class Row:
         """Index of each of `ids` in `self.ids`, same shape; -1 where it is not listed."""
         if not len(self.ids):
             return np.full(ids.shape, -1, dtype=np.int64)
-        # Unset entries of the table are garbage: clamp them to the range, then compare ids.
-        guessed = np.minimum(self._table.take(ids, mode="clip").view(np.uint32), len(self.ids) - 1).astype(np.int64)
+        if len(self.ids) <= MOST_SORTED:
+            order, ordered = self._order
+            guessed = order[np.minimum(ordered.searchsorted(ids), len(ordered) - 1)]
+        else:  # unset entries of the table are garbage: clamp them to the range, then compare ids
+            guessed = np.minimum(self._table.take(ids, mode="clip").view(np.uint32), len(self.ids) - 1).astype(np.int64)
         return np.where(self.ids[guessed] == ids, guessed, -1)
 
     def lists(self, ids: Sequence[int] | Ids) -> bool:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdraft/v1/common.proto\x12\rcrossdraft.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x82\x02\n\x0b\x44\x65scription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x02 \x01(\t\x12(\n\x08\x63ontrols\x18\x03 \x03(\x0b\x32\x16.crossdraft.v1.Control\x12\r\n\x05stops\x18\x04 \x03(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x10\n\x08\x61\x66\x66inity\x18\x08 \x01(\t\x12\x0e\n\x06\x63opies\x18\t \x01(\x08\x12\x32\n\rchat_template\x18\n \x01(\x0b\x32\x1b.crossdraft.v1.ChatTemplate\"\x86\x01\n\x0c\x43hatTemplate\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x37\n\x06tokens\x18\x02 \x03(\x0b\x32\'.crossdraft.v1.ChatTemplate.TokensEntry\x1a-\n\x0bTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"#\n\x07\x43ontrol\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x1d\n\x06Opened\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\"\xf7\x01\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12,\n\nlogit_bias\x18\x07 \x03(\x0b\x32\x18.crossdraft.v1.LogitBiasB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"(\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"4\n\x07Numbers\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x0c\n\x04\x62its\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\">\n\x07IdLists\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12#\n\x03ids\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"y\n\x04Rows\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.IdLists\x12%\n\x05large\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12%\n\x05small\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"F\n\x08WholeRow\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63rossdraft/v1/common.proto\x12\rcrossdraft.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x82\x02\n\x0b\x44\x65scription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0etokenizer_json\x18\x02 \x01(\t\x12(\n\x08\x63ontrols\x18\x03 \x03(\x0b\x32\x16.crossdraft.v1.Control\x12\r\n\x05stops\x18\x04 \x03(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x10\n\x08\x61\x66\x66inity\x18\x08 \x01(\t\x12\x0e\n\x06\x63opies\x18\t \x01(\x08\x12\x32\n\rchat_template\x18\n \x01(\x0b\x32\x1b.crossdraft.v1.ChatTemplate\"\x86\x01\n\x0c\x43hatTemplate\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x37\n\x06tokens\x18\x02 \x03(\x0b\x32\'.crossdraft.v1.ChatTemplate.TokensEntry\x1a-\n\x0bTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"#\n\x07\x43ontrol\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x1d\n\x06Opened\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\"\x0e\n\x0c\x43loseSession\"*\n\x0cSessionEnded\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xf7\x01\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12,\n\nlogit_bias\x18\x07 \x03(\x0b\x32\x18.crossdraft.v1.LogitBiasB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"(\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x06\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"4\n\x07Numbers\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\">\n\x07IdLists\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12#\n\x03ids\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"y\n\x04Rows\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.IdLists\x12%\n\x05large\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12%\n\x05small\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\"F\n\x08WholeRow\x12#\n\x03ids\x18\x01 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,18 +45,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTROL']._serialized_end=497
   _globals['_OPENED']._serialized_start=499
   _globals['_OPENED']._serialized_end=528
-  _globals['_SAMPLINGOPTIONS']._serialized_start=531
-  _globals['_SAMPLINGOPTIONS']._serialized_end=778
-  _globals['_LOGITBIAS']._serialized_start=780
-  _globals['_LOGITBIAS']._serialized_end=817
-  _globals['_NOISEKEY']._serialized_start=819
-  _globals['_NOISEKEY']._serialized_end=859
-  _globals['_NUMBERS']._serialized_start=861
-  _globals['_NUMBERS']._serialized_end=913
-  _globals['_IDLISTS']._serialized_start=915
-  _globals['_IDLISTS']._serialized_end=977
-  _globals['_ROWS']._serialized_start=979
-  _globals['_ROWS']._serialized_end=1100
-  _globals['_WHOLEROW']._serialized_start=1102
-  _globals['_WHOLEROW']._serialized_end=1172
+  _globals['_CLOSESESSION']._serialized_start=530
+  _globals['_CLOSESESSION']._serialized_end=544
+  _globals['_SESSIONENDED']._serialized_start=546
+  _globals['_SESSIONENDED']._serialized_end=588
+  _globals['_SAMPLINGOPTIONS']._serialized_start=591
+  _globals['_SAMPLINGOPTIONS']._serialized_end=838
+  _globals['_LOGITBIAS']._serialized_start=840
+  _globals['_LOGITBIAS']._serialized_end=877
+  _globals['_NOISEKEY']._serialized_start=879
+  _globals['_NOISEKEY']._serialized_end=919
+  _globals['_NUMBERS']._serialized_start=921
+  _globals['_NUMBERS']._serialized_end=973
+  _globals['_IDLISTS']._serialized_start=975
+  _globals['_IDLISTS']._serialized_end=1037
+  _globals['_ROWS']._serialized_start=1039
+  _globals['_ROWS']._serialized_end=1160
+  _globals['_WHOLEROW']._serialized_start=1162
+  _globals['_WHOLEROW']._serialized_end=1232
 # @@protoc_insertion_point(module_scope)

@@ -63,6 +63,18 @@ class Opened(_message.Message):
     fingerprint: str
     def __init__(self, fingerprint: _Optional[str] = ...) -> None: ...
 
+class CloseSession(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SessionEnded(_message.Message):
+    __slots__ = ("code", "text")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    text: str
+    def __init__(self, code: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
 class SamplingOptions(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "logit_bias")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
@@ -98,14 +110,14 @@ class NoiseKey(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class Numbers(_message.Message):
-    __slots__ = ("count", "bits", "data")
+    __slots__ = ("count", "size", "data")
     COUNT_FIELD_NUMBER: _ClassVar[int]
-    BITS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     count: int
-    bits: int
+    size: int
     data: bytes
-    def __init__(self, count: _Optional[int] = ..., bits: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, count: _Optional[int] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class IdLists(_message.Message):
     __slots__ = ("counts", "ids")

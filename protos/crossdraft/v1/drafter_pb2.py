@@ -25,31 +25,35 @@ _sym_db = _symbol_database.Default()
 from crossdraft.v1 import common_pb2 as crossdraft_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63rossdraft/v1/drafter.proto\x12\rcrossdraft.v1\x1a\x1a\x63rossdraft/v1/common.proto\"\xbe\x01\n\x0c\x44raftRequest\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.crossdraft.v1.OpenDrafterH\x00\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x14.crossdraft.v1.DraftH\x00\x12%\n\x05score\x18\x03 \x01(\x0b\x32\x14.crossdraft.v1.ScoreH\x00\x12)\n\x07\x61\x64vance\x18\x04 \x01(\x0b\x32\x16.crossdraft.v1.AdvanceH\x00\x42\t\n\x07message\"\x94\x01\n\nDraftReply\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.crossdraft.v1.OpenedH\x00\x12)\n\x07\x64rafted\x18\x02 \x01(\x0b\x32\x16.crossdraft.v1.DraftedH\x00\x12\'\n\x06scored\x18\x03 \x01(\x0b\x32\x15.crossdraft.v1.ScoredH\x00\x42\t\n\x07message\"\xec\x01\n\x0bOpenDrafter\x12\x0e\n\x06prompt\x18\x01 \x01(\x0c\x12/\n\x07options\x18\x02 \x01(\x0b\x32\x1e.crossdraft.v1.SamplingOptions\x12&\n\x05noise\x18\x03 \x01(\x0b\x32\x17.crossdraft.v1.NoiseKey\x12\x11\n\trow_width\x18\x04 \x01(\r\x12\'\n\x07\x61llowed\x18\x05 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x14\n\x0credistribute\x18\x06 \x01(\t\x12\x0f\n\x07\x61udited\x18\x07 \x01(\x08\x12\x11\n\ttemplated\x18\x08 \x01(\x08\"\xc4\x01\n\x05\x44raft\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07letters\x18\x03 \x01(\x0c\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x12\n\x05\x63hunk\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x62ranch_depth\x18\x06 \x01(\r\x12\x19\n\x0c\x62ranch_width\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05\x61\x64opt\x18\x08 \x01(\r\x12\r\n\x05\x66irst\x18\t \x01(\rB\x08\n\x06_chunkB\x0f\n\r_branch_width\"\'\n\x07\x41\x64vance\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xda\x01\n\x07\x44rafted\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x12\n\ntarget_ids\x18\x03 \x01(\x08\x12!\n\x04rows\x18\x04 \x01(\x0b\x32\x13.crossdraft.v1.Rows\x12\x14\n\x0cmicroseconds\x18\x05 \x01(\r\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\r\n\x05\x66irst\x18\x07 \x01(\r\x12\'\n\x08\x62ranches\x18\x08 \x03(\x0b\x32\x15.crossdraft.v1.Branch\x12\x1b\n\x13queued_microseconds\x18\t \x01(\r\"I\n\x06\x42ranch\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07letters\x18\x03 \x01(\x0c\x12\x0e\n\x06tokens\x18\x04 \x03(\r\"G\n\x05Score\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07strings\x18\x03 \x03(\x0c\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"D\n\x06Scored\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x01\x12\x14\n\x0cmicroseconds\x18\x03 \x01(\r2\x96\x01\n\x07\x44rafter\x12\x46\n\x08\x44\x65scribe\x12\x1e.crossdraft.v1.DescribeRequest\x1a\x1a.crossdraft.v1.Description\x12\x43\n\x05\x44raft\x12\x1b.crossdraft.v1.DraftRequest\x1a\x19.crossdraft.v1.DraftReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63rossdraft/v1/drafter.proto\x12\rcrossdraft.v1\x1a\x1a\x63rossdraft/v1/common.proto\">\n\rDraftRequests\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.crossdraft.v1.DraftRequest\"]\n\x0c\x44raftReplies\x12*\n\x07replies\x18\x01 \x03(\x0b\x32\x19.crossdraft.v1.DraftReply\x12!\n\x04rows\x18\x02 \x01(\x0b\x32\x13.crossdraft.v1.Rows\"\x91\x02\n\x0c\x44raftRequest\x12\x0f\n\x07session\x18\x01 \x01(\r\x12*\n\x04open\x18\x02 \x01(\x0b\x32\x1a.crossdraft.v1.OpenDrafterH\x00\x12%\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x14.crossdraft.v1.DraftH\x00\x12%\n\x05score\x18\x04 \x01(\x0b\x32\x14.crossdraft.v1.ScoreH\x00\x12)\n\x07\x61\x64vance\x18\x05 \x01(\x0b\x32\x16.crossdraft.v1.AdvanceH\x00\x12,\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x1b.crossdraft.v1.CloseSessionH\x00\x12\x12\n\nrequest_id\x18\x07 \x01(\tB\t\n\x07message\"\xd3\x01\n\nDraftReply\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\'\n\x06opened\x18\x02 \x01(\x0b\x32\x15.crossdraft.v1.OpenedH\x00\x12)\n\x07\x64rafted\x18\x03 \x01(\x0b\x32\x16.crossdraft.v1.DraftedH\x00\x12\'\n\x06scored\x18\x04 \x01(\x0b\x32\x15.crossdraft.v1.ScoredH\x00\x12,\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x1b.crossdraft.v1.SessionEndedH\x00\x42\t\n\x07message\"\xec\x01\n\x0bOpenDrafter\x12\x0e\n\x06prompt\x18\x01 \x01(\x0c\x12/\n\x07options\x18\x02 \x01(\x0b\x32\x1e.crossdraft.v1.SamplingOptions\x12&\n\x05noise\x18\x03 \x01(\x0b\x32\x17.crossdraft.v1.NoiseKey\x12\x11\n\trow_width\x18\x04 \x01(\r\x12\'\n\x07\x61llowed\x18\x05 \x01(\x0b\x32\x16.crossdraft.v1.Numbers\x12\x14\n\x0credistribute\x18\x06 \x01(\t\x12\x0f\n\x07\x61udited\x18\x07 \x01(\x08\x12\x11\n\ttemplated\x18\x08 \x01(\x08\"\xc4\x01\n\x05\x44raft\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07letters\x18\x03 \x01(\x0c\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x12\n\x05\x63hunk\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x62ranch_depth\x18\x06 \x01(\r\x12\x19\n\x0c\x62ranch_width\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05\x61\x64opt\x18\x08 \x01(\r\x12\r\n\x05\x66irst\x18\t \x01(\rB\x08\n\x06_chunkB\x0f\n\r_branch_width\"\'\n\x07\x41\x64vance\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xca\x01\n\x07\x44rafted\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x12\n\ntarget_ids\x18\x03 \x01(\x08\x12\x11\n\twith_rows\x18\x04 \x01(\x08\x12\x14\n\x0cmicroseconds\x18\x05 \x01(\r\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\r\n\x05\x66irst\x18\x07 \x01(\r\x12\'\n\x08\x62ranches\x18\x08 \x03(\x0b\x32\x15.crossdraft.v1.Branch\x12\x1b\n\x13queued_microseconds\x18\t \x01(\r\"I\n\x06\x42ranch\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07letters\x18\x03 \x01(\x0c\x12\x0e\n\x06tokens\x18\x04 \x03(\r\"G\n\x05Score\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07strings\x18\x03 \x03(\x0c\x12\x0e\n\x06tokens\x18\x04 \x01(\r\"D\n\x06Scored\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x01\x12\x14\n\x0cmicroseconds\x18\x03 \x01(\r2\x99\x01\n\x07\x44rafter\x12\x46\n\x08\x44\x65scribe\x12\x1e.crossdraft.v1.DescribeRequest\x1a\x1a.crossdraft.v1.Description\x12\x46\n\x05\x44raft\x12\x1c.crossdraft.v1.DraftRequests\x1a\x1b.crossdraft.v1.DraftReplies(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crossdraft.v1.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTREQUEST']._serialized_start=75
-  _globals['_DRAFTREQUEST']._serialized_end=265
-  _globals['_DRAFTREPLY']._serialized_start=268
-  _globals['_DRAFTREPLY']._serialized_end=416
-  _globals['_OPENDRAFTER']._serialized_start=419
-  _globals['_OPENDRAFTER']._serialized_end=655
-  _globals['_DRAFT']._serialized_start=658
-  _globals['_DRAFT']._serialized_end=854
-  _globals['_ADVANCE']._serialized_start=856
-  _globals['_ADVANCE']._serialized_end=895
-  _globals['_DRAFTED']._serialized_start=898
-  _globals['_DRAFTED']._serialized_end=1116
-  _globals['_BRANCH']._serialized_start=1118
-  _globals['_BRANCH']._serialized_end=1191
-  _globals['_SCORE']._serialized_start=1193
-  _globals['_SCORE']._serialized_end=1264
-  _globals['_SCORED']._serialized_start=1266
-  _globals['_SCORED']._serialized_end=1334
-  _globals['_DRAFTER']._serialized_start=1337
-  _globals['_DRAFTER']._serialized_end=1487
+  _globals['_DRAFTREQUESTS']._serialized_start=74
+  _globals['_DRAFTREQUESTS']._serialized_end=136
+  _globals['_DRAFTREPLIES']._serialized_start=138
+  _globals['_DRAFTREPLIES']._serialized_end=231
+  _globals['_DRAFTREQUEST']._serialized_start=234
+  _globals['_DRAFTREQUEST']._serialized_end=507
+  _globals['_DRAFTREPLY']._serialized_start=510
+  _globals['_DRAFTREPLY']._serialized_end=721
+  _globals['_OPENDRAFTER']._serialized_start=724
+  _globals['_OPENDRAFTER']._serialized_end=960
+  _globals['_DRAFT']._serialized_start=963
+  _globals['_DRAFT']._serialized_end=1159
+  _globals['_ADVANCE']._serialized_start=1161
+  _globals['_ADVANCE']._serialized_end=1200
+  _globals['_DRAFTED']._serialized_start=1203
+  _globals['_DRAFTED']._serialized_end=1405
+  _globals['_BRANCH']._serialized_start=1407
+  _globals['_BRANCH']._serialized_end=1480
+  _globals['_SCORE']._serialized_start=1482
+  _globals['_SCORE']._serialized_end=1553
+  _globals['_SCORED']._serialized_start=1555
+  _globals['_SCORED']._serialized_end=1623
+  _globals['_DRAFTER']._serialized_start=1626
+  _globals['_DRAFTER']._serialized_end=1779
 # @@protoc_insertion_point(module_scope)

@@ -7,27 +7,51 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class DraftRequests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[DraftRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ...) -> None: ...
+
+class DraftReplies(_message.Message):
+    __slots__ = ("replies", "rows")
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[DraftReply]
+    rows: _common_pb2.Rows
+    def __init__(self, replies: _Optional[_Iterable[_Union[DraftReply, _Mapping]]] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ...) -> None: ...
+
 class DraftRequest(_message.Message):
-    __slots__ = ("open", "draft", "score", "advance")
+    __slots__ = ("session", "open", "draft", "score", "advance", "close", "request_id")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     ADVANCE_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    session: int
     open: OpenDrafter
     draft: Draft
     score: Score
     advance: Advance
-    def __init__(self, open: _Optional[_Union[OpenDrafter, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ...) -> None: ...
+    close: _common_pb2.CloseSession
+    request_id: str
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenDrafter, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSession, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("opened", "drafted", "scored")
+    __slots__ = ("session", "opened", "drafted", "scored", "ended")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    session: int
     opened: _common_pb2.Opened
     drafted: Drafted
     scored: Scored
-    def __init__(self, opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., scored: _Optional[_Union[Scored, _Mapping]] = ...) -> None: ...
+    ended: _common_pb2.SessionEnded
+    def __init__(self, session: _Optional[int] = ..., opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., drafted: _Optional[_Union[Drafted, _Mapping]] = ..., scored: _Optional[_Union[Scored, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.SessionEnded, _Mapping]] = ...) -> None: ...
 
 class OpenDrafter(_message.Message):
     __slots__ = ("prompt", "options", "noise", "row_width", "allowed", "redistribute", "audited", "templated")
@@ -80,11 +104,11 @@ class Advance(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Drafted(_message.Message):
-    __slots__ = ("epoch", "tokens", "target_ids", "rows", "microseconds", "reason", "first", "branches", "queued_microseconds")
+    __slots__ = ("epoch", "tokens", "target_ids", "with_rows", "microseconds", "reason", "first", "branches", "queued_microseconds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_IDS_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WITH_ROWS_FIELD_NUMBER: _ClassVar[int]
     MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -93,13 +117,13 @@ class Drafted(_message.Message):
     epoch: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     target_ids: bool
-    rows: _common_pb2.Rows
+    with_rows: bool
     microseconds: int
     reason: str
     first: int
     branches: _containers.RepeatedCompositeFieldContainer[Branch]
     queued_microseconds: int
-    def __init__(self, epoch: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., target_ids: _Optional[bool] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., microseconds: _Optional[int] = ..., reason: _Optional[str] = ..., first: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., queued_microseconds: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., target_ids: _Optional[bool] = ..., with_rows: _Optional[bool] = ..., microseconds: _Optional[int] = ..., reason: _Optional[str] = ..., first: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., queued_microseconds: _Optional[int] = ...) -> None: ...
 
 class Branch(_message.Message):
     __slots__ = ("number", "offset", "letters", "tokens")

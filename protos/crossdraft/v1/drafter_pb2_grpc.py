@@ -27,8 +27,8 @@ if _version_not_supported:
 
 
 class DrafterStub:
-    """The model that drafts. One stream is one session: the first request is `open`, and its reply is `opened`. Ending the
-    stream, from either side, ends the session.
+    """The model that drafts. One stream is a link, which carries all sessions of one client process in frames, as in
+    target.proto: a session begins with `open`, whose reply is `opened`.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
     - `draft` begins an epoch and requests `count` draft tokens; they come in replies of `chunk`, after a first one that
@@ -59,14 +59,14 @@ class DrafterStub:
                 _registered_method=True)
         self.Draft = channel.stream_stream(
                 '/crossdraft.v1.Drafter/Draft',
-                request_serializer=crossdraft_dot_v1_dot_drafter__pb2.DraftRequest.SerializeToString,
-                response_deserializer=crossdraft_dot_v1_dot_drafter__pb2.DraftReply.FromString,
+                request_serializer=crossdraft_dot_v1_dot_drafter__pb2.DraftRequests.SerializeToString,
+                response_deserializer=crossdraft_dot_v1_dot_drafter__pb2.DraftReplies.FromString,
                 _registered_method=True)
 
 
 class DrafterServicer:
-    """The model that drafts. One stream is one session: the first request is `open`, and its reply is `opened`. Ending the
-    stream, from either side, ends the session.
+    """The model that drafts. One stream is a link, which carries all sessions of one client process in frames, as in
+    target.proto: a session begins with `open`, whose reply is `opened`.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
     - `draft` begins an epoch and requests `count` draft tokens; they come in replies of `chunk`, after a first one that
@@ -106,8 +106,8 @@ def add_DrafterServicer_to_server(servicer, server):
             ),
             'Draft': grpc.stream_stream_rpc_method_handler(
                     servicer.Draft,
-                    request_deserializer=crossdraft_dot_v1_dot_drafter__pb2.DraftRequest.FromString,
-                    response_serializer=crossdraft_dot_v1_dot_drafter__pb2.DraftReply.SerializeToString,
+                    request_deserializer=crossdraft_dot_v1_dot_drafter__pb2.DraftRequests.FromString,
+                    response_serializer=crossdraft_dot_v1_dot_drafter__pb2.DraftReplies.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -118,8 +118,8 @@ def add_DrafterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Drafter:
-    """The model that drafts. One stream is one session: the first request is `open`, and its reply is `opened`. Ending the
-    stream, from either side, ends the session.
+    """The model that drafts. One stream is a link, which carries all sessions of one client process in frames, as in
+    target.proto: a session begins with `open`, whose reply is `opened`.
 
     After that the two directions are independent: the client never waits before it sends, and the drafter streams.
     - `draft` begins an epoch and requests `count` draft tokens; they come in replies of `chunk`, after a first one that
@@ -179,8 +179,8 @@ class Drafter:
             request_iterator,
             target,
             '/crossdraft.v1.Drafter/Draft',
-            crossdraft_dot_v1_dot_drafter__pb2.DraftRequest.SerializeToString,
-            crossdraft_dot_v1_dot_drafter__pb2.DraftReply.FromString,
+            crossdraft_dot_v1_dot_drafter__pb2.DraftRequests.SerializeToString,
+            crossdraft_dot_v1_dot_drafter__pb2.DraftReplies.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,27 +7,55 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class VerifyRequests(_message.Message):
+    __slots__ = ("requests", "listed")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[VerifyRequest]
+    listed: _common_pb2.IdLists
+    def __init__(self, requests: _Optional[_Iterable[_Union[VerifyRequest, _Mapping]]] = ..., listed: _Optional[_Union[_common_pb2.IdLists, _Mapping]] = ...) -> None: ...
+
+class VerifyReplies(_message.Message):
+    __slots__ = ("replies", "rows", "samples")
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[VerifyReply]
+    rows: _common_pb2.Rows
+    samples: Samples
+    def __init__(self, replies: _Optional[_Iterable[_Union[VerifyReply, _Mapping]]] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ...) -> None: ...
+
 class VerifyRequest(_message.Message):
-    __slots__ = ("open", "next_pass", "fetch", "run_to")
+    __slots__ = ("session", "open", "next_pass", "fetch", "run_to", "close", "request_id")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     NEXT_PASS_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     RUN_TO_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    session: int
     open: OpenTarget
     next_pass: Pass
     fetch: FetchRow
     run_to: RunTo
-    def __init__(self, open: _Optional[_Union[OpenTarget, _Mapping]] = ..., next_pass: _Optional[_Union[Pass, _Mapping]] = ..., fetch: _Optional[_Union[FetchRow, _Mapping]] = ..., run_to: _Optional[_Union[RunTo, _Mapping]] = ...) -> None: ...
+    close: _common_pb2.CloseSession
+    request_id: str
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[OpenTarget, _Mapping]] = ..., next_pass: _Optional[_Union[Pass, _Mapping]] = ..., fetch: _Optional[_Union[FetchRow, _Mapping]] = ..., run_to: _Optional[_Union[RunTo, _Mapping]] = ..., close: _Optional[_Union[_common_pb2.CloseSession, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
-    __slots__ = ("opened", "done", "fetched")
+    __slots__ = ("session", "opened", "done", "fetched", "ended")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    session: int
     opened: _common_pb2.Opened
     done: PassDone
     fetched: RowFetched
-    def __init__(self, opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., done: _Optional[_Union[PassDone, _Mapping]] = ..., fetched: _Optional[_Union[RowFetched, _Mapping]] = ...) -> None: ...
+    ended: _common_pb2.SessionEnded
+    def __init__(self, session: _Optional[int] = ..., opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., done: _Optional[_Union[PassDone, _Mapping]] = ..., fetched: _Optional[_Union[RowFetched, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.SessionEnded, _Mapping]] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
     __slots__ = ("prompt", "options", "noise", "head", "likely", "ignore_stops")
@@ -57,11 +85,11 @@ class Pass(_message.Message):
     number: int
     committed: _containers.RepeatedScalarFieldContainer[int]
     tree: TokenTree
-    listed: _common_pb2.IdLists
+    listed: int
     wanted: _containers.RepeatedScalarFieldContainer[int]
     draws: bool
     run: int
-    def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[_Union[_common_pb2.IdLists, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ..., draws: _Optional[bool] = ..., run: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[TokenTree, _Mapping]] = ..., listed: _Optional[int] = ..., wanted: _Optional[_Iterable[int]] = ..., draws: _Optional[bool] = ..., run: _Optional[int] = ...) -> None: ...
 
 class RunTo(_message.Message):
     __slots__ = ("number", "tokens")
@@ -92,8 +120,8 @@ class PassDone(_message.Message):
     FED_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     number: int
-    rows: _common_pb2.Rows
-    samples: Samples
+    rows: int
+    samples: int
     microseconds: int
     queued_microseconds: int
     more: bool
@@ -101,19 +129,21 @@ class PassDone(_message.Message):
     shared: int
     fed: int
     first: int
-    def __init__(self, number: _Optional[int] = ..., rows: _Optional[_Union[_common_pb2.Rows, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., microseconds: _Optional[int] = ..., queued_microseconds: _Optional[int] = ..., more: _Optional[bool] = ..., forwards: _Optional[int] = ..., shared: _Optional[int] = ..., fed: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., rows: _Optional[int] = ..., samples: _Optional[int] = ..., microseconds: _Optional[int] = ..., queued_microseconds: _Optional[int] = ..., more: _Optional[bool] = ..., forwards: _Optional[int] = ..., shared: _Optional[int] = ..., fed: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class Samples(_message.Message):
-    __slots__ = ("tokens", "log_probabilities", "likely", "likely_log_probabilities")
+    __slots__ = ("tokens", "log_probabilities", "likely", "likely_log_probabilities", "likely_counts")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     LIKELY_FIELD_NUMBER: _ClassVar[int]
     LIKELY_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_COUNTS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     log_probabilities: _containers.RepeatedScalarFieldContainer[float]
     likely: _containers.RepeatedScalarFieldContainer[int]
     likely_log_probabilities: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., likely: _Optional[_Iterable[int]] = ..., likely_log_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
+    likely_counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., likely: _Optional[_Iterable[int]] = ..., likely_log_probabilities: _Optional[_Iterable[float]] = ..., likely_counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRow(_message.Message):
     __slots__ = ("number", "node", "listed")

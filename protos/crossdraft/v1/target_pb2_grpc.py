@@ -27,9 +27,11 @@ if _version_not_supported:
 
 
 class TargetStub:
-    """The model whose distribution is sampled. One stream is one session: the first request is `open`. Requests are answered
-    in order: each by one reply, a run by one or more, `run_to` by none. Requests may be sent while others are unanswered.
-    Ending the stream, from either side, ends the session.
+    """The model whose distribution is sampled. One stream is a link: it carries all sessions of one client process. Each
+    message on it is a frame, with messages of any number of sessions; those of one session are in order. A session begins
+    with `open`, under a number that the client gives it, and ends with `close` or `ended`; its number is not used again.
+    The requests of a session are answered in order: each by one reply, a run by one or more, `run_to` by none. Requests may
+    be sent while others are unanswered. A link that ends ends its sessions.
     """
 
     def __init__(self, channel):
@@ -45,15 +47,17 @@ class TargetStub:
                 _registered_method=True)
         self.Verify = channel.stream_stream(
                 '/crossdraft.v1.Target/Verify',
-                request_serializer=crossdraft_dot_v1_dot_target__pb2.VerifyRequest.SerializeToString,
-                response_deserializer=crossdraft_dot_v1_dot_target__pb2.VerifyReply.FromString,
+                request_serializer=crossdraft_dot_v1_dot_target__pb2.VerifyRequests.SerializeToString,
+                response_deserializer=crossdraft_dot_v1_dot_target__pb2.VerifyReplies.FromString,
                 _registered_method=True)
 
 
 class TargetServicer:
-    """The model whose distribution is sampled. One stream is one session: the first request is `open`. Requests are answered
-    in order: each by one reply, a run by one or more, `run_to` by none. Requests may be sent while others are unanswered.
-    Ending the stream, from either side, ends the session.
+    """The model whose distribution is sampled. One stream is a link: it carries all sessions of one client process. Each
+    message on it is a frame, with messages of any number of sessions; those of one session are in order. A session begins
+    with `open`, under a number that the client gives it, and ends with `close` or `ended`; its number is not used again.
+    The requests of a session are answered in order: each by one reply, a run by one or more, `run_to` by none. Requests may
+    be sent while others are unanswered. A link that ends ends its sessions.
     """
 
     def Describe(self, request, context):
@@ -78,8 +82,8 @@ def add_TargetServicer_to_server(servicer, server):
             ),
             'Verify': grpc.stream_stream_rpc_method_handler(
                     servicer.Verify,
-                    request_deserializer=crossdraft_dot_v1_dot_target__pb2.VerifyRequest.FromString,
-                    response_serializer=crossdraft_dot_v1_dot_target__pb2.VerifyReply.SerializeToString,
+                    request_deserializer=crossdraft_dot_v1_dot_target__pb2.VerifyRequests.FromString,
+                    response_serializer=crossdraft_dot_v1_dot_target__pb2.VerifyReplies.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,9 +94,11 @@ def add_TargetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Target:
-    """The model whose distribution is sampled. One stream is one session: the first request is `open`. Requests are answered
-    in order: each by one reply, a run by one or more, `run_to` by none. Requests may be sent while others are unanswered.
-    Ending the stream, from either side, ends the session.
+    """The model whose distribution is sampled. One stream is a link: it carries all sessions of one client process. Each
+    message on it is a frame, with messages of any number of sessions; those of one session are in order. A session begins
+    with `open`, under a number that the client gives it, and ends with `close` or `ended`; its number is not used again.
+    The requests of a session are answered in order: each by one reply, a run by one or more, `run_to` by none. Requests may
+    be sent while others are unanswered. A link that ends ends its sessions.
     """
 
     @staticmethod
@@ -137,8 +143,8 @@ class Target:
             request_iterator,
             target,
             '/crossdraft.v1.Target/Verify',
-            crossdraft_dot_v1_dot_target__pb2.VerifyRequest.SerializeToString,
-            crossdraft_dot_v1_dot_target__pb2.VerifyReply.FromString,
+            crossdraft_dot_v1_dot_target__pb2.VerifyRequests.SerializeToString,
+            crossdraft_dot_v1_dot_target__pb2.VerifyReplies.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,10 +6,12 @@ it, `Advance` asks for more of it, and the next `Draft` ends it. What drafts is 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.errors import ProtocolBroken, ServiceError
+from crossdraft.rpc.handlers import Replies
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Branch, Draft, Drafted, Score, Scored
 from crossdraft.types.rows import DraftToken
 
@@ -20,7 +22,8 @@ Send = Callable[[Drafted], None]  # may be called from any thread; returns at on
 # Draft tokens drafted ahead of what the client has read: a client that never reads must not fill the memory. One that
 # reads never notices, as it asks for at most MOST_DRAFT_TOKENS beyond what it has verified.
 MOST_UNREAD = 2 * MOST_DRAFT_TOKENS
-UNREAD_SCORES = 16  # scores are computed once fewer replies than this wait to be read
+UNREAD_SCORES = 16  # scores that wait for the client to read them
+MOST_WAITING = 64  # requests behind a score
 
 
 class Epoch:
@@ -198,13 +201,13 @@ class ReplyBuffer:
 
 
 class Drafter(Protocol):
-    """What drafts in one session. Its methods raise ServiceError where an epoch is not possible."""
+    """What drafts in one session. Its methods raise ServiceError where an epoch is not possible, and never wait."""
 
     def begin(self, epoch: Epoch) -> None:
         """A new epoch says what the text is; called once for each, in order, also for one that is soon over."""
         ...
 
-    async def draft(self, epoch: Epoch, send: Send) -> None:
+    def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
         """Sends draft tokens until no more are wanted; called again when more are.
 
         Cancelled when a newer epoch begins, perhaps before it has done anything. That one may be drafted at once: what
@@ -216,108 +219,120 @@ class Drafter(Protocol):
         """Scores of the epoch's draft."""
         ...
 
+    def close(self) -> None:
+        """Frees what it holds."""
+        ...
+
 
 class Conversation:
-    """One session's requests and replies."""
+    """One session's requests and replies: a `Session` of `rpc.handlers`.
 
-    def __init__(self, drafter: Drafter) -> None:
+    No reply of an epoch leaves after the request that begins the next one was taken.
+
+    Raises:
+        ProtocolBroken: (by `receive`) an epoch is over or has not begun, the output has fewer letters than it is to be
+            rewound to, or there is no such branch, or no such draft to be scored.
+    """
+
+    def __init__(self, drafter: Drafter, replies: Replies[Reply]) -> None:
         self._drafter = drafter
+        self._replies = replies
+        self._loop = asyncio.get_running_loop()
         self._epochs = Epochs()
-        self._drafting: asyncio.Task[None] | None = None
-        # Bounded by MOST_UNREAD and UNREAD_SCORES. None ends the replies, an error is raised from them.
-        self._replies: asyncio.Queue[Reply | BaseException | None] = asyncio.Queue()
-        self._taken = asyncio.Event()  # a reply was taken from the queue
+        self._drafting: asyncio.Future[None] | None = None
+        self._scoring: asyncio.Task[None] | None = None
+        self._waiting: deque[Request] = deque()  # behind a score under way
+        self._unread_scores = 0
+        self._closed = False
 
-    async def replies(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
-        """The replies, until the requests end and what they asked for is done. Raises ServiceError.
+    def receive(self, request: Request) -> None:
+        """Takes a request; raises ServiceError."""
+        if self._scoring is None:
+            self._take(request)
+        elif len(self._waiting) < MOST_WAITING:
+            self._waiting.append(request)
+        else:
+            raise ProtocolBroken(f"{MOST_WAITING} requests of this session wait already")
 
-        No reply of an epoch comes after the request that begins the next one was read.
-        """
-        listening = asyncio.create_task(self._listen(requests))
-        listening.add_done_callback(self._listened)
-        try:
-            while (reply := await self._replies.get()) is not None:
-                self._taken.set()
-                if isinstance(reply, BaseException):
-                    raise reply
-                if reply.epoch == self._epochs.number:
-                    yield reply
-                    if isinstance(reply, Drafted):
-                        self._go_on(self._epochs.read(reply))
-        finally:
-            self._epochs.close()
-            tasks = [task for task in (listening, self._drafting) if task is not None]
-            for task in tasks:
+    def left(self, reply: Reply) -> None:
+        """A reply is being written: the client reads."""
+        if isinstance(reply, Drafted):
+            self._go_on(self._epochs.read(reply))
+        else:
+            self._unread_scores -= 1
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+        self._closed = True
+        self._epochs.close()
+        for task in (self._drafting, self._scoring):
+            if task is not None:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        self._drafter.close()
 
-    async def _listen(self, requests: AsyncIterator[Request]) -> None:
-        async for request in requests:
-            match request:
-                case Draft():
-                    self._begin(request)
-                case Advance():
-                    self._go_on(self._epochs.advance(request))
-                case Score():
-                    await self._score(request)
-        while self._epochs.held:
-            await self._next_taken()
-        await self._drafted()
+    def _take(self, request: Request) -> None:
+        match request:
+            case Draft():
+                self._begin(request)
+            case Advance():
+                self._go_on(self._epochs.advance(request))
+            case Score():
+                epoch = self._epochs.scored(request)
+                if self._unread_scores >= UNREAD_SCORES:
+                    raise ProtocolBroken(f"{UNREAD_SCORES} scores wait: the client does not read them")
+                self._unread_scores += 1
+                self._scoring = asyncio.create_task(self._score(epoch, request))
+                self._scoring.add_done_callback(self._scored)
 
     def _begin(self, request: Draft) -> None:
         epoch = self._epochs.begin(request)
-        self._drop_old_replies()
+        self._replies.drop()
+        self._unread_scores = 0
         self._drafter.begin(epoch)
         if self._drafting is not None:
             self._drafting.cancel()
         self._draft(epoch)
 
-    async def _score(self, request: Score) -> None:
-        epoch = self._epochs.scored(request)
-        await self._drafted()
-        while self._replies.qsize() >= UNREAD_SCORES:
-            await self._next_taken()
-        self._replies.put_nowait(await self._drafter.score(epoch, request))
+    async def _score(self, epoch: Epoch, request: Score) -> None:
+        if self._drafting is not None:
+            await asyncio.wait((self._drafting,))
+        self._replies.send(await self._drafter.score(epoch, request))
 
-    def _drop_old_replies(self) -> None:
-        """What waits is of epochs that are over; only their failures still count."""
-        waiting = [self._replies.get_nowait() for _ in range(self._replies.qsize())]
-        for reply in waiting:
-            if isinstance(reply, BaseException):
-                self._replies.put_nowait(reply)
-
-    async def _next_taken(self) -> None:
-        self._taken.clear()
-        await self._taken.wait()
+    def _scored(self, scoring: asyncio.Task[None]) -> None:
+        """The requests behind it are taken."""
+        self._scoring = None
+        if self._closed or scoring.cancelled():
+            return
+        error = scoring.exception()
+        try:
+            while error is None and self._waiting and self._scoring is None:
+                self._take(self._waiting.popleft())
+        except ServiceError as fault:
+            error = fault
+        if error is not None:
+            self._replies.fail(error)
 
     def _go_on(self, epoch: Epoch | None) -> None:
-        """Drafts on, if more is wanted and no task is drafting."""
+        """Drafts on, if more is wanted and nothing is being drafted."""
         if epoch is not None and (self._drafting is None or self._drafting.done()):
             self._draft(epoch)
 
     def _draft(self, epoch: Epoch) -> None:
-        self._drafting = asyncio.create_task(self._run(epoch))
-        self._drafting.add_done_callback(self._failed)
-
-    async def _run(self, epoch: Epoch) -> None:
-        loop, replies = asyncio.get_running_loop(), self._replies
-
         def send(reply: Drafted) -> None:
             if not epoch.over:  # a loop that has ended takes no more calls
-                loop.call_soon_threadsafe(replies.put_nowait, reply)
+                self._loop.call_soon_threadsafe(self._send, epoch, reply)
 
-        # What was asked for while the last draft tokens were made is still wanted.
-        while epoch.wanted:
-            await self._drafter.draft(epoch, send)
+        def drafted(drafting: asyncio.Future[None]) -> None:
+            if self._closed or drafting.cancelled():
+                return
+            if (error := drafting.exception()) is not None:
+                self._replies.fail(error)
+            elif epoch.wanted and self._drafting is drafting:  # asked for while the last draft tokens were made
+                self._draft(epoch)
 
-    async def _drafted(self) -> None:
-        """Waits until what is wanted is drafted; its errors come with the replies."""
-        if self._drafting is not None:
-            await asyncio.wait((self._drafting,))
+        self._drafting = self._drafter.draft(epoch, send)
+        self._drafting.add_done_callback(drafted)
 
-    def _failed(self, drafting: asyncio.Task[None]) -> None:
-        if not drafting.cancelled() and (error := drafting.exception()) is not None:
-            self._replies.put_nowait(error)
-
-    def _listened(self, listening: asyncio.Task[None]) -> None:
-        self._replies.put_nowait(None if listening.cancelled() else listening.exception())
+    def _send(self, epoch: Epoch, reply: Drafted) -> None:
+        if not (epoch.over or self._closed):
+            self._replies.send(reply)

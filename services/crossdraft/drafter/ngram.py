@@ -6,7 +6,6 @@ Its draft tokens are a function of the text alone, so each row is one-hot, and n
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
@@ -17,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from crossdraft.drafter.conversation import Conversation, Epoch, Reply, ReplyBuffer, Request, Send
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.handlers import DRAFTER, Replies
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, Side
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
@@ -108,16 +107,7 @@ class NgramSession:
         self._allowed = None if opening.allowed is None else frozenset(opening.allowed.tolist())
         self._replies: ReplyBuffer
 
-    def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
-        """Draft tokens that go on with the text as it is said to be, and scores of them. There are no branches.
-
-        Raises:
-            ProtocolBroken: an epoch is over or has not begun, the output has fewer letters than it is to be rewound to,
-                a branch is to be adopted, or there is no such draft to be scored.
-        """
-        return Conversation(self).replies(requests)
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """It holds nothing but the text."""
 
     def begin(self, epoch: Epoch) -> None:
@@ -130,8 +120,11 @@ class NgramSession:
         self._text = Letters(self._text[: self._origin + request.offset] + request.letters)
         self._replies = ReplyBuffer(epoch)
 
-    async def draft(self, epoch: Epoch, send: Send) -> None:
+    def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
         """As in `conversation.Drafter`. Copying takes no time: all that is wanted is there at once."""
+        return asyncio.ensure_future(self._draft(epoch, send))
+
+    async def _draft(self, epoch: Epoch, send: Send) -> None:
         self._replies.resume()
         missing = epoch.count - self._replies.made
         if self._pace is not None:
@@ -176,14 +169,14 @@ class NgramService:
             copies=True,
         )
 
-    async def open(self, request: OpenDrafter) -> NgramSession:
+    async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
         """A new session; raises ProtocolBroken if it is to draw a target's tokens."""
         if request.redistribute:
             raise ProtocolBroken(
                 "an n-gram drafter has no affinity matrix: serve a drafter with a model and a file of "
                 "`crossdraft affinity`, or use another method"
             )
-        return NgramSession(self.lengths, request, self.pace)
+        return Conversation(NgramSession(self.lengths, request, self.pace), replies)
 
     async def close(self) -> None:
         """Nothing runs."""

@@ -3,8 +3,6 @@
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +15,11 @@ from crossdraft.drafter.conversation import Conversation, Epoch, Reply, Request,
 from crossdraft.drafter.drafting import BranchShape, Drafting, FinishedBranches, SessionState
 from crossdraft.drafter.sampling import DrawSource, OwnTokens, TargetTokens
 from crossdraft.drafter.scoring import Scoring, VocabularyIndex
-from crossdraft.engine.model_thread import Job, ModelThreadClosedError
+from crossdraft.engine.model_thread import Job
 from crossdraft.engine.sampler import Draws, KeyedDraws, RandomDraws
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.handlers import DRAFTER, Replies
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import NOTHING, Side
@@ -74,7 +72,7 @@ class DrafterService:
         assert self.affinity is not None  # `open` has checked it
         return TargetTokens(self.running, opening, self.affinity, self._target_noise)
 
-    async def open(self, request: OpenDrafter) -> "DrafterSession":
+    async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
         """A new session. Its prompt is tokenized in a thread: it may be long, and other sessions must not wait for it.
 
         Raises:
@@ -87,7 +85,7 @@ class DrafterService:
             raise ProtocolBroken(
                 f"this drafter's affinity matrix is for a target with another tokenizer: {SERVE_AFFINITY}"
             )
-        return await asyncio.to_thread(DrafterSession, self, request)
+        return Conversation(await asyncio.to_thread(DrafterSession, self, request), replies)
 
     async def close(self) -> None:
         """Ends the model's thread."""
@@ -118,30 +116,20 @@ class DrafterSession:
         self._pending: deque[Epoch] = deque()  # whose text is not the context's yet
         self._latest: tuple[Epoch, Drafting, Scoring] | None = None
 
-    def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
-        """Draft tokens that go on with the text as the requests say it is, and scores of them.
-
-        Raises:
-            ProtocolBroken: an epoch is over or has not begun, the output has fewer letters than it is to be rewound to,
-                or there is no such branch, or no such draft to be scored.
-        """
-        return Conversation(self).replies(requests)
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Frees its KV slots."""
-        with suppress(ModelThreadClosedError):  # the cache is gone with the thread
-            await self._thread.close_session(self)
+        self._thread.close_session(self)
 
     def begin(self, epoch: Epoch) -> None:
         """As in `conversation.Drafter`."""
         self._pending.append(epoch)
 
-    async def draft(self, epoch: Epoch, send: Send) -> None:
+    def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
         """As in `conversation.Drafter`.
 
         An end of sequence is a draft token like any other: whether drafting goes on must not depend on what was drawn.
         """
-        await self._thread.run(self._job(epoch, send))
+        return self._thread.submit(self._job(epoch, send))
 
     async def score(self, epoch: Epoch, request: Score) -> Scored:
         """As in `conversation.Drafter`."""

@@ -178,27 +178,36 @@ class ModelThread:
         """Sessions whose KV slots were given to others."""
         return self._admission.preemptions
 
-    async def run(self, job: Job[T]) -> T:
-        """The job's result. Cancelling stops the job before its next step.
+    def submit(self, job: Job[T]) -> asyncio.Future[T]:
+        """Begins a job; returns its result to come. Cancelling that stops the job before its next step.
 
         Raises:
             ModelThreadClosedError: `close` was called before.
-            BaseException: what the job raised, or what the engine raised for its request.
         """
         running = RunningJob(job, asyncio.get_running_loop(), self._clock(), self._outbox)
         with self._closing:
             if self._closed:
                 raise ModelThreadClosedError("the model thread is closed")
             self._arrivals.put(running)
-        return await running.future
+        return running.future
 
     def call_soon(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         """For jobs: an event loop is to make this call, in order with what else the step has for it."""
         self._outbox.put(loop, call)
 
-    async def close_session(self, session: Hashable) -> None:
+    async def run(self, job: Job[T]) -> T:
+        """The job's result.
+
+        Raises:
+            ModelThreadClosedError: as `submit`.
+            BaseException: what the job raised, or what the engine raised for its request.
+        """
+        return await self.submit(job)
+
+    def close_session(self, session: Hashable) -> None:
         """Frees the KV slots of a session, after the step that is under way."""
-        await self.run(self._close_session(session))
+        with suppress(ModelThreadClosedError):  # the cache is gone with the thread
+            self.submit(self._close_session(session))
 
     def _close_session(self, session: Hashable) -> Job[None]:
         """A job without a request."""

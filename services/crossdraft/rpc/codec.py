@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,10 @@ from crossdraft.v1 import target_pb2 as target_pb
 
 MAX_IDS = 1 << 22  # of one list: no context is longer
 MAX_NUMBERS = 1 << 23  # of one bit field, which may need a bit each and becomes eight bytes each
+MAX_LISTS = 1 << 16  # rows, samples or lists of ids in one message
 MAX_BIASES = 1 << 16  # of a request's logit_bias
 MAX_BITS = 32  # of a number
+SIZES = (1, 2, 3, 4)  # bytes of a number
 MAX_MICROSECONDS = 2**32 - 1
 MICRO = 1_000_000  # microseconds in a second
 GRID = 1 << 24  # steps that a probability of one has
@@ -199,26 +202,24 @@ class Lists:
 
 
 def encode_numbers(values: Ids) -> pb.Numbers:
-    """Numbers (n,), int64, 0 to 2^32 - 1, in as many bits as the largest needs."""
-    bits = max(1, int(values.max()).bit_length()) if len(values) else 1
-    fields = np.unpackbits(_bytes_of(values), axis=1, count=bits, bitorder="little")
-    return pb.Numbers(count=len(values), bits=bits, data=np.packbits(fields, bitorder="little").tobytes())
+    """Numbers (n,), int64, 0 to 2^32 - 1, in as many bytes as the largest needs."""
+    size = max(1, (int(values.max()).bit_length() + 7) // 8) if len(values) else 1
+    return pb.Numbers(count=len(values), size=size, data=_bytes_of(values)[:, :size].tobytes())
 
 
 def decode_numbers(message: pb.Numbers, name: str) -> Ids:
-    """Numbers, shape (n,), int64; raises BadMessage unless there are as many bits as are needed."""
-    count, bits = message.count, message.bits
+    """Numbers, shape (n,), int64; raises BadMessage unless there are as many bytes as are needed."""
+    count, size = message.count, message.size
     if not count:
         return NO_IDS
-    if not 1 <= bits <= MAX_BITS or len(message.data) != (count * bits + 7) // 8:
-        raise BadMessage(f"{name} has {len(message.data)} bytes, which are not {count} numbers of {bits} bits")
+    if size not in SIZES or len(message.data) != count * size:
+        raise BadMessage(f"{name} has {len(message.data)} bytes, which are not {count} numbers of {size}")
     check_max(count, MAX_NUMBERS, name)
-    raw = np.frombuffer(message.data, dtype=np.uint8)
-    fields = np.unpackbits(raw, count=count * bits, bitorder="little").reshape(count, bits)
-    wide = np.zeros((count, 4), dtype=np.uint8)
-    narrow = np.packbits(fields, axis=1, bitorder="little")
-    wide[:, : narrow.shape[1]] = narrow
-    return wide.view("<u4")[:, 0].astype(np.int64)
+    if size == 3:
+        wide = np.zeros((count, 4), dtype=np.uint8)
+        wide[:, :3] = np.frombuffer(message.data, dtype=np.uint8).reshape(count, 3)
+        return wide.view("<u4")[:, 0].astype(np.int64)
+    return np.frombuffer(message.data, dtype=f"<u{size}").astype(np.int64)
 
 
 def encode_ids(ids: Ids | None) -> pb.Numbers | None:
@@ -244,12 +245,15 @@ def joined(lists: Sequence[Ids]) -> Lists:
 
 
 def encode_lists(lists: Lists) -> pb.IdLists:
-    """Lists of ids."""
+    """Lists of ids; raises ValueError if they are too many for one message."""
+    if len(lists.counts) > MAX_LISTS:
+        raise ValueError(f"{len(lists.counts)} lists; at most {MAX_LISTS} are possible")
     return pb.IdLists(counts=lists.counts, ids=encode_numbers(lists.ids))
 
 
 def decode_lists(message: pb.IdLists, name: str, vocabulary_size: int | None) -> Lists:
     """Lists of ids; raises BadMessage if there are more or fewer ids than they say, or ids outside the vocabulary."""
+    check_max(len(message.counts), MAX_LISTS, name)
     lists = Lists(tuple(message.counts), decode_ids(message.ids, name, vocabulary_size))
     if sum(lists.counts) != len(lists.ids):
         raise BadMessage(f"{name} has {len(lists.ids)} ids for lists of {sum(lists.counts)}")
@@ -273,11 +277,19 @@ def encode_rows(rows: Sequence[Row]) -> pb.Rows:
     return pb.Rows(ids=encode_lists(lists), large=encode_numbers(large), small=encode_numbers(small))
 
 
-def decode_rows(message: pb.Rows, name: str, vocabulary_size: int | None) -> list[Row]:
+def decode_rows(
+    message: pb.Rows, name: str, vocabulary_size: int | None, drawn: Sequence[int] | None = None
+) -> list[Row]:
     """Rows with exactly the probabilities that were sent.
 
+    Args:
+        message: the rows.
+        name: of the field.
+        vocabulary_size: ids are below it; None: not known.
+        drawn: a token that was drawn from each row; None: none was.
+
     Raises:
-        BadMessage: numbers are missing, ids repeat in a row, or one has more than there is.
+        BadMessage: numbers are missing, ids repeat in a row, one has more than there is, or cannot give its token.
     """
     lists = decode_lists(message.ids, f"{name}.ids", vocabulary_size)
     if not _distinct(lists):
@@ -292,7 +304,18 @@ def decode_rows(message: pb.Rows, name: str, vocabulary_size: int | None) -> lis
     if tails and min(tails) < 0:
         raise BadMessage(f"{name} has a row that sums to {1 - min(tails):.6g}; at most 1 is possible")
     probabilities = steps / GRID
+    if drawn is not None:
+        _check_drawn(lists, steps, drawn, name)
     return [Row(lists.ids[at], probabilities[at], tail) for at, tail in zip(lists.spans, tails, strict=True)]
+
+
+def _check_drawn(lists: Lists, steps: Ids, drawn: Sequence[int], name: str) -> None:
+    if len(drawn) != len(lists.counts):
+        raise BadMessage(f"{name} has {len(lists.counts)} rows for {len(drawn)} tokens")
+    given = (lists.ids == np.repeat(np.array(drawn, dtype=np.int64), lists.counts)) & (steps > 0)
+    missing = np.bincount(lists.owners[given], minlength=len(drawn)) == 0
+    if missing.any():
+        raise BadMessage(f"tokens has {drawn[int(missing.argmax())]}, which its own row cannot give")
 
 
 def encode_whole(row: Row) -> pb.WholeRow:
@@ -374,30 +397,37 @@ def _leading(lists: Lists) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
-    """Samples with as many likely ids each."""
+    """Samples, each with its likely ids; raises ValueError if they are too many for one message."""
+    if len(samples) > MAX_LISTS:
+        raise ValueError(f"{len(samples)} samples; at most {MAX_LISTS} are possible")
     beside = [pair for sample in samples for pair in sample.likely]
     return target_pb.Samples(
         tokens=[sample.token for sample in samples],
         log_probabilities=[sample.log_probability for sample in samples],
         likely=[token for token, _ in beside],
         likely_log_probabilities=[value for _, value in beside],
+        likely_counts=[len(sample.likely) for sample in samples] if beside else None,
     )
 
 
 def decode_samples(message: target_pb.Samples, vocabulary_size: int | None) -> tuple[Sample, ...]:
     """The same samples; raises BadMessage."""
+    check_max(len(message.tokens), MAX_LISTS, "samples.tokens")
     tokens = decode_id_tuple(message.tokens, "samples.tokens", vocabulary_size)
     log_probabilities = tuple(message.log_probabilities)
     if len(tokens) != len(log_probabilities):
         raise BadMessage(f"samples has {len(tokens)} tokens but {len(log_probabilities)} log-probabilities")
     likely = decode_id_tuple(message.likely, "samples.likely", vocabulary_size)
-    values = tuple(message.likely_log_probabilities)
-    if len(likely) != len(values) or len(likely) % max(1, len(tokens)):
-        raise BadMessage(f"samples has {len(likely)} likely ids and {len(values)} values for {len(tokens)} tokens")
-    for value in (*log_probabilities, *values):
-        if not value <= LOG_TOLERANCE:  # false for NaN as well
-            raise BadMessage(f"samples has the log-probability {value}; at most 0 is possible")
-    each = len(likely) // max(1, len(tokens))
-    pairs = tuple(zip(likely, values, strict=True))
-    beside = (pairs[place * each : (place + 1) * each] for place in range(len(tokens)))
+    values, counts = tuple(message.likely_log_probabilities), tuple(message.likely_counts)
+    if len(likely) != len(values) or len(likely) != sum(counts) or len(counts) not in (0, len(tokens)):
+        raise BadMessage(
+            f"samples has {len(likely)} likely ids and {len(values)} values, {sum(counts)} by {len(counts)} counts, "
+            f"for {len(tokens)} tokens"
+        )
+    if not all(value <= LOG_TOLERANCE for value in (*log_probabilities, *values)):  # false for NaN as well
+        raise BadMessage("samples has a log-probability that is not at most 0")
+    if not counts:
+        return tuple(map(Sample, tokens, log_probabilities))
+    pairs = iter(zip(likely, values, strict=True))
+    beside = (tuple(islice(pairs, count)) for count in counts)
     return tuple(map(Sample, tokens, log_probabilities, beside))

@@ -1,10 +1,14 @@
-"""Protobuf messages to plain values and back: those to a drafter and from it."""
+"""Frames of a drafter's link: protobuf messages to plain values and back."""
+
+from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 import numpy as np
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
+from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec, Shares, encode_end
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
@@ -17,74 +21,156 @@ from crossdraft.types.messages import (
     Score,
     Scored,
 )
-from crossdraft.types.rows import DraftToken, Whose
+from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import drafter_pb2 as pb
 
-Request = OpenDrafter | Draft | Advance | Score
-Reply = Opened | Drafted | Scored
+Request = Begin[OpenDrafter] | Draft | Advance | Score | Close
+Reply = Opened | Drafted | Scored | Ended
 MAX_ROW_WIDTH = 1 << 16  # ids
 MAX_STRINGS = 4096  # of one request for scores
 MAX_STRING = 1 << 16  # letters of each of them
 MAX_BRANCHES = MOST_DRAFT_TOKENS * MOST_DRAFT_TOKENS  # in one reply
 
 
-def encode_request(request: Request) -> pb.DraftRequest:
-    """One message to a drafter."""
-    match request:
-        case OpenDrafter():
-            return pb.DraftRequest(open=_encode_open(request))
-        case Draft():
-            return pb.DraftRequest(draft=pb.Draft(**vars(request) | {"letters": codec.encode_letters(request.letters)}))
-        case Advance():
-            return pb.DraftRequest(advance=pb.Advance(**vars(request)))
-        case Score():
-            strings = list(map(codec.encode_letters, request.strings))
-            return pb.DraftRequest(score=pb.Score(**vars(request) | {"strings": strings}))
+def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
+    """A frame to a drafter."""
+    frame = pb.DraftRequests()
+    for session, request in messages:
+        match request:
+            case Advance():
+                advance = pb.Advance(epoch=request.epoch, count=request.count)
+                frame.requests.add(session=session, advance=advance)
+            case Draft():
+                draft = pb.Draft(**vars(request) | {"letters": codec.encode_letters(request.letters)})
+                frame.requests.add(session=session, draft=draft)
+            case Score():
+                strings = list(map(codec.encode_letters, request.strings))
+                frame.requests.add(session=session, score=pb.Score(**vars(request) | {"strings": strings}))
+            case Begin():
+                opening = _encode_open(request.opening)
+                frame.requests.add(session=session, open=opening, request_id=request.request_id)
+            case Close():
+                frame.requests.add(session=session, close=common_pb2.CloseSession())
+            case _:
+                assert_never(request)
+    return frame.SerializeToString()
 
 
-def decode_request(message: pb.DraftRequest, vocabulary_size: int | None) -> Request:
-    """One message to a drafter; raises BadMessage."""
+def decode_requests(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[int, Request | BadMessage]]:
+    """The messages of a frame to a drafter; raises BadMessage or DecodeError."""
+    frame = pb.DraftRequests.FromString(raw)
+    check_max(len(frame.requests), MOST_MESSAGES, "the frame's requests")
+    for message in frame.requests:
+        try:
+            yield message.session, _decode_request(message, vocabulary_size)
+        except BadMessage as error:
+            yield message.session, error
+
+
+def _decode_request(message: pb.DraftRequest, vocabulary_size: int | None) -> Request:
     match message.WhichOneof("message"):
-        case "open":
-            return _decode_open(message.open, vocabulary_size)
         case "draft":
             return _decode_draft(message.draft)
         case "advance":
             return _decode_advance(message.advance)
         case "score":
             return _decode_score(message.score)
+        case "open":
+            return Begin(_decode_open(message.open, vocabulary_size), message.request_id)
+        case "close":
+            return Close()
         case _:
-            raise BadMessage("a DraftRequest must be one of open, draft, advance and score")
+            raise BadMessage("a DraftRequest must be one of open, draft, advance, score and close")
 
 
-def encode_reply(reply: Reply) -> pb.DraftReply:
-    """One message from a drafter."""
-    match reply:
-        case Opened():
-            return pb.DraftReply(opened=common_pb2.Opened(**vars(reply)))
-        case Drafted():
-            return pb.DraftReply(drafted=_encode_drafted(reply))
-        case Scored():
-            scored = pb.Scored(
-                epoch=reply.epoch,
-                probabilities=reply.probabilities.tolist(),
-                microseconds=codec.encode_seconds(reply.seconds),
-            )
-            return pb.DraftReply(scored=scored)
+def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
+    """A frame from a drafter; raises ValueError if only some of the draft tokens of a reply have rows."""
+    frame, rows = pb.DraftReplies(), list[Row]()
+    for session, reply in messages:
+        match reply:
+            case Drafted():
+                frame.replies.add(session=session, drafted=_encode_drafted(reply, rows))
+            case Scored():
+                scored = pb.Scored(
+                    epoch=reply.epoch,
+                    probabilities=reply.probabilities.tolist(),
+                    microseconds=codec.encode_seconds(reply.seconds),
+                )
+                frame.replies.add(session=session, scored=scored)
+            case Opened():
+                frame.replies.add(session=session, opened=common_pb2.Opened(fingerprint=reply.fingerprint))
+            case Ended():
+                frame.replies.add(session=session, ended=encode_end(reply))
+            case _:
+                assert_never(reply)
+    if rows:
+        frame.rows.CopyFrom(codec.encode_rows(rows))
+    return frame.SerializeToString()
 
 
-def decode_reply(message: pb.DraftReply, vocabulary_size: int | None) -> Reply:
-    """One message from a drafter; raises BadMessage."""
+def decode_replies(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[int, Reply | BadMessage]]:
+    """The messages of a frame from a drafter; raises BadMessage or DecodeError.
+
+    The known vocabulary is the drafter's own; the target's ids are checked by the session, which knows that one.
+    """
+    frame = pb.DraftReplies.FromString(raw)
+    check_max(len(frame.replies), MOST_MESSAGES, "the frame's replies")
+    drawn = [token for message in frame.replies if message.drafted.with_rows for token in message.drafted.tokens]
+    rows = Shares(codec.decode_rows(frame.rows, "rows", None, drawn), "rows")
+    for message in frame.replies:
+        drafted = message.drafted
+        share = rows.take(len(drafted.tokens)) if drafted.with_rows else ()
+        try:
+            yield message.session, _decode_reply(message, share, None if drafted.target_ids else vocabulary_size)
+        except BadMessage as error:
+            yield message.session, error
+    rows.check()
+
+
+def _decode_reply(message: pb.DraftReply, rows: Sequence[Row], vocabulary_size: int | None) -> Reply:
     match message.WhichOneof("message"):
-        case "opened":
-            return Opened(message.opened.fingerprint)
         case "drafted":
-            return _decode_drafted(message.drafted, vocabulary_size)
+            return _decode_drafted(message.drafted, rows, vocabulary_size)
         case "scored":
             return _decode_scored(message.scored)
+        case "opened":
+            return Opened(message.opened.fingerprint)
+        case "ended":
+            return Ended(message.ended.code, message.ended.text)
         case _:
-            raise BadMessage("a DraftReply must be one of opened, drafted and scored")
+            raise BadMessage("a DraftReply must be one of opened, drafted, scored and ended")
+
+
+def weight_of_request(request: Request) -> int:
+    """As `FrameCodec.weight`."""
+    match request:
+        case Draft():
+            return len(request.letters)
+        case Score():
+            return sum(map(len, request.strings))
+        case Begin():
+            allowed = request.opening.allowed
+            return len(request.opening.prompt) + (0 if allowed is None else len(allowed))
+        case _:
+            return 0
+
+
+def weight_of_reply(reply: Reply) -> int:
+    """As `FrameCodec.weight`."""
+    if isinstance(reply, Drafted):
+        return sum(1 if token.row is None else 2 * len(token.row.ids) for token in reply.draft_tokens)
+    return 8 * len(reply.probabilities) if isinstance(reply, Scored) else 0
+
+
+def client_codec(vocabulary_size: int | None) -> FrameCodec[Request, Reply]:
+    """The client's side of a drafter's link."""
+    return FrameCodec(encode_requests, lambda raw: decode_replies(raw, vocabulary_size), weight_of_request)
+
+
+def server_codec(vocabulary_size: int | None) -> FrameCodec[Reply, Request]:
+    """The drafter's side of its link."""
+    return FrameCodec(encode_replies, lambda raw: decode_requests(raw, vocabulary_size), weight_of_reply)
 
 
 def _encode_open(request: OpenDrafter) -> pb.OpenDrafter:
@@ -159,17 +245,19 @@ def _decode_scored(message: pb.Scored) -> Scored:
     return Scored(message.epoch, probabilities, codec.decode_seconds(message.microseconds))
 
 
-def _encode_drafted(reply: Drafted) -> pb.Drafted:
-    """The draft tokens of a reply use the same ids, and all have rows or none has; raises ValueError if not."""
+def _encode_drafted(reply: Drafted, frame_rows: list[Row]) -> pb.Drafted:
+    """Adds its rows to those of the frame; raises ValueError unless all draft tokens have rows, or none, and ids of one
+    vocabulary."""
     rows = [draft_token.row for draft_token in reply.draft_tokens if draft_token.row is not None]
     kinds = {draft_token.whose for draft_token in reply.draft_tokens}
     if len(rows) not in (0, len(reply.draft_tokens)) or len(kinds) > 1:
         raise ValueError("the draft tokens of a reply must all have rows or none, and use the same ids")
+    frame_rows += rows
     return pb.Drafted(
         epoch=reply.epoch,
         tokens=[draft_token.token for draft_token in reply.draft_tokens],
         target_ids=Whose.TARGET in kinds,
-        rows=codec.encode_rows(rows) if rows else None,
+        with_rows=bool(rows),
         microseconds=codec.encode_seconds(reply.seconds),
         reason=reply.reason,
         first=reply.first,
@@ -178,13 +266,11 @@ def _encode_drafted(reply: Drafted) -> pb.Drafted:
     )
 
 
-def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted:
-    # The known vocabulary is the drafter's own; the target's ids are checked by the session, which knows that one.
-    size = None if message.target_ids else vocabulary_size
+def _decode_drafted(message: pb.Drafted, rows: Sequence[Row], size: int | None) -> Drafted:
     check_max(len(message.branches), MAX_BRANCHES, "branches")
     return Drafted(
         epoch=message.epoch,
-        draft_tokens=_decode_draft_tokens(message, size),
+        draft_tokens=_decode_draft_tokens(message, rows, size),
         seconds=codec.decode_seconds(message.microseconds),
         reason=message.reason,
         first=message.first,
@@ -193,19 +279,15 @@ def _decode_drafted(message: pb.Drafted, vocabulary_size: int | None) -> Drafted
     )
 
 
-def _decode_draft_tokens(message: pb.Drafted, size: int | None) -> tuple[DraftToken, ...]:
+def _decode_draft_tokens(message: pb.Drafted, rows: Sequence[Row], size: int | None) -> tuple[DraftToken, ...]:
     tokens = codec.decode_id_tuple(message.tokens, "tokens", size)
     if len(tokens) > MOST_DRAFT_TOKENS:
         raise BadMessage(f"tokens has {len(tokens)}; one reply has at most {MOST_DRAFT_TOKENS}")
     whose = Whose.TARGET if message.target_ids else Whose.DRAFTER
-    if not message.HasField("rows"):
+    if not message.with_rows:
         return tuple(DraftToken(token, None, whose) for token in tokens)
-    rows = codec.decode_rows(message.rows, "rows", size)
-    if len(rows) != len(tokens):
-        raise BadMessage(f"rows has {len(rows)} for {len(tokens)} tokens")
-    for token, row in zip(tokens, rows, strict=True):
-        if (row.whole and not row.probability(token)) or not row.lists((token,)):
-            raise BadMessage(f"tokens has {token}, which its own row cannot give")
+    if rows:
+        codec.checked(np.concatenate([row.ids for row in rows]), "rows", size)
     return tuple(DraftToken(token, row, whose) for token, row in zip(tokens, rows, strict=True))
 
 

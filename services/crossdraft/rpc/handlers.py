@@ -1,6 +1,7 @@
-"""The server's side of a session: requests in as they arrive, replies out as they are made, errors as status codes.
+"""The server's side of a link: requests in as they arrive, replies out as they are made, errors as status codes.
 
 Sessions are admitted up to a limit, counted while they are open, logged when they begin and end, and ended when silent.
+What is wrong with one session ends that session; what is wrong with a frame ends its link.
 """
 
 import asyncio
@@ -8,16 +9,19 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, fields
-from typing import Generic, Protocol, TypeVar, cast
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec, drafter_codec, log_context, target_codec
-from crossdraft.rpc.errors import BadMessage, Full, ProtocolBroken, ServiceError, name_of, to_status
+from crossdraft.rpc.errors import BadMessage, Full, ProtocolBroken, ServiceError, Unreachable, name_of, to_status
+from crossdraft.rpc.frames import Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.links import Join, Outbox
+from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import (
     Advance,
     Description,
@@ -34,37 +38,51 @@ from crossdraft.types.messages import (
     Score,
     Scored,
 )
-from crossdraft.v1 import drafter_pb2, target_pb2
 
 Open = TypeVar("Open")  # the message that begins a session
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 Open_contra = TypeVar("Open_contra", contravariant=True)
 Ask_contra = TypeVar("Ask_contra", contravariant=True)
-Answer_co = TypeVar("Answer_co", covariant=True)
-Item = TypeVar("Item")
+Answer_contra = TypeVar("Answer_contra", contravariant=True)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 log = logging.getLogger(__name__)
-CLOSED = "closed"  # how a session ends in order: a client closes it by cancelling the call
-MOST_UNREAD = 64  # requests of a stream that wait for its session; a client that sends more is held back
+CLOSED = "closed"  # how a session ends in order
+MOST_UNREAD = 256  # replies of a session that wait for its client: one that has more does not read them
+UNREAD_LIMITS = 4  # message limits of a link's replies that wait: whoever reads as it asks has hardly one
+MOST_LINKS = 64  # of one peer: a client has one, and one more for a while after its model or credentials have changed
+MOST_EARLY = 16  # requests of a session that is still being opened
 SILENCE_PRECISION = 0.1  # of the silence that is allowed: how exactly it is kept
+OK = 0  # gRPC's status code
 
 
-class Session(Protocol[Ask_contra, Answer_co]):
-    """What a service keeps for one stream. Its methods raise ServiceError, alone or as the first error of a task group;
-    that ends this stream only."""
+class Replies(Protocol[Answer]):
+    """Where a session's replies go. To be used in the event loop; never waits."""
 
-    def converse(self, requests: AsyncIterator[Ask_contra]) -> AsyncGenerator[Answer_co, None]:
-        """The replies, whenever one is ready. `requests` yields them as they arrive, and ends with the client's half of
-        the stream; replies still due then are sent before the replies end."""
-        ...
+    def send(self, reply: Answer, /, within: float = 0.0, join: Join[Answer] | None = None) -> None:
+        """Sends a reply after those before, within so many seconds; `join` as in `Outbox.put`."""
 
-    async def close(self) -> None:
-        """Frees what the session holds; called once, when no reply is awaited any more, for whatever reason."""
-        ...
+    def drop(self) -> None:
+        """Forgets the replies that have not left yet."""
+
+    def fail(self, error: BaseException, /) -> None:
+        """Ends the session; a ServiceError is what the client is told, any other error is a fault of the service."""
 
 
-class Service(Protocol[Open_contra, Ask_contra, Answer_co]):
+class Session(Protocol[Ask_contra, Answer_contra]):
+    """What a service keeps for one session of a link. Its methods are called in the event loop, and never wait."""
+
+    def receive(self, request: Ask_contra, /) -> None:
+        """Takes a request, in the order in which they came. Raises ServiceError, which ends the session."""
+
+    def left(self, reply: Answer_contra, /) -> None:
+        """A reply is being written to the stream."""
+
+    def close(self) -> None:
+        """Frees what the session holds; called once, when nothing more is wanted of it, for whatever reason."""
+
+
+class Service(Protocol[Open_contra, Ask_contra, Answer]):
     """A model that is served."""
 
     @property
@@ -72,7 +90,7 @@ class Service(Protocol[Open_contra, Ask_contra, Answer_co]):
         """What it says of its model."""
         ...
 
-    async def open(self, request: Open_contra) -> Session[Ask_contra, Answer_co]:
+    async def open(self, request: Open_contra, replies: Replies[Answer], /) -> Session[Ask_contra, Answer]:
         """A new session; raises ServiceError."""
         ...
 
@@ -83,31 +101,19 @@ class Service(Protocol[Open_contra, Ask_contra, Answer_co]):
 
 @dataclass(frozen=True)
 class Role(Generic[Open, Ask, Answer]):
-    """One of the two services of the protos, and how its messages are read and written."""
+    """One of the two services of the protos, and how its frames are read and written."""
 
     name: str
     service: str  # full name in the protos
     stream: str  # name of its bidirectional method
-    opening: type[Open]
-    read: Callable[[bytes, int], Open | Ask]  # raises BadMessage, or protobuf's DecodeError
-    write: Callable[[Opened | Answer], Message]
+    codec: Callable[[int], FrameCodec[Any, Any]]  # of the service's side, for a vocabulary of so many ids
 
 
 TARGET: Role[OpenTarget, Pass | FetchRow | RunTo, PassDone | RowFetched] = Role(
-    name="target",
-    service="crossdraft.v1.Target",
-    stream="Verify",
-    opening=OpenTarget,
-    read=lambda raw, size: target_codec.decode_request(target_pb2.VerifyRequest.FromString(raw), size),
-    write=target_codec.encode_reply,
+    "target", "crossdraft.v1.Target", "Verify", target_codec.server_codec
 )
 DRAFTER: Role[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Role(
-    name="drafter",
-    service="crossdraft.v1.Drafter",
-    stream="Draft",
-    opening=OpenDrafter,
-    read=lambda raw, size: drafter_codec.decode_request(drafter_pb2.DraftRequest.FromString(raw), size),
-    write=drafter_codec.encode_reply,
+    "drafter", "crossdraft.v1.Drafter", "Draft", drafter_codec.server_codec
 )
 
 
@@ -141,9 +147,8 @@ class Admission:
         self._limits = limits
         self._open: Counter[str] = Counter()
 
-    @contextmanager
-    def admitted(self, peer: str) -> Iterator[None]:
-        """Counts the block as one session of a peer.
+    def admit(self, peer: str) -> None:
+        """Counts a session of a peer, until `release`.
 
         Raises:
             Full: a limit is reached.
@@ -154,11 +159,11 @@ class Admission:
         if limits.per_peer is not None and self._open[peer] >= limits.per_peer:
             raise Full(f"{limits.per_peer} of {peer} are open (--max-sessions-per-peer)")
         self._open[peer] += 1
-        try:
-            yield
-        finally:
-            self._open[peer] -= 1
-            self._open += Counter()  # drops peers without sessions
+
+    def release(self, peer: str) -> None:
+        """A session of a peer has ended."""
+        self._open[peer] -= 1
+        self._open += Counter()  # drops peers without sessions
 
 
 def peer_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
@@ -169,57 +174,14 @@ def peer_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> str:
     return context.peer().rpartition(":")[0]
 
 
-@asynccontextmanager
-async def ended_when_silent(seconds: float) -> AsyncIterator[Callable[[], None]]:
-    """Cancels the block, and ends, once the function that it yields was not called for so many seconds."""
-    clock = asyncio.get_running_loop().time
-    try:
-        async with asyncio.timeout(seconds) as limit:
-
-            def active() -> None:
-                due, now = limit.when(), clock()
-                # Rescheduled seldom, as this is called for every message.
-                if due is not None and not limit.expired() and now + seconds - due > SILENCE_PRECISION * seconds:
-                    limit.reschedule(now + seconds)
-
-            yield active
-    except TimeoutError:
-        if not limit.expired():
-            raise
-
-
-@asynccontextmanager
-async def read_ahead(source: AsyncIterator[Item]) -> AsyncIterator[AsyncIterator[Item]]:
-    """Reads a source while the block runs, whatever else is under way; yields its items, in order, up to its end.
-
-    Raises:
-        BaseExceptionGroup: of what the block raised, or of what the source did: that ends the block at once.
-    """
-    waiting: asyncio.Queue[Item | None] = asyncio.Queue(MOST_UNREAD)
-
-    async def fill() -> None:
-        async for item in source:
-            await waiting.put(item)
-        await waiting.put(None)
-
-    async def taken() -> AsyncIterator[Item]:
-        while (item := await waiting.get()) is not None:
-            yield item
-
-    async with asyncio.TaskGroup() as group:
-        filling = group.create_task(fill())
-        yield taken()
-        filling.cancel()
-
-
 @dataclass
 class Tally:
     """What was exchanged in a session."""
 
     requests: int = 0
     replies: int = 0
-    bytes_received: int = 0  # serialized, before HTTP/2 frames
-    bytes_sent: int = 0
+    bytes_received: float = 0.0  # serialized, before HTTP/2 frames: its shares of the link's frames
+    bytes_sent: float = 0.0
     passes: int = 0
     nodes: int = 0  # of passes: those that were answered, roots among them
     draft_tokens: int = 0
@@ -227,15 +189,15 @@ class Tally:
     scores: int = 0  # prefixes
     model_seconds: float = 0.0  # as replies say; each pass of a batch counts the whole batch
 
-    def received(self, raw: bytes) -> None:
+    def received(self, size: float) -> None:
         """Counts a request."""
         self.requests += 1
-        self.bytes_received += len(raw)
+        self.bytes_received += size
 
-    def sent(self, reply: object, raw: bytes) -> None:
+    def sent(self, reply: object, size: float) -> None:
         """Counts a reply."""
         self.replies += 1
-        self.bytes_sent += len(raw)
+        self.bytes_sent += size
         match reply:
             case PassDone():
                 self.passes += reply.forwards
@@ -288,69 +250,62 @@ class Activity:
                 total.add(tally)
         return total
 
-    @contextmanager
-    def session(self, request: str, peer: str) -> Iterator[Tally]:
-        """Counts and logs the block as one session for a client's request; the caller counts messages in the tally."""
+    def begin(self, request: str, peer: str) -> "SessionLog":
+        """Counts and logs a session for a client's request."""
         self.opened += 1
-        tally, began = Tally(), time.monotonic()
-        self._open.append(tally)
-        outcome = CLOSED
-        with log_context.about(request=request, session=f"{self._role}-{self.opened}", peer=peer):
+        entry = SessionLog(f"{self._role}-{self.opened}", request, peer)
+        self._open.append(entry.tally)
+        with entry.about():
             log.info("session opened")
-            try:
-                yield tally
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:
-                outcome = name_of(first_of(error))
-                raise
-            finally:
-                seconds = time.monotonic() - began
-                self._end(tally, outcome, seconds)
-                figures = {"outcome": outcome, "seconds": round(seconds, 6), **asdict(tally)}
-                log.info("session ended (%s) after %.3f s: %s", outcome, seconds, tally, extra={"figures": figures})
+        return entry
 
-    def _end(self, tally: Tally, outcome: str, seconds: float) -> None:
+    def end(self, entry: "SessionLog", outcome: str) -> None:
+        """The session has ended."""
+        seconds, tally = time.monotonic() - entry.began, entry.tally
         with self._moving:
             self._open = [other for other in self._open if other is not tally]
             self._past.add(tally)
         self.ended[outcome] += 1
         self.seconds += seconds
+        figures = {"outcome": outcome, "seconds": round(seconds, 6), **asdict(tally)}
+        with entry.about():
+            log.info("session ended (%s) after %.3f s: %s", outcome, seconds, tally, extra={"figures": figures})
 
 
-def first_of(fault: BaseException) -> BaseException:
-    """The first error of an exception group."""
-    while isinstance(fault, BaseExceptionGroup):
-        fault = fault.exceptions[0]
-    return fault
+@dataclass(frozen=True, eq=False)
+class SessionLog:
+    """A session's tally, and what its log lines name."""
 
+    name: str
+    request: str  # id of the client's request
+    peer: str
+    tally: Tally = field(default_factory=Tally)
+    began: float = field(default_factory=time.monotonic)
 
-@dataclass(frozen=True)
-class _Call:
-    """A session's stream, its tally and its idle timer."""
-
-    context: Context
-    tally: Tally
-    active: Callable[[], None]  # called with each message of either side
-
-    def received(self, raw: bytes) -> None:
-        """Counts a request."""
-        self.tally.received(raw)
-        self.active()
+    def about(self) -> AbstractContextManager[log_context.LogContext]:
+        """The context of its log lines."""
+        return log_context.about(request=self.request, session=self.name, peer=self.peer)
 
 
 class Handlers(Generic[Open, Ask, Answer]):
     """Answers a role's methods with a service. Messages come as bytes, so that malformed ones get the right status."""
 
     def __init__(
-        self, role: Role[Open, Ask, Answer], service: Service[Open, Ask, Answer], limits: SessionLimits
+        self,
+        role: Role[Open, Ask, Answer],
+        service: Service[Open, Ask, Answer],
+        limits: SessionLimits,
+        limit: MessageLimit,
     ) -> None:
-        self._admission = Admission(limits)
-        self._idle_seconds = limits.idle_seconds
-        self._role = role
-        self._service = service
-        self._size = service.description.vocabulary_size
         self.activity = Activity(role.name)
+        self.admission = Admission(limits)
+        self.service = service
+        self.limit = limit
+        self.idle_seconds = limits.idle_seconds
+        self.codec = role.codec(service.description.vocabulary_size)
+        self.draining = False
+        self._role = role
+        self._links: set[ServerLink] = set()
 
     def registered(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """For `add_generic_rpc_handlers`."""
@@ -358,70 +313,243 @@ class Handlers(Generic[Open, Ask, Answer]):
             self._role.service,
             {
                 "Describe": grpc.unary_unary_rpc_method_handler(self.describe),
-                self._role.stream: grpc.stream_stream_rpc_method_handler(self.converse),
+                self._role.stream: grpc.stream_stream_rpc_method_handler(self.link),
             },
         )
 
     async def describe(self, request: bytes, context: Context) -> bytes:
         """The description; the request has no fields."""
-        return codec.encode_description(self._service.description).SerializeToString()
+        return codec.encode_description(self.service.description).SerializeToString()
 
-    async def converse(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """One session. It ends with the client's half of the stream, with its cancellation, with an error, or when
-        it was silent for too long."""
+    async def link(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """All sessions of one client process. Ends with the client's half of the stream, with its cancellation, when a
+        frame cannot be read, or when it has had no session for as long as a session may be silent."""
+        link = ServerLink(self, context)
         try:
-            with self._admission.admitted(peer_of(context)):
-                async with ended_when_silent(self._idle_seconds) as active:
-                    opening = await anext(requests, None)
-                    if opening is not None:
-                        request = _request_id(context)
-                        with self.activity.session(request, context.peer()) as tally:
-                            await self._converse(opening, requests, _Call(context, tally, active))
-        except (ServiceError, BaseExceptionGroup) as fault:
-            error = first_of(fault)
-            if not isinstance(error, ServiceError):
-                raise error from None
+            if sum(other.peer == link.peer for other in self._links) >= MOST_LINKS:
+                raise Full(f"{MOST_LINKS} links of {link.peer} are open")
+            self._links.add(link)
+            await context.send_initial_metadata(())  # else a first write that is cancelled keeps the status back
+            await link.run(requests)
+        except ServiceError as error:
             code, text = to_status(error)
             await context.abort(code, text)
-
-    async def _converse(self, opening: bytes, requests: AsyncIterator[bytes], call: "_Call") -> None:
-        call.received(opening)
-        first = self._decoded(opening)
-        if not isinstance(first, self._role.opening):
-            raise ProtocolBroken(f"the first message was {type(first).__name__}; open the session first")
-        session = await self._service.open(first)
-        try:
-            await self._send(Opened(self._service.description.fingerprint), call)
-            async with read_ahead(self._asked(requests, call)) as asked, aclosing(session.converse(asked)) as replies:
-                async for reply in replies:
-                    await self._send(reply, call)
         finally:
-            await session.close()
+            self._links.discard(link)
 
-    async def _asked(self, requests: AsyncIterator[bytes], call: "_Call") -> AsyncIterator[Ask]:
-        async for raw in requests:
-            call.received(raw)
-            request = self._decoded(raw)
-            if isinstance(request, self._role.opening):
-                raise ProtocolBroken("the session is open already; use another stream for another session")
-            yield cast(Ask, request)
+    def drain(self) -> None:
+        """No session begins any more; each link ends with its last one."""
+        self.draining = True
+        for link in self._links:
+            link.end_if_idle()
 
-    def _decoded(self, raw: bytes) -> Open | Ask:
+
+class ServerLink:
+    """One client's stream and its sessions."""
+
+    def __init__(self, handlers: Handlers[Any, Any, Any], context: Context) -> None:
+        self.outbox: Outbox[Any] = Outbox(handlers.codec, handlers.limit, self.end)
+        self._handlers = handlers
+        self._context = context
+        self.peer = peer_of(context)
+        self._sessions: dict[int, ServerSession] = {}
+        self._loop = asyncio.get_running_loop()
+        self._active = self._loop.time()  # when it last had a session
+
+    async def run(self, requests: AsyncIterator[bytes]) -> None:
+        """Reads and writes until the stream is over; raises ServiceError for a frame that cannot be read."""
+        tasks = [
+            asyncio.create_task(self._read(requests)),
+            asyncio.create_task(self.outbox.write(self._context.write, self._left)),
+            asyncio.create_task(self._watch_silence()),
+        ]
         try:
-            return self._role.read(raw, self._size)
-        except DecodeError as error:
-            raise BadMessage(f"not a message of {self._role.service}/{self._role.stream}: {error}") from error
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for number in list(self._sessions):
+                self._forget(number, CLOSED)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send(self, reply: Opened | Answer, call: "_Call") -> None:
-        raw = self._role.write(reply).SerializeToString()
-        call.tally.sent(reply, raw)
-        await call.context.write(raw)
-        call.active()
+    def end(self, number: int, error: BaseException | None) -> None:
+        """Ends a session; without an error in order."""
+        if number not in self._sessions:
+            return
+        if error is None:
+            ended = Ended(OK)
+        elif isinstance(error, ServiceError):
+            code, text = to_status(error)
+            ended = Ended(code.value[0], text)
+        else:
+            log.error("a session failed", exc_info=error)
+            ended = Ended(grpc.StatusCode.UNKNOWN.value[0], f"{type(error).__name__}: {error}")
+        self.outbox.put(number, ended)
+        self._forget(number, CLOSED if error is None else name_of(error))
+
+    def end_if_idle(self) -> None:
+        """Ends the stream if it is to have no more sessions."""
+        if self._handlers.draining and not self._sessions:
+            self.outbox.finish()
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
+        async for raw in requests:
+            try:
+                messages = list(self._handlers.codec.decode(raw))
+            except DecodeError as error:
+                raise BadMessage(f"not a frame of this link: {error}") from error
+            share = len(raw) / max(1, len(messages))
+            for number, message in messages:
+                self._received(number, message, share)
+            await self.outbox.room()
+
+    def _received(self, number: int, message: Any, size: float) -> None:
+        session = self._sessions.get(number)
+        try:
+            if isinstance(message, Begin):
+                self._begin(number, message, size)
+            elif session is None:
+                if isinstance(message, BadMessage):  # perhaps it was to begin one
+                    self._refuse(number, message)
+            elif isinstance(message, Close):
+                self._forget(number, CLOSED)
+                self.outbox.drop(number)
+            elif isinstance(message, BadMessage):
+                raise message
+            else:
+                session.received(message, size)
+        except Exception as error:  # a fault in one session, of client or service, ends no other
+            self.end(number, error)
+
+    def _begin(self, number: int, begin: Begin[Any], size: float) -> None:
+        if number in self._sessions:
+            raise ProtocolBroken(f"session {number} is open already; give another session another number")
+        try:
+            if self._handlers.draining:
+                raise Unreachable("the service is shutting down")
+            request = log_context.request_id(begin.request_id) if begin.request_id else ""
+            self._handlers.admission.admit(self.peer)
+        except log_context.RequestIdError as error:
+            self._refuse(number, BadMessage(str(error)))
+        except ServiceError as error:
+            self._refuse(number, error)
+        else:
+            entry = self._handlers.activity.begin(request, self._context.peer())
+            session = self._sessions[number] = ServerSession(self, number, entry)
+            session.active = self._loop.time()
+            session.tally.received(size)
+            session.open(self._handlers.service, begin.opening)
+
+    def _refuse(self, number: int, error: ServiceError) -> None:
+        code, text = to_status(error)
+        self.outbox.put(number, Ended(code.value[0], text))
+
+    def _forget(self, number: int, outcome: str) -> None:
+        session = self._sessions.pop(number)
+        session.close()
+        self._handlers.admission.release(self.peer)
+        self._handlers.activity.end(session.entry, outcome)
+        self._active = self._loop.time()
+        self.end_if_idle()
+
+    def _left(self, number: int, message: Any, size: float, _: float) -> None:
+        session = self._sessions.get(number)
+        if session is not None:
+            session.left(message, size)
+
+    async def _watch_silence(self) -> None:
+        """Ends sessions that are silent for too long, and the link when it has had none for as long."""
+        allowed = self._handlers.idle_seconds
+        while True:
+            await asyncio.sleep(SILENCE_PRECISION * allowed)
+            before = self._loop.time() - allowed
+            for number in [number for number, session in self._sessions.items() if session.active <= before]:
+                self.outbox.drop(number)
+                self.end(number, None)
+            if not self._sessions and self._active <= before:
+                return
 
 
-def _request_id(context: Context) -> str:
-    """The id of the client's request, or empty; raises BadMessage."""
-    try:
-        return log_context.from_metadata(context.invocation_metadata())
-    except log_context.RequestIdError as error:
-        raise BadMessage(str(error)) from error
+class ServerSession:
+    """One session of a link, which may still be being opened."""
+
+    def __init__(self, link: ServerLink, number: int, entry: SessionLog) -> None:
+        self.entry = entry
+        self.tally = entry.tally
+        self.active = 0.0  # seconds of the loop's clock: when the latest message of either side came or left
+        self._link = link
+        self._number = number
+        self._clock = asyncio.get_running_loop().time
+        self._session: Session[Any, Any] | None = None
+        self._early: list[Any] = []  # requests that came before it was open
+        self._opening: asyncio.Task[None] | None = None
+        self._over = False
+
+    def open(self, service: Service[Any, Any, Any], opening: Any) -> None:
+        """Opens it in a task of its own: that may take long."""
+        with self.entry.about():
+            self._opening = asyncio.create_task(self._open(service, opening))
+            self._opening.add_done_callback(self._opened)
+
+    async def _open(self, service: Service[Any, Any, Any], opening: Any) -> None:
+        session = await service.open(opening, self)
+        if self._over:
+            session.close()
+            return
+        self._session = session
+        self.send(Opened(service.description.fingerprint))
+        early, self._early = self._early, []
+        for request in early:
+            if not self._over:
+                session.receive(request)
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        if not opening.cancelled() and (error := opening.exception()) is not None:
+            self.fail(error)
+
+    def received(self, request: Any, size: float) -> None:
+        """Takes a request; raises ServiceError."""
+        self.active = self._clock()
+        self.tally.received(size)
+        if self._session is not None:
+            self._session.receive(request)
+        elif len(self._early) < MOST_EARLY:
+            self._early.append(request)
+        else:
+            raise ProtocolBroken("too many requests before the session is open")
+
+    def send(self, reply: Any, within: float = 0.0, join: Join[Any] | None = None) -> None:
+        """As in `Replies`."""
+        if self._over:
+            return
+        outbox = self._link.outbox
+        unread = outbox.put(self._number, reply, within, join)
+        if unread > MOST_UNREAD or outbox.over(UNREAD_LIMITS):
+            outbox.drop(self._number)
+            self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
+
+    def drop(self) -> None:
+        """As in `Replies`."""
+        for reply in self._link.outbox.drop(self._number):
+            if isinstance(reply, Opened):  # what was sent at once is answered before that
+                self._link.outbox.put(self._number, reply)
+
+    def fail(self, error: BaseException) -> None:
+        """As in `Replies`."""
+        if not self._over:
+            self._link.end(self._number, error)
+
+    def left(self, reply: Any, size: float) -> None:
+        """A reply is being written."""
+        self.active = self._clock()
+        self.tally.sent(reply, size)
+        if self._session is not None and not isinstance(reply, Opened):
+            self._session.left(reply)
+
+    def close(self) -> None:
+        """Nothing more is wanted of it."""
+        self._over = True
+        if self._session is not None:
+            self._session.close()

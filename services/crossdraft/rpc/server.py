@@ -165,18 +165,17 @@ class Server(Generic[Open, Ask, Answer]):
         self._role = role
         self._service = service
         self._listening = listening
-        handlers = Handlers(role, service, listening.sessions)
+        handlers = self._handlers = Handlers(role, service, listening.sessions, listening.limit)
         self._endpoint = Endpoint(listening, {role.service: handlers.registered()})
         self.registry = Registry()
         self.registry.register(ServiceMetrics(role.name, service.description.model, handlers.activity, statistics))
         self._exporter = Exporter(self.registry)
         self.metrics = ""  # host:port where Prometheus reads, once it listens; empty: nowhere
-        self._activity = handlers.activity
 
     @property
     def activity(self) -> Activity:
         """What its sessions do."""
-        return self._activity
+        return self._handlers.activity
 
     @property
     def address(self) -> str:
@@ -201,6 +200,7 @@ class Server(Generic[Open, Ask, Answer]):
 
     async def drain(self) -> None:
         """Reports NOT_SERVING, takes no new session, lets open ones go on for the grace period, and ends."""
+        self._handlers.drain()
         await self._endpoint.drain()
         await self._exporter.stop()
         await self._service.close()

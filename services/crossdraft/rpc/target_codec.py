@@ -1,8 +1,12 @@
-"""Protobuf messages to plain values and back: those to a target and from it."""
+"""Frames of a target's link: protobuf messages to plain values and back."""
+
+from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
+from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec, Shares, encode_end
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
     MOST_LIKELY,
@@ -16,68 +20,157 @@ from crossdraft.types.messages import (
     RunTo,
     Sample,
 )
-from crossdraft.types.rows import Row
+from crossdraft.types.rows import Ids, Row
 from crossdraft.types.trees import ROOT, TokenTree
 from crossdraft.v1 import common_pb2
 from crossdraft.v1 import target_pb2 as pb
 
-Request = OpenTarget | Pass | FetchRow | RunTo
-Reply = Opened | PassDone | RowFetched
+Request = Begin[OpenTarget] | Pass | FetchRow | RunTo | Close
+Reply = Opened | PassDone | RowFetched | Ended
 DEFAULT_HEAD = 64  # ids of a row that travel when the client does not say how many
 MAX_HEAD = 4096
 MAX_NODES = 17 * MOST_DRAFT_TOKENS  # of a pass's tree: sixteen paths, and some
 
 
-def encode_request(request: Request) -> pb.VerifyRequest:
-    """One message to a target."""
-    match request:
-        case OpenTarget():
-            return pb.VerifyRequest(open=_encode_open(request))
-        case Pass():
-            return pb.VerifyRequest(next_pass=_encode_pass(request))
-        case FetchRow():
-            return pb.VerifyRequest(fetch=_encode_fetch(request))
-        case RunTo():
-            return pb.VerifyRequest(run_to=pb.RunTo(**vars(request)))
+def encode_requests(messages: Sequence[tuple[int, Request]]) -> bytes:
+    """A frame to a target."""
+    frame, listed = pb.VerifyRequests(), list[Ids]()
+    for session, request in messages:
+        match request:
+            case Pass():
+                listed += request.listed
+                frame.requests.add(session=session, next_pass=_encode_pass(request))
+            case RunTo():
+                frame.requests.add(session=session, run_to=pb.RunTo(number=request.number, tokens=request.tokens))
+            case FetchRow():
+                frame.requests.add(session=session, fetch=_encode_fetch(request))
+            case Begin():
+                opening = _encode_open(request.opening)
+                frame.requests.add(session=session, open=opening, request_id=request.request_id)
+            case Close():
+                frame.requests.add(session=session, close=common_pb2.CloseSession())
+            case _:
+                assert_never(request)
+    if listed:
+        frame.listed.CopyFrom(codec.encode_lists(codec.joined(listed)))
+    return frame.SerializeToString()
 
 
-def decode_request(message: pb.VerifyRequest, vocabulary_size: int | None) -> Request:
-    """One message to a target; raises BadMessage."""
+def decode_requests(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[int, Request | BadMessage]]:
+    """The messages of a frame to a target; raises BadMessage or DecodeError."""
+    frame = pb.VerifyRequests.FromString(raw)
+    check_max(len(frame.requests), MOST_MESSAGES, "the frame's requests")
+    listed = Shares(codec.decode_lists(frame.listed, "listed", vocabulary_size).split(), "lists")
+    for message in frame.requests:
+        share = listed.take(message.next_pass.listed) if message.HasField("next_pass") else ()
+        try:
+            yield message.session, _decode_request(message, share, vocabulary_size)
+        except BadMessage as error:
+            yield message.session, error
+    listed.check()
+
+
+def _decode_request(message: pb.VerifyRequest, listed: Sequence[Ids], vocabulary_size: int | None) -> Request:
     match message.WhichOneof("message"):
-        case "open":
-            return _decode_open(message.open, vocabulary_size)
         case "next_pass":
-            return _decode_pass(message.next_pass, vocabulary_size)
-        case "fetch":
-            return _decode_fetch(message.fetch, vocabulary_size)
+            return _decode_pass(message.next_pass, listed, vocabulary_size)
         case "run_to":
             return RunTo(message.run_to.number, message.run_to.tokens)
+        case "fetch":
+            return _decode_fetch(message.fetch, vocabulary_size)
+        case "open":
+            return Begin(_decode_open(message.open, vocabulary_size), message.request_id)
+        case "close":
+            return Close()
         case _:
-            raise BadMessage("a VerifyRequest must be one of open, next_pass, fetch and run_to")
+            raise BadMessage("a VerifyRequest must be one of open, next_pass, fetch, run_to and close")
 
 
-def encode_reply(reply: Reply) -> pb.VerifyReply:
-    """One message from a target."""
-    match reply:
-        case Opened():
-            return pb.VerifyReply(opened=common_pb2.Opened(**vars(reply)))
-        case PassDone():
-            return pb.VerifyReply(done=_encode_done(reply))
-        case RowFetched():
-            return pb.VerifyReply(fetched=_encode_fetched(reply))
+def encode_replies(messages: Sequence[tuple[int, Reply]]) -> bytes:
+    """A frame from a target; raises ValueError if a pass has neither rows nor samples, or both."""
+    frame, rows, samples = pb.VerifyReplies(), list[Row](), list[Sample]()
+    for session, reply in messages:
+        match reply:
+            case PassDone():
+                frame.replies.add(session=session, done=_encode_done(reply, rows, samples))
+            case RowFetched():
+                frame.replies.add(session=session, fetched=_encode_fetched(reply))
+            case Opened():
+                frame.replies.add(session=session, opened=common_pb2.Opened(fingerprint=reply.fingerprint))
+            case Ended():
+                frame.replies.add(session=session, ended=encode_end(reply))
+            case _:
+                assert_never(reply)
+    if rows:
+        frame.rows.CopyFrom(codec.encode_rows(rows))
+    if samples:
+        frame.samples.CopyFrom(codec.encode_samples(samples))
+    return frame.SerializeToString()
 
 
-def decode_reply(message: pb.VerifyReply, vocabulary_size: int | None) -> Reply:
-    """One message from a target; raises BadMessage."""
+def decode_replies(raw: bytes, vocabulary_size: int | None) -> Iterator[tuple[int, Reply | BadMessage]]:
+    """The messages of a frame from a target; raises BadMessage or DecodeError."""
+    frame = pb.VerifyReplies.FromString(raw)
+    check_max(len(frame.replies), MOST_MESSAGES, "the frame's replies")
+    rows = Shares(codec.decode_rows(frame.rows, "rows", vocabulary_size), "rows")
+    samples = Shares(codec.decode_samples(frame.samples, vocabulary_size), "samples")
+    for message in frame.replies:
+        done = message.done
+        nodes: tuple[Row | Sample, ...] = ()
+        if message.HasField("done"):
+            nodes = (*rows.take(done.rows), *samples.take(done.samples))
+        try:
+            yield message.session, _decode_reply(message, nodes, vocabulary_size)
+        except BadMessage as error:
+            yield message.session, error
+    rows.check()
+    samples.check()
+
+
+def _decode_reply(message: pb.VerifyReply, nodes: tuple[Row | Sample, ...], vocabulary_size: int | None) -> Reply:
     match message.WhichOneof("message"):
-        case "opened":
-            return Opened(message.opened.fingerprint)
         case "done":
-            return _decode_done(message.done, vocabulary_size)
+            return _decode_done(message.done, nodes)
         case "fetched":
             return _decode_fetched(message.fetched, vocabulary_size)
+        case "opened":
+            return Opened(message.opened.fingerprint)
+        case "ended":
+            return Ended(message.ended.code, message.ended.text)
         case _:
-            raise BadMessage("a VerifyReply must be one of opened, done and fetched")
+            raise BadMessage("a VerifyReply must be one of opened, done, fetched and ended")
+
+
+def weight_of_request(request: Request) -> int:
+    """As `FrameCodec.weight`."""
+    match request:
+        case Pass():
+            return len(request.committed) + len(request.tree) + sum(map(len, request.listed))
+        case Begin():
+            return len(request.opening.prompt)
+        case _:
+            return 0
+
+
+def weight_of_reply(reply: Reply) -> int:
+    """As `FrameCodec.weight`."""
+    match reply:
+        case PassDone():
+            return sum(2 * len(node.ids) if isinstance(node, Row) else 5 + 5 * len(node.likely) for node in reply.nodes)
+        case RowFetched():
+            return 4 * len(reply.row.ids)
+        case _:
+            return 0
+
+
+def client_codec(vocabulary_size: int | None) -> FrameCodec[Request, Reply]:
+    """The client's side of a target's link."""
+    return FrameCodec(encode_requests, lambda raw: decode_replies(raw, vocabulary_size), weight_of_request)
+
+
+def server_codec(vocabulary_size: int | None) -> FrameCodec[Reply, Request]:
+    """The target's side of its link."""
+    return FrameCodec(encode_replies, lambda raw: decode_requests(raw, vocabulary_size), weight_of_reply)
 
 
 def _encode_open(request: OpenTarget) -> pb.OpenTarget:
@@ -105,22 +198,23 @@ def _encode_pass(request: Pass) -> pb.Pass:
     if request.wanted == ():
         raise ValueError("a pass must want something: wanted is None for everything, or has at least the root")
     tree = request.tree
-    parents = None if _is_chain(tree) else [at + 1 for at in tree.parents]
-    changed = {
-        "tree": pb.TokenTree(tokens=tree.tokens, parents=parents),
-        "listed": codec.encode_lists(codec.joined(request.listed)) if request.listed else None,
-        "run": request.run if request.run > 1 else 0,
-    }
-    return pb.Pass(**vars(request) | changed)
+    return pb.Pass(
+        number=request.number,
+        committed=request.committed,
+        tree=pb.TokenTree(tokens=tree.tokens, parents=None if _is_chain(tree) else [at + 1 for at in tree.parents]),
+        listed=len(request.listed),
+        wanted=request.wanted,
+        draws=request.draws,
+        run=request.run if request.run > 1 else 0,
+    )
 
 
-def _decode_pass(message: pb.Pass, vocabulary_size: int | None) -> Pass:
+def _decode_pass(message: pb.Pass, listed: Sequence[Ids], vocabulary_size: int | None) -> Pass:
     tree = _decode_tree(message.tree, vocabulary_size)
     wanted = tuple(message.wanted) or None
     if wanted is not None and (max(wanted) > len(tree) or list(wanted) != sorted(set(wanted))):
         raise BadMessage(f"wanted must be ascending, from 0 (the root) to {len(tree)} (the last node), got {wanted}")
     answered = 1 + len(tree) if wanted is None else len(wanted)
-    listed = codec.decode_lists(message.listed, "listed", vocabulary_size).split()
     if len(listed) not in (0, answered):
         raise BadMessage(f"listed has {len(listed)} lists; it needs none or {answered}, one a row answered")
     _check_run(message)
@@ -166,10 +260,21 @@ def _decode_fetch(message: pb.FetchRow, vocabulary_size: int | None) -> FetchRow
     return FetchRow(message.number, message.node, listed)
 
 
-def _encode_done(reply: PassDone) -> pb.PassDone:
-    """A pass's answers are all rows or all samples; raises ValueError if they are not."""
-    message = pb.PassDone(
+def _encode_done(reply: PassDone, rows: list[Row], samples: list[Sample]) -> pb.PassDone:
+    """Adds its answers to those of the frame, all rows or all samples; raises ValueError if they are not."""
+    before = len(rows), len(samples)
+    for node in reply.nodes:
+        if isinstance(node, Row):
+            rows.append(node)
+        else:
+            samples.append(node)
+    own = len(rows) - before[0], len(samples) - before[1]
+    if bool(own[0]) == bool(own[1]):
+        raise ValueError(f"a pass needs rows or samples as its answers, not {own[0]} and {own[1]}")
+    return pb.PassDone(
         number=reply.number,
+        rows=own[0],
+        samples=own[1],
         microseconds=codec.encode_seconds(reply.seconds),
         queued_microseconds=codec.encode_seconds(reply.queued),
         more=reply.more,
@@ -178,28 +283,11 @@ def _encode_done(reply: PassDone) -> pb.PassDone:
         fed=reply.fed,
         first=reply.first,
     )
-    rows = [node for node in reply.nodes if isinstance(node, Row)]
-    samples = [node for node in reply.nodes if isinstance(node, Sample)]
-    if bool(rows) == bool(samples):
-        raise ValueError(f"a pass needs rows or samples as its answers, not {len(rows)} and {len(samples)}")
-    if rows:
-        message.rows.CopyFrom(codec.encode_rows(rows))
-    else:
-        message.samples.CopyFrom(codec.encode_samples(samples))
-    return message
 
 
-def _decode_done(message: pb.PassDone, vocabulary_size: int | None) -> PassDone:
-    nodes: tuple[Row | Sample, ...]
-    match message.WhichOneof("answers"):
-        case "rows":
-            nodes = tuple(codec.decode_rows(message.rows, "rows", vocabulary_size))
-        case "samples":
-            nodes = codec.decode_samples(message.samples, vocabulary_size)
-        case _:
-            nodes = ()
-    if not nodes:
-        raise BadMessage("done has no rows and no samples; it needs one answer at least")
+def _decode_done(message: pb.PassDone, nodes: tuple[Row | Sample, ...]) -> PassDone:
+    if bool(message.rows) == bool(message.samples):
+        raise BadMessage("done needs rows or samples, one answer at least")
     seconds, queued = map(codec.decode_seconds, (message.microseconds, message.queued_microseconds))
     forwards, shared = max(1, message.forwards), max(1, message.shared)
     more, fed, first = message.more, message.fed, message.first

@@ -2,19 +2,19 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TextIO
 
 from crossdraft.engine.distributions import History, Logits, Nodes, distribution, row_table
-from crossdraft.engine.model_thread import ForwardResult, Job, ModelThreadClosedError
+from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, TableSlice
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server, serve
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import (
@@ -35,6 +35,7 @@ Reply = PassDone | RowFetched
 TargetServer = Server[OpenTarget, Request, Reply]
 # After a reply of a run, tokens wait so long for each other: a message costs more than a token.
 BATCHED_SECONDS = 0.008
+MOST_WAITING = 64  # requests of a session
 
 
 @dataclass(frozen=True)
@@ -56,93 +57,34 @@ class TargetService:
         """What it says of its model."""
         return self.running.description
 
-    async def open(self, request: OpenTarget) -> "TargetSession":
+    async def open(self, request: OpenTarget, replies: Replies[Reply]) -> "TargetSession":
         """A new session; raises ContextTooLong."""
-        return TargetSession(self.running, request)
+        return TargetSession(self.running, request, replies)
 
     async def close(self) -> None:
         """Ends the model's thread."""
         await asyncio.to_thread(self.running.close)
 
 
+@dataclass
 class Run:
-    """A run: tokens that a target draws one after another in the model thread, and what was not sent of them yet.
+    """Tokens that the target draws one after another."""
 
-    A reply takes along all that was drawn while the one before was being sent, and leaves no sooner than
-    BATCHED_SECONDS after it; the first and the last wait for nothing. So a model of some 10 ms a token or more sends
-    each as it is drawn. Make it in the event loop that sends the replies.
-
-    Args:
-        tokens: how many are wanted at most; this may change.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-        self.over = False  # no token is wanted after the one that is being drawn
-        self.loop = asyncio.get_running_loop()
-        self._drawn: list[PassDone] = []
-        self._news = asyncio.Event()  # a token was drawn, or drawing has ended
-        self._due = asyncio.Event()  # the next reply waits for no further token
-        self._sent_at = float("-inf")  # seconds of the loop's clock: when the latest reply left
-
-    def end(self, cause: object = None) -> None:
-        """The model thread is to stop after the token that it is drawing, whatever the cause."""
-        self.over = True
-
-    def drew(self, done: PassDone) -> None:
-        """The loop calls it with each token: one sample; the last one says that no more will come."""
-        self._drawn.append(done)
-        self._news.set()
-        if not done.more:
-            self._due.set()
-
-    async def replies(self, drawing: Coroutine[Any, Any, None]) -> AsyncGenerator[PassDone, None]:
-        """The replies, while `drawing` runs; raises what it raises. Leaving early cancels it."""
-        task = asyncio.create_task(drawing)
-        task.add_done_callback(self._ended)
-        try:
-            more = True
-            while more:
-                while not (self._drawn or task.done()):
-                    self._news.clear()
-                    await self._news.wait()
-                if not self._drawn:
-                    await task  # it failed
-                    return
-                await self._wait_for_more()
-                drawn, self._drawn = self._drawn, []
-                more = drawn[-1].more
-                self._sent_at = self.loop.time()
-                yield merged(drawn)
-            await task
-        finally:
-            task.cancel()
-
-    async def _wait_for_more(self) -> None:
-        early = self._sent_at + BATCHED_SECONDS - self.loop.time()
-        if early > 0 and not self._due.is_set():
-            timer = self.loop.call_later(early, self._due.set)
-            await self._due.wait()
-            timer.cancel()
-            if self._drawn[-1].more:
-                self._due.clear()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._news.set()
-        self._due.set()
+    tokens: int  # that are wanted at most; this may change
+    over: bool  # no token is wanted after the one that is being drawn
 
 
-def merged(replies: Sequence[PassDone]) -> PassDone:
-    """One reply in place of several of a run that follow each other."""
-    if len(replies) == 1:
-        return replies[0]
+def joined(before: Reply, after: Reply) -> PassDone | None:
+    """One reply in place of two that follow each other, if they are of one run."""
+    if not (isinstance(before, PassDone) and isinstance(after, PassDone) and before.number == after.number):
+        return None
     return replace(
-        replies[-1],
-        nodes=tuple(node for done in replies for node in done.nodes),
-        seconds=sum(done.seconds for done in replies),
-        queued=sum(done.queued for done in replies),
-        forwards=sum(done.forwards for done in replies),
-        first=replies[0].first,
+        after,
+        nodes=before.nodes + after.nodes,
+        seconds=before.seconds + after.seconds,
+        queued=before.queued + after.queued,
+        forwards=before.forwards + after.forwards,
+        first=before.first,
     )
 
 
@@ -153,9 +95,16 @@ class TargetSession:
         ContextTooLong: the prompt alone does not fit.
     """
 
-    def __init__(self, running: RunningModel, opening: OpenTarget) -> None:
+    def __init__(self, running: RunningModel, opening: OpenTarget, replies: Replies[Reply]) -> None:
         self._running = running
         self._opening = opening
+        self._replies = replies
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Pass | FetchRow] = deque()
+        self._busy: asyncio.Future[Any] | None = None  # the request under way
+        self._run: Run | None = None  # if that is a run
+        self._closed = False
+        self._left_at = float("-inf")  # seconds of the loop's clock: when the latest reply left
         self._output: tuple[int, ...] = ()  # committed after the prompt
         self._offset = 0  # letters of the output
         self._number = 0  # of the latest pass
@@ -163,65 +112,83 @@ class TargetSession:
         self._lengths = running.lengths
         self._check_room(len(opening.prompt), "the prompt")
 
-    async def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
-        """One reply for each request, in order; several for a run, which ends when another pass or a row is asked for.
-
-        Raises as `answer` does.
-        """
-        request = await anext(requests, None)
-        while request is not None:
-            if isinstance(request, Pass) and request.run > 1:
-                self._begin(request)
-                run = Run(request.run)
-                following = asyncio.ensure_future(self._following(requests, run))
-                following.add_done_callback(run.end)
-                try:
-                    async with aclosing(run.replies(self._running.thread.run(self._run(request, run)))) as replies:
-                        async for reply in replies:
-                            yield reply
-                    request = await following
-                finally:
-                    following.cancel()
-            else:
-                if not isinstance(request, RunTo):  # else that run has ended meanwhile
-                    yield await self.answer(request)
-                request = await anext(requests, None)
-
-    async def answer(self, request: Pass | FetchRow) -> Reply:
-        """One pass, or more of the row of a node that the latest one has answered.
+    def receive(self, request: Request) -> None:
+        """Takes a request: one reply for each, in order; several for a run, which ends when another is asked for.
 
         A session that was lost elsewhere goes on here: its first pass has all ids that were committed before.
 
         Raises:
             ProtocolBroken: the pass is not the next one, wants nodes that it does not have, or draws without a key; or
-                the latest pass has not answered this node.
+                the latest pass has not answered this node; or too many requests wait.
             ContextTooLong: committed ids and tree do not fit into the context; commit less, or ask for a smaller tree.
         """
-        if isinstance(request, FetchRow):
-            return await self._fetch(request)
-        self._begin(request)
-        return _done(request, *await self._running.thread.run(self._pass(request)))
+        if isinstance(request, RunTo):
+            self._change_run(request)
+            return
+        if len(self._waiting) == MOST_WAITING:
+            raise ProtocolBroken(f"{MOST_WAITING} requests of this session wait already")
+        self._waiting.append(request)
+        if self._run is not None:
+            self._run.over = True
+        self._go_on()
 
-    async def close(self) -> None:
+    def left(self, reply: Reply) -> None:
+        """A reply is being written."""
+        self._left_at = self._loop.time()
+
+    def close(self) -> None:
         """Frees its KV slots."""
-        with suppress(ModelThreadClosedError):  # the cache is gone with the thread
-            await self._running.thread.close_session(self)
+        self._closed = True
+        if self._busy is not None:
+            self._busy.cancel()
+        self._running.thread.close_session(self)
 
-    async def _following(self, requests: AsyncIterator[Request], run: Run) -> Pass | FetchRow | None:
-        """What is asked after a run; until then its length may be changed. Raises as `answer` does."""
-        async for request in requests:
-            if not isinstance(request, RunTo):
-                return request
-            if request.number == self._number:
-                if request.tokens > run.tokens + MOST_RUN:
-                    raise ProtocolBroken(
-                        f"a run of {run.tokens} tokens is to have {request.tokens}; at most {MOST_RUN} more are "
-                        "possible at once"
-                    )
-                size = len(self._opening.prompt) + len(self._output)
-                self._check_room(size + request.tokens - 1, f"the text with a run of {request.tokens}")
-                run.tokens = request.tokens
-        return None
+    def _go_on(self) -> None:
+        """Begins the next request, if none is under way."""
+        if self._busy is not None or not self._waiting:
+            return
+        request = self._waiting.popleft()
+        if isinstance(request, FetchRow):
+            self._busy = self._fetch(request)
+        else:
+            self._begin(request)
+            self._busy = self._running.thread.submit(self._run_job(request) if request.run > 1 else self._pass(request))
+        self._busy.add_done_callback(partial(self._ended, request))
+
+    def _ended(self, request: Pass | FetchRow, done: asyncio.Future[Any]) -> None:
+        """What was under way has ended; a run has sent its replies by itself."""
+        self._busy = self._run = None
+        if self._closed or done.cancelled():
+            return
+        try:
+            found = done.result()
+            if found is not None:
+                self._replies.send(_done(request, *found) if isinstance(request, Pass) else found)
+            self._go_on()
+        except Exception as error:  # whatever a job raised ends its session
+            self._replies.fail(error)
+
+    def _change_run(self, request: RunTo) -> None:
+        """Changes the length of the run under way, if it is that one."""
+        run = self._run
+        if run is None or request.number != self._number or self._waiting:
+            return
+        if request.tokens > run.tokens + MOST_RUN:
+            raise ProtocolBroken(
+                f"a run of {run.tokens} tokens is to have {request.tokens}; at most {MOST_RUN} more are "
+                "possible at once"
+            )
+        size = len(self._opening.prompt) + len(self._output)
+        self._check_room(size + request.tokens - 1, f"the text with a run of {request.tokens}")
+        run.tokens = request.tokens
+
+    def _drew(
+        self, request: Pass, found: TableSlice[Row | Sample], answer: ForwardResult, more: bool, first: int
+    ) -> None:
+        """A token of a run. The first one and the last wait for nothing."""
+        if not self._closed:
+            within = self._left_at + BATCHED_SECONDS - self._loop.time() if first and more else 0.0
+            self._replies.send(_done(request, found, answer, more, first), within, joined)
 
     def _begin(self, request: Pass) -> None:
         """Checks that a pass is the next one, and takes over what it commits."""
@@ -274,8 +241,13 @@ class TargetSession:
         assert self._opening.noise is not None
         return SampleRequest(nodes, self._running.clocks, self._opening.noise, offsets, self._opening.likely)
 
-    def _run(self, request: Pass, run: Run) -> Job[None]:
-        """Runs in the model thread: each token is drawn after those before it, and is committed when it is sent."""
+    def _run_job(self, request: Pass) -> Job[None]:
+        """Draws each token after those before it; it is committed when the next pass says so."""
+        run = self._run = Run(request.run, bool(self._waiting))
+        return self._draw_run(request, run)
+
+    def _draw_run(self, request: Pass, run: Run) -> Job[None]:
+        """Runs in the model thread."""
         opening = self._opening
         context, offset, more, first = (*opening.prompt, *self._output), self._offset, True, 0
         stops = () if opening.ignore_stops else self._running.description.stops
@@ -289,17 +261,13 @@ class TargetSession:
             context = (*context, token)
             offset += self._lengths[token]
             more = first + 1 < run.tokens and token not in stops and not run.over
-            tell = partial(self._tell, run, request, found, answer, more, first)
-            self._running.thread.call_soon(run.loop, tell)
+            # The loop makes the reply: the model thread has other things to do.
+            drew = partial(self._drew, request, found, answer, more, first)
+            self._running.thread.call_soon(self._loop, drew)
             first += 1
 
-    @staticmethod
-    def _tell(run: Run, *drawn: Any) -> None:
-        """The loop makes the reply: the model thread has other things to do."""
-        run.drew(_done(*drawn))
-
-    async def _fetch(self, request: FetchRow) -> RowFetched:
-        """From the logits of the latest pass; no forward."""
+    def _fetch(self, request: FetchRow) -> asyncio.Future[RowFetched]:
+        """From the logits of the latest pass, in a thread; no forward."""
         if request.number != self._number or not self._number:
             raise ProtocolBroken(f"rows of pass {request.number} are gone; the latest pass is {self._number}")
         if request.node not in self._answered:
@@ -307,8 +275,11 @@ class TargetSession:
         place = self._answered.index(request.node)
         whole, head = self._running.description.vocabulary_size, self._opening.head
         asked = (whole, ()) if request.listed is None else (head, (request.listed,))
-        row = await asyncio.to_thread(_row, self._latest, place, *asked)
-        return RowFetched(request.number, request.node, row)
+        return self._loop.run_in_executor(None, _fetched, request, self._latest, place, *asked)
+
+
+def _fetched(request: FetchRow, nodes: Nodes, place: int, head: int, listed: Sequence[Ids]) -> RowFetched:
+    return RowFetched(request.number, request.node, _row(nodes, place, head, listed))
 
 
 def _done(

@@ -1,0 +1,522 @@
+"""The client's side of a link: one stream to a service, which carries all sessions of this process with it.
+
+A session's listener is called in the event loop, in the order in which its messages came. What sessions send while the
+loop is busy leaves as one frame.
+"""
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
+from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.log_context import current
+from crossdraft.rpc.transport import MessageLimit
+from crossdraft.types.messages import (
+    Advance,
+    Draft,
+    Drafted,
+    OpenDrafter,
+    Opened,
+    OpenTarget,
+    PassDone,
+    RunTo,
+    Score,
+    Scored,
+)
+
+Message = TypeVar("Message")
+Join = Callable[[Message, Message], Message | None]
+# Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
+# reads nothing must not fill the memory.
+MOST_WAITING = 4096
+TURN_SECONDS = 0.002  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
+
+
+@dataclass(eq=False)
+class Traffic:
+    """What a session has sent and received so far; of the bytes of a frame each of its messages has the same share."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: float = 0.0  # serialized, before HTTP/2 frames
+    bytes_received: float = 0.0
+    codec_seconds: float = 0.0  # making frames of messages and messages of frames, shared in the same way
+
+
+class Outbox(Generic[Message]):
+    """Messages of many sessions that wait for the stream.
+
+    A frame takes all that wait, up to MOST_MESSAGES and about half of the message limit.
+
+    Args:
+        codec: makes frames.
+        limit: of a frame.
+        refused: is told of a message that is over the limit alone, or cannot be encoded; it is dropped.
+    """
+
+    def __init__(
+        self,
+        codec: FrameCodec[Message, Any],
+        limit: MessageLimit,
+        refused: Callable[[int, TooLarge | ValueError], None],
+    ) -> None:
+        self._codec = codec
+        self._limit = limit
+        self._refused = refused
+        self._waiting: dict[int, list[tuple[Message, int]]] = {}  # by session, with their weights
+        self._count = 0  # messages that wait
+        self._weight = 0  # of all of them, as the codec says
+        self._room = asyncio.Event()  # set when fewer wait than before
+        self._news = asyncio.Event()
+        self._finished = False
+        self._later: asyncio.TimerHandle | None = None
+
+    def put(self, session: int, message: Message, within: float = 0.0, join: Join[Message] | None = None) -> int:
+        """Adds a message, which leaves within so many seconds; returns how many of its session wait.
+
+        Args:
+            session: whose it is.
+            message: the message.
+            within: seconds; 0: at once.
+            join: makes one message of the session's latest that waits and this one, or returns None.
+        """
+        waiting = self._waiting.setdefault(session, [])
+        joined = None if join is None or not waiting else join(waiting[-1][0], message)
+        if joined is not None:
+            message = joined
+            self._count_out([waiting.pop()])
+        waiting.append((message, self._codec.weight(message)))
+        self._count_in(waiting[-1:])
+        if within <= 0:
+            self._news.set()
+        elif self._later is None and not self._news.is_set():
+            self._later = asyncio.get_running_loop().call_later(within, self._news.set)
+        return len(waiting)
+
+    def finish(self) -> None:
+        """No message will follow those that wait."""
+        self._finished = True
+        self._news.set()
+
+    def drop(self, session: int) -> list[Message]:
+        """Forgets what waits of a session, and returns it."""
+        dropped = self._waiting.pop(session, [])
+        self._count_out(dropped)
+        return [message for message, _ in dropped]
+
+    def over(self, limits: int) -> bool:
+        """Whether more bytes wait than that many message limits, or more than MOST_WAITING messages for each."""
+        return self._count > limits * MOST_WAITING or self._weight > limits * self._limit.bytes
+
+    async def room(self) -> None:
+        """Returns when no more than a message limit waits, and no more than MOST_WAITING messages."""
+        while self.over(1):
+            self._room.clear()
+            await self._room.wait()
+
+    async def write(
+        self, send: Callable[[bytes], Awaitable[None]], left: Callable[[int, Message, float, float], None]
+    ) -> None:
+        """Sends frames as there are messages, up to `finish`. Raises what `send` raises.
+
+        Args:
+            send: writes one frame.
+            left: is told, before that, of each message in it, and its share of the frame's bytes and of the seconds
+                that making it took.
+        """
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._later is not None:
+                self._later.cancel()
+                self._later = None
+            while self._waiting:
+                began = time.perf_counter()
+                messages, raw = self._frame(self._taken())
+                parts = max(1, len(messages))
+                shares = len(raw) / parts, (time.perf_counter() - began) / parts
+                for session, message in messages:
+                    left(session, message, *shares)
+                if messages:
+                    await send(raw)
+            if self._finished:
+                return
+
+    def _taken(self) -> list[tuple[int, Message]]:
+        """The messages of the next frame."""
+        taken: list[tuple[int, Message]] = []
+        room = self._limit.bytes // 2
+        while self._waiting and len(taken) < MOST_MESSAGES and room > 0:
+            session = next(iter(self._waiting))
+            messages = self._waiting.pop(session)
+            before = len(taken)
+            for message, weight in messages[: MOST_MESSAGES - before]:
+                if room > 0:
+                    room -= weight
+                    taken.append((session, message))
+            count = len(taken) - before
+            self._count_out(messages[:count])
+            if count < len(messages):
+                self._waiting[session] = messages[count:]  # behind the others
+        return taken
+
+    def _frame(self, messages: list[tuple[int, Message]]) -> tuple[list[tuple[int, Message]], bytes]:
+        """A frame of the messages, or of the first of them if all cannot be one; the others wait again."""
+        while True:
+            try:
+                return messages, self._encoded(messages)
+            except (ValueError, TooLarge) as fault:
+                if len(messages) == 1:
+                    self._refused(messages[0][0], fault)
+                    return [], b""
+            messages, back = messages[: len(messages) // 2], messages[len(messages) // 2 :]
+            self._put_back(back)
+
+    def _encoded(self, messages: list[tuple[int, Message]]) -> bytes:
+        """A frame; raises TooLarge or ValueError."""
+        raw = self._codec.encode(messages)
+        if len(raw) > self._limit.bytes:
+            _, first = messages[0]
+            what = type(first.opening if isinstance(first, Begin) else first).__name__
+            raise TooLarge(f"a {what} of {len(raw)} bytes is over this side's {self._limit}")
+        return raw
+
+    def _put_back(self, messages: list[tuple[int, Message]]) -> None:
+        first: dict[int, list[tuple[Message, int]]] = {}
+        for session, message in messages:
+            first.setdefault(session, []).append((message, self._codec.weight(message)))
+            self._count_in(first[session][-1:])
+        later, self._waiting = self._waiting, first
+        for session, waiting in later.items():
+            self._waiting.setdefault(session, []).extend(waiting)
+
+    def _count_in(self, messages: list[tuple[Message, int]]) -> None:
+        self._count += len(messages)
+        self._weight += sum(weight for _, weight in messages)
+
+    def _count_out(self, messages: list[tuple[Message, int]]) -> None:
+        self._count -= len(messages)
+        self._weight -= sum(weight for _, weight in messages)
+        self._room.set()
+
+
+class TargetOwes:
+    """The replies that a target owes a session: one for each request, in order.
+
+    For a run it owes several, each within the time of one; for `RunTo` it owes none.
+    """
+
+    def __init__(self) -> None:
+        self._unanswered = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether a reply is due."""
+        return self._unanswered > 0
+
+    def sent(self, request: object) -> bool:
+        """Counts a request; returns whether the wait for a reply begins with it."""
+        if isinstance(request, RunTo):
+            return False
+        self._unanswered += 1
+        return self._unanswered == 1
+
+    def received(self, reply: object) -> None:
+        """Counts a reply."""
+        if not (isinstance(reply, PassDone) and reply.more):
+            self._unanswered = max(0, self._unanswered - 1)
+
+
+class DrafterOwes:
+    """The replies that a drafter owes a session: to the newest `Draft` a first reply, and to each `Score` since then.
+
+    It owes nothing for older requests, for an `Advance`, nor the later replies of an epoch: how long draft tokens are
+    worth waiting for is decided by the session.
+    """
+
+    def __init__(self) -> None:
+        self._opening = False
+        self._epoch = 0
+        self._draft = False
+        self._scores = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether a reply is due."""
+        return self._opening or self._draft or self._scores > 0
+
+    def sent(self, request: object) -> bool:
+        """Counts a request; returns whether the wait for a reply begins with it."""
+        before = self.due
+        match request:
+            case OpenDrafter():
+                self._opening = True
+            case Draft():
+                self._epoch, self._draft, self._scores = request.epoch, True, 0
+                return True
+            case Score():
+                self._scores += 1
+            case Advance():
+                pass
+        return self.due and not before
+
+    def received(self, reply: object) -> None:
+        """Counts a reply."""
+        match reply:
+            case Opened():
+                self._opening = False
+            case Drafted(epoch=self._epoch):
+                self._draft = False
+            case Scored(epoch=self._epoch):
+                self._scores = max(0, self._scores - 1)
+
+
+Owes = TargetOwes | DrafterOwes
+
+
+class Listener(Protocol):
+    """What is told of a session. Nothing is said any more after `lost`, or after the session was closed here."""
+
+    def opened(self) -> None:
+        """The service has opened it."""
+
+    def received(self, reply: Any, /) -> None:
+        """A reply came."""
+
+    def lost(self, error: ServiceError, /) -> None:
+        """It is over: the service ended it, or it or the link failed."""
+
+
+class LinkSession:
+    """One session of a link."""
+
+    def __init__(self, link: "Link", number: int, listener: Listener, owes: Owes) -> None:
+        self.traffic = Traffic()
+        self.is_open = False
+        self.owes = owes
+        self.due_since: float | None = None  # seconds of the loop's clock: since when a reply has been due
+        self.listener = listener
+        self._link = link
+        self._number = number
+
+    def send(self, request: Any) -> None:
+        """Queues a request; never waits. Nothing happens if the session is over."""
+        self._link.put(self._number, request)
+
+    def close(self) -> None:
+        """Ends it; the listener hears nothing more."""
+        self._link.close_session(self._number)
+
+
+class Link:
+    """One stream to a service. It begins at once, and ends with the first error; then all its sessions are lost.
+
+    While a session is owed a reply (`Owes`), it is lost if none comes for `reply_seconds`. While none is due it lives
+    as long as the stream does, which may be hours; gRPC's keepalive tells when the link is cut or the service hangs.
+
+    Args:
+        channel: kept, as gRPC closes one that nobody refers to.
+        path: of the method, such as /crossdraft.v1.Target/Verify.
+        codec: of the client's side.
+        limit: of a frame.
+        service: what error texts call it.
+        fingerprint: of the model that it described.
+        reply_seconds: how long a reply may take.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        path: str,
+        codec: FrameCodec[Any, Any],
+        limit: MessageLimit,
+        service: str,
+        fingerprint: str,
+        reply_seconds: float,
+    ) -> None:
+        self.channel = channel
+        self.ended = False
+        self.fingerprint = fingerprint
+        self._service = service
+        self._codec = codec
+        self._reply_seconds = reply_seconds
+        self._sessions: dict[int, LinkSession] = {}
+        self._latest = 0  # number of a session
+        self._retired = False
+        self._outbox: Outbox[Any] = Outbox(codec, limit, self._refuse)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None  # of the reply that is due the longest
+        self._call = channel.stream_stream(path, bytes, bytes)(None)  # no iterator: frames are written one by one
+        # Tasks without a context: log lines of all sessions must not name the request of the first.
+        self._task = asyncio.create_task(self._run(), context=contextvars.Context())
+
+    def begin(self, opening: OpenTarget | OpenDrafter, listener: Listener) -> LinkSession:
+        """Begins a session."""
+        self._latest += 1
+        owes = TargetOwes() if isinstance(opening, OpenTarget) else DrafterOwes()
+        session = self._sessions[self._latest] = LinkSession(self, self._latest, listener, owes)
+        self._outbox.put(self._latest, Begin(opening, current().request))
+        self._note_sent(session, opening)
+        return session
+
+    def put(self, number: int, request: Any) -> None:
+        """Queues a request of a session."""
+        session = self._sessions.get(number)
+        if session is not None:
+            self._outbox.put(number, request)
+            self._note_sent(session, request)
+
+    def close_session(self, number: int) -> None:
+        """Ends a session in order."""
+        if self._forget(number) is not None:
+            self._outbox.put(number, Close())
+
+    def retire(self) -> None:
+        """No session begins any more; ends the stream once there is none."""
+        self._retired = True
+        if not self._sessions:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """Ends the stream; its sessions are lost."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def _note_sent(self, session: LinkSession, request: object) -> None:
+        if session.owes.sent(request):
+            session.due_since = self._loop.time()
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._reply_seconds, self._check)
+
+    def _check(self) -> None:
+        """Loses the sessions whose replies are overdue; looks again when the next one would be."""
+        now = self._loop.time()
+        before = now - self._reply_seconds
+        for number in [n for n, one in self._sessions.items() if one.due_since is not None and one.due_since <= before]:
+            self._fail(number, TimedOut(f"{self._service}: no reply within {self._reply_seconds:g} s"))
+        left = [one.due_since for one in self._sessions.values() if one.due_since is not None]
+        soon = min(left) + self._reply_seconds - now if left else None
+        self._timer = None if soon is None else self._loop.call_later(soon, self._check)
+
+    async def _run(self) -> None:
+        """Writes and reads until the stream ends."""
+        writing = asyncio.create_task(self._outbox.write(self._call.write, self._left))
+        writing.add_done_callback(lambda _: self._call.cancel())
+        error: ServiceError = Closed(f"the link to the {self._service} was closed")
+        try:
+            error = await self._read()
+        finally:
+            self.ended = True
+            writing.cancel()
+            self._call.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            await asyncio.wait([writing])
+            if not writing.cancelled():
+                writing.exception()  # reading has told more
+            for number in list(self._sessions):
+                self._lose(number, error)
+
+    async def _read(self) -> ServiceError:
+        """Handles frames until the stream ends; why it did."""
+        while True:
+            try:
+                raw = await self._call.read()
+            except grpc.aio.AioRpcError:
+                break
+            except asyncio.CancelledError:
+                if not self._call.cancelled() and not self._call.done():
+                    raise
+                break
+            if not isinstance(raw, bytes):  # gRPC's mark of the end
+                break
+            began = time.perf_counter()
+            try:
+                messages = list(self._codec.decode(raw))
+            except (BadMessage, DecodeError) as error:
+                return Internal(f"{self._service} sent a frame that cannot be decoded: {error}")
+            shares = len(raw) / max(1, len(messages)), (time.perf_counter() - began) / max(1, len(messages))
+            await self._handle(messages, *shares)
+        code = await self._call.code()
+        if code is grpc.StatusCode.OK:
+            return Closed(f"the {self._service} ended the link")
+        return from_status(code, await self._call.details(), self._service)
+
+    async def _handle(self, messages: list[tuple[int, Any]], size: float, seconds: float) -> None:
+        turn = time.perf_counter()
+        for number, message in messages:
+            session = self._sessions.get(number)
+            if session is None:
+                continue
+            traffic = session.traffic
+            traffic.messages_received += 1
+            traffic.bytes_received += size
+            traffic.codec_seconds += seconds
+            self._received(number, session, message)
+            if time.perf_counter() - turn > TURN_SECONDS:
+                await asyncio.sleep(0)
+                turn = time.perf_counter()
+
+    def _received(self, number: int, session: LinkSession, message: Any) -> None:
+        if isinstance(message, Ended):
+            self._lose(number, self._meaning(message))
+        elif isinstance(message, BadMessage):
+            self._fail(number, Internal(f"{self._service} sent a reply that cannot be decoded: {message}"))
+        elif isinstance(message, Opened) and session.is_open:
+            self._fail(number, Internal(f"{self._service} opened the session twice"))
+        elif isinstance(message, Opened) and message.fingerprint != self.fingerprint:
+            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
+        elif not (session.is_open or isinstance(message, Opened)):
+            what = type(message).__name__
+            self._fail(number, Internal(f"{self._service} sent {what} where Opened was due"))
+        else:
+            session.owes.received(message)
+            session.due_since = self._loop.time() if session.owes.due else None
+            if isinstance(message, Opened):
+                session.is_open = True
+                session.listener.opened()
+            else:
+                session.listener.received(message)
+
+    def _meaning(self, ended: Ended) -> ServiceError:
+        code = next((code for code in grpc.StatusCode if code.value[0] == ended.code), grpc.StatusCode.UNKNOWN)
+        if code is grpc.StatusCode.OK:
+            return Closed(f"the session with the {self._service} was ended")
+        return from_status(code, ended.text, self._service)
+
+    def _left(self, number: int, message: Any, size: float, seconds: float) -> None:
+        session = self._sessions.get(number)
+        if session is not None:
+            session.traffic.messages_sent += 1
+            session.traffic.bytes_sent += size
+            session.traffic.codec_seconds += seconds
+
+    def _refuse(self, number: int, fault: TooLarge | ValueError) -> None:
+        """A request that cannot be sent."""
+        self._fail(number, fault if isinstance(fault, TooLarge) else BadMessage(f"it cannot be sent: {fault}"))
+
+    def _fail(self, number: int, error: ServiceError) -> None:
+        """A session that this side ends for a fault."""
+        self._lose(number, error)
+        self._outbox.put(number, Close())
+
+    def _lose(self, number: int, error: ServiceError) -> None:
+        """A session that is over."""
+        session = self._forget(number)
+        if session is not None:
+            session.listener.lost(error)
+
+    def _forget(self, number: int) -> LinkSession | None:
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            self._outbox.drop(number)
+        if self._retired and not self._sessions:
+            self._task.cancel()
+        return session

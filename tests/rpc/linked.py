@@ -1,0 +1,282 @@
+"""Links as tests see them: services that do as they are told, and peers that say what none of ours would."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import numpy as np
+
+from crossdraft.rpc import codec, drafter_codec, target_codec
+from crossdraft.rpc.errors import ServiceError
+from crossdraft.rpc.frames import Begin, FrameCodec
+from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies, Role
+from crossdraft.types.messages import (
+    Advance,
+    Description,
+    FetchRow,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+    RunTo,
+    SamplingOptions,
+)
+from crossdraft.types.rows import Row
+from crossdraft.types.trees import TokenTree
+
+DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), 100, 64, "f1")
+OPEN = Begin(OpenTarget((1,), SamplingOptions(), None))
+CLIENT_CODECS = {TARGET.name: target_codec.client_codec, DRAFTER.name: drafter_codec.client_codec}
+ROW = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)
+
+
+def one_pass(number: int, *committed: int, nodes: int = 0) -> Pass:
+    """A pass whose reply has one row more than its tree has nodes."""
+    return Pass(number, committed, TokenTree((1,) * nodes, (-1,) * nodes))
+
+
+class News:
+    """Something that changes, and is waited for."""
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+
+    def changed(self) -> None:
+        self._news.set()
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Returns when it holds; only one task at a time may wait."""
+        while not holds():
+            self._news.clear()
+            await self._news.wait()
+
+
+@dataclass(eq=False)
+class PuppetSession:
+    """One session: what it was asked, and where its replies go."""
+
+    service: "PuppetService"
+    opening: Any
+    replies: Replies[Any]
+    asked: list[Any] = field(default_factory=list)
+    left_replies: list[Any] = field(default_factory=list)
+    closed: int = 0
+
+    def receive(self, request: Any) -> None:
+        self.asked.append(request)
+        self.service.news.changed()
+        if self.service.answer is not None:
+            self.service.answer(self, request)
+
+    def left(self, reply: Any) -> None:
+        self.left_replies.append(reply)
+        self.service.news.changed()
+
+    def close(self) -> None:
+        self.closed += 1
+        self.service.news.changed()
+
+
+def answered(session: PuppetSession, request: Any) -> None:
+    """What a target replies: the same row again and again."""
+    if isinstance(request, Pass):
+        session.replies.send(PassDone(request.number, (ROW,) * len(request.answered), 0.001))
+    elif isinstance(request, FetchRow):
+        session.replies.send(RowFetched(request.number, request.node, ROW))
+    else:
+        assert isinstance(request, RunTo | Advance)
+
+
+@dataclass(eq=False)
+class PuppetService:
+    """Sessions that do nothing but `answer`."""
+
+    answer: Callable[[PuppetSession, Any], None] | None = answered
+    description: Description = DESCRIPTION
+    sessions: list[PuppetSession] = field(default_factory=list)
+    news: News = field(default_factory=News)
+    openings: int = 0  # that have begun
+    opens: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: openings wait
+    refuses: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.opens.set()
+
+    @property
+    def closed(self) -> int:
+        return sum(session.closed for session in self.sessions)
+
+    async def open(self, request: Any, replies: Replies[Any]) -> PuppetSession:
+        self.openings += 1
+        self.news.changed()
+        await self.opens.wait()
+        if self.refuses is not None:
+            raise self.refuses
+        session = PuppetSession(self, request, replies)
+        self.sessions.append(session)
+        self.news.changed()
+        return session
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+class RawLink:
+    """A client's side of a link, which sends whatever a test wants."""
+
+    def __init__(self, address: str, role: Role[Any, Any, Any] = TARGET) -> None:
+        self._address = address
+        self._path = f"/{role.service}/{role.stream}"
+        self._codec: FrameCodec[Any, Any] = CLIENT_CODECS[role.name](None)
+        self._came: deque[tuple[int, Any]] = deque()
+
+    async def __aenter__(self) -> Self:
+        self._channel = grpc.aio.insecure_channel(self._address, options=(("grpc.use_local_subchannel_pool", 1),))
+        self.call = self._channel.stream_stream(self._path, bytes, bytes)(None)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.call.cancel()
+        await self._channel.close()
+
+    async def send(self, *messages: tuple[int, Any]) -> None:
+        """One frame."""
+        await self.send_raw(self._codec.encode(messages))
+
+    async def send_raw(self, raw: bytes) -> None:
+        """One frame, which may be none."""
+        await self.call.write(raw)
+
+    async def receive(self) -> tuple[int, Any]:
+        """The next message, with its session's number; raises AioRpcError or EOFError when the link is over."""
+        while not self._came:
+            raw = await self.call.read()
+            if not isinstance(raw, bytes):
+                raise EOFError
+            self._came.extend(self._codec.decode(raw))
+        return self._came.popleft()
+
+    async def received(self, count: int) -> list[tuple[int, Any]]:
+        """So many messages."""
+        return [await self.receive() for _ in range(count)]
+
+    async def ended(self) -> tuple[grpc.StatusCode, str]:
+        """How the link ends, with whatever comes before."""
+        try:
+            while True:
+                await self.receive()
+        except (grpc.aio.AioRpcError, EOFError):
+            pass
+        return await self.call.code(), await self.call.details() or ""
+
+
+@dataclass(eq=False)
+class RawService:
+    """A service's side of links, which sends whatever a test wants."""
+
+    role: Role[Any, Any, Any]
+    came: "asyncio.Queue[tuple[RawStream, list[tuple[int, Any]]]]" = field(default_factory=asyncio.Queue)  # frames
+    streams: list["RawStream"] = field(default_factory=list)
+
+    async def describe(self, request: bytes, context: Any) -> bytes:
+        return codec.encode_description(DESCRIPTION).SerializeToString()
+
+    async def link(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        stream = RawStream(self.role.codec(None), context)
+        self.streams.append(stream)
+
+        async def read() -> None:
+            async for raw in requests:
+                self.came.put_nowait((stream, list(stream.codec.decode(raw))))
+
+        reading = asyncio.create_task(read())
+        try:
+            code, text = await stream.over
+            if code is not grpc.StatusCode.OK:
+                await context.abort(code, text)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def frame(self) -> tuple["RawStream", list[tuple[int, Any]]]:
+        """The next frame of any client."""
+        return await self.came.get()
+
+
+class RawStream:
+    """One link of such a service."""
+
+    def __init__(self, codec: FrameCodec[Any, Any], context: Any) -> None:
+        self.codec = codec
+        self.over: asyncio.Future[tuple[grpc.StatusCode, str]] = asyncio.get_running_loop().create_future()
+        self._context = context
+
+    async def send(self, *messages: tuple[int, Any]) -> None:
+        """One frame."""
+        await self._context.write(self.codec.encode(messages))
+
+    async def send_raw(self, raw: bytes) -> None:
+        """One frame, which may be none."""
+        await self._context.write(raw)
+
+    def end(self, code: grpc.StatusCode = grpc.StatusCode.OK, text: str = "") -> None:
+        """Ends it."""
+        self.over.set_result((code, text))
+
+
+@asynccontextmanager
+async def raw_service(role: Role[Any, Any, Any] = TARGET) -> AsyncIterator[tuple[RawService, str]]:
+    """One that listens, and its address."""
+    service, server = RawService(role), grpc.aio.server()
+    handlers = {
+        "Describe": grpc.unary_unary_rpc_method_handler(service.describe),
+        role.stream: grpc.stream_stream_rpc_method_handler(service.link),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(role.service, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield service, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@dataclass(eq=False)
+class Heard:
+    """A listener that notes what it is told."""
+
+    news: News = field(default_factory=News)
+    is_open: bool = False
+    replies: list[Any] = field(default_factory=list)
+    errors: list[ServiceError] = field(default_factory=list)
+
+    def opened(self) -> None:
+        assert not self.is_open
+        assert not self.errors
+        self.is_open = True
+        self.news.changed()
+
+    def received(self, reply: Any) -> None:
+        assert self.is_open
+        assert not self.errors
+        self.replies.append(reply)
+        self.news.changed()
+
+    def lost(self, error: ServiceError) -> None:
+        assert not self.errors
+        self.errors.append(error)
+        self.news.changed()
+
+
+async def all_lost(heard: Iterable[Heard]) -> list[ServiceError]:
+    """Why each was lost, once all are."""
+    for one in heard:
+        await one.news.until(lambda one=one: one.errors)  # type: ignore[misc]
+    return [error for one in heard for error in one.errors]

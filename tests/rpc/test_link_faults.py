@@ -1,0 +1,886 @@
+"""One faulty session, or one faulty peer, harms no other: what each side of a link does about the other's faults."""
+
+import asyncio
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc import StatusCode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crossdraft.drafter.ngram import NgramService
+from crossdraft.rpc import links, target_codec
+from crossdraft.rpc.clients import Patience, TargetClient
+from crossdraft.rpc.codec import MAX_LISTS
+from crossdraft.rpc.errors import (
+    BROKEN_WRITE,
+    BadMessage,
+    BadRequest,
+    Closed,
+    ContextTooLong,
+    Full,
+    Internal,
+    NotServed,
+    ServiceError,
+    TimedOut,
+    TooLarge,
+    Unreachable,
+)
+from crossdraft.rpc.frames import MOST_MESSAGES, Begin, Close, Ended, FrameCodec
+from crossdraft.rpc.handlers import DRAFTER, MOST_EARLY, MOST_LINKS, TARGET, UNREAD_LIMITS, SessionLimits
+from crossdraft.rpc.links import Outbox
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.transport import MIB, MessageLimit
+from crossdraft.types.messages import FetchRow, Opened, Pass, PassDone
+from crossdraft.types.rows import Row
+from crossdraft.v1 import target_pb2
+from tests.rpc.clock import Clock
+from tests.rpc.linked import (
+    OPEN,
+    ROW,
+    Heard,
+    PuppetService,
+    PuppetSession,
+    RawLink,
+    all_lost,
+    answered,
+    one_pass,
+    raw_service,
+)
+from tests.rpc.proxy import Link as Proxy
+from tests.rpc.test_frames import DIRECTIONS, FRAMES, VALID, mutated
+
+INVALID, NOT_DUE, TOO_LONG = (
+    code.value[0] for code in (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION, StatusCode.OUT_OF_RANGE)
+)
+
+
+@asynccontextmanager
+async def serving(service: PuppetService, limit: MessageLimit | None = None, **limits: Any) -> AsyncIterator[Server]:
+    listening = Listening(grace_seconds=0, sessions=SessionLimits(**limits), limit=limit or MessageLimit())
+    async with Server(TARGET, service, listening) as server:
+        yield server
+
+
+@pytest.fixture
+async def service() -> PuppetService:
+    return PuppetService()
+
+
+@pytest.fixture
+async def link(service: PuppetService) -> AsyncIterator[RawLink]:
+    async with serving(service) as server, RawLink(server.address) as link:
+        yield link
+
+
+async def opened(link: RawLink, *numbers: int) -> None:
+    """Sessions with these numbers."""
+    await link.send(*((number, OPEN) for number in numbers))
+    assert sorted(await link.received(len(numbers))) == [(number, Opened("f1")) for number in sorted(numbers)]
+
+
+async def goes_on(link: RawLink, session: int, number: int = 1) -> None:
+    """A session answers a pass."""
+    await link.send((session, one_pass(number)))
+    got, done = await link.receive()
+    assert (got, done.number) == (session, number)
+
+
+# What one session does is its own.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "complaint"),
+    [
+        (OPEN, NOT_DUE, "session 1 is open already"),
+        (Pass(1, (100,), one_pass(1).tree), INVALID, "committed has the id 100"),
+        (FetchRow(1, 0, np.array([100])), INVALID, "listed has the id 100"),
+    ],
+    ids=["open twice", "foreign id", "foreign ids"],
+)
+async def test_what_a_session_must_not_say_ends_it_alone(link, service, wrong, code, complaint):
+    await opened(link, 1, 2)
+    await link.send((2, one_pass(1)), (1, wrong), (1, one_pass(1)), (2, one_pass(2)))
+    got = await link.received(3)
+    assert [number for number, _ in got] in ([2, 1, 2], [2, 2, 1], [1, 2, 2])
+    (ended,) = [message for number, message in got if number == 1]
+    assert (ended.code, complaint in ended.text) == (code, True), ended
+    assert (service.sessions[0].closed, service.sessions[1].closed) == (1, 0)
+    await goes_on(link, 2, 3)
+
+
+async def test_a_message_of_no_kind_ends_its_session_alone(link, service):
+    await opened(link, 1, 2)
+    await link.send_raw(target_pb2.VerifyRequests(requests=[{"session": 1}]).SerializeToString())
+    number, ended = await link.receive()
+    assert (number, ended.code) == (1, INVALID)
+    assert "must be one of open, next_pass" in ended.text
+    await goes_on(link, 2)
+
+
+@pytest.mark.parametrize(
+    ("opening", "complaint"),
+    [
+        (replace(OPEN.opening, prompt=(100,)), "prompt has the id 100"),
+        (replace(OPEN.opening, head=5000), "head has 5000"),
+    ],
+)
+async def test_an_opening_that_means_nothing_is_answered(link, opening, complaint):
+    await opened(link, 2)
+    await link.send((1, Begin(opening)))
+    number, ended = await link.receive()
+    assert (number, ended.code) == (1, INVALID)
+    assert complaint in ended.text
+    await goes_on(link, 2)
+
+
+async def test_a_request_id_that_could_spoil_a_log_line_is_refused(link, service):
+    await link.send((1, Begin(OPEN.opening, "a b")), (2, Begin(OPEN.opening, "a-b")))
+    assert {number: type(message) for number, message in await link.received(2)} == {1: Ended, 2: Opened}
+    assert service.openings == 1
+
+
+async def test_what_is_sent_before_a_session_is_open_waits_for_it(link, service):
+    service.opens.clear()
+    await link.send((1, OPEN), (1, one_pass(1)))
+    await link.send((1, one_pass(2)), (2, one_pass(9)))
+    await link.send((1, one_pass(3)))
+    service.opens.set()
+    assert [getattr(message, "number", 0) for _, message in await link.received(4)] == [0, 1, 2, 3]
+
+
+async def test_too_much_before_a_session_is_open_ends_it_alone(link, service):
+    service.opens.clear()
+    await link.send((1, OPEN), (2, OPEN), *((1, one_pass(number)) for number in range(1, MOST_EARLY + 2)))
+    number, ended = await link.receive()
+    assert (number, ended.code) == (1, NOT_DUE)
+    assert "before the session is open" in ended.text
+    service.opens.set()
+    assert await link.receive() == (2, Opened("f1"))
+    await service.news.until(lambda: service.closed == 1)  # the one that was opened for nobody
+    assert [session.asked for session in service.sessions] == [[], []]
+
+
+async def test_a_session_that_is_closed_while_it_is_being_opened_is_closed_then(link, service):
+    service.opens.clear()
+    await link.send((1, OPEN), (1, one_pass(1)), (1, Close()), (2, OPEN))
+    await service.news.until(lambda: service.openings == 2)
+    service.opens.set()
+    assert await link.receive() == (2, Opened("f1"))
+    await service.news.until(lambda: service.closed == 1)
+    await goes_on(link, 2)
+
+
+async def test_what_comes_for_a_session_that_has_ended_or_never_was_is_ignored(link, service):
+    await opened(link, 1, 2)
+    await link.send((1, Close()), (1, one_pass(1)), (1, Close()), (7, one_pass(1)), (8, Close()), (2, one_pass(1)))
+    assert (await link.receive())[0] == 2
+    await goes_on(link, 2, 2)
+    assert (service.sessions[0].closed, service.sessions[0].asked) == (1, [])
+
+
+async def test_a_number_is_free_again_once_its_session_has_ended(link, service):
+    await opened(link, 1)
+    await link.send((1, one_pass(1)), (1, Close()), (1, OPEN))
+    assert await link.receive() == (1, Opened("f1"))
+    await goes_on(link, 1)
+    assert [session.closed for session in service.sessions] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ContextTooLong("the context is full"), TOO_LONG, "the context is full"),
+        (ZeroDivisionError("a fault"), StatusCode.UNKNOWN.value[0], "ZeroDivisionError: a fault"),
+    ],
+)
+@pytest.mark.parametrize("when", ["opening", "request", "later"])
+async def test_an_error_of_a_service_ends_one_session(link, service, error, code, text, when, caplog):
+    await opened(link, 2)
+    if when == "opening":
+        service.refuses = error
+        await link.send((1, OPEN))
+    else:
+        await opened(link, 1)
+
+        def fail(session: PuppetSession, request: Any) -> None:
+            if session is not service.sessions[1]:
+                answered(session, request)
+            elif when == "later":
+                asyncio.get_running_loop().call_soon(session.replies.fail, error)
+            else:
+                raise error
+
+        service.answer = fail
+        await link.send((1, one_pass(1)))
+    number, ended = await link.receive()
+    assert (number, ended) == (1, Ended(code, text))
+    service.refuses = None
+    await goes_on(link, 2)
+    assert ("a session failed" in caplog.text) == isinstance(error, ZeroDivisionError)
+
+
+async def test_what_was_answered_before_an_error_arrives_before_it(link, service):
+    def answer(session: PuppetSession, request: Any) -> None:
+        if request.number == 3:
+            raise ContextTooLong("the context is full")
+        answered(session, request)
+
+    service.answer = answer
+    await opened(link, 1)
+    await link.send(*((1, one_pass(number)) for number in (1, 2, 3)))
+    got = [message for _, message in await link.received(3)]
+    assert [type(message) for message in got] == [PassDone, PassDone, Ended]
+
+
+NAN = Row(np.array([1, 2]), np.array([np.nan, 0.5]), 0.5)
+
+
+@pytest.mark.parametrize("nodes", [(NAN,), ()], ids=["no distribution", "no answer"])
+async def test_a_reply_that_cannot_be_sent_ends_its_session_alone(link, service, nodes, caplog):
+    def answer(session: PuppetSession, request: Any) -> None:
+        if session is service.sessions[0]:
+            session.replies.send(PassDone(request.number, nodes, 0.0))
+        else:
+            answered(session, request)
+
+    service.answer = answer
+    await opened(link, 1)
+    await opened(link, 2, 3)
+    await link.send((2, one_pass(1)), (1, one_pass(1)), (3, one_pass(1)))
+    got = dict(await link.received(3))
+    assert {number: type(message) for number, message in got.items()} == {1: Ended, 2: PassDone, 3: PassDone}
+    assert got[1].code == StatusCode.UNKNOWN.value[0]
+    assert "a session failed" in caplog.text
+
+
+async def test_a_reply_over_the_limit_ends_its_session_alone(service):
+    wide = Row(np.arange(MIB), np.full(MIB, 2.0**-24), 1 - 2.0**-4)
+
+    def answer(session: PuppetSession, request: Any) -> None:
+        if session is service.sessions[0]:
+            session.replies.send(PassDone(request.number, (wide,), 0.0))
+        else:
+            answered(session, request)
+
+    service.answer = answer
+    async with serving(service, MessageLimit(1)) as server, RawLink(server.address) as link:
+        await opened(link, 1)
+        await opened(link, 2, 3)
+        await link.send((2, one_pass(1)), (1, one_pass(1)), (3, one_pass(1)))
+        got = dict(await link.received(3))
+        assert {number: type(message) for number, message in got.items()} == {1: Ended, 2: PassDone, 3: PassDone}
+        assert got[1].code == StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert "a PassDone of" in got[1].text
+        assert "message limit of 1 MiB" in got[1].text
+
+
+async def test_no_more_sessions_than_there_may_be_and_a_place_is_free_again(service):
+    async with serving(service, sessions=2) as server, RawLink(server.address) as link:
+        await opened(link, 1, 2)
+        await link.send((3, OPEN))
+        number, ended = await link.receive()
+        assert (number, ended.code) == (3, StatusCode.RESOURCE_EXHAUSTED.value[0])
+        assert "2 are open (--max-sessions)" in ended.text
+        await link.send((1, Close()), (4, OPEN))
+        assert await link.receive() == (4, Opened("f1"))
+        await goes_on(link, 2)
+
+
+async def test_silence_ends_one_session_and_later_the_link(service, clock: Clock):
+    async with serving(service, idle_seconds=100) as server, RawLink(server.address) as link:
+        await opened(link, 1, 2)
+        silent, number = asyncio.create_task(link.receive()), 0
+        while not silent.done():
+            number += 1
+            clock.move(5)
+            assert clock.now < 1e9
+            await link.send((2, one_pass(number)))
+            await service.news.until(lambda: len(service.sessions[1].left_replies) == number)  # noqa: B023
+            if silent.done() and silent.result()[0] == 2:
+                silent = asyncio.create_task(link.receive())
+        assert silent.result() == (1, Ended(0))
+        assert [session.closed for session in service.sessions] == [1, 0]
+        await link.send((2, Close()))
+        ending = asyncio.create_task(link.ended())
+        assert await clock.run(ending) >= 100
+        assert ending.result() == (StatusCode.OK, "")
+
+
+# What one link does is its own.
+
+GARBAGE = {
+    "no frame": b"\xff\xff\xff",
+    "lists that nobody names": target_pb2.VerifyRequests(listed={"counts": [0]}).SerializeToString(),
+    "lists that are missing": target_pb2.VerifyRequests(
+        requests=[{"session": 1, "next_pass": {"number": 1, "listed": 2**32 - 1}}]
+    ).SerializeToString(),
+    "too many messages": target_pb2.VerifyRequests(requests=[{}] * (MOST_MESSAGES + 1)).SerializeToString(),
+    "too many lists": target_pb2.VerifyRequests(listed={"counts": [0] * (MAX_LISTS + 1)}).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+async def test_a_frame_that_means_nothing_ends_its_link_and_no_other(service, garbage):
+    async with serving(service) as server, RawLink(server.address) as bad, RawLink(server.address) as good:
+        await opened(bad, 1, 2)
+        await opened(good, 1)
+        await bad.send_raw(garbage)
+        code, text = await bad.ended()
+        assert code is StatusCode.INVALID_ARGUMENT
+        assert "frame" in text or "listed" in text
+        assert [session.closed for session in service.sessions] == [1, 1, 0]
+        assert server.activity.open == 1
+        await goes_on(good, 1)
+
+
+async def test_a_link_ends_with_its_status_also_while_its_first_frame_is_being_written(service):
+    async with serving(service) as server:
+        for _ in range(20):
+            async with RawLink(server.address) as link:
+                await link.send((1, OPEN), (1, one_pass(1)))
+                await link.send_raw(b"\xff")
+                assert (await link.ended())[0] is StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_frame_over_the_limit_ends_its_link_and_no_other(service):
+    async with (
+        serving(service, MessageLimit(1)) as server,
+        RawLink(server.address) as bad,
+        RawLink(server.address) as good,
+    ):
+        await opened(bad, 1)
+        await opened(good, 1)
+        await bad.send_raw(bytes(2 * MIB))
+        assert (await bad.ended())[0] is StatusCode.RESOURCE_EXHAUSTED
+        await service.news.until(lambda: service.closed == 1)
+        await goes_on(good, 1)
+
+
+async def test_a_client_that_vanishes_leaves_nothing_behind(service):
+    async with serving(service) as server, RawLink(server.address) as good:
+        await opened(good, 1)
+        async with RawLink(server.address) as bad:
+            await opened(bad, 1, 2)
+            service.opens.clear()
+            await bad.send((3, OPEN), (1, one_pass(1)))
+            await service.news.until(lambda: service.openings == 4)
+        await service.news.until(lambda: service.closed == 2)
+        service.opens.set()
+        await service.news.until(lambda: service.closed == 3)
+        assert server.activity.open == 1
+        await goes_on(good, 1)
+
+
+async def flood(link: RawLink, frames: list[bytes]) -> None:
+    """Frame after frame, until the link ends or stands still."""
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        for raw in frames:
+            await link.send_raw(raw)
+
+
+async def test_a_session_whose_replies_are_not_read_is_ended_and_others_of_other_links_go_on(service):
+    frame = target_codec.client_codec(None).encode([(1, one_pass(1, nodes=500))] * 16)
+    async with serving(service) as server, RawLink(server.address) as stuck, RawLink(server.address) as good:
+        await opened(stuck, 1)
+        await opened(good, 1)
+        flooding = asyncio.create_task(flood(stuck, [frame] * 1000))
+        await service.news.until(lambda: service.sessions[0].closed)
+        for number in range(1, 20):
+            await goes_on(good, 1, number)
+        assert server.activity.ended == {"protocol_broken": 1}
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
+
+
+@pytest.fixture
+def few_waiting(monkeypatch) -> int:
+    """How many messages of a link may wait before it is not read any more."""
+    monkeypatch.setattr(links, "MOST_WAITING", 300)
+    return 300
+
+
+@pytest.mark.parametrize("what", ["replies", "refusals"])
+async def test_a_client_that_never_reads_takes_bounded_memory(service, few_waiting, what):
+    """However many sessions it begins: nothing more is read of it until it reads."""
+    wide = Row(np.arange(99), np.full(99, 2.0**-10), 1 - 99 * 2.0**-10)
+
+    def answer(session: PuppetSession, request: Any) -> None:
+        rows = (ROW,) if request.committed else (wide,) * 200
+        session.replies.send(PassDone(request.number, rows, 0.0))
+
+    service.answer = answer
+    codec = target_codec.client_codec(None)
+    begun = codec.encode([(number, OPEN) for number in range(1, 200)])
+    asked = codec.encode([(number, one_pass(1)) for number in range(1, 200)])
+    async with (
+        serving(service, MessageLimit(1), sessions=100) as server,
+        RawLink(server.address) as good,
+        RawLink(server.address) as stuck,
+    ):
+        await opened(good, 1)
+        frames = [begun, *[asked] * 5000] if what == "replies" else [begun] * 5000
+        flooding = asyncio.create_task(flood(stuck, frames))
+        number = left = 0
+        while left < 50:  # passes since nothing more is read
+            number += 1
+            await good.send((1, one_pass(number, 1)))
+            assert (await good.receive())[1].number == number
+            waiting = max((link.outbox for link in server._handlers._links), key=lambda outbox: outbox._count)
+            left += waiting.over(1)
+            assert waiting._count <= few_waiting + MOST_MESSAGES
+            assert waiting._weight <= (UNREAD_LIMITS + 1) * MIB
+        assert not flooding.done()
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
+
+
+async def test_a_client_that_reads_again_gets_what_waits_for_it(service, few_waiting):
+    async with serving(service, MessageLimit(1)) as server, RawLink(server.address) as link:
+        await link.send(*((number, OPEN) for number in range(1, 51)))
+        asking = asyncio.create_task(
+            flood(link, [target_codec.client_codec(None).encode([(at % 50 + 1, one_pass(at))]) for at in range(2000)])
+        )
+        await service.news.until(lambda: sum(len(session.asked) for session in service.sessions) > few_waiting)
+        assert len(await link.received(2050)) == 2050
+        await asking
+
+
+async def test_a_peer_has_no_more_links_than_it_may(service):
+    async with serving(service) as server, AsyncExitStack() as stack:
+        for _ in range(MOST_LINKS):
+            link = await stack.enter_async_context(RawLink(server.address))
+            await opened(link, 1)
+        async with RawLink(server.address) as refused:
+            assert await refused.ended() == (
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"no room for another session: {MOST_LINKS} links of ipv4:127.0.0.1 are open",
+            )
+        await link.send((1, Close()))
+        await link.call.done_writing()
+        await link.ended()
+        async with RawLink(server.address) as again:
+            await opened(again, 1)
+
+
+async def test_a_draft_that_is_sent_with_the_opening_is_answered_after_it():
+    listening = Listening(grace_seconds=0)
+    async with Server(DRAFTER, NgramService(), listening) as server, RawLink(server.address, DRAFTER) as link:
+        await link.send(*VALID["to a drafter"][0][:2])
+        assert [type(message).__name__ for _, message in await link.received(2)] == ["Opened", "Drafted"]
+
+
+FRAMES_SENT, FRAMES_OF_A_LINK = 1000, 4
+
+
+async def mutations(address: str, role: Any, way: str, count: int) -> Counter[StatusCode]:
+    """Damaged frames on link after link, a few on each; how they ended."""
+    chance, direction, found = random.Random(3), DIRECTIONS[way], Counter[StatusCode]()
+    left = count
+    while left:
+        async with RawLink(address, role) as link:
+            reading = asyncio.create_task(link.ended())
+            for _ in range(min(left, FRAMES_OF_A_LINK)):
+                left -= 1
+                try:
+                    await link.send_raw(mutated(chance.choice(FRAMES[way]), direction.frame, chance))
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    break
+            if not reading.done():
+                with suppress(asyncio.InvalidStateError):
+                    await link.call.done_writing()
+            code, text = await reading
+            # A link that ends while the client still writes: which status the service gave it is not known.
+            found[StatusCode.CANCELLED if (code, text) == (StatusCode.INTERNAL, BROKEN_WRITE) else code] += 1
+    return found
+
+
+@pytest.mark.parametrize("count", [FRAMES_SENT, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("role", [TARGET, DRAFTER], ids=["target", "drafter"])
+async def test_damaged_frames_harm_no_other_link(role, count, caplog):
+    listening = Listening(grace_seconds=0, sessions=SessionLimits(sessions=10_000))
+    service, way = (PuppetService(), "to a target") if role is TARGET else (NgramService(), "to a drafter")
+    opening, asked = VALID[way][-1][:2]
+    async with Server(role, service, listening) as server, RawLink(server.address, role) as good:
+        await good.send(opening)
+        assert (await good.receive())[1].fingerprint == service.description.fingerprint
+        found = await mutations(server.address, role, way, count)
+        assert found.keys() <= {StatusCode.OK, StatusCode.INVALID_ARGUMENT, StatusCode.CANCELLED}, found
+        assert found[StatusCode.INVALID_ARGUMENT] + found[StatusCode.CANCELLED] > count // 10
+        await good.send(asked)
+        assert type((await good.receive())[1]).__name__ in ("PassDone", "Drafted")
+        assert server.activity.open == 1
+    assert "a session failed" not in caplog.text
+
+
+# The client's side: what a service must not do.
+
+
+@asynccontextmanager
+async def a_client(**patience: float) -> AsyncIterator[tuple[Any, TargetClient]]:
+    """A client of a service that does as it is told."""
+    async with raw_service() as (service, address), TargetClient(address, Patience(**patience)) as client:
+        await client.describe()
+        yield service, client
+
+
+async def begun(service: Any, client: TargetClient, count: int) -> tuple[Any, list[Heard], list[Any]]:
+    """Sessions that are open: their link, listeners and ends."""
+    heard = [Heard() for _ in range(count)]
+    sessions = [client.begin(OPEN.opening, one) for one in heard]
+    stream, messages = None, 0
+    while messages < count:
+        stream, came = await service.frame()
+        messages += len(came)
+        await stream.send(*((number, Opened("f1")) for number, _ in came))
+    for one in heard:
+        await one.news.until(lambda one=one: one.is_open)
+    return stream, heard, sessions
+
+
+def done(number: int) -> PassDone:
+    return PassDone(number, (ROW,), 0.001)
+
+
+BAD_REPLY = target_pb2.VerifyReplies(replies=[{"session": 1, "done": {"number": 1}}]).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("raw", "error", "text"),
+    [
+        (BAD_REPLY, Internal, "sent a reply that cannot be decoded: done needs rows or samples"),
+        (target_codec.server_codec(None).encode([(1, Opened("f1"))]), Internal, "opened the session twice"),
+        (target_codec.server_codec(None).encode([(1, Ended(0))]), Closed, "was ended"),
+        (target_codec.server_codec(None).encode([(1, Ended(11, "the context"))]), ContextTooLong, "the context"),
+        (target_codec.server_codec(None).encode([(1, Ended(99, "?"))]), Internal, r"\?"),
+    ],
+    ids=["bad reply", "opened twice", "ended", "ended with an error", "ended with no code of gRPC's"],
+)
+async def test_what_a_service_does_wrong_in_one_session_loses_it_alone(raw, error, text):
+    async with a_client() as (service, client):
+        stream, (lost, kept), sessions = await begun(service, client, 2)
+        await stream.send_raw(raw)
+        (got,) = await all_lost([lost])
+        assert type(got) is error
+        assert re.search(text, str(got)), got
+        sessions[0].send(one_pass(1))  # of no effect
+        sessions[1].send(one_pass(1))
+        number, message = (await frames_of(service, 2))[-1]
+        assert (number, type(message)) == (2, Pass)
+        await stream.send((1, done(1)), (2, done(1)), (77, done(1)), (78, Ended(0)))
+        await kept.news.until(lambda: kept.replies)
+        assert (lost.replies, kept.errors) == ([], [])
+
+
+async def frames_of(service: Any, session: int) -> list[tuple[int, Any]]:
+    """All messages up to the next one of a session."""
+    messages: list[tuple[int, Any]] = []
+    while not messages or messages[-1][0] != session:
+        messages += (await service.frame())[1]
+    return messages
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "text"),
+    [
+        (Opened("f2"), NotServed, "serves another model than it described"),
+        (done(1), Internal, "sent PassDone where Opened was due"),
+        (Ended(8, "no room for another session: 2 are open"), Full, "2 are open"),
+        (Ended(14, "the service is shutting down"), Unreachable, "is shutting down"),
+    ],
+    ids=["another model", "a reply too early", "full", "shutting down"],
+)
+async def test_a_session_that_is_not_opened_is_lost_alone(reply, error, text):
+    async with a_client() as (service, client):
+        stream, (kept,), _ = await begun(service, client, 1)
+        lost = Heard()
+        client.begin(OPEN.opening, lost)
+        await service.frame()
+        await stream.send((2, reply))
+        (got,) = await all_lost([lost])
+        assert type(got) is error
+        assert text in str(got)
+        assert got.lost
+        await stream.send((1, done(1)))
+        await kept.news.until(lambda: kept.replies)
+
+
+async def test_a_session_that_was_closed_hears_nothing_more():
+    async with a_client() as (service, client):
+        stream, (closed, kept), sessions = await begun(service, client, 2)
+        sessions[0].close()
+        assert (await service.frame())[1] == [(1, Close())]
+        sessions[0].close()
+        sessions[0].send(one_pass(1))
+        await stream.send((1, done(1)), (1, Ended(13, "?")), (2, done(1)))
+        await kept.news.until(lambda: kept.replies)
+        assert (closed.replies, closed.errors) == ([], [])
+
+
+async def test_a_request_that_cannot_be_sent_loses_its_session_alone():
+    async with a_client() as (service, client):
+        stream, (first, kept, second), sessions = await begun(service, client, 3)
+        sessions[0].send(replace(one_pass(1), wanted=()))
+        sessions[1].send(one_pass(1))
+        sessions[2].send(replace(one_pass(1), number=2**40))
+        assert [type(error) for error in await all_lost([first, second])] == [BadMessage, BadMessage]
+        assert "must want something" in str(first.errors[0])
+        sent = [message for message in await frames_of(service, 2) if message[0] == 2]
+        assert [(number, type(message)) for number, message in sent] == [(2, Pass)]
+        await stream.send((2, done(1)))
+        await kept.news.until(lambda: kept.replies)
+
+
+FOREIGN_ROWS = target_codec.server_codec(None).encode([(1, PassDone(1, (Row.certain(100),), 0.0))])
+SPOILED = {
+    "no frame": b"\xff\xff",
+    "foreign ids in a column": FOREIGN_ROWS,
+    "rows that nobody names": target_pb2.VerifyReplies(rows={"ids": {"counts": [0]}}).SerializeToString(),
+    "too many messages": target_pb2.VerifyReplies(replies=[{}] * (MOST_MESSAGES + 1)).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("raw", SPOILED.values(), ids=SPOILED)
+async def test_a_frame_of_a_service_that_means_nothing_loses_its_link_whose_sessions_begin_again(raw):
+    async with a_client() as (service, client):
+        stream, heard, _ = await begun(service, client, 3)
+        again: list[Heard] = []
+
+        class Reopening(Heard):
+            def lost(self, error: ServiceError) -> None:
+                super().lost(error)
+                again.append(Heard())
+                client.begin(OPEN.opening, again[-1])
+
+        reopening = Reopening()
+        client.begin(OPEN.opening, reopening)
+        await stream.send_raw(raw)
+        errors = await all_lost([*heard, reopening])
+        assert {type(error) for error in errors} == {Internal}
+        assert "sent a frame that cannot be decoded" in str(errors[0])
+        assert all(error.lost for error in errors)
+        (one,) = again
+        while (came := await service.frame())[0] is stream:
+            pass
+        await came[0].send(*((number, Opened("f1")) for number, _ in came[1]))
+        await one.news.until(lambda: one.is_open)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (StatusCode.OK, Closed),
+        (StatusCode.INVALID_ARGUMENT, BadRequest),
+        (StatusCode.UNAVAILABLE, Unreachable),
+        (StatusCode.RESOURCE_EXHAUSTED, TooLarge),
+    ],
+)
+async def test_a_link_that_the_service_ends_loses_its_sessions(code, error):
+    async with a_client() as (service, client):
+        stream, heard, sessions = await begun(service, client, 2)
+        stream.end(code, "why")
+        errors = await all_lost(heard)
+        assert [type(one) for one in errors] == [error] * 2
+        sessions[0].send(one_pass(1))  # of no effect
+        sessions[1].close()
+        await begun(service, client, 2)
+
+
+async def test_a_link_that_is_cut_within_a_frame_loses_its_sessions_which_begin_again(service):
+    """What came of the frame is no frame: no session hears of it."""
+    wide = Row(np.arange(99), np.full(99, 2.0**-10), 1 - 99 * 2.0**-10)
+
+    def answer(session: PuppetSession, request: Any) -> None:
+        session.replies.send(PassDone(request.number, (wide,) * 400, 0.0))
+
+    service.answer = answer
+    async with (
+        serving(service) as server,
+        Proxy(server.address, cut_after=300_000) as proxy,
+        TargetClient(proxy.address) as client,
+    ):
+        await client.describe()
+        heard = [Heard() for _ in range(4)]
+        sessions = [client.begin(OPEN.opening, one) for one in heard]
+        for one, session in zip(heard, sessions, strict=True):
+            await one.news.until(lambda one=one: one.is_open)
+            session.send(one_pass(1))
+        errors = await all_lost(heard)
+        assert all(error.lost for error in errors)
+        assert sum(len(one.replies) for one in heard) < 4
+        await service.news.until(lambda: service.closed == 4)
+        service.answer = answered
+        async with client.session(OPEN.opening) as session:
+            assert (await session.run(one_pass(1))).number == 1
+
+
+async def test_a_session_without_its_reply_is_lost_alone_and_each_in_its_own_time(clock: Clock):
+    async with a_client(reply_seconds=20) as (service, client):
+        _, (idle, first, second), sessions = await begun(service, client, 3)
+        again = Heard()
+        first.lost = lambda error: (first.errors.append(error), client.begin(OPEN.opening, again))  # type: ignore[method-assign,func-returns-value]
+        sessions[1].send(one_pass(1))
+        clock.move(10)
+        sessions[2].send(one_pass(1))
+        clock.move(9)
+        await asyncio.sleep(0)
+        assert not first.errors
+        assert await clock.until(lambda: bool(first.errors)) <= 2
+        assert 8 <= await clock.until(lambda: bool(second.errors)) <= 11
+        assert 9 <= await clock.until(lambda: bool(again.errors)) <= 11
+        assert {type(error) for one in (first, second, again) for error in one.errors} == {TimedOut}
+        assert "no reply within 20 s" in str(first.errors[0])
+        assert not idle.errors
+
+
+async def test_replies_in_time_keep_a_session_for_ever(clock: Clock):
+    async with a_client(reply_seconds=20) as (service, client):
+        stream, (heard,), (session,) = await begun(service, client, 1)
+        for number in range(1, 10):
+            session.send(one_pass(number))
+            await service.frame()
+            clock.move(15)
+            await stream.send((1, done(number)))
+            await heard.news.until(lambda: len(heard.replies) == number)  # noqa: B023
+            clock.move(1000)
+            await asyncio.sleep(0)
+        assert not heard.errors
+
+
+async def test_a_service_that_drains_lets_sessions_go_on_and_begins_none(service):
+    server = Server(TARGET, service, Listening(grace_seconds=300))
+    await server.start()
+    async with RawLink(server.address) as link, RawLink(server.address) as idle:
+        await opened(link, 1)
+        await idle.send()
+        await opened(idle, 1)
+        await idle.send((1, Close()))
+        draining = asyncio.create_task(server.drain())
+        assert await idle.ended() == (StatusCode.OK, "")
+        await link.send((2, OPEN), (1, one_pass(1)))
+        got = dict(await link.received(2))
+        assert (got[1].number, got[2].code) == (1, StatusCode.UNAVAILABLE.value[0])
+        assert "shutting down" in got[2].text
+        await goes_on(link, 1, 2)
+        await link.send((1, Close()))
+        assert await link.ended() == (StatusCode.OK, "")
+        await draining
+    assert service.closed == 2
+
+
+# Messages of one session stay in order.
+
+
+@dataclass(frozen=True)
+class Small:
+    """A limit that a few messages reach."""
+
+    bytes: int = 100
+
+    def __str__(self) -> str:
+        return "limit"
+
+
+Numbered = tuple[int, ...]  # what is sent: numbers that may be joined
+
+
+def encode_numbered(messages: Any) -> bytes:
+    if any(13 in message for _, message in messages):
+        raise ValueError("13 cannot be sent")
+    return bytes(sum(sum(message) for _, message in messages))
+
+
+def joined(before: Numbered, after: Numbered) -> Numbered | None:
+    return before + after if len(before) + len(after) <= 3 else None
+
+
+operations = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, 3), st.integers(1, 12) | st.integers(1, 120), st.booleans()),
+    st.tuples(st.just("drop"), st.integers(0, 3)),
+    st.just(("write",)),
+    st.just(("sent",)),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(operations, max_size=60), st.integers(0, 1))
+def test_messages_of_a_session_stay_in_order_however_frames_are_made(done_in_turn, light):
+    asyncio.run(_in_turn(done_in_turn, light))
+
+
+async def _in_turn(done_in_turn: list[Any], light: int) -> None:
+    put: dict[int, list[int]] = {number: [] for number in range(4)}
+    gone: dict[int, list[int]] = {number: [] for number in range(4)}  # left, dropped or refused
+    frames: list[int] = []
+    room = asyncio.Semaphore(0)
+
+    def left(session: int, message: Numbered, *_: float) -> None:
+        gone[session] += message
+        frames[-1:] = [frames[-1] + sum(message)] if frames and frames[-1] >= 0 else [sum(message)]
+
+    def refused(session: int, fault: Exception) -> None:
+        which = latest[0]
+        latest.clear()
+        assert which[0][0] == session
+        ((_, message),) = which
+        assert sum(message) > 100 if isinstance(fault, TooLarge) else 13 in message
+        gone[session] += message
+
+    latest: list[Any] = []
+
+    def encode(messages: Any) -> bytes:
+        latest[:] = [messages]
+        assert len(messages) <= MOST_MESSAGES
+        return encode_numbered(messages)
+
+    async def send(raw: bytes) -> None:
+        assert 0 < len(raw) <= 100
+        assert frames.pop() == len(raw)
+        await room.acquire()
+
+    codec: FrameCodec[Numbered, Any] = FrameCodec(encode, lambda raw: (), lambda message: light * sum(message))
+    outbox: Outbox[Numbered] = Outbox(codec, Small(), refused)  # type: ignore[arg-type]
+    writing = asyncio.create_task(outbox.write(send, left))
+    for kind, *given_ in done_in_turn:
+        match kind, given_:
+            case "put", [session, number, joining]:
+                put[session].append(number)
+                outbox.put(session, (number,), 0.001 if joining else 0.0, joined if joining else None)
+            case "drop", [session]:
+                gone[session] += [number for message in outbox.drop(session) for number in message]
+            case "write", []:
+                await asyncio.sleep(0)
+            case _:
+                room.release()
+    for _ in range(100):
+        room.release()
+    outbox.finish()
+    await writing
+    assert gone == put
+
+
+async def test_a_session_that_always_has_more_lets_others_through():
+    codec: FrameCodec[Numbered, Any] = FrameCodec(encode_numbered, lambda raw: (), sum)
+    outbox: Outbox[Numbered] = Outbox(codec, Small(), lambda *_: None)  # type: ignore[arg-type]
+    order: list[int] = []
+
+    async def send(raw: bytes) -> None:
+        for _ in range(10):
+            outbox.put(1, (10,))
+        if len(order) > 1000:
+            outbox.drop(1)
+            outbox.finish()
+
+    for _ in range(10):
+        outbox.put(1, (10,))
+    outbox.put(2, (10,))
+    await outbox.write(send, lambda session, *_: order.append(session))
+    assert order.index(2) < 20
