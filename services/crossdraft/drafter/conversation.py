@@ -15,7 +15,7 @@ from crossdraft.types.rows import DraftToken
 
 Request = Draft | Advance | Score
 Reply = Drafted | Scored
-Send = Callable[[Drafted], None]  # may be called from any thread; returns at once
+Send = Callable[[Drafted], None]  # to be called in the event loop
 
 # Draft tokens drafted ahead of what the client has read: a client that never reads must not fill the memory. One that
 # reads never notices, as it asks for at most MOST_DRAFT_TOKENS beyond what it has verified.
@@ -300,11 +300,9 @@ class Conversation:
         self._drafting.add_done_callback(self._failed)
 
     async def _run(self, epoch: Epoch) -> None:
-        loop, replies = asyncio.get_running_loop(), self._replies
-
         def send(reply: Drafted) -> None:
-            if not epoch.over:  # a loop that has ended takes no more calls
-                loop.call_soon_threadsafe(replies.put_nowait, reply)
+            if not epoch.over:
+                self._replies.put_nowait(reply)
 
         # What was asked for while the last draft tokens were made is still wanted.
         while epoch.wanted:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TextIO
 
@@ -141,7 +141,8 @@ class DrafterSession:
 
         An end of sequence is a draft token like any other: whether drafting goes on must not depend on what was drawn.
         """
-        await self._thread.run(self._job(epoch, send))
+        loop, thread = asyncio.get_running_loop(), self._thread
+        await thread.run(self._job(epoch, lambda reply: thread.call_soon(loop, partial(send, reply))))
 
     async def score(self, epoch: Epoch, request: Score) -> Scored:
         """As in `conversation.Drafter`."""
