@@ -4,12 +4,12 @@
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 import numpy as np
 
-from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import (
     Close,
     Command,
@@ -31,33 +31,22 @@ from crossdraft.session.events import (
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.types.messages import (
-    Advance,
-    Branch,
-    Draft,
-    Drafted,
-    FetchRow,
-    NoiseKey,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RowFetched,
-    Sample,
-    SamplingOptions,
-    Score,
-)
-from crossdraft.types.rows import DraftToken, Row
+from crossdraft.types.messages import Advance, Draft, FetchRow, OpenTarget, Pass, RunTo, Sample, Score
+from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Counts
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import STANDARD
-from tests.tables import DrafterLane, TargetLane, ToyDrafter, ToyTarget, open_drafter
-from tests.vocabularies import greedy_tokens, pair_of
+from tests.ports import assignment
+from tests.tables import DrafterLane, TargetLane, ToyDrafter, ToyTarget
+from tests.vocabularies import pair_of
 
 GONE = OSError("gone")
 
 
 class Stage:
     """Carries out a session's commands, and brings it what its services have to say, one thing at a time."""
+
+    pause = 1.0  # seconds between events
 
     def __init__(
         self,
@@ -85,9 +74,9 @@ class Stage:
     def start(self) -> None:
         self.carry_out(self.session.start(self.now))
 
-    def tell(self, event: Event, after: float = 1.0) -> list[Command]:
+    def tell(self, event: Event, after: float | None = None) -> list[Command]:
         """An event happens, so many seconds later."""
-        self.now += after
+        self.now += self.pause if after is None else after
         commands = self.session.handle(event, self.now)
         self.carry_out(commands)
         return commands
@@ -112,12 +101,7 @@ class Stage:
                 case Open(lane, request):
                     self.opening[lane] = isinstance(request, OpenTarget)
                 case Send(lane, request):
-                    self.requests.append(request)
-                    (self.targets.get(lane) or self.drafters[lane]).take(request)
-                    if isinstance(request, Draft):
-                        assert self.text.startswith(self.drafters[lane].begin), "it is told of another output"
-                    if isinstance(request, Pass):
-                        assert self.targets[lane].told == (*self._committed[0], *(one.token for one in self.emitted))
+                    self.send(lane, request)
                 case Close(lane):
                     self.opening.pop(lane, None)
                     del self.drafters[lane]
@@ -127,6 +111,14 @@ class Stage:
                     assert isinstance(command, Finished) or command.offset == len(self.text)
                     self.out.append(command)
 
+    def send(self, lane: Lane, request: Request) -> None:
+        self.requests.append(request)
+        (self.targets.get(lane) or self.drafters[lane]).take(request)
+        if isinstance(request, Draft):
+            assert self.text.startswith(self.drafters[lane].begin), "it is told of another output"
+        if isinstance(request, Pass):
+            assert self.targets[lane].told == (*self._committed[0], *(one.token for one in self.emitted))
+
     def open(self, lane: Lane) -> None:
         if self.opening.pop(lane):
             self.targets[lane] = TargetLane(self._target.reopened())
@@ -134,9 +126,10 @@ class Stage:
             self.drafters[lane] = DrafterLane(self._drafter(), self._rows)
         self.tell(Ready(lane))
 
-    def reply(self, lane: Lane) -> list[Command]:
-        """The next thing that a lane owes."""
-        return self.tell(Replied(lane, (self.targets.get(lane) or self.drafters[lane]).reply()))
+    def reply(self, lane: Lane, seconds: float = 0.0) -> list[Command]:
+        """The next thing that a lane owes, which took its model so long."""
+        reply = (self.targets.get(lane) or self.drafters[lane]).reply()
+        return self.tell(Replied(lane, replace(reply, seconds=seconds) if seconds else reply))
 
     def lose(self, lane: Lane, elsewhere: bool = True) -> None:
         for known in (self.opening, self.targets, self.drafters):
@@ -177,6 +170,8 @@ def answers(request: object, target: ToyTarget, drafter: ToyDrafter | None) -> l
             return [target.run(request)]
         case FetchRow():
             return [target.fetch(request)]
+        case RunTo():  # the run has ended with its first token
+            return []
     assert drafter is not None
     match request:
         case Draft():
@@ -204,7 +199,6 @@ class World:
 
     acceptance: float
     token: float  # a drafter's step
-    slope: float = 0.0  # ... more for each further token in the step, as a share
     base: float = 1.0  # a pass
     node: float = 0.03  # ... more for each node
     round_trip: float = 0.0  # to the drafter
@@ -214,118 +208,26 @@ class World:
 
 
 @dataclass
-class VirtualDrafter:
-    """Drafts one token a step, with branches in the same step; told of another epoch, it drops the old one."""
+class WorldTarget(ToyTarget):
+    """Says letters by how many there are before them."""
 
-    world: World
-    rng: np.random.Generator
-    text: int = 0  # letters
-    epoch: int = 0
-    asked: int = 0
-    made: int = 0
-    draft: Draft | None = None
-    numbers: "count[int]" = field(default_factory=lambda: count(1))
-    growing: list[tuple[Branch, list[tuple[int, Row]], int]] = field(default_factory=list)
-    kept: dict[int, tuple[int, list[tuple[int, Row]]]] = field(default_factory=dict)  # number -> end, draft tokens
-    busy: bool = False
-    held: list[DraftToken] = field(default_factory=list)  # that no reply has brought yet
-    ripe: list[Branch] = field(default_factory=list)  # finished, likewise
-    worked: float = 0.0  # seconds since the reply before
+    def distribution(self, path: tuple[int, ...]) -> np.ndarray:
+        return np.concatenate([distribution_at(len(path)), np.zeros(len(UNSAID))])
 
-    def row(self, place: int) -> Row:
-        said = distribution_at(place) * self.world.acceptance
-        rest = np.full(len(UNSAID), (1 - self.world.acceptance) / len(UNSAID))
-        values = np.concatenate([said, rest])
-        return Row(np.flatnonzero(values), values[values > 0])
-
-    def drawn(self, place: int) -> tuple[int, Row]:
-        row = self.row(place)
-        return int(self.rng.choice(row.ids, p=row.probabilities)), row
-
-    def told(self, request: Draft | Advance) -> list[Drafted]:
-        if isinstance(request, Advance):
-            self.asked = request.count if request.epoch == self.epoch else self.asked
-            return []
-        self.draft, self.epoch, self.asked, self.made = request, request.epoch, request.count, 0
-        self.text = request.offset + len(request.letters)
-        kept = self.kept.get(request.adopt)
-        self.growing, self.kept, self.held, self.ripe, self.worked = [], {}, [], [], 0.0
-        if kept is None:
-            return []
-        self.text, self.made = kept[0], len(kept[1])
-        return [Drafted(self.epoch, tuple(DraftToken(*one) for one in kept[1]), 0.0)]
-
-    @property
-    def works(self) -> bool:
-        return self.made < self.asked or bool(self.growing)
-
-    def cost(self) -> float:
-        return self.world.token * (1 + self.world.slope * (len(self.growing)))
-
-    def step(self) -> list[Drafted]:
-        """One forward."""
-        assert self.draft is not None
-        self.worked += self.cost()
-        growing = []
-        for branch, made, end in self.growing:
-            made.append(self.drawn(end))
-            if len(made) == self.draft.branch_depth:
-                done = Branch(branch.number, branch.offset, branch.letters, tuple(token for token, _ in made))
-                self.kept[branch.number] = (end + 1, made)
-                self.ripe.append(done)
-            else:
-                growing.append((branch, made, end + 1))
-        self.growing = growing
-        if self.made < self.asked:
-            token, row = self.drawn(self.text)
-            self.held.append(DraftToken(token, row))
-            self._branch_off(token, row)
-            self.text += 1
-            self.made += 1
-        return self._due(self.draft)
-
-    def _due(self, draft: Draft) -> list[Drafted]:
-        """A reply is due when it is full, or has all that is wanted."""
-        sent = self.made - len(self.held)
-        size = draft.first - sent if sent < draft.first else draft.chunk
-        if len(self.held) < size and (self.made < self.asked or not (self.held or self.ripe)):
-            return []
-        reply = Drafted(self.epoch, tuple(self.held), self.worked, first=sent, branches=tuple(self.ripe))
-        self.held, self.ripe, self.worked = [], [], 0.0
-        return [reply]
-
-    def _branch_off(self, token: int, row: Row) -> None:
-        assert self.draft is not None
-        if not self.draft.branch_depth:
-            return
-        others = [int(one) for one in row.ids[np.argsort(-row.probabilities)] if one != token]
-        for other in others[: self.draft.branch_width]:
-            letters = Letters((SAID + UNSAID)[other])
-            self.growing.append((Branch(next(self.numbers), self.text, letters, ()), [], self.text + 1))
+    def _sample(self, path: tuple[int, ...]) -> Sample:
+        return Sample(super()._sample(path).token, 0.0)  # drawn at once, so that it can be recorded
 
 
 @dataclass
-class VirtualTarget:
-    """Answers passes in order."""
+class WorldDrafter(ToyDrafter):
+    """Says what the target does with some probability, else what the target never says."""
 
-    world: World
-    committed: int = 0
-    places: tuple[int, ...] = ()
+    acceptance: float = 1.0
 
-    def row(self, place: int) -> Row:
-        return Row(np.arange(len(SAID)), distribution_at(place))
-
-    def run(self, sent: Pass) -> tuple[PassDone, float]:
-        self.committed += len(sent.committed)
-        self.places = tuple(self.committed + len(path) for path in sent.tree.paths())
-        seconds = self.world.base + self.world.node * len(sent.tree)
-        answer = self.sample if sent.draws else self.row
-        return PassDone(sent.number, tuple(answer(self.places[node]) for node in sent.answered), seconds), seconds
-
-    def sample(self, place: int) -> Sample:
-        row = self.row(place)
-        rng = np.random.default_rng((self.world.seed, place))
-        return Sample(int(rng.choice(row.ids, p=row.probabilities)), 0.0)
+    def distribution(self, text: Letters) -> Row:
+        rest = np.full(len(UNSAID), (1 - self.acceptance) / len(UNSAID))
+        values = np.concatenate([distribution_at(len(text)) * self.acceptance, rest])
+        return Row(np.flatnonzero(values), values[values > 0])
 
 
 @dataclass(frozen=True)
@@ -342,99 +244,96 @@ class Outcome:
         return self.counts.tokens / self.seconds
 
 
-class Run:
-    """One session, from its first command to its last."""
+class Run(Stage):
+    """One session among services that take time, from its first command to its last."""
+
+    pause = 0.0
 
     def __init__(self, world: World, controller: Controller) -> None:
-        self.world = world
-        self.controller = controller
-        self.rng = np.random.default_rng(world.seed)
-        self.now = 0.0
-        self.finished: Finished | None = None
-        self.emitted = self.replies = self.advances = 0
-        self._session = Session(self._assignment())
-        self._drafter = VirtualDrafter(world, self.rng)
-        self._targets: dict[Lane, VirtualTarget] = {}
-        self._free_at: dict[Lane, float] = {}
-        self._worked = 0.0
-        self._later: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
-
-    def _assignment(self) -> Assignment:
         vocabulary = tuple(SAID + UNSAID)
         pair = pair_of(vocabulary, vocabulary)
-        return Assignment(
+        chooser = RandomChooser(np.random.default_rng(world.seed))
+        given = assignment(
+            STANDARD,
             pair=pair,
-            method=STANDARD,
-            chooser=RandomChooser(np.random.default_rng(self.world.seed + 1)),
-            encode=greedy_tokens(pair.target),
-            open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0)),
-            open_drafter=open_drafter(NOTHING, None),
-            controller=self.controller,
-            max_tokens=self.world.tokens,
+            chooser=RandomChooser(np.random.default_rng(world.seed + 1)),
+            controller=controller,
+            max_tokens=world.tokens,
             context=10**9,
-            targets=self.world.targets,
+            targets=world.targets,
             tree_budget=64,
         )
+        target = WorldTarget(len(vocabulary), len(vocabulary), chooser)
+        drafter = WorldDrafter(pair.drafter.letters, chooser, acceptance=world.acceptance)
+        super().__init__(Session(given), target, lambda: drafter, rows=True)
+        self.world = world
+        self.replies = self.advances = 0
+        self._drafts = False  # the drafter is at a step
+        self._busy: set[Lane] = set()  # targets that are at work
+        self._worked = 0.0  # seconds, of all targets
+        self._later: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = count()
 
     def run(self) -> Outcome:
-        self._carry_out(self._session.start(0.0))
+        self.start()
         while self.finished is None:
             self.now, _, action = heapq.heappop(self._later)
             action()
         return Outcome(self.now, 1 - self._worked / self.now / max(1, self.world.targets), self.finished.counts)
 
-    def _at(self, time: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._later, (time, next(self._order), action))
+    def _after(self, seconds: float, action: Callable[[], object]) -> None:
+        heapq.heappush(self._later, (self.now + seconds, next(self._order), action))
 
-    def _event(self, event: Event, time: float) -> None:
-        self._at(time, lambda: self._carry_out(self._session.handle(event, self.now)))
-
-    def _carry_out(self, commands: list[Command]) -> None:
+    def carry_out(self, commands: list[Command]) -> None:
+        super().carry_out(commands)
         for command in commands:
             match command:
-                case Open(lane, request):
-                    if isinstance(request, OpenTarget):
-                        self._targets[lane] = VirtualTarget(self.world)
-                    else:
-                        self._lane = lane
-                    self._event(Ready(lane), self.now)
-                case Send(lane, Pass() as sent):
-                    done, seconds = self._targets[lane].run(sent)
-                    self._worked += seconds
-                    self._free_at[lane] = self.now + seconds
-                    self._event(Replied(lane, done), self.now + seconds)
-                case Send(lane, FetchRow(number, node)):
-                    target = self._targets[lane]
-                    row = RowFetched(number, node, target.row(target.places[node]))
-                    self._event(Replied(lane, row), max(self.now, self._free_at[lane]))
-                case Send(lane, Draft() | Advance() as request):
-                    self._at(self.now + self.world.round_trip / 2, lambda request=request: self._tell(request))
+                case Open(lane):
+                    self._after(0.0, partial(self.open, lane))
                 case SetTimer(timer, number, seconds) if timer is not Timer.DRAFTER:
-                    self._event(Expired(timer, number), self.now + seconds)
-                case Emitted():
-                    self.emitted += 1
-                case Finished():
-                    self.finished = command
+                    self._after(seconds, partial(self.tell, Expired(timer, number)))
 
-    def _tell(self, request: Draft | Advance) -> None:
+    def send(self, lane: Lane, request: Request) -> None:
+        if lane not in self.targets:
+            self._after(self.world.round_trip / 2, partial(self._told, lane, request))
+            return
+        super().send(lane, request)
+        if lane not in self._busy:
+            self._serve(lane)
+
+    def _serve(self, lane: Lane) -> None:
+        """The target works on what it was asked first."""
+        if not self.targets[lane].owes:
+            self._busy.discard(lane)
+            return
+        self._busy.add(lane)
+        request, seconds = self.targets[lane].asked[0], 0.0
+        if isinstance(request, Pass):
+            seconds = self.world.base + self.world.node * len(request.tree)
+        self._worked += seconds
+        self._after(seconds, partial(self._served, lane, seconds))
+
+    def _served(self, lane: Lane, seconds: float) -> None:
+        self.reply(lane, seconds)
+        self._serve(lane)
+
+    def _told(self, lane: Lane, request: Request) -> None:
+        """A request reaches the drafter, which drops what it was drafting if the epoch is another."""
+        super().send(lane, request)
         self.advances += isinstance(request, Advance)
-        self._send(self._drafter.told(request))
-        self._work()
+        if isinstance(request, Draft) or not self._drafts:
+            self._draft(lane, 0)
 
-    def _work(self) -> None:
-        if not self._drafter.busy and self._drafter.works:
-            self._drafter.busy = True
-            epoch = self._drafter.epoch
-            self._at(self.now + self._drafter.cost(), lambda: self._stepped(epoch))
-
-    def _stepped(self, epoch: int) -> None:
-        self._drafter.busy = False
-        if epoch == self._drafter.epoch:
-            self._send(self._drafter.step())
-        self._work()
-
-    def _send(self, replies: list[Drafted]) -> None:
-        self.replies += len(replies)
-        for reply in replies:
-            self._event(Replied(self._lane, reply), self.now + self.world.round_trip / 2)
+    def _draft(self, lane: Lane, made: int, epoch: int = 0) -> None:
+        """A step of the drafter is over; a reply leaves when all of it is drafted."""
+        known = self.drafters[lane]
+        assert known.draft is not None
+        if epoch not in (0, known.draft.epoch):
+            return  # of an epoch that is over
+        if known.owes and made >= known.size - len(known.again):
+            reply = replace(known.reply(), seconds=made * self.world.token)
+            self.replies, made = self.replies + 1, 0
+            self._after(self.world.round_trip / 2, partial(self.tell, Replied(lane, reply)))
+        self._drafts = known.owes
+        if self._drafts:
+            self._after(self.world.token, partial(self._draft, lane, made + 1, known.draft.epoch))

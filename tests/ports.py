@@ -13,6 +13,7 @@ from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Reply, Request
 from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import (
     Advance,
     Draft,
@@ -38,15 +39,17 @@ NEVER = 10**9
 
 
 def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object) -> Assignment:
-    """A session in lock-step rounds of three over toy vocabularies."""
-    pair = pair_of(LETTERS, ("a", "b", "ba"))
+    """A session in lock-step rounds of three over toy vocabularies; without a drafter if no token could be drafted."""
+    pair = changes.get("pair") or pair_of(LETTERS, ("a", "b", "ba"))
+    assert isinstance(pair, Pair)
+    allowed = pair.shared_drafter_ids if method.shared_only else None
     fields: dict[str, object] = {
         "pair": pair,
         "method": method,
-        "chooser": RandomChooser(np.random.default_rng(1)),
+        "chooser": changes.get("chooser") or RandomChooser(np.random.default_rng(1)),
         "encode": greedy_tokens(pair.target),
         "open_target": OpenTarget((0, 1), SamplingOptions(), NoiseKey(1)),
-        "open_drafter": open_drafter(NOTHING, None) if drafts else None,
+        "open_drafter": open_drafter(NOTHING, allowed) if drafts and (allowed is None or len(allowed)) else None,
         "controller": lock_step(3),
         "max_tokens": 12,
         "context": 100,

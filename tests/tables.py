@@ -340,6 +340,13 @@ class DrafterLane:
     def owes(self) -> bool:
         return bool(self.scores) or (self.draft is not None and self.sent < self.wanted)
 
+    @property
+    def size(self) -> int:
+        """Draft tokens of the next reply."""
+        assert self.draft is not None
+        full = self.draft.first - self.sent if self.sent < self.draft.first else self.draft.chunk
+        return min(full, self.wanted - self.sent)
+
     def reply(self) -> Reply:
         if self.scores:
             return self.toy.score(self.scores.pop(0))
@@ -347,8 +354,7 @@ class DrafterLane:
         first, draft = self.sent, self.draft
         draft_tokens: list[DraftToken] = []
         branches: list[Branch] = []
-        size = draft.first - first if first < draft.first else draft.chunk
-        while self.sent < self.wanted and len(draft_tokens) < size:
+        for _ in range(self.size):
             before = self.toy.text
             draft_tokens.append(self._next())
             branches += self._branches(before, draft_tokens[-1], draft)

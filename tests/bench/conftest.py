@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.bench import acceptance, exactness, faults, overlap, workload
+from crossdraft.bench import acceptance, faults, overlap, workload
 from crossdraft.bench.services import Distant, Served
 from crossdraft.client import Statistics
 from crossdraft.console.processes import Running, Wanted
@@ -26,6 +26,7 @@ from tests.cli.conftest import (  # noqa: F401 - fixtures
     cli,
     drafter_folder,
     one_thread,
+    others_awaited,
     target_folder,
     unhurried,
 )
@@ -51,8 +52,7 @@ def figures(**counted: float) -> Statistics:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No benchmark gives a service up because the machine stands still for seconds."""
-    for module in (acceptance, exactness):
-        monkeypatch.setattr(module, "PATIENCE", Patience(reply_seconds=module.PATIENCE.reply_seconds))
+    monkeypatch.setattr(acceptance, "PATIENCE", Patience(reply_seconds=acceptance.PATIENCE.reply_seconds))
 
 
 @pytest.fixture

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.bench.commands import ControllerPlan
 from crossdraft.bench.controller import Simulated, fixed_choices
 from crossdraft.speculation.choice import Workload
 
 
 def test_cells_are_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cells.json"
-    Simulated((0.0, 0.8), (0.05,), (0.5,), (0.2,), 200, False).run(path)
+    Simulated(ControllerPlan((0.0, 0.8), (0.05,), (0.5,), (0.2,), 200)).run(path)
     printed = capsys.readouterr().out
     assert "below 0.97 in" in printed
     useless, good = json.loads(path.read_text())["results"]

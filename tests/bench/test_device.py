@@ -3,13 +3,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crossdraft.bench import device
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.bench.commands import DevicePlan
+from crossdraft.console.running import CommandFailed, UsageError
 
-DEVICE = device.DeviceBenchmark(("1b", "14b"), "d", "cuda:0", "bfloat16", "1,16", 32, 10, 512, 100.0, Path("p.jsonl"))
+PLAN = DevicePlan(Path("out"), size=("1b", "14b"), device="cpu", concurrency="1,16", seconds=100.0)
+DEVICE = device.DeviceBenchmark(PLAN)
+
+
+def with_(**changes: Any) -> device.DeviceBenchmark:
+    return device.DeviceBenchmark(replace(PLAN, **changes))
 
 
 def test_passes_of_all_sizes_come_before_any_throughput() -> None:
@@ -19,35 +26,34 @@ def test_passes_of_all_sizes_come_before_any_throughput() -> None:
         assert step.arguments[0] == kind
         assert device.SIZES[step.title.partition(":")[0]] in step.arguments
         assert "--enforce-eager" not in step.arguments
-    assert all("--enforce-eager" in step.arguments for step in device.steps_of(replace(DEVICE, enforce_eager=True)))
+    assert all("--enforce-eager" in step.arguments for step in device.steps_of(with_(enforce_eager=True)))
 
 
 def test_only_shapes_that_can_be_read_are_measured() -> None:
-    with pytest.raises(Misused, match="LAYERSxHIDDEN"):
-        replace(DEVICE, device="cpu", sizes=("inflated:big:bundled:target",)).check()
+    with pytest.raises(UsageError, match="LAYERSxHIDDEN"):
+        with_(size=("inflated:big:bundled:target",)).check()
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"sizes": ("3b",)}, "there is no size '3b': give 1b, 7b, 14b"),
-        ({"sizes": ("bundled:none",)}, "there is no bundled model"),
+        ({"size": ("3b",)}, "there is no size '3b': give 1b, 7b, 14b"),
+        ({"size": ("bundled:none",)}, "there is no bundled model"),
         ({"drafter": "bundled:none"}, "there is no bundled model"),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
-        ({"concurrency": "1,0"}, "--concurrency must be numbers from 1 on"),
-        ({"concurrency": "1,x"}, "--concurrency must be numbers from 1 on"),
+        ({"concurrency": "1,0"}, "--concurrency takes numbers from 1 on"),
+        ({"concurrency": "1,x"}, "--concurrency takes numbers from 1 on"),
     ],
     ids=str,
 )
 def test_what_no_measurement_could_use_is_said_at_once(changes: dict[str, object], why: str) -> None:
-    plan = replace(DEVICE, device="cpu", drafter="bundled:drafter-b")
-    plan.check()
-    with pytest.raises(Misused, match=why):
-        replace(plan, **changes).check()
+    DEVICE.check()
+    with pytest.raises(UsageError, match=why):
+        with_(**changes).check()
 
 
 def test_no_more_sessions_are_in_a_pass_than_outputs_at_once() -> None:
-    (engine, *_) = device.steps_of(replace(DEVICE, concurrency="1,4"))
+    (engine, *_) = device.steps_of(with_(concurrency="1,4"))
     assert [part for part in engine.arguments if part[0].isdecimal() and "x" in part] == ["1x1", "1x6"]
 
 
@@ -72,9 +78,8 @@ def test_findings_are_written_and_a_failure_is_one(tmp_path: Path, monkeypatch: 
         return device.Finding(step.title, "table\n", {"a": 1}, failed="outputs" in step.title)
 
     monkeypatch.setattr(device, "run", run)
-    benchmark = replace(DEVICE, device="cpu", drafter="bundled:drafter-b")
     with pytest.raises(CommandFailed, match="2 of 4 measurements failed"):
-        benchmark.run_in(tmp_path / "new")
+        with_(output=tmp_path / "new").run()
     assert "## 1b: a pass\n\ntable\n" in (tmp_path / "new" / "device.md").read_text()
     results = json.loads((tmp_path / "new" / "device.json").read_text())["results"]
     assert [one["record"] for one in results] == [None, *[{"a": 1}] * 4]
@@ -82,7 +87,7 @@ def test_findings_are_written_and_a_failure_is_one(tmp_path: Path, monkeypatch: 
 
 
 async def test_nothing_is_begun_when_the_time_is_over() -> None:
-    found = await found_by(replace(DEVICE, device="cpu", seconds=1.0))
+    found = await found_by(with_(seconds=1.0))
     assert ["Left out" in one.text for one in found] == [False, *[True] * 4]
     with pytest.raises(CommandFailed, match="nothing was measured"):
         DEVICE.finish(found)

@@ -1,4 +1,4 @@
-"""`crossdraft.bench.exactness`, with tiny models."""
+"""`crossdraft bench distribution`, with tiny models."""
 
 import json
 from collections.abc import Mapping
@@ -6,14 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from crossdraft.bench import exactness
-from crossdraft.bench.exactness import NextTokenDistributions
+from crossdraft.bench import acceptance
+from crossdraft.bench.acceptance import NextTokenDistributions
 from crossdraft.bench.harness import Fit
+from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
 from tests.cli.conftest import Cli
+from tests.endtoend.reference import Reference
 
 PROMPT = "The quick"
-OPTIONS = ("--prompt", PROMPT, "--count", 60, "--drafter", "tiny")
+OPTIONS = ("--prompt", PROMPT, "--count", 24, "--drafter", "tiny")
 
 
 class OtherDistributions(NextTokenDistributions):
@@ -34,7 +37,7 @@ def test_each_method_is_tested(
         sizes.append((distribution.shape, distribution.sum()))
         return Fit(sum(counts.values()), 1.0, 1, 0.5)
 
-    monkeypatch.setattr(exactness, "fit_of", fit_of)
+    monkeypatch.setattr(acceptance, "fit_of", fit_of)
     out, names = tmp_path / "out.json", ("slem", "seeded", "tli")
     methods = [option for name in (*names, "rdk") for option in ("--method", name)]
     outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, *methods, "--json", out)
@@ -43,10 +46,10 @@ def test_each_method_is_tested(
     tests = json.loads(out.read_text())["results"]
     first = [test for test in tests if test["token"] == "first"]
     assert [(test["method"], test["drafter"], test["fit"]["count"]) for test in first] == [
-        (name, "tiny", 60) for name in names
+        (name, "tiny", 24) for name in names
     ]
     assert len(tests) > len(first)
-    assert all(1 <= test["fit"]["count"] < 60 for test in tests if test not in first)
+    assert all(1 <= test["fit"]["count"] < 24 for test in tests if test not in first)
     assert all(0 <= test["acceptance"] <= 1 for test in tests)
     assert sizes == [(sizes[0][0], pytest.approx(1))] * len(tests)
 
@@ -60,7 +63,7 @@ def test_too_few_continuations_are_said_to_be_so(cli: Cli, started: object, targ
 def test_a_distribution_that_is_not_the_targets_fails(
     cli: Cli, started: object, target_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exactness, "NextTokenDistributions", OtherDistributions)
+    monkeypatch.setattr(acceptance, "NextTokenDistributions", OtherDistributions)
     outcome = cli("bench", "distribution", "--target", target_folder, *OPTIONS, "--method", "slem")
     assert outcome.code == 1
     assert "slem with tiny, first" in outcome.err
@@ -69,10 +72,7 @@ def test_a_distribution_that_is_not_the_targets_fails(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--count", "0"), "--count must be at least 1"),
-        (("--concurrency", "0"), "--concurrency must be at least 1"),
-        (("--transformers", "-1"), "--transformers must be at least 0"),
-        (("-k", "0"), "num_speculative_tokens must be between 1"),
+        (("--affinity", "file.npz"), "--affinity takes NAME=FILE"),
         (("--prompt", ""), "the prompt is empty"),
         (("--method", "guess"), "unknown method"),
     ],
@@ -81,3 +81,32 @@ def test_wrong_options_are_refused_before_anything_starts(cli: Cli, options: tup
     outcome = cli("bench", "distribution", *options)
     assert outcome.code == 2
     assert complaint in outcome.err
+
+
+CODE = "for i in range("
+
+
+def test_distributions_are_the_models_softmax() -> None:
+    distributions, reference = NextTokenDistributions("bundled:target"), Reference("target")
+    ids = reference.encode(CODE)
+    distribution = distributions.after(ids)
+    assert (distribution.shape, distribution.dtype) == ((distributions.description.vocabulary_size,), np.float64)
+    assert distribution.sum() == pytest.approx(1)
+    assert reference.tokenizer.decode([int(distribution.argmax())]) == "5"
+    later = distributions.after([*ids, int(distribution.argmax())])
+    assert abs(later - distribution).max() > 0.1
+
+
+def test_continuations_are_target_ids_and_differ() -> None:
+    torch.manual_seed(1)
+    assisted = AssistedGeneration("bundled:target", "bundled:drafter-b")
+    found = list(assisted.continuations(CODE, 20, 3, 2))
+    assert all(1 <= len(ids) <= 3 for ids in found)
+    assert max(map(len, found)) == 3
+    assert all(0 <= token < 4096 for ids in found for token in ids)
+    assert len(set(found)) > 5
+
+
+def test_a_pair_that_transformers_cannot_do_is_an_error() -> None:
+    with pytest.raises(AssistanceFailedError, match="transformers cannot generate with this pair"):
+        list(AssistedGeneration("bundled:target", "bundled:drafter-c").continuations(CODE, 3, 3, 2))

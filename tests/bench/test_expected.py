@@ -12,7 +12,7 @@ def test_every_method_that_the_pair_can_do_is_a_cell(
     measure: Measure, target_folder: Path, drafter_folder: Path, prompts_file: Path
 ) -> None:
     models = ("--target", target_folder, "--drafter", drafter_folder)
-    found = measure("expected", "--prompts", prompts_file, "--limit", 2, *models, "-k", 2, "--after", 1)
+    found = measure("expected", "--prompts", prompts_file, "--limit", 1, *models, "-k", 2, "--after", 1)
     cells, comparisons = ([one for one in found if key in one] for key in ("method", "more"))
     methods = {"union", "tli", "coupled", "coupled-shared", "slem", "seeded", "slrs"}
     assert {cell["method"] for cell in cells} == methods
@@ -43,10 +43,7 @@ def test_a_target_that_drafts_for_itself_is_always_right(
     ("options", "complaint"),
     [
         (("--prompts", "nowhere.jsonl"), "--prompts"),
-        (("-k", "0"), "-k must be at least 1"),
-        (("--least", "1"), "--least must be 0 or more and below 1"),
-        (("--temperature", "-1"), "a temperature must be 0 or more"),
-        (("--after", "-1"), "--after must be 0 or more"),
+        (("--temperature", "-1"), "temperature must be 0 or more"),
         (("--affinity", "file.npz"), "--affinity takes NAME=FILE"),
         (("--affinity", "other=file.npz"), "--affinity names the drafter 'other'"),
         (("--affinity", "bundled:drafter-a=nowhere.npz"), "the affinity of bundled:drafter-a cannot be used"),

@@ -23,7 +23,7 @@ from crossdraft.bench.harness import (
     speed_of,
     speed_ratio,
 )
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,18 @@ class Square:
 
 
 @dataclass(frozen=True)
-class Squares(Benchmark[Square]):
+class Plan:
+    count: int
+
+
+class Squares(Benchmark[Plan, Square]):
     """A benchmark that measures nothing."""
 
-    prompts: tuple[str, ...]
-    count: int
     columns = {"number": lambda one: one.number, "square": lambda one: f"{one.square:.1f}"}  # noqa: RUF012
     title = "Squares"
 
     def measure(self, advance: Advance) -> Iterator[Square]:
-        for number in range(self.count):
+        for number in range(self.plan.count):
             if number == 3:
                 raise CommandFailed("a service failed")
             yield Square(number, number**2)
@@ -62,29 +64,29 @@ def test_results_are_printed_and_written(
     kind: type[Squares], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = "Squares\n\n| number | square |\n| --- | --- |\n| 0 | 0.0 |\n| 1 | 1.0 |\n"
-    kind(("a", "b"), 2).run(tmp_path / "out.json", tmp_path / "out.md")
+    kind(Plan(2)).run(tmp_path / "out.json", tmp_path / "out.md")
     assert (tmp_path / "out.md").read_text() == table
     assert capsys.readouterr().out == table
     assert json.loads((tmp_path / "out.json").read_text()) == {
-        "plan": {"prompts": 2, "count": 2},
+        "plan": {"count": 2},
         "results": [{"number": 0, "square": 0}, {"number": 1, "square": 1}],
     }
 
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="a service failed"):
-        Later((), 5).run(tmp_path / "out.json")
+        Later(Plan(5)).run(tmp_path / "out.json")
     assert len(json.loads((tmp_path / "out.json").read_text())["results"]) == 3
 
 
 def test_files_are_checked_and_a_missing_scipy_is_said_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Misused, match="no such folder"):
-        Squares((), 5).run(tmp_path / "none" / "out.json")
+    with pytest.raises(UsageError, match="no such folder"):
+        Squares(Plan(5)).run(tmp_path / "none" / "out.json")
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
     with pytest.raises(CommandFailed, match=r"pip install 'crossdraft\[bench\]'"):
-        Later((), 5).run()
+        Later(Plan(5)).run()
 
 
 async def test_configurations_take_turns_so_that_each_comes_after_each_other_one() -> None:
@@ -113,16 +115,6 @@ def test_pairs_that_agree_leave_no_doubt_however_they_differ_from_each_other() -
         assert ratio == Ratio(pytest.approx(2), pytest.approx(2), pytest.approx(2))
 
 
-def test_the_interval_is_as_wide_as_chance() -> None:
-    # The mean of n ratios that are 1 or 3 with equal chances has a standard deviation of 1 / sqrt(n).
-    others = [Timed(100, 1.0)] * 100
-    ours = [Timed(100, 1.0), Timed(300, 1.0)] * 50
-    ratio = speed_ratio(ours, others)
-    assert ratio.value == pytest.approx(2)
-    assert ratio.high - 2 == pytest.approx(1.96 * 0.1, rel=0.15)
-    assert 2 - ratio.low == pytest.approx(1.96 * 0.1, rel=0.15)
-
-
 def test_a_median_does_not_see_one_that_is_far_off() -> None:
     others = [Timed(100, 1.0)] * 9
     ours = [*others[:8], Timed(100, 50.0)]
@@ -133,10 +125,6 @@ def test_only_pairs_are_compared() -> None:
     for ours, others in (([], []), ([Timed(1, 1.0)], [])):
         with pytest.raises(ValueError, match=r"in pairs|zip"):
             speed_ratio(ours, others)
-
-
-def test_it_is_short() -> None:
-    assert str(Ratio(1.234, 1.1, 1.3)) == "1.23 [1.10, 1.30]"
 
 
 def draws(distribution: np.ndarray, count: int, seed: int) -> Counter[int]:
@@ -165,12 +153,3 @@ def test_what_is_too_little_for_a_cell_joins_the_smallest() -> None:
 def test_too_few_draws_test_nothing() -> None:
     assert fit_of({0: 6, 1: 2}, np.array([0.7, 0.3])) is None
     assert LEAST > 8 * 0.3
-
-
-def test_p_is_uniform_under_the_distribution_and_tiny_under_another() -> None:
-    distribution = np.random.default_rng(3).dirichlet(np.ones(30))
-    fits = [fit_of(draws(distribution, 400, seed), distribution) for seed in range(300)]
-    assert stats.kstest([fit.p for fit in fits if fit is not None], "uniform").pvalue > 1e-4
-    biased = fit_of(draws(distribution**1.3 / (distribution**1.3).sum(), 4000, 4), distribution)
-    assert biased is not None
-    assert biased.p < 1e-4

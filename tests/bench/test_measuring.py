@@ -1,21 +1,18 @@
 """What measures engines and models for benchmarks."""
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.bench.engine import Floor, Load, described, engine_times, floor_of
-from crossdraft.bench.made_up_models import lengthened
-from crossdraft.bench.memory import Memory
+from crossdraft.bench.commands import MemoryPlan
+from crossdraft.bench.engine import Floor, Load, Memory, described, engine_times, floor_of
 from crossdraft.bench.transformers_peer import AssistedGeneration, Batching, ContinuousBatching
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
-from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, source_of
-from tests.engine.tiny import CONTEXT, VOCABULARY, tiny_gpt2, tiny_llama
+from crossdraft.engine.names import NumberOutOfRangeError
+from tests.engine.tiny import VOCABULARY, tiny_llama
 
 FLOOR = Floor(1, 1.0)
 PROMPTS = [(5, 6, 7, 8), (40, 41, 42), (9,) * 12]
@@ -76,34 +73,13 @@ def test_a_budget_that_holds_too_few_sessions_is_no_measurement() -> None:
 
 def test_all_sessions_come_to_their_ends_within_the_slots() -> None:
     engine = Engine(tiny_llama(), 64, budget=1)
-    memory = Memory("tiny", 1, sessions=230, at_once=12, longest=64, steps=3, seed=1)
+    memory = Memory(MemoryPlan(sessions=230, at_once=12, longest=64, steps=3, seed=1))
     samples = list(memory.samples(engine, lambda count=1, doing="": None))
     assert [sample.ended for sample in samples] == list(range(2, 231, 2))
     assert {sample.slots for sample in samples} == {engine.slots}
     assert 0 < max(sample.held for sample in samples) <= engine.slots
     assert (samples[-1].held, engine.sessions) == (0, 0)
     assert samples[0].loaded > 0
-
-
-def test_a_lengthened_model_takes_longer_texts_and_says_the_same_of_short_ones(tmp_path: Path) -> None:
-    name = lengthened("bundled:target", 2048, tmp_path)
-    model = load_model(name, "float32", max_length=2048).model
-    own = load_model("bundled:target", "float32").model
-    assert greedy(model, PROMPTS[0], 3) == greedy(own, PROMPTS[0], 3)
-    assert json.loads((Path(source_of("bundled:target")) / "config.json").read_text())["max_position_embeddings"] < 2048
-
-
-def test_a_model_that_is_long_enough_stays_as_it_is(tmp_path: Path) -> None:
-    assert lengthened("bundled:target", 16, tmp_path) == "bundled:target"
-    assert not list(tmp_path.iterdir())
-
-
-def test_learnt_positions_cannot_be_lengthened(tmp_path: Path) -> None:
-    tiny_gpt2().save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match="positions are not rotary"):
-        lengthened(str(tmp_path), 2 * CONTEXT, tmp_path)
-    with pytest.raises(ModelLoadError, match="give a folder"):
-        lengthened("some/model", 2 * CONTEXT, tmp_path)
 
 
 def test_a_pass_reads_all_weights_but_those_of_an_untied_embedding() -> None:
@@ -119,19 +95,3 @@ def test_a_device_is_told_with_the_versions_that_drive_it(monkeypatch: pytest.Mo
     found = SimpleNamespace(name="A GPU", total_memory=3 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     assert described("cuda:0").startswith("A GPU, 3072 MiB; torch ")
-
-
-def test_a_name_can_ask_for_a_larger_shape() -> None:
-    larger = load_model("inflated:7x512:bundled:target")
-    original = load_model("bundled:target").model
-    assert (larger.model.config.num_hidden_layers, larger.model.config.hidden_size) == (7, 512)
-    assert greedy(larger.model, PROMPTS[0], 3) == greedy(original, PROMPTS[0], 3)
-    assert source_of("inflated:7x512:bundled:target") == source_of("bundled:target")
-
-
-@pytest.mark.parametrize(
-    "name", ["inflated:7:bundled:target", "inflated:axb:bundled:target", "inflated:1x512:bundled:target"]
-)
-def test_shapes_that_cannot_be_are_refused(name: str) -> None:
-    with pytest.raises(ModelLoadError, match=r"give inflated:LAYERSxHIDDEN|must be at least the model's own"):
-        load_model(name)

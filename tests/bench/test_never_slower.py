@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from crossdraft.bench.commands import NeverSlowerPlan
 from crossdraft.bench.faults import NeverSlower, dead, slow
 from crossdraft.bench.services import Served
 from tests.bench.conftest import PROCESS, Measure
 from tests.cli.conftest import Cli
 
-PLAN = NeverSlower(Served("target"), Served("drafter", "1,0"), (1.0,), None, ("one", "two"), 32)
+PLAN = NeverSlower(NeverSlowerPlan(drafter="drafter", pace_drafter="1,0", tokens=32))
 
 
 def test_every_kind_is_compared_on_every_prompt(
@@ -52,7 +53,7 @@ async def test_the_slow_one_is_the_good_one_with_another_pace(started: list[Serv
 
 def test_outputs_are_as_long_as_was_asked() -> None:
     request = PLAN.request(1.0, 1)
-    assert (request.prompt, request.max_tokens, request.ignore_eos) == ("two", 32, True)
+    assert (request.prompt, request.max_tokens, request.ignore_eos) == (PLAN.prompts[1], 32, True)
 
 
 def test_wrong_options_are_refused_before_anything_starts(cli: Cli, started: list[Served]) -> None:

@@ -58,7 +58,6 @@ def test_a_step_is_its_parts(measure: Measure, drafter_folder: Path) -> None:
         ("pruning", ("--share", "0"), 2, "--share must be above 0 and at most 1, got 0"),
         ("pruning", ("--share", "1.5"), 2, "--share must be above 0"),
         ("pruning", ("--corpus", "nowhere"), 2, "there is no corpus nowhere"),
-        ("pruning", ("--concurrency", "0"), 2, "--concurrency must be at least 1"),
         ("head", ("--share", "2"), 2, "--share must be above 0"),
         ("head", ("--drafter", "random:nothing"), 1, "there is no shape 'nothing': there are qwen2.5-0.5b"),
         ("head", ("--drafter", "./nowhere"), 1, "there is no folder ./nowhere"),

@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crossdraft.bench.commands import RdkPlan
 from crossdraft.bench.rdk import KEPT, TAUS, TOP_QUARTER, Draw, Figures, Level, Study, figures_of, redistributed
 from tests.cli.conftest import Cli
 
-SMALL = Study(tokens=1000, exact_tokens=1000, draws=2)
+SMALL = Study(RdkPlan(tokens=1000, exact_tokens=1000, draws=2))
 
 
-def levels_of(study: Study) -> list[Level]:
-    return list(study.measure(lambda count=1, doing="": None))
+@pytest.fixture(scope="module")
+def levels() -> list[Level]:
+    return list(SMALL.measure(lambda count=1, doing="": None))
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def test_the_most_probable_quarter_has_the_published_share(draw: Draw) -> None:
 def test_draws_are_repeatable_and_differ(draw: Draw) -> None:
     assert np.array_equal(SMALL.draw(1000, 0).q, draw.q)
     assert not np.array_equal(SMALL.draw(1000, 1).q, draw.q)
-    assert not np.array_equal(Study(seed=1).draw(1000, 0).q, draw.q)
+    assert not np.array_equal(Study(RdkPlan(seed=1)).draw(1000, 0).q, draw.q)
 
 
 def test_masks_keep_what_they_say(draw: Draw) -> None:
@@ -72,8 +74,7 @@ def test_figures_are_acceptances(draw: Draw) -> None:
     )
 
 
-def test_what_the_docs_say_of_the_formulas() -> None:
-    levels = levels_of(SMALL)
+def test_what_the_docs_say_of_the_formulas(levels: list[Level]) -> None:
     assert len(levels) == 4 * len(KEPT)
     for level in levels:
         found = level.figures
@@ -84,7 +85,7 @@ def test_what_the_docs_say_of_the_formulas() -> None:
             assert found.error > 1.0
 
 
-def test_files_and_tables(cli: Cli, tmp_path: Path) -> None:
+def test_files_and_tables(cli: Cli, tmp_path: Path, levels: list[Level]) -> None:
     small = ("--tokens", 1000, "--exact-tokens", 1000, "--draws", 2)
     ended = cli("bench", "rdk", *small, "--json", tmp_path / "rdk.json", "--plot", tmp_path / "rdk.png")
     assert ended.code == 0, ended.err
@@ -92,7 +93,7 @@ def test_files_and_tables(cli: Cli, tmp_path: Path) -> None:
     record = json.loads((tmp_path / "rdk.json").read_text())
     plan = {"tokens": 1000, "exact_tokens": 1000, "draws": 2, "noise": 1.0, "seed": 0}
     assert record["plan"] == plan | {"plot": str(tmp_path / "rdk.png")}
-    assert record["results"][0]["figures"]["tli"] == levels_of(SMALL)[0].figures.tli
+    assert record["results"][0]["figures"]["tli"] == levels[0].figures.tli
     assert (tmp_path / "rdk.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 
 from crossdraft.bench import engine
-from crossdraft.bench.engine import Floor, Load, PassTime, loads_of
+from crossdraft.bench.commands import MemoryPlan, PrefillPlan
+from crossdraft.bench.engine import Floor, Load, Memory, PassTime, Sample, grown, loads_of
 from crossdraft.bench.harness import Table
-from crossdraft.bench.memory import Memory, Sample, grown
 from crossdraft.bench.prefill import Arrival, Prefill, Stream
-from crossdraft.console.running import Misused
+from crossdraft.console.running import UsageError
 from tests.bench.conftest import Cli, Measure
 
 
 def test_loads_are_sessions_and_tokens() -> None:
     assert loads_of(["1x1", "16x6"]) == (Load(1, 1), Load(16, 6))
     for text in ("16", "0x1", "axb"):
-        with pytest.raises(Misused, match="--load takes"):
+        with pytest.raises(UsageError, match="--load takes"):
             loads_of([text])
 
 
@@ -37,7 +37,7 @@ def test_a_pass_is_measured(measure: Measure, target_folder: Path, monkeypatch: 
 def test_growth_counts_from_a_tenth_of_the_sessions() -> None:
     samples = [Sample(number, 1.0, 500.0 + min(number, 3), 10, 2, 40, 480.0) for number in range(1, 21)]
     assert grown(samples) == 0.0
-    table, text = Memory("t", 8, 20, 1, 1, 1, 0).report(samples)
+    table, text = Memory(MemoryPlan()).report(samples)
     assert isinstance(table, Table)
     assert table.rows[-1] == ("20", "1", "503", "2", "10", "25%")
     assert "grew by 0.0 MiB" in str(text)
@@ -56,7 +56,7 @@ def test_gaps_are_those_that_a_time_touches() -> None:
 
 def test_the_longest_gap_is_compared_with_the_usual_one() -> None:
     arrivals = [Arrival((0.01, 0.01), (0.02, 0.03), 0.5, 0.4), Arrival((0.01,), (), 0.5, 0.4)]
-    table, text = Prefill("t", 8, 1500, 2, 64).report(arrivals)
+    table, text = Prefill(PrefillPlan()).report(arrivals)
     assert isinstance(table, Table)
     assert table.rows[1] == ("while it was read", "2", "25.0", "29.9", "30.0", "2.00")
     assert "after 500 ms (median); without streams after 400 ms" in str(text)

@@ -1,12 +1,12 @@
 """`crossdraft bench speculation`: what is asked for, how it is summed up, what is refused."""
 
-from crossdraft.bench.services import Served
+from crossdraft.bench.commands import SpeculationPlan
 from crossdraft.bench.speculation import CONFIGURATIONS, Configuration, Run, SpeculationParallelism, measured
 from crossdraft.client import Overlap
 from tests.bench.conftest import PROMPTS, figures
 from tests.cli.conftest import Cli
 
-PLAN = SpeculationParallelism(Served("t"), Served("d"), (0.0,), (0.0,), ("one", "two"), 32, 16, 4)
+BENCH = SpeculationParallelism(SpeculationPlan(max_draft_tokens=16, min_draft_tokens=4))
 
 
 def run(text: str, seconds: float, *busy: float) -> Run:
@@ -23,16 +23,15 @@ def test_targets_are_compared_with_one_that_runs_in_the_same_way() -> None:
 
 
 def test_each_configuration_is_asked_for_what_it_says() -> None:
-    asked = {configuration: PLAN.request(configuration, 1) for configuration in CONFIGURATIONS}
+    asked = {configuration: BENCH.request(configuration, 1) for configuration in CONFIGURATIONS}
     assert {(configuration.controlled, request.overlap) for configuration, request in asked.items()} == {
         (True, Overlap.AUTO),
         (False, Overlap.ON),
     }
     for configuration, request in asked.items():
-        assert (request.prompt, request.choice, request.speculation) == ("two", 1, configuration.speculation)
-        assert (request.max_draft_tokens, request.min_draft_tokens) == (
-            (None, None) if configuration.controlled else (16, 4)
-        )
+        assert (request.prompt, request.choice, request.speculation) == (BENCH.prompts[1], 1, configuration.speculation)
+        wanted = (None, None) if configuration.controlled else (16, 4)
+        assert (request.max_draft_tokens, request.min_draft_tokens) == wanted
 
 
 def test_what_means_nothing_is_refused(cli: Cli) -> None:

@@ -6,11 +6,13 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from crossdraft.bench import throughput
+from crossdraft.bench.commands import ThroughputPlan
 from crossdraft.bench.harness import processor_seconds
 from crossdraft.bench.throughput import (
     ONE_BY_ONE,
@@ -20,7 +22,6 @@ from crossdraft.bench.throughput import (
     RunResult,
     Theirs,
     Throughput,
-    concurrencies_of,
     counts_of,
     difference,
     measured,
@@ -29,7 +30,7 @@ from crossdraft.bench.throughput import (
 )
 from crossdraft.bench.transformers_peer import Answer, Made, Question, answer_of
 from crossdraft.console.processes import Running, Startable, Wanted
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 from tests.bench.conftest import PROMPTS, Measure, figures
 
 
@@ -37,18 +38,9 @@ def made(*moments: float, asked: float = 0.0, first: int = 1) -> Made:
     return Made(tuple(range(first, first + len(moments))), asked, moments)
 
 
-def plan(**changed: object) -> Throughput:
-    given = {
-        "target": "t",
-        "drafter": "d",
-        "configurations": ("plain",),
-        "at_once": (2,),
-        "each": 1,
-        "repeat": 1,
-        "tokens": 4,
-    }
-    more = {"prompt_tokens": 8, "prompts": ("a",), "temperature": 0.0, "method": None, "mib": 8, "threads": (1,)}
-    return Throughput(**{**given, **more, **changed})  # type: ignore[arg-type]
+def plan(**changed: Any) -> Throughput:
+    """Of one output at once, unless something else is said."""
+    return Throughput(replace(ThroughputPlan(way=("plain",), concurrency="2", tokens=4, cache_mib=8), **changed))
 
 
 def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking() -> None:
@@ -79,13 +71,13 @@ def test_what_services_and_pipelines_count_is_summed_up() -> None:
 
 def test_forwards_of_all_services_are_captured_or_of_none() -> None:
     for eager in (False, True):
-        services = throughput.served(plan(configurations=("crossdraft",), enforce_eager=eager))
+        services = throughput.served(plan(way=("crossdraft",), enforce_eager=eager))
         assert len(services) == 2
         assert all(isinstance(one, Wanted) and ("--enforce-eager" in one.more) == eager for one in services)
 
 
 def test_models_are_bound_to_cores_and_warmed_up_with_a_few_outputs_on_a_cpu_only() -> None:
-    there, here = plan(device="cuda:0", at_once=(1, 16), tokens=64), plan()
+    there, here = plan(device="cuda:0", concurrency="1,16", tokens=64), plan()
     assert there.warm_ups == ((1, 32), (16, 32))
     assert here.warm_ups == ((4, 8),)
     for one, is_bound in ((there, False), (here, shutil.which("taskset") is not None)):
@@ -129,7 +121,7 @@ def test_no_two_prompts_begin_alike_and_too_few_texts_are_refused() -> None:
     found = prompts_of(texts, 5, 10)
     assert [ids[0] for ids in found] == [100, 0, 108, 8, 116]
     assert max(map(len, found)) == 10
-    with pytest.raises(Misused, match=r"enough for \d+ outputs, and 20 are asked for"):
+    with pytest.raises(UsageError, match=r"enough for \d+ outputs, and 20 are asked for"):
         prompts_of(texts, 20, 10)
 
 
@@ -139,17 +131,11 @@ def test_a_run_has_a_few_outputs_at_least() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"configurations": ("vllm",)}, {"configurations": ()}, {"at_once": (0,)}, {"prompts": ()}, {"method": "none"}],
+    [{"way": ("vllm",)}, {"way": ()}, {"concurrency": "0"}, {"concurrency": "many"}, {"method": "none"}],
 )
 def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
-    with pytest.raises(Misused):
+    with pytest.raises(UsageError):
         plan(**changed).check()
-
-
-def test_concurrency_is_numbers() -> None:
-    assert concurrencies_of("1,16") == (1, 16)
-    with pytest.raises(Misused, match="takes numbers such as 1,4,16, got 'many'"):
-        concurrencies_of("many")
 
 
 def test_counters_are_read_from_metrics_by_name() -> None:

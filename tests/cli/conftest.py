@@ -12,29 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from crossdraft.cli.app import main
 from crossdraft.client import discovery
 from crossdraft.rpc.clients import Patience
-from tests.rpc.unhurried import unhurry
-from tests.services.conftest import save
-from tests.text.kinds import kind
+from tests.services.conftest import drafter_folder, one_thread, target_folder, unhurried
 
+__all__ = ["drafter_folder", "one_thread", "target_folder", "unhurried"]
 COMMAND = [sys.executable, "-m", "crossdraft.cli"]
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No service is taken for lost, or done without, because the machine stands still for seconds."""
-    unhurry(monkeypatch)
-    patience = Patience()
-    monkeypatch.setattr(discovery, "OTHERS_SECONDS", patience.describe_seconds)
+def others_awaited(unhurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No service is done without because the machine stands still for seconds."""
+    monkeypatch.setattr(discovery, "OTHERS_SECONDS", Patience().describe_seconds)
 
 
 @dataclass(frozen=True)
@@ -49,6 +40,11 @@ class Outcome:
     def records(self) -> list[dict[str, Any]]:
         """Its output as lines of JSON."""
         return [json.loads(line) for line in self.out.splitlines()]
+
+    def failed(self, complaint: str, code: int = 2) -> None:
+        """Asserts that it ended with this code, printed nothing, and said this."""
+        assert (self.code, self.out) == (code, "")
+        assert complaint in self.err
 
 
 Cli = Callable[..., Outcome]
@@ -84,16 +80,6 @@ def serving(role: str, folder: Path, *options: str) -> Iterator[tuple["subproces
             yield process, json.loads(process.stdout.readline())
         finally:
             process.terminate()
-
-
-@pytest.fixture(scope="session")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("target"), kind("gpt2"), 128)
-
-
-@pytest.fixture(scope="session")
-def drafter_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("drafter"), kind("llama2"), 64)
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,7 @@ import pytest
 from crossdraft.cli.trace import title_of, window_of
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.trace.page import svg
-from crossdraft.trace.page.palette import FILLS, MARK_COLOURS
-from crossdraft.trace.page.scene import LEGEND, Box, Scene, Stamp, scene_of
+from crossdraft.trace.page.scene import FILLS, LEGEND, MARK_COLOURS, Box, Scene, Stamp, scene_of
 from crossdraft.trace.page.svg import ticks_of
 from crossdraft.trace.recording import Recording
 from crossdraft.trace.timeline import Timeline, spans_of

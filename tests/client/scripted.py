@@ -2,7 +2,8 @@
 
 import asyncio
 
-from crossdraft.client.driver import Driver, Roster, Services
+from crossdraft.client.driver import Driver
+from crossdraft.client.roster import Roster, Services
 from crossdraft.session.events import Command, Event, Finished, IllegalEventError, Open, Reason, Replied
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import Draft, OpenDrafter, OpenTarget, Pass

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.client.driver import Services
+from crossdraft.client.roster import Services
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
 from crossdraft.session.events import Close, Command, Expired, Lost, Ready, Replied, Send, SetTimer, Timer
 from crossdraft.types.messages import Drafted, OpenTarget, PassDone

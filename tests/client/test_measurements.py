@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from crossdraft.client.driver import Driver, Services
+from crossdraft.client.driver import Driver
 from crossdraft.client.measurements import LaneWatch, Owing, TripWatch
+from crossdraft.client.roster import Services
 from crossdraft.rpc.streams import Traffic
 from crossdraft.session.events import Close, Command, Event, Ready, Replied, Send
 from crossdraft.text.letters import Letters

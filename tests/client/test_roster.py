@@ -1,6 +1,6 @@
 """Which service a session is opened with."""
 
-from crossdraft.client.driver import FORGIVEN_SECONDS, Roster
+from crossdraft.client.roster import FORGIVEN_SECONDS, Roster
 
 ALL = ("a", "b", "c")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 with warnings.catch_warnings():  # Ray's own modules use what pydantic will drop
     warnings.simplefilter("ignore")
     pytest.importorskip("ray.serve", reason="the extra `serve` is not installed")
-SECONDS = 1800  # for a test, with the start of the cluster, which may be tried several times
+SECONDS = 3600  # for a test, with the start of the cluster, which may be tried several times
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,21 +35,26 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
     # On a busy machine processes take long to start: longer than Ray and Serve wait for them.
-    "RAY_gcs_server_port_wait_time_s": "180",
-    "RAY_agent_register_timeout_ms": "180000",
-    "RAY_worker_register_timeout_seconds": "180",
+    "RAY_gcs_server_port_wait_time_s": "600",
+    "RAY_raylet_start_wait_time_s": "600",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_worker_register_timeout_seconds": "600",
     "RAY_health_check_failure_threshold": "60",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+    "RAY_enable_metrics_collection": "0",  # Ray's own, and its lists of tasks: nobody reads them
+    "RAY_task_events_report_interval_ms": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # else it ends processes where others have taken the machine's memory
     "OMP_NUM_THREADS": "1",
 }
-PATIENCE = 180.0  # seconds for what must come to pass
+PATIENCE = 600.0  # seconds for what must come to pass
+POLL_SECONDS = 0.25  # often enough, and little work for the cluster
 ATTEMPTS = 3  # to start Ray
-START_SECONDS = 180.0  # of each attempt, for a node to be known
-COMMAND_SECONDS = 300.0
+START_SECONDS = 600.0  # of each attempt, for a node to be known
+COMMAND_SECONDS = 1200.0
 KEY = "0123456789abcdef"
 MODEL = "small"
+OUTPUTS = 16  # of an orchestrator at once
 PROMPT = "def main("
 
 
@@ -80,6 +85,7 @@ models:
         resources: {{cpus: 0.5, custom: {{drafter: 1}}}}}}
 {drafters}
     orchestrators: 2
+    outputs: {OUTPUTS}
     orchestrator_resources: {{cpus: 0.1, custom: {{orchestrator: 1}}}}
 http: {{port: {self.http}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
 grpc: {{host: {HEAD}, port: {self.grpc}, resources: {{cpus: 0.1, custom: {{ingress: 1}}}}}}
@@ -108,11 +114,12 @@ grace_seconds: 2
         """What answers now."""
         return [one for one in deployed().processes if role is None or one.role is role]
 
-    def complete(self, but: int = 0) -> bool:
-        """Whether everything answers that the configuration has without changes, and the process `but` no more."""
+    def complete(self, *but: Entry) -> bool:
+        """Whether everything answers that the configuration has without changes, and these processes no more."""
         entries = self.entries()
         wanted = [Role.TARGET] * 2 + [Role.DRAFTER, Role.ORCHESTRATOR, Role.ORCHESTRATOR, *FRONTS]
-        return sorted(one.role for one in entries) == sorted(wanted) and but not in {one.process for one in entries}
+        gone = {one.process for one in but}
+        return sorted(one.role for one in entries) == sorted(wanted) and gone.isdisjoint(one.process for one in entries)
 
     def client(self) -> AsyncOpenAI:
         """Of the HTTP front."""
@@ -190,7 +197,7 @@ def _patient(asked: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
             except RuntimeError as error:  # not yet
                 if time.monotonic() > until:
                     raise TimeoutError(f"node {node} is not known: {error}") from error
-            time.sleep(0.1)
+            time.sleep(POLL_SECONDS)
 
     return get_node
 
@@ -200,7 +207,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
     until = time.monotonic() + PATIENCE
     while not await asyncio.to_thread(holds):
         assert time.monotonic() < until, "it has not come to pass"
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def kill(entry: Entry) -> None:

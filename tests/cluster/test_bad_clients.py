@@ -9,12 +9,12 @@ import httpx2 as httpx
 import pytest
 from openai import AuthenticationError, BadRequestError
 
-from tests.cluster.running import KEY, MODEL, PROMPT, RunningCluster, eventually
+from tests.cluster.running import KEY, MODEL, OUTPUTS, PROMPT, RunningCluster, eventually
 
-CROWD = 200
+CROWD = 50
 MIB = 2**20
 HEADERS = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-SECONDS = 120.0
+SECONDS = 600.0
 
 
 async def test_a_key_that_is_wrong_or_missing_is_refused_everywhere(cluster: RunningCluster) -> None:
@@ -45,7 +45,7 @@ async def test_a_crowd_is_served_or_told_to_come_again(cluster: RunningCluster) 
         replies = await asyncio.gather(*(_asked(client, seed) for seed in range(CROWD)))
         statuses = Counter(reply.status_code for reply in replies)
         assert set(statuses) <= {200, 429}, statuses
-        assert statuses[200] >= 64
+        assert statuses[200] >= OUTPUTS
         for reply in replies:
             if reply.status_code == 200:
                 assert reply.json()["usage"]["completion_tokens"] == 2

@@ -1,6 +1,7 @@
 """Outputs that go on when the orchestrator that makes them is lost."""
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -173,7 +174,7 @@ async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
     ],
 )
 async def test_expected_errors_are_raised_as_they_were(error: Exception) -> None:
-    one = Scripted([Refusal.of(error)])
+    one = Scripted([copy.deepcopy(Refusal(error))])  # by the same protocol by which Ray sends it
     with pytest.raises(type(error), match=str(error)) as raised:
         await taken(one)
     assert type(raised.value) is type(error)
@@ -182,9 +183,9 @@ async def test_expected_errors_are_raised_as_they_were(error: Exception) -> None
 
 
 async def test_an_orchestrator_that_finds_no_target_in_the_middle_of_an_output_is_as_good_as_lost() -> None:
-    one = Scripted([token(1), Refusal.of(Unreachable("no target"))], [token(2), ENDED])
+    one = Scripted([token(1), Refusal(Unreachable("no target"))], [token(2), ENDED])
     assert (await taken(one))[:2] == [token(1), token(2)]
-    other = Scripted([token(1), Refusal.of(RequestError("too long"))])
+    other = Scripted([token(1), Refusal(RequestError("too long"))])
     with pytest.raises(RequestError, match="too long"):
         await taken(other)
 
@@ -202,7 +203,9 @@ async def test_a_model_that_nobody_serves_is_said() -> None:
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "lost"])
-async def test_models_whose_orchestrators_are_gone_are_not_served(silent: bool) -> None:
+async def test_models_whose_orchestrators_are_gone_are_not_served(
+    monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
     class Gone(Scripted):
         async def models(self) -> tuple[ServedModel, ...]:
             if not silent:
@@ -210,6 +213,8 @@ async def test_models_whose_orchestrators_are_gone_are_not_served(silent: bool) 
             await asyncio.Event().wait()
             return ()
 
+    if silent:
+        monkeypatch.setattr(failover, "MODELS_SECONDS", 0.01)
     assert await ClusterBackend({"gone": Gone(), "small": Scripted()}).models() == (SMALL,)
 
 

@@ -32,20 +32,27 @@ def undisturbed(cluster: RunningCluster) -> list[str]:
     return asyncio.run(heard())
 
 
-@pytest.mark.parametrize("role", [Role.ORCHESTRATOR, Role.TARGET, Role.DRAFTER])
-async def test_streams_go_on_where_they_were(cluster: RunningCluster, undisturbed: list[str], role: Role) -> None:
+ALL = (Role.ORCHESTRATOR, Role.TARGET, Role.DRAFTER)
+
+
+@pytest.mark.parametrize("roles", [ALL, *(pytest.param((role,), marks=pytest.mark.full) for role in ALL)])
+async def test_streams_go_on_where_they_were(
+    cluster: RunningCluster, undisturbed: list[str], roles: tuple[Role, ...]
+) -> None:
+    """One process of each role is killed, all at the same time."""
     amid, tries = False, 0
     while not amid:  # where this process stands still, streams may end before the kill: then another one
         assert (tries := tries + 1) <= TRIES
-        there = cluster.entries(role)
+        killed = [cluster.entries(role)[0] for role in roles]
         async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:
-            kill(there[0])
+            for one in killed:
+                kill(one)
             at_the_kill = [one.text for one in heard]
         amid = all(len(begun) < len(whole) for begun, whole in zip(at_the_kill, undisturbed, strict=True))
         assert [one.text for one in heard] == undisturbed
         assert [one.tokens for one in heard] == [TOKENS] * len(SEEDS)
-        # It is started again, as another process.
-        await eventually(lambda gone=there[0].process: cluster.complete(but=gone))
+        # They are started again, as other processes.
+        await eventually(lambda gone=tuple(killed): cluster.complete(*gone))
 
 
 @pytest.mark.full
@@ -69,7 +76,7 @@ async def test_an_orchestrator_that_falls_silent_is_given_up_and_not_asked_again
     # it has as many under way as the other one, with those that were given up.
     assert max(given_up.values()) <= len(SEEDS)
     kill(silent)
-    await eventually(lambda: cluster.complete(but=silent.process))
+    await eventually(lambda: cluster.complete(silent))
 
 
 def _given_up(log: str) -> Counter[str]:

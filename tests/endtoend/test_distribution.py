@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.bench.exactness import LEAST_P, TOKENS, Drawn, Trial
+from crossdraft.bench.acceptance import LEAST_P, TOKENS, Drawn, Trial
 from crossdraft.client import GenerationRequest
 from tests.endtoend.stack import TARGET, Stack, statistics
 
@@ -17,7 +17,7 @@ CASES = [
     ("coupled", "drafter-b", AHEAD),
     pytest.param("coupled", "drafter-b", ROUNDS, marks=pytest.mark.full),
     pytest.param("slrs", "drafter-c", ROUNDS, marks=pytest.mark.full),
-]  # `crossdraft.bench.exactness` has all methods
+]  # `crossdraft.bench.acceptance` has all methods
 COUNT, LEAST_TESTS = (20_000, 4) if FULL else (500, 2)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

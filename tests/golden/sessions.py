@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 
 from crossdraft.rpc.generation import Generate
+from crossdraft.session.assignment import Secrets
 from crossdraft.session.events import (
     Close,
     Command,
@@ -27,7 +28,6 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.session.resolution import Secrets
 from crossdraft.trace.recording import Header, Recording, Step
 from crossdraft.trace.replay import session_of
 from crossdraft.types.messages import Advance, Draft, Drafted, OpenDrafter, Score, Scored

@@ -3,23 +3,22 @@
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
-from crossdraft.cli.loadtest import Files, Plan, Stage, run
-from crossdraft.console.running import CommandFailed
-from crossdraft.loadtest.requests import Prompt, Request, RequestOptions
+from crossdraft.cli.loadtest import LoadTest, Stage
+from crossdraft.cli.options import LoadFiles
+from crossdraft.console.running import CommandFailed, run_to_end
+from crossdraft.loadtest.requests import Prompt, Request
 from crossdraft.loadtest.runner import ClosedLoop
 from crossdraft.loadtest.summary import Goal
 from crossdraft.loadtest.timeline import Chunk, Client, End, RequestFailedError
 from tests.cli.conftest import Cli
-from tests.loadtest.values import FIGURES
+from tests.loadtest.values import CONDITIONS, FIGURES, validated
 
-SCHEMA = Path(__file__).parents[2] / "deploy" / "loadtest" / "report.schema.json"
 DELAY = 3  # ms, one way
 LATENCIES = ("first_token_ms", "between_chunks_ms", "per_token_ms", "end_to_end_ms")
 
@@ -37,8 +36,7 @@ def test_started_services_over_http_and_grpc_beside_a_pipeline(
     files = "--prompts", prompts, "--json", report, "--csv", lines, "--plot", picture
     done = cli("loadtest", *models, *ways, *load, *files)
     assert done.code == 0, done.err
-    found = json.loads(report.read_text())
-    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
+    found = validated(json.loads(report.read_text()))
     assert [one["way"] for one in found["runs"]] == ["HTTP", "gRPC", "in process"]
     for one in found["runs"]:
         assert_measured(one)
@@ -73,14 +71,15 @@ class InMemory:
             yield Stage(delay, self.clients)
 
 
-PLAN = Plan(ClosedLoop(2), RequestOptions(), Goal(60_000), (Prompt("text", "a"),), "here", 3, 1, 2, 0, 60.0)
+def run(tested: InMemory, files: LoadFiles) -> None:
+    conditions = replace(CONDITIONS, load=ClosedLoop(2), goal=Goal(60_000), requests=3, repeat=2)
+    run_to_end(LoadTest(conditions, (Prompt("text", "a"),), 60.0, tested, files).run())  # type: ignore[arg-type]
 
 
 def test_stages_are_measured_compared_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, lines, picture = (tmp_path / f"report.{kind}" for kind in ("json", "csv", "png"))
-    run(PLAN, InMemory(), Files(report, lines, picture))  # type: ignore[arg-type]
-    found = json.loads(report.read_text())
-    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
+    run(InMemory(), LoadFiles(json_file=report, csv_file=lines, picture=picture))
+    found = validated(json.loads(report.read_text()))
     names = [(one["way"], one["delay_ms"]) for one in found["runs"]]
     assert names == [("HTTP", 0), ("in process", 0), ("HTTP", 5), ("in process", 5)]
     assert [(one["summary"]["requests"], one["summary"]["goodput"]["share"]) for one in found["runs"]] == [(6, 1)] * 4
@@ -110,7 +109,7 @@ class Refusing:
 )
 def test_a_test_without_an_answer_fails(answered: int, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CommandFailed, match=complaint):
-        run(PLAN, InMemory((0.0,), clients={"HTTP": Refusing(answered)}), Files())  # type: ignore[arg-type]
+        run(InMemory((0.0,), clients={"HTTP": Refusing(answered)}), LoadFiles())
     assert ("HTTP 429: no room" in capsys.readouterr().err) == (answered == 1)
 
 
@@ -135,9 +134,7 @@ def assert_measured(found: dict[str, Any]) -> None:
 
 def test_a_server_that_is_not_there(cli: Cli) -> None:
     for address in (("--url", "http://127.0.0.1:9"), ("--server", "127.0.0.1:9")):
-        done = cli("loadtest", *address, "--requests", 1)
-        assert (done.code, done.out) == (1, "")
-        assert "the first requests failed" in done.err
+        cli("loadtest", *address, "--requests", 1).failed("the first requests failed", 1)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +166,5 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
 )
 def test_wrong_options(cli: Cli, options: list[str], complaint: str) -> None:
     done = cli("loadtest", *options)
-    assert (done.code, done.out) == (2, "")
-    assert complaint in done.err
+    done.failed(complaint)
     assert done.err.count("\n") == 1

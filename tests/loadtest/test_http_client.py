@@ -9,8 +9,9 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from crossdraft.cli.loadtest import base_url
-from crossdraft.console.running import Misused
-from crossdraft.loadtest.http_client import EventParser, HttpClient
+from crossdraft.console.running import UsageError
+from crossdraft.loadtest import http_client
+from crossdraft.loadtest.http_client import HttpClient
 from crossdraft.loadtest.requests import Prompt, Request, RequestOptions
 from crossdraft.loadtest.timeline import Chunk, End, RequestFailedError
 
@@ -102,15 +103,19 @@ async def test_a_stream_with_a_trace() -> None:
 
 
 async def test_events_may_be_cut_anywhere() -> None:
-    whole = b"".join(STREAM)
+    whole = b": a comment\r\n\r\n" + b"".join(STREAM[:-1]).replace(b"\n", b"\r\n") + DONE + b"data"
     for size in (1, 7, 64):
-        pieces = [whole[begin : begin + size] for begin in range(0, len(whole), size)]
-        events = EventParser()
-        assert [one for piece in pieces for one in events.feed(piece)] == list(EventParser().feed(whole))
-    assert list(EventParser().feed(b": a comment\r\n\r\ndata: 1\r\n\r\ndata: 2\ndata: 3\n\nda")) == ["1", "2\n3"]
-    server = Server(*(bytes([byte]) for byte in whole))
-    async with asking(server) as client:
-        assert len(await heard(client)) == 3
+        server = Server(*(whole[begin : begin + size] for begin in range(0, len(whole), size)))
+        async with asking(server) as client:
+            assert len(await heard(client)) == 3
+
+
+async def test_a_line_that_is_too_long_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "LONGEST_LINE", 2**10)
+    async with asking(Server(event("x" * 2**12), DONE)) as client:
+        with pytest.raises(RequestFailedError, match="an event has a line over") as raised:
+            await heard(client)
+    assert raised.value.kind == "bad event"
 
 
 async def test_another_servers_stream() -> None:
@@ -195,7 +200,7 @@ async def test_bytes_that_are_no_http() -> None:
     "url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a?b=c", "http://a:99999", "http://[", "http://me:x@a"]
 )
 def test_no_url(url: str) -> None:
-    with pytest.raises(Misused, match="--url must be such as"):
+    with pytest.raises(UsageError, match="--url must be such as"):
         base_url(url)
 
 

@@ -1,10 +1,35 @@
 """Timelines whose figures can be worked out by hand. Times are seconds."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import jsonschema
+
+from crossdraft.loadtest.report import Conditions
+from crossdraft.loadtest.requests import RequestOptions
+from crossdraft.loadtest.runner import OpenLoop
+from crossdraft.loadtest.summary import Goal
 from crossdraft.loadtest.timeline import Figures, Timeline
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Trips
 
+SCHEMA = json.loads((Path(__file__).parents[2] / "deploy/loadtest/report.schema.json").read_text(encoding="utf-8"))
+GOAL = Goal(150, 200)
+CONDITIONS = Conditions(
+    begun="2026-01-02T03:04:05+00:00",
+    software="0.1.0",
+    cores=2,
+    load=OpenLoop(2.0),
+    goal=GOAL,
+    wishes=RequestOptions(),
+    requests=2,
+    warm_up=1,
+    repeat=1,
+    seed=7,
+    prompts="bundled",
+    services="",
+)
 TRIPS = (*(4 if bound == 0.005 else 0 for bound in BOUNDS), 0)  # four of 2.5 to 5 ms
 TARGET = LaneFigures("target", "", 100, 300, Trips(TRIPS, 0.016, 0.004), "", 0.4, 0.002, 1.0, 0.5)
 DRAFTER = LaneFigures("drafter", "", 50, 150, Trips(TRIPS, 0.014), "unreachable", 0.1, 0.001, 0.8, 0.2)
@@ -22,6 +47,12 @@ WHOLE = Timeline(
     figures=FIGURES,
 )
 FAILED = replace(WHOLE, number=1, due=11.0, sent=11.0, chunks=(), ended=12.5, tokens=0, made=(), error="HTTP 429")
+
+
+def validated(report: dict[str, Any]) -> dict[str, Any]:
+    """The report, if it is as its schema says."""
+    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    return report
 
 
 def at(number: int, due: float, took: float, late: float = 0.0) -> Timeline:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from crossdraft.rpc import generation
 from crossdraft.rpc.errors import BadMessage, BadRequest
-from crossdraft.rpc.generation import Generate, Generated, GenerationEnded, Served
+from crossdraft.rpc.generation import Generate, Generated, GenerationEnded
 from crossdraft.session.events import Reason
 from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.output import ServedModel, Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap
 from crossdraft.types.statistics import Counts, Kind, LaneFigures, Statistics, Times, statistics_of
 from crossdraft.v1 import generation_pb2 as pb
@@ -60,18 +61,17 @@ def test_every_field_has_its_place() -> None:
 
 
 TOKENS = st.builds(
-    Generated,
+    Token,
     COUNTS,
-    st.binary(max_size=4),
     TEXTS,
+    st.binary(max_size=4),
     st.sampled_from(Kind),
     st.none() | st.floats(-99, 0),
     st.lists(st.tuples(COUNTS, st.binary(max_size=4), st.floats(-99, 0)), max_size=3).map(tuple),
-    st.floats(0, 1e6),
 )
 
 
-@given(TOKENS)
+@given(st.builds(Generated, TOKENS, st.floats(0, 1e6)))
 def test_tokens(token: Generated) -> None:
     sent = generation.encode_reply(token).SerializeToString()
     assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == token
@@ -93,7 +93,7 @@ def test_ends(reason: Reason) -> None:
 
 
 def test_models() -> None:
-    models = (Served("a", 7, 64, ("x", "y"), ("slem",), True), Served("b", 0, 1, (), (), False))
+    models = (ServedModel("a", 7, 64, ("x", "y"), ("slem",), True), ServedModel("b", 0, 1, (), (), False))
     assert (
         generation.decode_models(pb.ModelsReply.FromString(generation.encode_models(models).SerializeToString()))
         == models

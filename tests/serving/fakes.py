@@ -1,11 +1,16 @@
-"""A backend without any model."""
+"""A backend without any model, and a gRPC server of it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from crossdraft.client import Kind, Reason, Statistics, Token
-from crossdraft.serving.backend import Ended, OutputRequest, ServedModel, UnknownModelError
+from crossdraft.client import GenerationRequest, Kind, Reason, Statistics, Token
+from crossdraft.rpc.generation import Generate
+from crossdraft.rpc.server import Listening
+from crossdraft.serving.backend import Ended, OutputRequest, UnknownModelError
+from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
+from crossdraft.types.output import ServedModel
 
 TOY = ServedModel("toy", 1_700_000_000, 64, ("ngram", "small"), ("slem", "seeded"), chats=True)
 TOKENS = (
@@ -96,3 +101,15 @@ def figures(tokens: int) -> Statistics:
         judged_at=(2, 1),
         accepted_at=(2, 0),
     )
+
+
+ASKED = Generate(GenerationRequest("Hello"), id="r-1", model="toy")
+
+
+@asynccontextmanager
+async def serving(
+    outputs: FakeBackend, options: GenerationOptions | None = None, grace_seconds: float = 0
+) -> AsyncIterator[GenerationServer]:
+    """A gRPC server of these outputs on loopback."""
+    async with serve_generation(outputs, Listening(grace_seconds=grace_seconds), options) as server:
+        yield server

@@ -1,4 +1,4 @@
-"""The dashboard asks for metrics that there are."""
+"""The dashboard asks for metrics that there are, and docs/metrics.md names them."""
 
 import json
 import re
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from crossdraft.client import GenerationRequest
+from crossdraft.cluster.failover import LossMetrics
+from crossdraft.cluster.orchestrators import OrchestratorMetrics
 from crossdraft.rpc.handlers import Activity
 from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
 from crossdraft.serving.backend import OutputRequest
@@ -18,6 +20,7 @@ from tests.serving.exposed import faults, names
 from tests.serving.fakes import FakeBackend
 
 FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "crossdraft.json"
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 NAME = re.compile(rf"{PREFIX}[a-zA-Z0-9_]+")
 
 
@@ -79,15 +82,6 @@ def test_the_text_keeps_to_the_rules_of_prometheus(front: str, service: str) -> 
     assert faults(service) == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["crossdraft_a:b 1", "crossdraft_takes_ms 1", "crossdraft_a_total 1", "other 1", "crossdraft_Big 1"],
-)
-def test_the_rules_find_faults(line: str) -> None:
-    name = line.split(" ")[0]
-    assert faults(f"# HELP {name} Some help.\n# TYPE {name} gauge\n{line}\n")
-
-
 def test_openmetrics_is_spoken_where_it_is_asked_for(front: str) -> None:
     text, kind = Metrics().text("application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
@@ -100,3 +94,14 @@ def test_buckets_of_batches_hold_all_that_is_below_them(service: str) -> None:
     found = dict(re.findall(r'service_batch_size_bucket{le="([^"]+)"[^}]*} (\S+)', service))
     assert (found["1.0"], found["2.0"], found["128.0"], found["+Inf"]) == ("3.0", "4.0", "4.0", "5.0")
     assert "crossdraft_service_batch_size_sum" in service
+
+
+def test_every_metric_is_on_the_page_and_nothing_else(front: str, service: str) -> None:
+    losses, orchestrator = Registry(), OrchestratorMetrics("toy")
+    LossMetrics(losses)
+    texts = [front, service, *(exposition(one)[0].decode() for one in (losses, orchestrator.registry))]
+    there = {name for text in texts for name in names(text)}
+    families = {re.sub(r"_(bucket|sum|count)$", "", name).removeprefix(PREFIX) for name in there}
+    table = "\n".join(line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `"))
+    told = {name.split("{")[0] for name in re.findall(r"`([^`]+)`", table)}
+    assert {name.replace("…", "spec_decode_num_accepted_tokens") for name in told} == families

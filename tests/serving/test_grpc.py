@@ -9,14 +9,21 @@ import pytest
 
 from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError, SamplingOptions, Token
 from crossdraft.rpc import errors
-from crossdraft.rpc.generation import Generate, Generated, GenerationClient, GenerationEnded
+from crossdraft.rpc.generation import (
+    Generate,
+    Generated,
+    GenerationClient,
+    GenerationEnded,
+    decode_reply,
+    encode_reply,
+)
 from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.client import Client, RemoteGeneration
 from crossdraft.serving.grpc import GenerationOptions
 from crossdraft.types.request import Chat, Message
+from crossdraft.types.statistics import LaneFigures, Trips
 from crossdraft.v1.generation_pb2 import GenerateRequest
-from tests.serving.fakes import TOKENS, TOY, FakeBackend, figures
-from tests.serving.generating import ASKED, serving
+from tests.serving.fakes import ASKED, TOKENS, TOY, FakeBackend, figures, serving
 
 Served = tuple[FakeBackend, str]
 
@@ -46,12 +53,6 @@ async def test_log_probabilities_and_their_rivals() -> None:
     async with serving(outputs) as server, Client(server.address) as client:
         assert [token async for token in client.generate("Hello", method="seeded", logprobs=2)] == tokens
     assert outputs.requests[0].generation.logprobs == 2
-
-
-async def test_models(served: Served) -> None:
-    _, address = served
-    async with Client(address) as client:
-        assert await client.models() == (TOY,)
 
 
 EVERYTHING = GenerationRequest(
@@ -163,18 +164,13 @@ async def test_what_goes_wrong_is_said(made: list[Token], fault: Exception, erro
         assert raised.value.after == fault.after
 
 
-async def test_unknown_models(served: Served) -> None:
-    _, address = served
-    async with GenerationClient(address) as client:
-        with pytest.raises(errors.NameUnknown, match="there is no model 'other'; there is toy"):
-            await anext(client.generate(replace(ASKED, model="other")))
-
-
 async def test_a_model_must_be_named_where_there_are_several_or_none() -> None:
     outputs = FakeBackend(served=(TOY, replace(TOY, name="second")))
     async with serving(outputs) as server, GenerationClient(server.address) as client:
         with pytest.raises(errors.BadRequest, match="name the model; there are toy, second"):
             await anext(client.generate(Generate(GenerationRequest("Hello"))))
+        with pytest.raises(errors.NameUnknown, match="there is no model 'other'; there is toy"):
+            await anext(client.generate(replace(ASKED, model="other")))
         assert isinstance(await anext(client.generate(Generate(GenerationRequest("Hello"), model="second"))), Generated)
         outputs.served = ()
         with pytest.raises(errors.Unreachable, match="no model can be served now"):
@@ -224,3 +220,13 @@ async def test_a_value_that_does_not_fit_its_field_is_not_sent(served: Served) -
 def test_options_are_checked(bad: float) -> None:
     with pytest.raises(ValueError, match="stalled_seconds must be above 0"):
         GenerationOptions(stalled_seconds=bad)
+
+
+def test_lanes_are_sent_without_where_services_are() -> None:
+    lane = LaneFigures("target", "10.0.0.1:7001", 1, 2, Trips((3, 4), 0.5, 0.25), "unreachable", 0.1, 0.2, 0.9, 0.3)
+    ended = GenerationEnded("r-1", Reason.STOP, replace(figures(4), lanes=(lane,)))
+    sent = encode_reply(ended)
+    assert b"10.0.0.1" not in sent.SerializeToString()
+    arrived = decode_reply(sent)
+    statistics = replace(ended.statistics, lanes=(replace(lane, address=""),))
+    assert arrived == replace(ended, statistics=statistics)

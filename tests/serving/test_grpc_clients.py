@@ -12,8 +12,7 @@ from crossdraft.rpc.generation import Generated, GenerationClient
 from crossdraft.serving.client import Client
 from crossdraft.serving.grpc import GenerationOptions
 from crossdraft.serving.limits import Keys, RateLimit
-from tests.serving.fakes import TOKENS, TOY, FakeBackend
-from tests.serving.generating import ASKED, serving
+from tests.serving.fakes import ASKED, TOKENS, TOY, FakeBackend, serving
 
 KEY = "alice-0123456789abcdef"
 

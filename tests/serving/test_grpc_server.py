@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -19,11 +20,12 @@ from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnde
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.grpc import serve_generation
+from crossdraft.serving.servers import Together
 from crossdraft.types.messages import SamplingOptions
-from tests.serving.fakes import TOKENS, FakeBackend
+from tests.serving.fakes import ASKED, TOKENS, FakeBackend
+from tests.serving.ports import free_port
 
 SERVICE = "crossdraft.v1.Generation"
-ASKED = Generate(GenerationRequest("Hello"), id="r-1", model="toy")
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -64,12 +66,6 @@ async def test_a_server_that_ends_gives_up_what_takes_longer() -> None:
         await anext(generation)
         await server.drain()
         await outputs.wait_running(0)
-
-
-async def test_a_port_that_is_taken(served: Served) -> None:
-    taken = Listening(port=int(served[1].rpartition(":")[2]))
-    with pytest.raises(CannotListen, match="the port is taken"):
-        await serve_generation(FakeBackend(), taken).start()
 
 
 def generated_by_reflection(address: str) -> list[str]:
@@ -150,3 +146,19 @@ async def test_1000_malformed_requests_leave_nothing_behind(served: Served) -> N
     assert (outputs.running, outputs.requests) == (0, [])
     async with GenerationClient(address) as client:
         assert isinstance([reply async for reply in client.generate(ASKED)][-1], GenerationEnded)
+
+
+async def test_servers_begin_and_end_together() -> None:
+    first, second = (serve_generation(FakeBackend(), Listening(port=free_port(), grace_seconds=0)) for _ in range(2))
+    async with Together(first, {"other": second}) as both:
+        line = json.loads(both.ready_line())
+        assert (line["address"], line["other"]) == (first.address, second.address)
+        taken = Listening(port=int(first.address.rpartition(":")[2]), grace_seconds=0)
+        third = serve_generation(FakeBackend(), Listening(port=free_port(), grace_seconds=0))
+        with pytest.raises(CannotListen):
+            await Together(serve_generation(FakeBackend(), taken), {"third": third}).__aenter__()
+        free = Listening(port=int(third.address.rpartition(":")[2]), grace_seconds=0)
+        async with serve_generation(FakeBackend(), free):  # the third one has ended again
+            pass
+    async with serve_generation(FakeBackend(), taken):
+        pass

@@ -197,10 +197,3 @@ async def test_clients_cannot_make_labels() -> None:
 def test_positions_are_bounded() -> None:
     assert len({position_of(place) for place in range(1000)}) == 33
     assert position_of(0) == "0"
-
-
-async def test_two_processes_worth_of_metrics_share_nothing() -> None:
-    one, other = Metrics(), Metrics()
-    await drained(MeasuredBackend(FakeBackend(), one))
-    assert samples(one.text()[0].decode(), "generation_tokens_total")
-    assert not samples(other.text()[0].decode(), "generation_tokens_total")

@@ -13,7 +13,7 @@ import pytest_asyncio
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, RequestError, SamplingOptions, connect
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.rpc.errors import NameUnknown, Overloaded, Unreachable
+from crossdraft.rpc.errors import Overloaded
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.client import Client
@@ -191,13 +191,6 @@ async def test_over_grpc_what_cannot_be_served_is_said(stack: Stack, change: dic
     assert stack.backend.running == 0
 
 
-async def test_unknown_names(stack: Stack) -> None:
-    with pytest.raises(NameUnknown, match="there is no model 'x'; there is demo"):
-        await anext(stack.client.run(GREEDY, "x"))
-    with pytest.raises(NameUnknown, match="'demo' has no drafter 'x'; there is b"):
-        await anext(stack.client.run(GREEDY, "demo", "x"))
-
-
 async def endless(stack: Stack, n: int) -> openai.AsyncStream[openai.types.Completion]:
     """Outputs that go on longer than a test."""
     return await stack.complete(n=n, seed=1, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
@@ -252,15 +245,3 @@ async def test_log_probabilities_are_the_models(stack: Stack) -> None:
         assert len(likely) == 3
         assert value == pytest.approx(max(likely.values())) == pytest.approx(likely[token])
         assert value <= 0
-
-
-async def test_without_a_target() -> None:
-    model = LocalModel("gone", ("127.0.0.1:1",))
-    async with (
-        LocalBackend((model,)) as backend,
-        serve_generation(backend, AT_ONCE) as server,
-        Client(server.address) as client,
-    ):
-        assert await client.models() == ()
-        with pytest.raises(Unreachable):
-            await anext(client.run(GREEDY, "gone"))

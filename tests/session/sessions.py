@@ -1,6 +1,7 @@
 """Sessions over toys, brought to each of the states in which they wait."""
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import SLRS, TLI, Method
 from tests.ports import assignment, toys
 
+T = TypeVar("T")
 TARGET, DRAFTER = 1, 2  # lanes, as they are opened first
 
 
@@ -39,8 +41,7 @@ def drafting() -> tuple[Session, Draft]:
 def passing() -> tuple[Session, Pass]:
     """A session that waits for a pass."""
     session, draft = drafting()
-    (sent,) = requests(session.handle(Replied(DRAFTER, toys()[1].draft(draft)), 1.0))
-    assert isinstance(sent, Pass)
+    sent = only(Pass, session.handle(Replied(DRAFTER, toys()[1].draft(draft)), 1.0))
     return session, sent
 
 
@@ -49,8 +50,7 @@ def fetching() -> Session:
     session = Session(assignment(TLI))
     opened(session)
     three = tuple(DraftToken(0, Row.certain(0)) for _ in range(3))
-    (sent,) = requests(session.handle(Replied(DRAFTER, Drafted(1, three, 0.0)), 0.0))
-    assert isinstance(sent, Pass)
+    sent = only(Pass, session.handle(Replied(DRAFTER, Drafted(1, three, 0.0)), 0.0))
     short = Row(np.array([1]), np.array([0.5]), 0.5)
     session.handle(Replied(TARGET, PassDone(1, (short,) * (1 + len(sent.tree)), 0.0)), 0.0)
     return session
@@ -62,16 +62,21 @@ def scoring() -> tuple[Session, Score]:
     opened(session)
     two = (DraftToken(1, Row.certain(1)), DraftToken(0, Row.certain(0)))
     drafted = Drafted(1, two, 0.0, "it stands aside")
-    (sent,) = requests(session.handle(Replied(DRAFTER, drafted), 0.0))
-    assert isinstance(sent, Pass)
+    sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 0.0))
     whole = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
-    (score,) = requests(session.handle(Replied(TARGET, PassDone(1, (whole,) * (1 + len(sent.tree)), 0.0)), 0.0))
-    assert isinstance(score, Score)
+    score = only(Score, session.handle(Replied(TARGET, PassDone(1, (whole,) * (1 + len(sent.tree)), 0.0)), 0.0))
     return session, score
 
 
 def requests(out: Iterable[object]) -> list[Request]:
     return [command.request for command in out if isinstance(command, Send)]
+
+
+def only(kind: type[T], out: Iterable[object]) -> T:
+    """The one request that was sent, which is of this kind."""
+    (sent,) = requests(out)
+    assert isinstance(sent, kind)
+    return sent
 
 
 def timers(out: Iterable[object]) -> list[Timer]:
@@ -113,8 +118,7 @@ def alone(method: Method = TLI, **changes: object) -> tuple[Session, Pass]:
     """A session without any drafter, and its first pass."""
     session = Session(assignment(method, drafts=False, **changes))
     session.start(0.0)
-    (sent,) = requests(session.handle(Ready(TARGET), 0.0))
-    assert isinstance(sent, Pass)
+    sent = only(Pass, session.handle(Ready(TARGET), 0.0))
     return session, sent
 
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.client.api import Generation, Token
-from crossdraft.client.driver import Services
+from crossdraft.client import Generation, Token
+from crossdraft.client.roster import Services
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Finished, Reason
 from crossdraft.session.resolution import resolve, tokenization_of
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
 from crossdraft.text.letters import Letters, Side
-from crossdraft.types.messages import Draft, NoiseKey, Pass
+from crossdraft.types.messages import Draft, Pass
 from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, Method
@@ -24,41 +24,32 @@ from tests.session.test_resolution import models
 from tests.tables import ToyTarget, autoregressive_distribution
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of
 from tests.verification.scheduling import Act, Overlapped, Schedule
-from tests.verification.test_seeded_distribution import LENGTH, Runs, SeededDrafter, SeededTarget
-from tests.verification.toys import TOYS, Toy
+from tests.verification.test_seeded_distribution import LENGTH, Runs
+from tests.verification.toys import EXACT, NESTED, SAME, TOYS, Toy
 from tests.vocabularies import pair_of
 
-EXACT = 1e-12
 CONTROLLERS: dict[str, Controller] = {
     "lock-step": lock_step(3),
     "overlapped": Fixed(Choice(max_draft_tokens=6, min_draft_tokens=2)),
     "plain": Fixed(PLAIN),
 }
-governed = pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)
-NESTED = next(toy for toy in TOYS if toy.name == "nested prefixes")
-SAME = next(toy for toy in TOYS if toy.name == "same")
+controlled = pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)
 
 
-class World:
-    """Services whose target draws the same whenever it is asked the same."""
-
-    def __init__(self) -> None:
-        target, drafter = toys(SLEM)
-        self.target, self.drafter = MemoryTarget(toy=target), MemoryDrafter(toy=drafter)
-
-    async def generate(self, given: Assignment) -> tuple[Generation, list[Token]]:
-        running = Generation(given, Services.of(self.target, self.drafter))
-        return running, [token async for token in running]
+async def generate(given: Assignment, services: Services) -> tuple[Generation, list[Token]]:
+    running = Generation(given, services)
+    return running, [token async for token in running]
 
 
-@governed
+@controlled
 @pytest.mark.parametrize("stop", [(), ("aab", "ba"), ("bab",), ("zz",)])
 async def test_after_every_cut_the_rest_is_the_same(controller: Controller, stop: tuple[str, ...]) -> None:
-    world = World()
+    target, drafter = toys(SLEM)  # the target draws the same whenever it is asked the same
+    services = Services.of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
     given = assignment(max_tokens=25, controller=controller, stop=tuple(map(Letters, stop)))
-    whole, tokens = await world.generate(given)
+    whole, tokens = await generate(given, services)
     for cut in range(len(tokens) + 1):
-        rest, others = await world.generate(replace(given, committed=tuple(whole.ids[:cut])))
+        rest, others = await generate(replace(given, committed=tuple(whole.ids[:cut])), services)
         assert rest.ids == [token.id for token in others] == whole.ids[cut:]
         assert "".join(token.text for token in tokens[:cut]) + rest.text == whole.text
         assert rest.reason == whole.reason
@@ -70,15 +61,10 @@ async def test_what_follows_an_unfinished_character_is_shown_whole() -> None:
     """The tokens are the bytes of a character, and of another one that a stop string may begin with."""
     pair = pair_of(tuple(map(chr, "🦄é".encode())), ("a",))
     given = assignment(pair=pair, max_tokens=40, stop=(Letters("\xc3\xa9\xc3\xa9"),), drafts=False)
-    target = MemoryTarget(toy=ToyTarget(6, 99, RandomChooser(np.random.default_rng(5))))
-
-    async def generate(given: Assignment) -> tuple[Generation, list[Token]]:
-        running = Generation(given, Services.of(target))
-        return running, [token async for token in running]
-
-    whole, tokens = await generate(given)
+    services = Services.of(MemoryTarget(toy=ToyTarget(6, 99, RandomChooser(np.random.default_rng(5)))))
+    whole, tokens = await generate(given, services)
     for cut in range(len(tokens) + 1):
-        rest, _ = await generate(replace(given, committed=tuple(whole.ids[:cut])))
+        rest, _ = await generate(replace(given, committed=tuple(whole.ids[:cut])), services)
         assert "".join(token.text for token in tokens[:cut]) + rest.text == whole.text
 
 
@@ -87,16 +73,10 @@ async def test_what_follows_an_unfinished_character_is_shown_whole() -> None:
 def test_a_seeded_output_goes_on_as_it_would_have(toy: Toy, choice: Choice) -> None:
     runs = Runs(toy)
     for seed in range(10):
-        key, (target, drafter) = NoiseKey(seed), runs.noises
         wanted = runs.output(seed, 0)
         for cut in range(len(wanted) + 1):
             given = Overlapped(toy, SEEDED, (choice,), Schedule("DTD"), LENGTH, committed=wanted[:cut])
-            stage = given.stage(RandomChooser.__new__(RandomChooser))
-            stage.replace_toys(
-                SeededTarget(runs.pair.target, key, target),
-                lambda: SeededDrafter(runs.pair.drafter, key, drafter),  # noqa: B023 - used at once
-            )
-            given.schedule.play(stage)
+            stage = runs.play(given, seed)
             assert tuple(one.token for one in stage.emitted) == wanted[cut:]
             offsets = [len(runs.pair.target.letters_of(wanted[:place])) for place in range(cut, len(wanted))]
             assert [one.offset for one in stage.emitted] == offsets

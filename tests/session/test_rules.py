@@ -16,8 +16,7 @@ from crossdraft.session.events import (
     Replied,
     Timer,
 )
-from crossdraft.session.rules import State
-from crossdraft.session.session import Session
+from crossdraft.session.session import Session, State
 from crossdraft.types.messages import Drafted, PassDone, RowFetched, Scored
 from crossdraft.types.rows import DraftToken, Row
 from tests.clock import GONE

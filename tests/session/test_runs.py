@@ -1,19 +1,81 @@
-"""Plain epochs as runs: the target draws token after token, and the session commits them as they are told."""
+"""Plain epochs: the target draws token after token in runs, and the session commits them as they are told."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from crossdraft.session.events import Cancelled, Finished, IllegalEventError, Lost, Open, Ready, Reason, Replied
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import LONG_RUN
+from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice, PassSeen
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import OpenTarget, Pass, PassDone, Sample, SamplingOptions
-from crossdraft.types.rows import Row
-from crossdraft.verification.methods import SLEM, TLI, Method
+from crossdraft.types.messages import Draft, Drafted, OpenTarget, Pass, PassDone, RunTo, Sample, SamplingOptions
+from crossdraft.types.rows import DraftToken, Row
+from crossdraft.verification.methods import COUPLED, SLEM, TLI, Method
 from tests.clock import GONE
 from tests.ports import LETTERS, assignment
-from tests.session.sessions import TARGET, alone, emitted, end, requests, tokens_of, told
+from tests.session.sessions import DRAFTER, TARGET, alone, emitted, end, only, opened, requests, tokens_of, told
+from tests.verification.scheduling import InTurn, Turns
 from tests.vocabularies import pair_of
+
+ROW_METHODS = (TLI, COUPLED)
+WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
+
+
+def left_alone(method: Method = TLI) -> tuple[Session, Pass]:
+    """A session whose first drafter is gone, with its first pass."""
+    session = Session(assignment(method, controller=InTurn((Choice(2, 1),)).fresh()))
+    session.start(0.0)
+    session.handle(Lost(DRAFTER, GONE), 0.0)
+    sent = only(Pass, session.handle(Ready(TARGET), 0.0))
+    return session, sent
+
+
+@pytest.mark.parametrize("method", ROW_METHODS, ids=lambda method: method.name)
+def test_without_a_drafter_passes_are_answered_by_draws_and_emitted_as_they_are(method: Method) -> None:
+    session, sent = left_alone(method)
+    for token in (1, 2, 0):
+        assert sent.draws
+        assert not sent.listed
+        out = session.handle(Replied(TARGET, PassDone(sent.number, (Sample(token, -0.5),), 0.0)), 1.0)
+        assert [(one.token, one.log_probability) for one in emitted(out)] == [(token, -0.5)]
+        sent = only(Pass, out)
+
+
+def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
+    """A drafter that opens meanwhile needs the row that follows its first draft token."""
+    session = Session(assignment(TLI, controller=InTurn((Choice(2, 1),)).fresh()))
+    session.start(0.0)
+    sent = only(Pass, session.handle(Ready(TARGET), 0.0))
+    assert not sent.draws
+
+
+def test_rounds_are_answered_by_rows_and_what_is_decoded_between_them_by_draws() -> None:
+    controller = InTurn((Choice(2, 2, overlap=False), PLAIN), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller))
+    draft = requests(opened(session))[0]
+    assert isinstance(draft, Draft)
+    two = (DraftToken(0, Row.certain(0)), DraftToken(0, Row.certain(0)))
+    sent = only(Pass, session.handle(Replied(DRAFTER, Drafted(1, two, 0.0)), 1.0))
+    assert not sent.draws
+    certain = Row(np.array([0, 1, 2]), np.array([1.0, 0.0, 0.0]))
+    out = session.handle(Replied(TARGET, PassDone(1, (certain,) * len(sent.answered), 0.0)), 2.0)
+    assert [one.token for one in emitted(out)] == [0, 0, 0]
+    (after,) = [one for one in requests(out) if isinstance(one, Pass)]
+    assert after.draws
+
+
+@pytest.mark.parametrize("wrong", [WHOLE, Sample(1, 0.0)], ids=["a row", "a draw"])
+def test_an_answer_of_the_other_kind_is_illegal(wrong: Row | Sample) -> None:
+    if isinstance(wrong, Row):
+        session, _ = left_alone()
+    else:
+        session = Session(assignment(TLI, controller=InTurn((Choice(2, 1),)).fresh()))
+        session.start(0.0)
+        session.handle(Ready(TARGET), 0.0)
+    with pytest.raises(IllegalEventError, match="pass 1 with 1 answers"):
+        session.handle(Replied(TARGET, PassDone(1, (wrong,), 0.0)), 1.0)
+
 
 OTHER = TARGET + 1  # the second lane where no drafter is wanted
 
@@ -28,8 +90,7 @@ def test_tokens_are_emitted_as_they_come_and_the_next_pass_leaves_when_the_run_i
     assert (tokens_of(second), requests(second)) == ([2], [])
     last = session.handle(told(0, 1, first=3, more=False), 3.0)
     assert tokens_of(last) == [0, 1]
-    (following,) = requests(last)
-    assert isinstance(following, Pass)
+    following = only(Pass, last)
     assert (following.number, following.committed, following.run) == (2, (1, 0, 2, 0, 1), LONG_RUN)
     assert (session.counts.tokens, session.counts.passes, session.counts.runs) == (5, 6, 2)
     assert {one.log_probability for one in emitted(first + second + last)} == {-0.5}
@@ -73,8 +134,7 @@ def test_a_run_that_ended_at_a_stop_id(ignored: bool) -> None:
     out = session.handle(told(0, 2, more=False), 1.0)
     assert tokens_of(out) == [0, 2]
     if ignored:
-        (following,) = requests(out)
-        assert isinstance(following, Pass)
+        following = only(Pass, out)
         assert following.committed == (0, 2)
     else:
         assert end(out).reason is Reason.STOP
@@ -94,8 +154,7 @@ def test_a_target_that_dies_in_mid_run_is_replaced_and_no_token_comes_twice() ->
     out += session.handle(Lost(TARGET, GONE), 2.0)
     (lane,) = [command.lane for command in out if isinstance(command, Open)]
     again = session.handle(Ready(lane), 3.0)
-    (sent,) = requests(again)
-    assert isinstance(sent, Pass)
+    sent = only(Pass, again)
     assert (sent.number, sent.committed, sent.run) == (1, (1, 0), 10)
     out += session.handle(told(2, 2, lane=lane), 4.0)
     assert tokens_of(out) == [1, 0, 2, 2]
@@ -109,8 +168,7 @@ def test_another_target_that_is_open_goes_on_at_once() -> None:
     assert requests(session.handle(Ready(OTHER), 0.0)) == []  # the run brings what it could draw
     assert isinstance(sent, Pass)
     session.handle(told(1), 1.0)
-    (other,) = requests(session.handle(Lost(TARGET, GONE), 2.0))
-    assert isinstance(other, Pass)
+    other = only(Pass, session.handle(Lost(TARGET, GONE), 2.0))
     assert (other.number, other.committed, other.run) == (1, (1,), 11)
 
 
@@ -151,3 +209,102 @@ def test_an_output_ends_though_its_run_goes_on() -> None:
     session, _ = alone(open_target=OpenTarget((0,), SamplingOptions(), None), stop=(Letters("b"),))
     (finish,) = [command for command in session.handle(told(1), 1.0) if isinstance(command, Finished)]
     assert finish.reason is Reason.STOP
+
+
+@pytest.mark.parametrize("method", [TLI, SLEM], ids=lambda method: method.name)
+def test_a_drafter_that_opens_ends_the_run_and_is_asked_after_it(method: Method) -> None:
+    session = Session(assignment(method, controller=InTurn((Choice(2, 2, overlap=False),)).fresh()))
+    session.start(0.0)
+    session.handle(Lost(DRAFTER, GONE), 0.0)
+    only(Pass, session.handle(Ready(TARGET), 0.0))
+    session.handle(told(1), 1.0)
+    assert requests(session.handle(Ready(DRAFTER + 1), 2.0)) == [RunTo(1, 0)]
+    assert requests(session.handle(told(0, first=1), 3.0)) == []  # it had left already
+    out = session.handle(told(2, first=2, more=False), 4.0)
+    assert tokens_of(out) == [2]
+    draft = only(Draft, out)
+    assert (draft.offset, draft.letters) == (0, "baab")
+
+
+def test_a_run_is_told_to_end_once() -> None:
+    session = Session(assignment(SLEM, controller=InTurn((Choice(2, 1),)).fresh()))
+    session.start(0.0)
+    session.handle(Lost(DRAFTER, GONE), 0.0)
+    session.handle(Ready(TARGET), 0.0)
+    assert requests(session.handle(Ready(DRAFTER + 1), 1.0)) == [RunTo(1, 0)]
+    session.handle(Lost(DRAFTER + 1, GONE), 2.0)
+    assert requests(session.handle(Ready(DRAFTER + 2), 3.0)) == []
+
+
+def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -> None:
+    controller = InTurn((PLAIN,)).fresh()
+    session = Session(assignment(SLEM, controller=controller, max_tokens=90))
+    session.start(0.0)
+    session.handle(Lost(DRAFTER, GONE), 0.0)
+    only(Pass, session.handle(Ready(TARGET), 0.0))
+    assert requests(session.handle(Ready(DRAFTER + 1), 1.0)) == []
+    assert requests(session.handle(told(*[1] * 16), 2.0)) == [RunTo(1, 64)]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["the drafter is there", "it was lost"])
+def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
+    """It is chosen once, and forgotten if there is no drafter any more."""
+    controller = InTurn((replace(PLAIN, run=4), Choice(3, 3, overlap=False)), waits_for_drafter=True).fresh()
+    session = Session(assignment(SLEM, controller=controller, max_tokens=50))
+    session.start(0.0)
+    session.handle(Ready(TARGET), 0.0)
+    sent = only(Pass, session.handle(Ready(DRAFTER), 0.0))
+    assert sent.run == 4
+    assert requests(session.handle(told(1, 0), 1.0)) == []
+    assert requests(session.handle(told(1, first=2), 2.0)) == []
+    if lost:
+        session.handle(Lost(DRAFTER, GONE), 2.0)
+    (following,) = requests(session.handle(told(0, first=3, more=False), 3.0))
+    if lost:
+        assert isinstance(following, Pass)
+    else:
+        assert isinstance(following, Draft)
+        assert following.count == 3
+
+
+def test_the_controller_says_how_long_a_run_is_and_is_asked_after_each() -> None:
+    controller = InTurn((replace(PLAIN, run=2), replace(PLAIN, run=5)), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller))
+    session.start(0.0)
+    session.handle(Ready(TARGET), 0.0)
+    sent = only(Pass, session.handle(Ready(DRAFTER), 0.0))
+    assert sent.run == 2
+    sent = only(Pass, session.handle(told(1, 1, more=False), 1.0))
+    assert sent.run == 5
+
+
+def test_what_the_controller_is_told_of_a_run() -> None:
+    """Not of the first forward, which reads the prompt; then of the time since the answer before."""
+    controller = Turns(InTurn((PLAIN,)))
+    session, _ = alone(controller=controller)
+    session.handle(told(1), 5.0)
+    session.handle(told(0, 2, first=1), 7.0)
+    done = PassDone(1, (Sample(1, 0.0),), 0.5, 0.25, True, shared=3, fed=9, first=3)
+    session.handle(Replied(TARGET, done), 8.0)
+    seen = [one for one in controller.seen if isinstance(one, PassSeen)]
+    assert [(one.waited, one.forwards, one.asked) for one in seen] == [(2.0, 2, False), (1.0, 1, False)]
+    assert (seen[1].seconds, seen[1].queued, seen[1].sessions, seen[1].others) == (0.5, 0.25, 3, 8)
+
+
+def test_a_run_goes_on_when_half_of_it_is_drawn() -> None:
+    session, sent = alone(max_tokens=90)
+    assert sent.run == LONG_RUN == 32
+    assert requests(session.handle(told(*[1] * 15), 1.0)) == []
+    assert requests(session.handle(told(1, first=15), 2.0)) == [RunTo(1, 64)]
+    assert requests(session.handle(told(*[0] * 31, first=16), 3.0)) == []
+    assert requests(session.handle(told(0, first=47), 4.0)) == [RunTo(1, 90)]  # no more than may be emitted
+    out = session.handle(told(*[1] * 42, first=48, more=False), 5.0)
+    assert end(out).reason is Reason.LENGTH
+    assert (session.counts.tokens, session.counts.passes, session.counts.runs) == (90, 90, 1)
+
+
+def test_a_run_that_ended_before_it_was_told_to_go_on_is_followed_by_a_pass() -> None:
+    session, _ = alone(max_tokens=90)
+    assert requests(session.handle(told(*[1] * 20), 1.0)) == [RunTo(1, 64)]
+    following = only(Pass, session.handle(told(*[1] * 12, first=20, more=False), 2.0))
+    assert (following.number, following.run, len(following.committed)) == (2, 32, 32)

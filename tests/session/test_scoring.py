@@ -9,7 +9,7 @@ from crossdraft.types.messages import Draft, Pass, PassDone, Score, Scored
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import SLRS
 from tests.clock import GONE, run_session
-from tests.session.sessions import DRAFTER, TARGET, assignment, emitted, end, requests, scoring, toys
+from tests.session.sessions import DRAFTER, TARGET, assignment, emitted, end, only, requests, scoring, toys
 
 
 def scored(epoch: int, *probabilities: float) -> Replied:
@@ -103,8 +103,7 @@ def test_a_drafter_lost_before_it_was_asked_is_not_asked() -> None:
     drafter.score = never  # type: ignore[method-assign]
     session.start(0.0)
     session.handle(Ready(TARGET), 0.0)
-    (draft,) = requests(session.handle(Ready(DRAFTER), 0.0))
-    assert isinstance(draft, Draft)
+    draft = only(Draft, session.handle(Ready(DRAFTER), 0.0))
     out = session.handle(Replied(DRAFTER, drafter.draft(draft)), 0.0)
     waiting = requests(out)
     while waiting:
@@ -122,10 +121,8 @@ def test_another_drafter_is_not_asked_about_the_draft_of_one_that_was_lost() -> 
     target, drafter = toys(SLRS)
     session.start(0.0)
     session.handle(Ready(TARGET), 0.0)
-    (draft,) = requests(session.handle(Ready(DRAFTER), 0.0))
-    assert isinstance(draft, Draft)
-    (sent,) = requests(session.handle(Replied(DRAFTER, drafter.draft(draft)), 0.0))
-    assert isinstance(sent, Pass)
+    draft = only(Draft, session.handle(Ready(DRAFTER), 0.0))
+    sent = only(Pass, session.handle(Replied(DRAFTER, drafter.draft(draft)), 0.0))
     session.handle(Lost(DRAFTER, GONE), 1.0)
     session.handle(Ready(DRAFTER + 1), 2.0)
     asked = requests(session.handle(Replied(TARGET, target.run(sent)), 3.0))

@@ -20,8 +20,7 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.session.rules import State
-from crossdraft.session.session import Session
+from crossdraft.session.session import Session, State
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched
 from crossdraft.types.rows import DraftToken, Row
@@ -36,6 +35,7 @@ from tests.session.sessions import (
     emitted,
     end,
     fetching,
+    only,
     passing,
     requests,
     started,
@@ -112,8 +112,7 @@ def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:
 def test_without_its_drafter_the_session_decodes_plainly(lost: Event) -> None:
     session, _ = drafting()
     out = session.handle(lost, 31.0)
-    (sent,) = requests(out)
-    assert isinstance(sent, Pass)
+    sent = only(Pass, out)
     assert len(sent.tree) == 0
     assert session.counts.drafter_lost
     assert session.counts.drafters_lost == 1
@@ -141,8 +140,7 @@ def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
 def test_a_drafter_with_impossible_draft_tokens_is_given_up() -> None:
     session, draft = drafting()
     out = session.handle(Replied(DRAFTER, Drafted(draft.epoch, (DraftToken(99),), 0.0)), 1.0)
-    (sent,) = requests(out)
-    assert isinstance(sent, Pass)
+    sent = only(Pass, out)
     assert len(sent.tree) == 0
     assert "99" in session.counts.drafter_lost
     assert isinstance(out[0], Close)
@@ -168,8 +166,7 @@ def test_another_target_gets_all_that_was_committed() -> None:
     assert timer == SetTimer(Timer.TARGET, 2, 30.0)
     again = session.handle(Ready(reopened.lane), 3.0)
     again += session.handle(Lost(DRAFTER, GONE), 3.0)
-    (first,) = requests(again)
-    assert isinstance(first, Pass)
+    first = only(Pass, again)
     assert (first.number, first.committed) == (1, tokens)
     assert session.counts.targets_lost == 1
 

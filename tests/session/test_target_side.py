@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from crossdraft.session.events import Command, Lost, Open, Ready, Replied, SetTimer, Timer
-from crossdraft.session.rules import State
-from crossdraft.session.session import Session
+from crossdraft.session.session import Session, State
 from crossdraft.session.target_side import Answers, Flight
 from crossdraft.speculation.choice import Choice
 from crossdraft.types.messages import Drafted, FetchRow, Pass, PassDone, RowFetched

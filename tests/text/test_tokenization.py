@@ -1,4 +1,4 @@
-"""Ids and letters, for every kind of tokenizer."""
+"""Ids, letters and text, for every kind of tokenizer."""
 
 from functools import cache
 
@@ -8,11 +8,24 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from crossdraft.text.letters import Letters, Role, Side, from_bytes
-from crossdraft.text.tokenization import NotExpressible, Tokenization
+from crossdraft.text.letters import Letters, Role, Side, from_bytes, to_bytes
+from crossdraft.text.tokenization import LetterDecoder, NotExpressible, Tokenization, last_word_boundary, segments_of
 from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import PADDING, Kind, kind
-from tests.text.strategies import letters, texts
+
+SNIPPETS = (
+    *("the", " the", "there", "n't", "'", "'re", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "1", "1000", "0"),
+    *("!", ".", "()", "naïve", "naï", "<tool_call>", "<tool", "_call>", "</s>", "<s>", "<|im_end|>", "<unk>", "<0x41>"),
+    *("▁", "▁▁", "Ġ", "ÿ", "é", "e\u0301", "你好", "世界", "🦄", "🚀", "ﬁ", "İ", "\u200d", "\ufeff", "\x00"),
+    *("aaaa", "abab", "print(", "<|fill_in|>"),
+)
+texts = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.text(max_size=4)), max_size=12).map("".join)
+controls = st.sampled_from([Role.BEGIN_OF_SEQUENCE.letter, Role.END_OF_SEQUENCE.letter])
+letters = st.lists(
+    st.one_of(texts.map(lambda text: from_bytes(text.encode())), st.binary(max_size=5).map(from_bytes), controls),
+    max_size=6,
+).map(lambda parts: Letters("".join(parts)))
+
 
 few = settings(max_examples=60, deadline=None)
 
@@ -111,3 +124,61 @@ def test_an_id_beyond_the_rows_of_the_model_is_explained() -> None:
     narrow = Vocabulary.build(some.json, 300, [], [], Side.TARGET)
     with pytest.raises(ValueError, match="rows have 300 ids"):
         Tokenization(some.json, narrow).encode_prompt("there was nothing there")
+
+
+END = Role.END_OF_SEQUENCE.letter
+
+
+@given(letters, st.lists(st.integers(1, 4)))
+def test_text_shown_in_pieces_is_the_text_shown_at_once(whole: Letters, lengths: list[int]) -> None:
+    decoder, shown, rest = LetterDecoder(), "", whole
+    for length in lengths:
+        shown += decoder.feed(Letters(rest[:length]))
+        rest = Letters(rest[length:])
+    shown += decoder.feed(rest) + decoder.flush()
+    assert shown == to_bytes(whole).decode("utf-8", "replace")
+
+
+def test_an_incomplete_character_is_held_back_until_it_is_whole() -> None:
+    decoder = LetterDecoder()
+    unicorn = from_bytes("🦄".encode())
+    assert [decoder.feed(Letters(letter)) for letter in unicorn] == ["", "", "", "🦄"]
+    assert decoder.feed(Letters(unicorn[:2])) == ""
+    assert decoder.feed(from_bytes(b"a")) == "\ufffda"
+
+
+def test_a_flushed_decoder_begins_anew() -> None:
+    decoder = LetterDecoder()
+    assert decoder.feed(from_bytes(b"\xc3")) == ""
+    assert decoder.flush() == "\ufffd"
+    assert decoder.feed(from_bytes(b"\xa9")) == "\ufffd"
+
+
+def test_control_symbols_are_not_shown() -> None:
+    assert LetterDecoder().feed(Letters("a" + END + "b")) == "ab"
+
+
+@given(letters)
+def test_segments_join_to_the_letters(whole: Letters) -> None:
+    segments = segments_of(whole, "▁")
+    assert "".join(segment.letters for segment in segments) == whole
+    assert all(segment.text is None or segment.text.encode() == to_bytes(segment.letters) for segment in segments)
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "boundary"),
+    [
+        ("the lazy dog", 12, 8),
+        ("the lazy dog", 8, 8),
+        ("the lazy dog", 7, 3),
+        ("the  lazy", 5, 3),
+        ("the\n\nlazy", 99, 3),
+        (" the", 4, 0),
+        ("the", 3, 0),
+        ("", 0, 0),
+        (f"the{END}lazy", 8, 4),
+        (f"the{END}lazy", 3, 3),
+    ],
+)
+def test_the_last_word_boundary(text: str, before: int, boundary: int) -> None:
+    assert last_word_boundary(Letters(text), before) == boundary

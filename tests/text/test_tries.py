@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.text import letters as spelling
-from crossdraft.text import tries
+from crossdraft.text import vocabulary as vocabularies
 from crossdraft.text.letters import END, EVENTS, Letters, Role, Side, Spelling, codes_of, spelled
-from crossdraft.text.tries import Trie, cache_folder
-from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.text.vocabulary import Trie, Vocabulary, cache_folder
 
 words = st.lists(st.text("ab\x00\xff" + Role.END_OF_TURN.letter, min_size=1, max_size=4), min_size=1, max_size=12)
 
@@ -52,7 +51,7 @@ def test_codes_tell_bytes_roles_and_sides_apart() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where tries are kept in this test; every trie is worth it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tries, "_WORTH_KEEPING", 1)
+    monkeypatch.setattr(vocabularies, "_WORTH_KEEPING", 1)
     return tmp_path / "cache"
 
 
@@ -71,7 +70,7 @@ def unable(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
 def test_the_second_one_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = Trie(vocabulary("b", "a", "ab", "a"))
     assert len(kept(folder)) == 1
-    monkeypatch.setattr(tries, "_built", unable)
+    monkeypatch.setattr(vocabularies, "_built", unable)
     read = Trie(vocabulary("b", "a", "ab", "a"))
     assert same(read, built)
     assert read.extensions(Letters("a")) == ("ab",)
@@ -123,7 +122,7 @@ def test_only_the_users_own_files_are_read(folder: Path, monkeypatch: pytest.Mon
     (path,) = kept(folder)
     assert {parent.stat().st_mode & 0o777 for parent in path.parents[:2]} == {0o700}
     monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
-    monkeypatch.setattr(tries, "_built", unable)
+    monkeypatch.setattr(vocabularies, "_built", unable)
     with pytest.raises(AssertionError):
         Trie(vocabulary("b", "a"))
 

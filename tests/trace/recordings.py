@@ -2,46 +2,25 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crossdraft.session.events import (
-    Command,
-    Event,
-    Finished,
-    IllegalEventError,
-    Open,
-    Ready,
-    Replied,
-    Reply,
-    Request,
-    Send,
-)
-from crossdraft.session.resolution import Secrets
+from crossdraft.session.assignment import Secrets
+from crossdraft.session.events import Command, Event, Finished, IllegalEventError, Open, Ready, Replied, Send
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import Letters, Side
 from crossdraft.trace.recording import FileRecorder, Header, Recording, Step
 from crossdraft.trace.replay import session_of
-from crossdraft.types.messages import (
-    Advance,
-    Description,
-    Draft,
-    FetchRow,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    Sample,
-    Score,
-)
+from crossdraft.types.messages import Description, OpenDrafter, PassDone, Sample
 from crossdraft.types.request import GenerationRequest, Overlap
 from crossdraft.types.rows import Row
 from crossdraft.verification.chooser import RandomChooser
-from tests.clock import Run, World
+from tests.clock import Run, World, answers
 from tests.tables import ToyDrafter, ToyTarget
 from tests.text.kinds import kind
 
@@ -105,8 +84,8 @@ def rounds_of(steps: list[Step]) -> Iterator[tuple[Step, ...]]:
 def toy_recording(header: Header) -> Recording:
     """A session that the header describes, over toys that answer in order, 10 ms after they were asked."""
     session = Recorded(session_of(header))
-    services, now = Services(header), 5.0
-    waiting = deque(services.answers(session.start(now)))
+    toys, now = services(header), 5.0
+    waiting = deque(events_of(session.start(now), *toys))
     while waiting:
         now += 0.01
         event = waiting.popleft()
@@ -116,7 +95,7 @@ def toy_recording(header: Header) -> Recording:
             continue  # a toy has answered an epoch that is over
         if any(isinstance(command, Finished) for command in commands):
             break
-        waiting.extend(services.answers(commands))
+        waiting.extend(events_of(commands, *toys))
     return Recording(header, tuple(rounds_of(session.steps)))
 
 
@@ -148,64 +127,36 @@ class Drafter(ToyDrafter):
         return Row(ids, distribution[ids])
 
 
-class Services:
+def services(header: Header) -> tuple[Target, Drafter]:
     """Toys with the vocabularies of a header."""
-
-    def __init__(self, header: Header) -> None:
-        chooser = RandomChooser(np.random.default_rng(4))
-        self._target = Target(header.target.vocabulary_size, 64, chooser)
-        self._drafter = Drafter(kind("llama2").vocabulary(Side.DRAFTER).letters, chooser)
-
-    def answers(self, commands: list[Command]) -> Iterator[Event]:
-        """What comes of commands."""
-        for command in commands:
-            match command:
-                case Open(lane, request):
-                    if isinstance(request, OpenDrafter):
-                        self._drafter.allowed = request.allowed
-                    yield Ready(lane)
-                case Send(lane, request):
-                    yield Replied(lane, self._answer(request))
-
-    def _answer(self, request: Request) -> Reply:
-        match request:
-            case Pass():
-                done = self._target.run(request)
-                nodes = (Sample(node.token, -1.0) if isinstance(node, Sample) else node for node in done.nodes)
-                return PassDone(done.number, tuple(nodes), 0.004)
-            case FetchRow():
-                return self._target.fetch(request)
-            case Draft():
-                return self._drafter.draft(request)
-            case Advance():
-                return self._drafter.more(request)
-            case Score():
-                return self._drafter.score(request)
+    chooser = RandomChooser(np.random.default_rng(4))
+    target = Target(header.target.vocabulary_size, 64, chooser)
+    return target, Drafter(kind("llama2").vocabulary(Side.DRAFTER).letters, chooser)
 
 
-class RecordedRun(Run):
-    """A session on a virtual clock, recorded."""
-
-    def __init__(self, world: World, controller: Controller) -> None:
-        super().__init__(world, controller)
-        self.recorded = Recorded(self._session)
-        self._session: Session = self.recorded  # type: ignore[assignment]
+def events_of(commands: list[Command], target: Target, drafter: Drafter) -> Iterator[Event]:
+    """What comes of commands; a pass takes the model 4 ms, and its samples are drawn at once."""
+    for command in commands:
+        match command:
+            case Open(lane, request):
+                if isinstance(request, OpenDrafter):
+                    drafter.allowed = request.allowed
+                yield Ready(lane)
+            case Send(lane, request):
+                for reply in answers(request, target, drafter):
+                    if isinstance(reply, PassDone):
+                        nodes = (Sample(node.token, -1.0) if isinstance(node, Sample) else node for node in reply.nodes)
+                        reply = replace(reply, nodes=tuple(nodes), seconds=0.004)
+                    yield Replied(lane, reply)
 
 
 def virtual_recording(world: World, controller: Controller) -> Recording:
     """A session on a virtual clock, from its first command to its last."""
-    run = RecordedRun(world, controller)
+    run = Run(world, controller)
+    recorded = Recorded(run.session)
+    run.session = recorded  # type: ignore[assignment]
     run.run()
-    return Recording(header_of("standard"), tuple(rounds_of(run.recorded.steps)))
-
-
-def opened(recording: Recording) -> OpenTarget:
-    """The request with which the target was opened."""
-    for step in recording.steps:
-        for command in step.commands:
-            if isinstance(command, Open) and isinstance(command.request, OpenTarget):
-                return command.request
-    raise AssertionError("no target was opened")
+    return Recording(header_of("standard"), tuple(rounds_of(recorded.steps)))
 
 
 def save(recording: Recording, path: Path) -> Path:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from crossdraft.client.api import Generation
-from crossdraft.client.driver import Services
+from crossdraft.client.roster import Services
 from crossdraft.session.events import Emitted
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import to_bytes

@@ -7,29 +7,20 @@ import numpy as np
 import pytest
 
 from crossdraft.session.events import Emitted, Replied, Send
-from crossdraft.trace.recording import FileRecorder, Header, Recording, RecordingError, Step, read
+from crossdraft.trace.recording import Header, Recording, RecordingError, Step, read
 from crossdraft.trace.replay import Difference, Replayed, replay
 from crossdraft.types.messages import Pass, PassDone
 from crossdraft.types.request import Overlap
 from crossdraft.types.rows import Row
-from tests.trace.recordings import SECRETS, header_of, toy_recording
+from tests.trace.recordings import SECRETS, header_of, save, toy_recording
 
 METHODS = ("coupled", "tli", "slem", "seeded", "union")
-
-
-def through_a_file(recording: Recording, path: Path) -> Recording:
-    recorder = FileRecorder(path, recording.header)
-    for step in recording.steps:
-        recorder.record(step)
-    recorder.close()
-    assert recorder.wait() == ""
-    return read(path)
 
 
 @pytest.mark.parametrize("overlap", [Overlap.OFF, Overlap.ON, Overlap.AUTO])
 @pytest.mark.parametrize("method", METHODS)
 def test_what_was_recorded_is_decided_again(method: str, overlap: Overlap, tmp_path: Path) -> None:
-    recording = through_a_file(toy_recording(header_of(method, overlap)), tmp_path / "record")
+    recording = read(save(toy_recording(header_of(method, overlap)), tmp_path / "record"))
     assert recording.finished is not None
     assert recording.finished.counts.tokens == 12
     assert replay(recording) == Replayed(len(recording.rounds), 12, None)
@@ -37,7 +28,7 @@ def test_what_was_recorded_is_decided_again(method: str, overlap: Overlap, tmp_p
 
 def test_plain_decoding_and_scores_too(tmp_path: Path) -> None:
     for header in (header_of("coupled", drafts=False), header_of("slrs")):
-        recording = through_a_file(toy_recording(header), tmp_path / "record")
+        recording = read(save(toy_recording(header), tmp_path / "record"))
         assert replay(recording).difference is None
 
 

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 
-from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Timer
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Choice, Observation
-from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
 from tests.clock import Stage
-from tests.tables import ToyDrafter, ToyTarget, open_drafter
+from tests.ports import assignment
+from tests.tables import ToyDrafter, ToyTarget
 from tests.verification.toys import Toy, drafter_of
-from tests.vocabularies import greedy_tokens, pair_of
+from tests.vocabularies import pair_of
 
 MOST_STEPS = 300
 
@@ -145,18 +144,13 @@ class Overlapped:
     def stage(self, chooser: Chooser) -> Stage:
         """The session and its services, before anything has happened."""
         pair = pair_of(self.toy.target, self.toy.drafter, self.toy.stops)
-        allowed = pair.shared_drafter_ids if self.method.shared_only else None
-        drafts = allowed is None or len(allowed) > 0
-        assignment = Assignment(
+        given = assignment(
+            self.method,
             pair=pair,
-            method=self.method,
             chooser=chooser,
-            encode=greedy_tokens(pair.target),
             open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0), min(self.head, 64)),
-            open_drafter=open_drafter(NOTHING, allowed) if drafts else None,
             controller=InTurn(self.choices).fresh(),
             max_tokens=self.length,
-            context=100,
             targets=self.targets,
             tree_budget=self.tree_budget,
             paths=self.paths,
@@ -167,7 +161,7 @@ class Overlapped:
             return drafter_of(self.method, pair, chooser)
 
         committed = self.committed, pair.target.letters_of(self.committed)
-        return Stage(Session(assignment), self.target(chooser), drafter, self.method.drafter_rows, committed)
+        return Stage(Session(given), self.target(chooser), drafter, self.method.drafter_rows, committed)
 
     def target(self, chooser: Chooser | None) -> ToyTarget:
         """The target; its own draws are the chooser's."""

@@ -8,7 +8,7 @@ import pytest
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Guess, Method
-from crossdraft.verification.walk import Emit, Ground, Refused, Walk, next_draft_token, target_row
+from crossdraft.verification.walk import Emit, Ground, Refused, Walk, draw_residual, next_draft_token, target_row
 from tests.verification.enumerating import distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, TWO, Setup, Toy, bias, error, wanted
 
@@ -101,7 +101,7 @@ def _broken(ground: Ground, acceptance: Callable[[float, float], float], *, resi
         token, q = rejection.in_target_ids(ground.pair, draft_token)
         row = yield from target_row(listed=q.ids, judging=True)
         if not ground.chooser.bernoulli(acceptance(row.probability(token), q.probability(token))):
-            token = yield from rejection.draw_residual(ground.chooser, row, q if residual else None)
+            token = yield from draw_residual(ground.chooser, row, q if residual else None)
             yield Emit(token, Kind.CORRECTED)
             yield Refused(offset)
             return

@@ -12,8 +12,6 @@ from dataclasses import replace
 import pytest
 
 from crossdraft.speculation.choice import PLAIN, Choice
-from crossdraft.types.messages import NoiseKey
-from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import (
     COUPLED,
     COUPLED_SHARED,
@@ -28,7 +26,7 @@ from crossdraft.verification.methods import (
 )
 from tests.verification.enumerating import EnumeratingChooser, distribution_of, few_or_full, full
 from tests.verification.scheduling import Overlapped, Schedule
-from tests.verification.test_seeded_distribution import LENGTH, Runs, SeededDrafter, SeededTarget
+from tests.verification.test_seeded_distribution import LENGTH, Runs
 from tests.verification.toys import ENDING, EXACT, NESTED, TOYS, TWO, Toy, error
 
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # every pattern and more toys: many minutes
@@ -175,11 +173,4 @@ def test_seeded_text_is_the_same_whatever_happens(toy: Toy) -> None:
         wanted = runs.output(seed, 0)
         for choice, targets in itertools.product(choices, (1, 2)):
             given = Overlapped(toy, SEEDED, (replace(choice, speculate=targets == 2),), schedule, LENGTH, 99, targets)
-            stage = given.stage(RandomChooser.__new__(RandomChooser))
-            key, (target, drafter) = NoiseKey(seed), runs.noises
-            stage.replace_toys(
-                SeededTarget(runs.pair.target, key, target),
-                lambda: SeededDrafter(runs.pair.drafter, key, drafter),  # noqa: B023 - used at once
-            )
-            schedule.play(stage)
-            assert tuple(one.token for one in stage.emitted) == wanted
+            assert tuple(one.token for one in runs.play(given, seed).emitted) == wanted

@@ -4,39 +4,38 @@ The noise cannot be enumerated, so the distribution is judged by chi-square over
 vocabularies, cells expected below 5 pooled.
 """
 
+import copy
+
 import pytest
 from scipy.stats import chisquare
 
-from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Emitted
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import lock_step
-from crossdraft.text.letters import NOTHING
 from crossdraft.text.vocabulary import Vocabulary
-from crossdraft.types.messages import NoiseKey, OpenTarget, Sample, SamplingOptions
+from crossdraft.types.messages import NoiseKey, Sample
 from crossdraft.types.rows import DraftToken
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SEEDED
 from crossdraft.verification.noise import KeyedNoise
-from tests.clock import run_session
-from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution, open_drafter
+from tests.clock import Stage, run_session
+from tests.ports import assignment
+from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
+from tests.verification.scheduling import Overlapped
 from tests.verification.toys import TOYS, Toy, as_ids
-from tests.vocabularies import greedy_tokens, pair_of
+from tests.vocabularies import pair_of
 
 LENGTH = 3
 SEEDS = 3000
 SMALLEST_P = 1e-4
-
-
-def noise_of(vocabulary: Vocabulary) -> KeyedNoise:
-    return KeyedNoise(vocabulary.letters, [vocabulary.rank(token) for token in range(vocabulary.size)])
+NO_CHOICE = RandomChooser.__new__(RandomChooser)  # `seeded` makes no choice of its own
 
 
 class SeededTarget(ToyTarget):
     """Answers nodes with keyed draws, as the service does."""
 
     def __init__(self, vocabulary: Vocabulary, key: NoiseKey, noise: KeyedNoise) -> None:
-        super().__init__(vocabulary.size, 99, RandomChooser.__new__(RandomChooser))
+        super().__init__(vocabulary.size, 99, NO_CHOICE)
         self._vocabulary, self._key, self._noise = vocabulary, key, noise
 
     def _sample(self, path: tuple[int, ...]) -> Sample:
@@ -48,7 +47,7 @@ class SeededDrafter(ToyDrafter):
     """Draws with the target's noise, as the service does."""
 
     def __init__(self, vocabulary: Vocabulary, key: NoiseKey, noise: KeyedNoise) -> None:
-        super().__init__(vocabulary.letters, RandomChooser.__new__(RandomChooser))
+        super().__init__(vocabulary.letters, NO_CHOICE)
         self._key, self._noise = key, noise
 
     def propose(self) -> DraftToken:
@@ -63,7 +62,7 @@ class Runs:
 
     def __init__(self, toy: Toy) -> None:
         self.pair = pair_of(toy.target, toy.drafter, toy.stops)
-        self.noises = noise_of(self.pair.target), noise_of(self.pair.drafter)
+        self.noises = KeyedNoise.of(self.pair.target), KeyedNoise.of(self.pair.drafter)
 
     def output(self, seed: int, draft_tokens: int) -> tuple[int, ...]:
         """The output for a seed; without draft tokens there is no drafter."""
@@ -71,21 +70,29 @@ class Runs:
 
     def emitted(self, seed: int, draft_tokens: int) -> tuple[Emitted, ...]:
         """The same with what is known of each token."""
-        pair, key = self.pair, NoiseKey(seed)
-        assignment = Assignment(
-            pair=pair,
-            method=SEEDED,
-            chooser=RandomChooser.__new__(RandomChooser),  # `seeded` makes no choice of its own
-            encode=greedy_tokens(pair.target),
-            open_target=OpenTarget((0,), SamplingOptions(), key),
-            open_drafter=open_drafter(NOTHING, None) if draft_tokens else None,
+        given = assignment(
+            SEEDED,
+            drafts=draft_tokens > 0,
+            pair=self.pair,
+            chooser=NO_CHOICE,
             controller=lock_step(draft_tokens or 1),
             max_tokens=LENGTH,
-            context=100,
         )
-        target = SeededTarget(pair.target, key, self.noises[0])
-        out = run_session(Session(assignment), target, SeededDrafter(pair.drafter, key, self.noises[1]))
+        out = run_session(Session(given), *self.services(seed))
         return tuple(command for command in out if isinstance(command, Emitted))
+
+    def services(self, seed: int) -> tuple[SeededTarget, SeededDrafter]:
+        """Both sides, which draw with the noise of a seed."""
+        key, (target, drafter) = NoiseKey(seed), self.noises
+        return SeededTarget(self.pair.target, key, target), SeededDrafter(self.pair.drafter, key, drafter)
+
+    def play(self, given: Overlapped, seed: int) -> Stage:
+        """An overlapped session of the same toys, played to its end."""
+        stage = given.stage(NO_CHOICE)
+        target, drafter = self.services(seed)
+        stage.replace_toys(target, lambda: copy.copy(drafter))
+        given.schedule.play(stage)
+        return stage
 
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)

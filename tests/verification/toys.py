@@ -5,19 +5,18 @@ from typing import Protocol
 
 import numpy as np
 
-from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Emitted
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import lock_step
-from crossdraft.text.letters import NOTHING, Role, Side
+from crossdraft.text.letters import Role, Side
 from crossdraft.text.pairs import Pair
-from crossdraft.types.messages import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
 from tests.clock import run_session
-from tests.tables import RedistributingDrafter, ToyDrafter, ToyTarget, autoregressive_distribution, open_drafter
+from tests.ports import assignment
+from tests.tables import RedistributingDrafter, ToyDrafter, ToyTarget, autoregressive_distribution
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
-from tests.vocabularies import greedy_tokens, pair_of
+from tests.vocabularies import pair_of
 
 END = Role.END_OF_SEQUENCE.letter
 EXACT = 1e-12
@@ -116,22 +115,16 @@ class Setup:
     def emitted(self, chooser: EnumeratingChooser) -> tuple[Emitted, ...]:
         """The same with what is known of each token."""
         pair = pair_of(self.toy.target, self.toy.drafter, self.toy.stops)
-        allowed = pair.shared_drafter_ids if self.method.shared_only else None
-        drafts = allowed is None or len(allowed) > 0
-        drafter = drafter_of(self.method, pair, chooser, self.temperature) if drafts else None
-        assignment = Assignment(
+        given = assignment(
+            self.method,
             pair=pair,
-            method=self.method,
             chooser=chooser,
-            encode=greedy_tokens(pair.target),
-            open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0)),
-            open_drafter=open_drafter(NOTHING, allowed) if drafts else None,
             controller=lock_step(self.draft_tokens),
             max_tokens=self.length,
-            context=100,
             ignore_end=self.ignore_end,
         )
-        out = run_session(Session(assignment), self.target(chooser), drafter)
+        drafter = drafter_of(self.method, pair, chooser, self.temperature) if given.open_drafter else None
+        out = run_session(Session(given), self.target(chooser), drafter)
         return tuple(command for command in out if isinstance(command, Emitted))
 
     @property

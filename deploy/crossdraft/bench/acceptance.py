@@ -1,27 +1,59 @@
-"""Tokens per pass of methods and drafters over many prompts: `crossdraft bench acceptance`, `trees` and `pruning`."""
+"""Tokens per pass of methods and drafters over many prompts (`crossdraft bench acceptance`, `trees` and `pruning`), and
+whether what they draw has the target's distribution (`distribution`)."""
 
+import asyncio
+import sys
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
+from functools import cached_property
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
+import numpy as np
+import torch
+
+from crossdraft.bench.commands import AcceptancePlan, ExactnessPlan, PruningPlan, TreesPlan
 from crossdraft.bench.engine import check_shares, sizes_of
-from crossdraft.bench.harness import Advance, Benchmark, Columns, Table, finished, optional
+from crossdraft.bench.harness import (
+    Advance,
+    Benchmark,
+    Columns,
+    Fit,
+    Table,
+    branches_matched,
+    finished,
+    fit_of,
+    optional,
+    total_of,
+)
 from crossdraft.bench.services import Watch
-from crossdraft.bench.workload import PATIENCE, SETTING, Setting, Workload, check_concurrency, gathered
+from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
+from crossdraft.bench.workload import (
+    PATIENCE,
+    SETTING,
+    Epochs,
+    OfSettings,
+    Setting,
+    affinities_of,
+    gathered,
+    pairs_of,
+    settings_of,
+)
 from crossdraft.client import Generation, GenerationRequest, Overlap, Pipeline, Statistics, connect
 from crossdraft.console.corpora import Named, corpus_texts, find_corpus
 from crossdraft.console.processes import Wanted, services, threads_each
-from crossdraft.console.running import checked_options
-from crossdraft.session.resolution import Models, fault_of_pair, resolve
-from crossdraft.text.frequencies import Ranking, count_frequencies
-from crossdraft.text.letters import Side
+from crossdraft.console.running import CommandFailed, checked_options
+from crossdraft.engine.loader import load_model
+from crossdraft.session.resolution import Models, fault_of_pair, resolve, tokenization_of
+from crossdraft.text.frequencies import TokenFrequencies, count_frequencies
+from crossdraft.text.letters import Side, to_bytes
 from crossdraft.training.corpus import read_corpus
+from crossdraft.types.rows import Probabilities
 from crossdraft.verification.methods import method_named
 
 
@@ -49,36 +81,23 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
     The standard error is that of a ratio of sums, to first order: with r the ratio and n prompts, the residuals
     tokens − r·passes have mean 0, and the error is √(n/(n−1) Σ residual²) / Σ passes; 0 for one prompt.
     """
-    tokens = sum(figure.tokens for figure in figures)
-    passes = sum(figure.passes for figure in figures)
-    accepted = sum(figure.accepted for figure in figures)
-    judged = accepted + sum(figure.corrected for figure in figures)
-    squares = sum((figure.tokens - tokens / passes * figure.passes) ** 2 for figure in figures)
-    count = len(figures)
-    misses = sum(figure.row_misses for figure in figures)
-    drafted_at = summed([figure.drafted_at for figure in figures])
-    judged_at = summed([figure.judged_at for figure in figures])
-    accepted_at = summed([figure.accepted_at for figure in figures])
+    total, count = total_of(figures), len(figures)
+    squares = sum((figure.tokens - total.tokens_per_pass * figure.passes) ** 2 for figure in figures)
     return Cell(
         **asdict(setting),
         prompts=count,
-        tokens=tokens,
-        passes=passes,
-        tokens_per_pass=tokens / passes,
-        standard_error=sqrt(count / (count - 1) * squares) / passes if count > 1 else 0.0,
-        tokens_per_planned_pass=tokens / (passes - misses),
-        acceptance=accepted / judged if judged else 0.0,
-        accepted_length=sum(accepted_at) / drafted_at[0] if drafted_at else 0.0,
-        acceptance_at=tuple(one / all_ if all_ else 0.0 for one, all_ in zip(accepted_at, judged_at, strict=True)),
-        row_misses=misses,
-        draft_tokens=sum(figure.draft_tokens for figure in figures),
+        tokens=total.tokens,
+        passes=total.passes,
+        tokens_per_pass=total.tokens_per_pass,
+        standard_error=sqrt(count / (count - 1) * squares) / total.passes if count > 1 else 0.0,
+        tokens_per_planned_pass=total.tokens / (total.passes - total.row_misses),
+        acceptance=total.acceptance,
+        accepted_length=total.accepted_length,
+        acceptance_at=total.acceptance_at,
+        row_misses=total.row_misses,
+        draft_tokens=total.draft_tokens,
         seconds=seconds,
     )
-
-
-def summed(counts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Sums by place; a generation without rounds so long has none there."""
-    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 def _tokens_per_pass(cell: Cell) -> str:
@@ -94,11 +113,8 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Acceptance(Workload, Benchmark[Cell | Skipped]):
+class Acceptance(OfSettings[AcceptancePlan, Cell | Skipped]):
     """`crossdraft bench acceptance`: every setting over all prompts, in lock-step rounds."""
-
-    concurrency: int  # generations at once
 
     unit: ClassVar[str] = "generations"
     columns: ClassVar[Columns] = {
@@ -117,10 +133,6 @@ class Acceptance(Workload, Benchmark[Cell | Skipped]):
     def total(self) -> int:
         return len(self.settings) * len(self.prompts)
 
-    def check(self) -> None:
-        check_concurrency(self.concurrency)
-        super().check()
-
     async def measure(self, advance: Advance) -> AsyncGenerator[Cell | Skipped, None]:
         refused: set[Skipped] = set()
         async with aclosing(self.pairs()) as pairs:
@@ -130,8 +142,8 @@ class Acceptance(Workload, Benchmark[Cell | Skipped]):
                         advance(0, f"{setting.method}, {setting.drafter}")
                         fault = fault_of_pair(method_named(setting.method), pipeline.models)
                         if not fault:
-                            requests = setting.requests(self.prompts, self.max_tokens)
-                            yield await _cell(pipeline, setting, requests, self.concurrency, advance)
+                            requests = setting.requests(self.prompts, self.plan.max_tokens)
+                            yield await _cell(pipeline, setting, requests, self.plan.concurrency, advance)
                             continue
                         advance(len(self.prompts))
                         skipped = Skipped(method=setting.method, drafter=setting.drafter, reason=fault)
@@ -178,18 +190,10 @@ BRANCH_DEPTH = 4  # draft tokens of a prepared continuation
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Epochs):
     """How epochs are run, and how many paths a tree has at most."""
 
-    overlap: bool
-    paths: int
-    branches: int = 0  # draft tokens of each prepared continuation
-
-    @property
-    def label(self) -> str:
-        """How epochs are run, for a table."""
-        branches = f", branches {self.branches}" if self.branches else ""
-        return f"{'overlapped' if self.overlap else 'lock-step'}{branches}"
+    paths: int = 1
 
     def request(self, plain: GenerationRequest) -> GenerationRequest:
         """The same request, run with this shape."""
@@ -200,8 +204,8 @@ class Shape:
 
 
 SHAPES = (
-    *(Shape(overlap, paths) for overlap in (False, True) for paths in (1, 2)),
-    *(Shape(True, paths, BRANCH_DEPTH) for paths in (2, 6)),
+    *(Shape(overlap, paths=paths) for overlap in (False, True) for paths in (1, 2)),
+    *(Shape(True, BRANCH_DEPTH, paths) for paths in (2, 6)),
 )
 
 
@@ -214,14 +218,11 @@ class TreeCell(Cell):
     branches_hit: float | None  # share of the refusals that a branch continued; None: no branches
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trees(Workload, Benchmark[TreeCell]):
+class Trees(OfSettings[TreesPlan, TreeCell]):
     """`crossdraft bench trees`: every setting with every shape of a pass."""
 
-    concurrency: int  # generations at once
-
     columns: ClassVar[Columns] = {
-        **{name: of for name, of in SETTING.items() if name != "k"},
+        **SETTING,
         "epochs run": lambda one: one.shape.label,
         "paths": lambda one: one.shape.paths,
         "tokens/pass": _tokens_per_pass,
@@ -241,7 +242,7 @@ class Trees(Workload, Benchmark[TreeCell]):
         with checked_options():
             for setting in self.settings:
                 for shape in SHAPES:
-                    shape.request(setting.requests(self.prompts[:1], self.max_tokens)[0])
+                    shape.request(setting.requests(self.prompts[:1], self.plan.max_tokens)[0])
 
     async def measure(self, advance: Advance) -> AsyncGenerator[TreeCell, None]:
         async with aclosing(self.pairs()) as pairs:
@@ -260,14 +261,14 @@ class Trees(Workload, Benchmark[TreeCell]):
             return await finished(Generation(resolve(shape.request(plain), models), watch.services))
 
         began, nodes = time.monotonic(), watch.nodes
-        figures = await gathered(generated, setting.requests(self.prompts, self.max_tokens), self.concurrency)
+        requests = setting.requests(self.prompts, self.plan.max_tokens)
+        figures = await gathered(generated, requests, self.plan.concurrency)
         cell = cell_of(setting, figures, time.monotonic() - began)
-        tried, hit = sum(one.branches_tried for one in figures), sum(one.branches_hit for one in figures)
         return TreeCell(
             **asdict(cell),
             shape=shape,
             nodes=(watch.nodes - nodes) / cell.passes,
-            branches_hit=hit / tried if tried else None,
+            branches_hit=branches_matched(total_of(figures)),
         )
 
 
@@ -287,7 +288,7 @@ class Ranked:
     """A drafter's vocabulary ranked by a corpus."""
 
     name: str
-    ranking: Ranking
+    ranking: TokenFrequencies
     file: Path
 
     @staticmethod
@@ -306,50 +307,46 @@ class Ranked:
         return ("--vocab-keep", str(keep), "--frequencies", str(self.file))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pruning(Workload, Benchmark[PrunedCell]):
+class Pruning(OfSettings[PruningPlan, PrunedCell]):
     """`crossdraft bench pruning`: every drafter with every size of its head, the whole one first."""
-
-    shares: tuple[float, ...]  # of the vocabulary
-    corpus: Path | None  # None: what the bundled models have learnt from
-    concurrency: int
 
     unit: ClassVar[str] = "generations"
 
     @property
     def total(self) -> int:
-        return (1 + len(set(self.shares) - {1.0})) * len(self.settings) * len(self.prompts)
+        return (1 + len(set(self.plan.share) - {1.0})) * len(self.settings) * len(self.prompts)
 
     def check(self) -> None:
-        check_shares(self.shares)
-        check_concurrency(self.concurrency)
-        if self.corpus is not None:
-            find_corpus(self.corpus)
+        check_shares(self.plan.share)
+        if self.plan.corpus is not None:
+            find_corpus(self.plan.corpus)
         super().check()
 
     def measure(self, advance: Advance) -> AsyncGenerator[PrunedCell, None]:
         folder = TemporaryDirectory()
         names = dict.fromkeys(setting.drafter for setting in self.settings)
-        ranked = [Ranked.of(name, self.corpus, Path(folder.name, str(place))) for place, name in enumerate(names)]
+        ranked = [Ranked.of(name, self.plan.corpus, Path(folder.name, str(place))) for place, name in enumerate(names)]
         return self._cells(ranked, folder, advance)
 
     async def _cells(
         self, ranked: Sequence[Ranked], folder: "TemporaryDirectory[str]", advance: Advance
     ) -> AsyncGenerator[PrunedCell, None]:
-        threads = threads_each(2)
+        threads, plan = threads_each(2), self.plan
+        affinities = affinities_of(plan.affinity, plan.drafter)
         with folder:
-            async with services([Wanted("target", self.target, threads)]) as (target,):
+            async with services([Wanted("target", plan.target, threads)]) as (target,):
                 for one in ranked:
-                    for keep in sizes_of(len(one.ranking.counts), self.shares):
-                        wanted = Wanted("drafter", one.name, threads, one.options(keep))
+                    for keep in sizes_of(len(one.ranking.counts), plan.share):
+                        more = ("--affinity", str(affinities[one.name])) if one.name in affinities else ()
+                        wanted = Wanted("drafter", one.name, threads, (*one.options(keep), *more))
                         async with (
                             services([wanted]) as (drafter,),
                             connect(target, drafter, PATIENCE, needs_drafter=True) as pipeline,
                         ):
                             for setting in (each for each in self.settings if each.drafter == one.name):
                                 advance(0, f"{one.name}, {keep:,} kept")
-                                requests = setting.requests(self.prompts, self.max_tokens)
-                                cell = await _cell(pipeline, setting, requests, self.concurrency, advance)
+                                requests = setting.requests(self.prompts, plan.max_tokens)
+                                cell = await _cell(pipeline, setting, requests, plan.concurrency, advance)
                                 yield PrunedCell(**asdict(cell), keep=keep, covered=one.ranking.covered(keep))
 
     def report(self, results: Sequence[PrunedCell]) -> Iterator[Table | str]:
@@ -370,3 +367,208 @@ class Pruning(Workload, Benchmark[PrunedCell]):
 
 def _setting(cell: Cell) -> tuple[object, ...]:
     return (cell.method, cell.drafter, cell.temperature, cell.k)
+
+
+# Whether many continuations of one prompt have the target's own distribution. The services draw; a plain forward of the
+# target, without cache, engine and service, says what they should have drawn.
+
+TOKENS = 2  # of a continuation
+FIRST_TOKENS = 5  # the most frequent ones, after which the second token is tested
+LEAST_P = 1e-4  # a smaller p is not taken for chance
+OWN_TEMPERATURE = 0.7  # of a drafter that is the target's own model: at the target's, nothing would be refused
+TRANSFORMERS = "transformers"  # its assisted generation, as one more method
+Continuation = tuple[int, ...]  # target ids: two, or one that ends the text
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The continuations of one setting."""
+
+    method: str
+    drafter: str
+    continuations: Sequence[Continuation]
+    acceptance: float | None = None  # share of the judged tokens that agreed with the draft, if known
+    exact: bool = False  # whether the method promises the target's distribution
+
+
+@dataclass(frozen=True)
+class Tested:
+    """One test of one setting."""
+
+    method: str
+    drafter: str
+    acceptance: float | None
+    exact: bool
+    token: str  # which token, after what
+    fit: Fit
+
+    @property
+    def failed(self) -> bool:
+        """Whether a promise is broken."""
+        return self.exact and self.fit.p <= LEAST_P
+
+
+class NextTokenDistributions:
+    """A model without cache, engine and service: nothing of what is to be checked has a part in its distributions."""
+
+    def __init__(self, name: str) -> None:
+        """Loads the model in float32; raises ModelLoadError."""
+        loaded = load_model(name, "float32")
+        self.description = loaded.description
+        self._model = loaded.model
+
+    @torch.inference_mode()
+    def after(self, ids: Sequence[int]) -> Probabilities:
+        """The distribution of the token after these, at temperature 1: float64, shape (V,)."""
+        logits = self._model(torch.tensor([list(ids)], device=self._model.device)).logits[0, -1]
+        distribution: Probabilities = logits.double().softmax(-1).cpu().numpy().astype(np.float64)
+        return distribution
+
+
+class Trial:
+    """Compares continuations with the target's distributions after the prompt and after frequent first tokens."""
+
+    def __init__(self, target: str, prompt: str) -> None:
+        """Loads the target once more, apart from the service; raises ModelLoadError."""
+        self._distributions = NextTokenDistributions(target)
+        tokenization = tokenization_of(self._distributions.description, Side.TARGET)
+        self._prompt = tokenization.encode_prompt(prompt)
+        self._letters = tokenization.vocabulary.letters
+
+    def tests(self, drawn: Drawn) -> list[Tested]:
+        """The first token, and the second one after each of the most frequent first ones.
+
+        Raises:
+            CommandFailed: there are too few continuations.
+        """
+        first = Counter(ids[0] for ids in drawn.continuations)
+        fit = fit_of(first, self._distributions.after(self._prompt))
+        if fit is None:
+            raise CommandFailed(f"{len(drawn.continuations)} continuations are too few for a test: raise --count")
+        found: list[tuple[str, Fit | None]] = [("first", fit)]
+        for token, _ in first.most_common(FIRST_TOKENS):
+            second = Counter(ids[1] for ids in drawn.continuations if ids[0] == token and len(ids) > 1)
+            if second:
+                word = to_bytes(self._letters[token]).decode("utf-8", "replace")
+                found.append((f"after {word!r}", fit_of(second, self._distributions.after((*self._prompt, token)))))
+        return [
+            Tested(drawn.method, drawn.drafter, drawn.acceptance, drawn.exact, token, fit)
+            for token, fit in found
+            if fit is not None  # a first token that is too rare
+        ]
+
+
+class Exactness(Benchmark[ExactnessPlan, Tested]):
+    """`crossdraft bench distribution`: continuations of one prompt, by each setting that the pair can do."""
+
+    needs_statistics: ClassVar[bool] = True
+    unit: ClassVar[str] = "continuations"
+    columns: ClassVar[Columns] = {
+        "method": lambda one: one.method,
+        "drafter": lambda one: one.drafter,
+        "token": lambda one: one.token,
+        "draws": lambda one: f"{one.fit.count:,}",
+        "accepted": lambda one: optional(one.acceptance, ".1%"),
+        "chi-square": lambda one: f"{one.fit.statistic:.1f}",
+        "freedom": lambda one: one.fit.freedom,
+        "p": lambda one: f"{one.fit.p:.2g}",
+    }
+
+    @property
+    def total(self) -> int:
+        return len(self.settings) * self.plan.count + len(self.peers) * self.plan.transformers
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """By drafter; raises UsageError."""
+        plan = self.plan
+        return settings_of(plan.target, plan.drafter, plan.methods, [1.0], [plan.k])
+
+    @property
+    def peers(self) -> Sequence[str]:
+        """The drafters that are not the target's own model, if transformers shall draft with them."""
+        return tuple(dict.fromkeys(one.drafter for one in self.settings if one.drafter != self.plan.target))
+
+    def requests(self, setting: Setting) -> Iterator[GenerationRequest]:
+        """One a continuation; where the drafter shares the target's noise, each has a seed of its own.
+
+        Raises:
+            ValueError: a value is out of its range.
+        """
+        method = method_named(setting.method)
+        for number in range(self.plan.count):
+            yield GenerationRequest(
+                self.plan.prompt,
+                setting.method,
+                setting.k,
+                max_tokens=TOKENS,
+                drafter_temperature=OWN_TEMPERATURE if method.same_vocabulary else None,
+                seed=number if method.keyed else None,
+                ignore_eos=True,
+                allow_inexact=True,
+                overlap=Overlap.OFF,
+            )
+
+    def check(self) -> None:
+        affinities_of(self.plan.affinity, self.plan.drafter)
+        with checked_options():
+            for setting in self.settings:
+                next(self.requests(setting))
+
+    async def measure(self, advance: Advance) -> AsyncGenerator[Tested, None]:
+        plan = self.plan
+        trial = await asyncio.to_thread(Trial, plan.target, plan.prompt)
+        affinities = affinities_of(plan.affinity, plan.drafter)
+        async with aclosing(pairs_of(plan.target, self.settings, affinities)) as pairs:
+            async for target, drafter, settings in pairs:
+                async with connect(target, drafter, PATIENCE, needs_drafter=True) as pipeline:
+                    for setting in settings:
+                        advance(0, f"{setting.method}, {setting.drafter}")
+                        if fault := fault_of_pair(method_named(setting.method), pipeline.models):
+                            print(f"crossdraft: {setting.method!r} is left out: it {fault}", file=sys.stderr)
+                            advance(plan.count)
+                            continue
+                        for test in trial.tests(await self._drawn(pipeline, setting, advance)):
+                            yield test
+        for name in self.peers if plan.transformers else ():
+            advance(0, f"{TRANSFORMERS}, {name}")
+            drawn = await asyncio.to_thread(self._assisted, name, advance)
+            for test in trial.tests(drawn) if drawn.continuations else ():
+                yield test
+
+    async def _drawn(self, pipeline: Pipeline, setting: Setting, advance: Advance) -> Drawn:
+        """The continuations of one setting, through the services."""
+        figures: list[Statistics] = []
+
+        async def draw(request: GenerationRequest) -> Continuation:
+            generation = pipeline.run(request)
+            figures.append(await finished(generation))
+            advance()
+            return tuple(generation.ids)
+
+        continuations = await gathered(draw, self.requests(setting), self.plan.concurrency)
+        total, exact = total_of(figures), method_named(setting.method).exact
+        judged = total.accepted + total.corrected
+        return Drawn(setting.method, setting.drafter, continuations, total.acceptance if judged else None, exact)
+
+    def _assisted(self, drafter: str, advance: Advance) -> Drawn:
+        """The same by transformers' own assisted generation, which promises nothing."""
+        continuations, plan = [], self.plan
+        try:
+            pair = AssistedGeneration(plan.target, drafter)
+            for ids in pair.continuations(plan.prompt, plan.transformers, TOKENS, plan.k):
+                continuations.append(ids)
+                advance()
+        except AssistanceFailedError as error:
+            print(f"crossdraft: {drafter}: {error}", file=sys.stderr)
+        return Drawn(TRANSFORMERS, drafter, continuations)
+
+    def report(self, results: Sequence[Tested]) -> Iterator[Table | str]:
+        yield Table.of(results, self.columns, f"Continuations of {self.plan.prompt!r}")
+
+    def finish(self, results: Sequence[Tested]) -> None:
+        failed = [f"{one.method} with {one.drafter}, {one.token}" for one in results if one.failed]
+        if failed:
+            raise CommandFailed(
+                f"p is {LEAST_P:g} or less in {len(failed)} of {len(results)} tests: {'; '.join(failed)}"
+            )

@@ -1,37 +1,25 @@
 """`crossdraft bench`: the commands that measure, and their options.
 
-What a command measures with is imported when it runs: `crossdraft --help` shall not wait for torch.
+A command is a plan: a frozen dataclass whose fields are its options, and whose docstring is its help. What measures is
+imported when it runs: `--help` shall not wait for torch.
 """
 
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from crossdraft.console.processes import DEFAULT_DRAFTER
-from crossdraft.console.running import METHODS as METHOD_NAMES
+from crossdraft.console.running import METHODS
 
-if TYPE_CHECKING:
-    from crossdraft.bench.services import Served
-
-# Of a checkout: the prompts belong to the tests, and are not part of the package.
-PROMPTS = Path("tests/prompts.jsonl")
+TARGET, DRAFTER = "bundled:target", f"bundled:{DEFAULT_DRAFTER}"
 DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c"]
-HEADS = [*DRAFTERS[:2], "random:qwen2.5-0.5b", "random:eagle-llama-3-8b"]
-SHARES = [0.5, 0.25, 0.125, 0.0625]
-METHODS = ["standard", "tli", "slem", "seeded"]  # what a round costs is measured with these
-VERIFIED = ["standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded"]
-ACCEPTANCES = [0.0, 0.3, 0.6, 0.8, 0.95]
-TOKEN_COSTS = [0.05, 0.2, 0.5, 1.0]  # in plain passes, like the next two
-TRIPS = [0.0, 0.1, 0.5, 2.0]
-NODE_COSTS = [0.01, 0.05, 0.2]
-KS = [1, 2, 3, 5, 8]
-WINDOWS = ["8,1", "8,4", "16,1", "16,4", "32,1", "32,8"]
-BRANCHES = ["2,1", "4,1", "4,2"]
-CONFIGURATIONS = ["crossdraft", "plain", "generate_batch", "assisted"]
-SIZES = ["1b", "7b", "14b"]
-LOADS = ["1x1", "1x6", "16x1", "16x6"]
 
 EXACTNESS, SPEED = "Acceptance and exactness", "Speed"
 ROBUSTNESS, PARTS = "Robustness", "Parts: what each costs by itself"
@@ -62,679 +50,523 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Prompts = Annotated[Path, typer.Option(help="JSON lines, each with a text.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.")]
-Target = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME.")]
-OneDrafter = Annotated[str, typer.Option("--drafter", help="A folder, a hub id, or bundled:NAME.")]
+
+@dataclass(frozen=True)
+class Files:
+    """Where results are written."""
+
+    json_file: Annotated[
+        Path | None, Option("--json", metavar="FILE", help="Write all figures to this file, as JSON.")
+    ] = None
+    markdown_file: Annotated[
+        Path | None, Option("--markdown", metavar="FILE", help="Write the table to this file.")
+    ] = None
+
+
+Plan = TypeVar("Plan")
+
+
+def command(name: str, section: str, benchmark: str) -> Callable[[type[Plan]], type[Plan]]:
+    """Makes a plan a command.
+
+    Args:
+        name: of the command.
+        section: of SECTIONS.
+        benchmark: MODULE.CLASS in this package, made of the plan that the options say.
+    """
+
+    def register(plan: type[Plan]) -> type[Plan]:
+        def run(**given: Any) -> None:
+            module, _, measuring = benchmark.partition(".")
+            files = _made(Files, given)
+            found = getattr(import_module(f"crossdraft.bench.{module}"), measuring)(_made(plan, given))
+            found.run(files.json_file, files.markdown_file)
+
+        parameters = [*_options(plan), *_options(Files)]
+        vars(run)["__signature__"] = inspect.Signature(parameters)
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.__doc__ = plan.__doc__
+        app.command(name, rich_help_panel=section)(run)
+        return plan
+
+    return register
+
+
+def _options(plan: type) -> Iterator[inspect.Parameter]:
+    """Its fields as typer takes them; a tuple of any length is a repeatable option."""
+    types = get_type_hints(plan, include_extras=True)
+    for one in fields(plan):
+        type_, option = get_args(types[one.name])
+        default: Any = inspect.Parameter.empty if one.default is MISSING else one.default
+        if get_origin(type_) is tuple and get_args(type_)[-1] is Ellipsis:
+            type_, default = list[get_args(type_)[0]], list(default)  # type: ignore[misc]  # a type of run time
+        kind = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(one.name, kind, default=default, annotation=Annotated[type_, option])
+
+
+def _made(plan: type[Plan], given: dict[str, Any]) -> Plan:
+    values = {name: given[name] for name in (one.name for one in fields(plan))}  # type: ignore[arg-type]  # a dataclass
+    return plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+Limit = Annotated[int | None, Option(min=1, help="Use only the first N prompts.")]
+Target = Annotated[str, Option(help="A folder, a hub id, or bundled:NAME.")]
+OneDrafter = Annotated[str, Option("--drafter", help="A folder, a hub id, or bundled:NAME.")]
 Drafters = Annotated[
-    list[str],
-    typer.Option(
+    tuple[str, ...],
+    Option(
         "--drafter", help="A folder, a hub id, or bundled:NAME; repeatable. `standard` takes the target's own model."
     ),
 ]
-Method = Annotated[str | None, typer.Option(help="By default the best for the temperature.")]
-Methods = Annotated[list[str], typer.Option("--method", help="Repeatable.")]
-Temperatures = Annotated[list[float], typer.Option("--temperature", help="Repeatable.")]
+Method = Annotated[str | None, Option(help="By default the best for the temperature.")]
+Methods = Annotated[tuple[str, ...], Option("--method", help="Repeatable.")]
+Temperatures = Annotated[tuple[float, ...], Option("--temperature", help="Repeatable.")]
 NumberOfDraftTokens = Annotated[
-    int, typer.Option("--num-speculative-tokens", "--k", "-k", help="Draft tokens in a round.")
+    int, Option("--num-speculative-tokens", "--k", "-k", min=1, max=64, help="Draft tokens in a round.")
 ]
 NumbersOfDraftTokens = Annotated[
-    list[int], typer.Option("--num-speculative-tokens", "--k", "-k", help="Draft tokens in a round; repeatable.")
+    tuple[int, ...], Option("--num-speculative-tokens", "--k", "-k", help="Draft tokens in a round; repeatable.")
 ]
-MaxTokens = Annotated[int, typer.Option(help="Max tokens to generate.")]
-Concurrency = Annotated[int, typer.Option(help="Generations at once.")]
-Concurrencies = Annotated[str, typer.Option("--concurrency", metavar="N,N", help="Outputs at once; each in turn.")]
+MaxTokens = Annotated[int, Option(help="Max tokens to generate.")]
+Concurrency = Annotated[int, Option(min=1, help="Generations at once.")]
+Concurrencies = Annotated[str, Option("--concurrency", metavar="N,N", help="Outputs at once; each in turn.")]
 PaceTarget = Annotated[
-    str | None, typer.Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
+    str | None, Option(metavar="A,B", help="A pass of the target over n tokens takes at least A + B n ms.")
 ]
 PaceDrafter = Annotated[
-    str | None, typer.Option(metavar="A,B", help="A step of the drafter over n tokens takes at least A + B n ms.")
+    str | None, Option(metavar="A,B", help="A step of the drafter over n tokens takes at least A + B n ms.")
 ]
 LogitNoises = Annotated[
-    list[float], typer.Option("--logit-noise", metavar="SIGMA", help="Noise on the drafter's logits; repeatable.")
+    tuple[float, ...], Option("--logit-noise", metavar="SIGMA", help="Noise on the drafter's logits; repeatable.")
 ]
 Delays = Annotated[
-    str, typer.Option(metavar="MS,MS", help="One-way delays to the drafter on an emulated network; each in turn.")
+    str, Option(metavar="MS,MS", help="One-way delays to the drafter on an emulated network; each in turn.")
 ]
 Affinities = Annotated[
-    list[str] | None,
-    typer.Option("--affinity", metavar="NAME=FILE", help="A drafter's file of `crossdraft affinity`; repeatable."),
+    tuple[str, ...],
+    Option("--affinity", metavar="NAME=FILE", help="A drafter's file of `crossdraft affinity`; repeatable."),
 ]
-Shares = Annotated[list[float], typer.Option("--share", help="Share of the vocabulary to keep; repeatable.")]
-StreamTokens = Annotated[int, typer.Option(min=8, help="Tokens of each output.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option(help="Torch device of all models.")]
-EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="Do not use CUDA graphs.")]
-CacheMib = Annotated[int, typer.Option(min=1, help="Size of the KV cache in MiB.")]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file, as JSON.")
-]
-MarkdownFile = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table to this file.")]
+Shares = Annotated[tuple[float, ...], Option("--share", help="Share of the vocabulary to keep; repeatable.")]
+StreamTokens = Annotated[int, Option(min=8, help="Tokens of each output.")]
+Size = Annotated[int, Option(min=1000, help="Ids of each vocabulary.")]
+Seed = Annotated[int, Option(min=0, help="Random seed.")]
+Dtype = Annotated[str, Option(help="float32, bfloat16 or float16.")]
+Device = Annotated[str, Option(help="Torch device of all models.")]
+EnforceEager = Annotated[bool, Option("--enforce-eager", help="Do not use CUDA graphs.")]
+CacheMib = Annotated[int, Option(min=1, help="Size of the KV cache in MiB.")]
 
 
-def _services(target: str, pace_target: str | None, drafter: str, pace_drafter: str | None) -> "tuple[Served, Served]":
-    from crossdraft.bench.services import Served
+@dataclass(frozen=True)
+class PromptsPlan:
+    """What is generated from prompts."""
 
-    return Served(target, pace_target), Served(drafter, pace_drafter)
+    # Of a checkout: the prompts belong to the tests, and are not part of the package.
+    prompts: Annotated[Path, Option(help="JSON lines, each with a text.")] = Path("tests/prompts.jsonl")
+    limit: Limit = None
+    target: Target = TARGET
+
+
+@dataclass(frozen=True)
+class PairPlan(PromptsPlan):
+    """A target and a drafter, perhaps slower than they are."""
+
+    limit: Limit = 8
+    drafter: OneDrafter = DRAFTER
+    pace_target: PaceTarget = None
+    pace_drafter: PaceDrafter = None
+
+
+@dataclass(frozen=True)
+class SettingsPlan(PromptsPlan):
+    """Every combination of drafters, methods, temperatures and numbers of draft tokens, in lock-step rounds."""
+
+    drafter: Drafters = tuple(DRAFTERS)
+    methods: Methods = METHODS
+    temperatures: Temperatures = (0.0, 0.6, 1.0)
+    k: NumbersOfDraftTokens = (5,)
+    max_tokens: MaxTokens = 128
+    affinity: Affinities = ()
 
 
 # Acceptance and exactness.
 
 
-@app.command(rich_help_panel=EXACTNESS)
-def acceptance(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = None,
-    target: Target = "bundled:target",
-    drafter: Drafters = DRAFTERS,
-    methods: Methods = list(METHOD_NAMES),  # noqa: B006 - typer copies it
-    temperatures: Temperatures = [0.0, 0.6, 1.0],  # noqa: B006
-    k: NumbersOfDraftTokens = [5],  # noqa: B006
-    max_tokens: MaxTokens = 128,
-    concurrency: Concurrency = 16,
-    affinity: Affinities = None,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("acceptance", EXACTNESS, "acceptance.Acceptance")
+@dataclass(frozen=True)
+class AcceptancePlan(SettingsPlan):
     """Tokens per pass of each method with each drafter; those that a pair cannot do are skipped."""
-    from crossdraft.bench.acceptance import Acceptance
-    from crossdraft.bench.workload import affinities_of, prompts_of, settings_of
 
-    Acceptance(
-        target=target,
-        settings=settings_of(target, drafter, methods, temperatures, k),
-        prompts=prompts_of(prompts, limit),
-        max_tokens=max_tokens,
-        affinities=affinities_of(affinity or (), drafter),
-        concurrency=concurrency,
-    ).run(json_file, markdown_file)
+    concurrency: Concurrency = 16
 
 
-@app.command(rich_help_panel=EXACTNESS)
-def expected(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = None,
-    target: Target = "bundled:target",
-    drafter: Drafters = DRAFTERS,
-    temperatures: Temperatures = [0.0, 0.6, 1.0],  # noqa: B006
-    k: NumberOfDraftTokens = 5,
-    least: Annotated[
-        float, typer.Option(help="Follow no draft that still agrees with a smaller probability; 0 is exact, and slow.")
-    ] = 1e-4,
-    after: Annotated[int, typer.Option(help="Tokens that the target first appends greedily.")] = 0,
-    affinity: Affinities = None,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("expected", EXACTNESS, "expected.ExpectedAcceptance")
+@dataclass(frozen=True)
+class ExpectedPlan(PromptsPlan):
     """Expected acceptance of a round's first token, computed from whole rows after each prompt."""
-    from crossdraft.bench.expected import ExpectedAcceptance
-    from crossdraft.bench.workload import affinities_of, prompts_of
 
-    texts, files = prompts_of(prompts, limit), affinities_of(affinity or (), drafter)
-    ExpectedAcceptance(target, tuple(drafter), texts, tuple(temperatures), k, least, files, after).run(
-        json_file, markdown_file
-    )
+    drafter: Drafters = tuple(DRAFTERS)
+    temperatures: Temperatures = (0.0, 0.6, 1.0)
+    k: NumberOfDraftTokens = 5
+    least: Annotated[
+        float,
+        Option(
+            min=0, max=1, help="Follow no draft that still agrees with a smaller probability; 0 is exact, and slow."
+        ),
+    ] = 1e-4
+    after: Annotated[int, Option(min=0, help="Tokens that the target first appends greedily.")] = 0
+    affinity: Affinities = ()
 
 
-@app.command(rich_help_panel=EXACTNESS)
-def distribution(
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "for i in range(",
-    count: Annotated[int, typer.Option(help="Continuations of each setting.")] = 20_000,
-    target: Target = "bundled:target",
-    drafter: Drafters = DRAFTERS[1:2],
-    methods: Methods = list(METHOD_NAMES),  # noqa: B006
-    k: NumberOfDraftTokens = 3,
-    concurrency: Concurrency = 32,
-    transformers: Annotated[int, typer.Option(help="As many by transformers' assisted generation, to compare.")] = 0,
-    affinity: Affinities = None,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("distribution", EXACTNESS, "acceptance.Exactness")
+@dataclass(frozen=True)
+class ExactnessPlan:
     """Whether sampled tokens have the target's distribution: chi-square tests over many continuations."""
-    from crossdraft.bench.exactness import TOKENS, Exactness
-    from crossdraft.bench.workload import affinities_of, settings_of
 
-    Exactness(
-        target=target,
-        settings=settings_of(target, drafter, methods, [1.0], [k]),
-        prompts=(prompt,),
-        max_tokens=TOKENS,
-        affinities=affinities_of(affinity or (), drafter),
-        count=count,
-        concurrency=concurrency,
-        assisted=transformers,
-    ).run(json_file, markdown_file)
+    prompt: Annotated[str, Option(help="Text to continue.")] = "for i in range("
+    count: Annotated[int, Option(min=1, help="Continuations of each setting.")] = 20_000
+    target: Target = TARGET
+    drafter: Drafters = tuple(DRAFTERS[1:2])
+    methods: Methods = METHODS
+    k: NumberOfDraftTokens = 3
+    concurrency: Concurrency = 32
+    transformers: Annotated[int, Option(min=0, help="As many by transformers' assisted generation, to compare.")] = 0
+    affinity: Affinities = ()
 
 
-@app.command(rich_help_panel=EXACTNESS)
-def trees(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = 20,
-    target: Target = "bundled:target",
-    drafter: Drafters = DRAFTERS,
-    methods: Methods = ["coupled", "tli"],  # noqa: B006
-    temperatures: Temperatures = [1.0, 0.6],  # noqa: B006
-    k: NumberOfDraftTokens = 5,
-    max_tokens: MaxTokens = 64,
-    concurrency: Annotated[int, typer.Option(min=1, help="Generations at once.")] = 4,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("trees", EXACTNESS, "acceptance.Trees")
+@dataclass(frozen=True)
+class TreesPlan(SettingsPlan):
     """Tokens per pass and row misses with chains, trees of paths, and trees that hold prepared continuations."""
-    from crossdraft.bench.acceptance import Trees
-    from crossdraft.bench.workload import prompts_of, settings_of
 
-    Trees(
-        target=target,
-        settings=settings_of(target, drafter, methods, temperatures, [k]),
-        prompts=prompts_of(prompts, limit),
-        max_tokens=max_tokens,
-        concurrency=concurrency,
-    ).run(json_file, markdown_file)
+    limit: Limit = 20
+    methods: Methods = ("coupled", "tli")
+    temperatures: Temperatures = (1.0, 0.6)
+    max_tokens: MaxTokens = 64
+    concurrency: Concurrency = 4
 
 
-@app.command(rich_help_panel=EXACTNESS)
-def pruning(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = None,
-    target: Target = "bundled:target",
-    drafter: Drafters = DRAFTERS[:2],
-    methods: Methods = ["slem"],  # noqa: B006
-    temperatures: Temperatures = [0.0],  # noqa: B006
-    k: NumbersOfDraftTokens = [5],  # noqa: B006
-    max_tokens: MaxTokens = 128,
-    share: Shares = SHARES,
-    corpus: Annotated[
-        Path | None, typer.Option(help="Text whose tokens are counted; by default Python's own sources.")
-    ] = None,
-    concurrency: Concurrency = 16,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("pruning", EXACTNESS, "acceptance.Pruning")
+@dataclass(frozen=True)
+class PruningPlan(SettingsPlan):
     """Tokens per pass with drafters that keep only the most frequent tokens of their LM head."""
-    from crossdraft.bench.acceptance import Pruning
-    from crossdraft.bench.workload import prompts_of, settings_of
 
-    Pruning(
-        target=target,
-        settings=settings_of(target, drafter, methods, temperatures, k),
-        prompts=prompts_of(prompts, limit),
-        max_tokens=max_tokens,
-        shares=tuple(share),
-        corpus=corpus,
-        concurrency=concurrency,
-    ).run(json_file, markdown_file)
+    drafter: Drafters = tuple(DRAFTERS[:2])
+    methods: Methods = ("slem",)
+    temperatures: Temperatures = (0.0,)
+    share: Shares = (0.5, 0.25, 0.125, 0.0625)
+    corpus: Annotated[Path | None, Option(help="Text whose tokens are counted; by default Python's own sources.")] = (
+        None
+    )
+    concurrency: Concurrency = 16
 
 
-@app.command(rich_help_panel=EXACTNESS)
-def rdk(
-    tokens: Annotated[int, typer.Option(min=1000, help="Vocabulary of the first-order form.")] = 200_000,
-    exact_tokens: Annotated[int, typer.Option(min=1000, help="Where the matrix itself is applied.")] = 2_000,
-    draws: Annotated[int, typer.Option(min=1, help="Random draws of target and drafter.")] = 20,
-    noise: Annotated[float, typer.Option(min=0, help="Standard deviation of the noise on the drafter's logits.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot to this file.")] = None,
-) -> None:
+@command("rdk", EXACTNESS, "rdk.Study")
+@dataclass(frozen=True)
+class RdkPlan:
     """RDK's synthetic experiment: acceptance of a pruned drafter, with its mass redistributed and without."""
-    from crossdraft.bench.rdk import Study
 
-    Study(tokens, exact_tokens, draws, noise, seed, plot).run(json_file, markdown_file)
+    tokens: Annotated[int, Option(min=1000, help="Vocabulary of the first-order form.")] = 200_000
+    exact_tokens: Annotated[int, Option(min=1000, help="Where the matrix itself is applied.")] = 2_000
+    draws: Annotated[int, Option(min=1, help="Random draws of target and drafter.")] = 20
+    noise: Annotated[float, Option(min=0, help="Standard deviation of the noise on the drafter's logits.")] = 1.0
+    seed: Seed = 0
+    plot: Annotated[Path | None, Option(metavar="FILE", help="Write a plot to this file.")] = None
 
 
 # Speed.
 
 
-@app.command(rich_help_panel=SPEED)
-def overlap(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = 8,
-    target: Target = "bundled:target",
-    drafter: OneDrafter = f"bundled:{DEFAULT_DRAFTER}",
-    pace_target: PaceTarget = None,
-    pace_drafter: PaceDrafter = None,
-    logit_noise: LogitNoises = [0.0],  # noqa: B006
-    delay_ms: Delays = "0",
-    temperatures: Temperatures = [0.0, 1.0],  # noqa: B006
-    method: Method = None,
-    row_width: Annotated[int, typer.Option(help="Ids of a draft token's row; the drafter draws among them.")] = 64,
-    max_tokens: MaxTokens = 128,
-    repeat: Annotated[int, typer.Option(help="Repetitions of each prompt with each configuration.")] = 1,
-    ks: Annotated[
-        list[int],
-        typer.Option("--num-speculative-tokens", "--k", "-k", help="Draft tokens in a lock-step round; repeatable."),
-    ] = KS,
+@command("overlap", SPEED, "overlap.OverlapBenchmark")
+@dataclass(frozen=True)
+class OverlapPlan(PairPlan):
+    """Speed of lock-step, overlapped and controlled decoding, beside plain decoding, in one run."""
+
+    logit_noise: LogitNoises = (0.0,)
+    delay_ms: Delays = "0"
+    temperatures: Temperatures = (0.0, 1.0)
+    method: Method = None
+    row_width: Annotated[int, Option(help="Ids of a draft token's row; the drafter draws among them.")] = 64
+    max_tokens: MaxTokens = 128
+    repeat: Annotated[int, Option(min=1, help="Repetitions of each prompt with each configuration.")] = 1
+    k: Annotated[
+        tuple[int, ...],
+        Option("--num-speculative-tokens", "--k", "-k", min=1, help="Draft tokens in a lock-step round; repeatable."),
+    ] = (1, 2, 3, 5, 8)
     window: Annotated[
-        list[str],
-        typer.Option(
+        tuple[str, ...],
+        Option(
             "--draft-tokens",
             "--window",
             metavar="MAX,MIN",
             help="Max and min draft tokens of overlapped drafts; repeatable.",
         ),
-    ] = WINDOWS,
+    ] = ("8,1", "8,4", "16,1", "16,4", "32,1", "32,8")
     branches: Annotated[
-        list[str], typer.Option(metavar="DEPTH,WIDTH", help="Shape of prepared continuations; repeatable.")
-    ] = BRANCHES,
+        tuple[str, ...], Option(metavar="DEPTH,WIDTH", help="Shape of prepared continuations; repeatable.")
+    ] = ("2,1", "4,1", "4,2")
     assisted: Annotated[
-        list[int] | None,
-        typer.Option(
+        tuple[int, ...],
+        Option(
             metavar="THREADS", help="Also run transformers' assisted generation with this many threads; repeatable."
         ),
-    ] = None,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
-    """Speed of lock-step, overlapped and controlled decoding, beside plain decoding, in one run."""
-    from crossdraft.bench.overlap import OverlapBenchmark, Search
-    from crossdraft.bench.services import delays_of
-    from crossdraft.bench.workload import prompts_of
-
-    OverlapBenchmark(
-        *_services(target, pace_target, drafter, pace_drafter),
-        noises=tuple(logit_noise),
-        delays=delays_of(delay_ms),
-        temperatures=tuple(temperatures),
-        method=method,
-        prompts=prompts_of(prompts, limit),
-        row_width=row_width,
-        max_tokens=max_tokens,
-        repeat=repeat,
-        assisted=tuple(assisted or ()),
-        search=Search.of(ks, window, branches),
-    ).run(json_file, markdown_file)
+    ] = ()
 
 
-@app.command(rich_help_panel=SPEED)
-def speculation(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = 8,
-    target: Target = "bundled:target",
-    drafter: OneDrafter = "bundled:target",
-    pace_target: PaceTarget = "100,0",
-    pace_drafter: PaceDrafter = None,
-    logit_noise: LogitNoises = [0.3, 1.0],  # noqa: B006
-    delay_ms: Delays = "0,5,25",
-    tokens: StreamTokens = 128,
-    window: Annotated[
+@command("speculation", SPEED, "speculation.SpeculationParallelism")
+@dataclass(frozen=True)
+class SpeculationPlan(PairPlan):
+    """Two targets with and without speculation parallelism, beside one target; outputs are seeded and compared."""
+
+    drafter: OneDrafter = TARGET
+    pace_target: PaceTarget = "100,0"
+    logit_noise: LogitNoises = (0.3, 1.0)
+    delay_ms: Delays = "0,5,25"
+    tokens: StreamTokens = 128
+    max_draft_tokens: Annotated[
         int,
-        typer.Option(
+        Option(
             "--max-draft-tokens", "--window", help="Max draft tokens ahead, in configurations without a controller."
         ),
-    ] = 32,
-    wait: Annotated[
-        int, typer.Option("--min-draft-tokens", "--wait", help="Draft tokens that a pass waits for, likewise.")
-    ] = 4,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
-    """Two targets with and without speculation parallelism, beside one target; outputs are seeded and compared."""
-    from crossdraft.bench.services import delays_of
-    from crossdraft.bench.speculation import SpeculationParallelism
-    from crossdraft.bench.workload import prompts_of
-
-    SpeculationParallelism(
-        *_services(target, pace_target, drafter, pace_drafter),
-        noises=tuple(logit_noise),
-        delays=delays_of(delay_ms),
-        prompts=prompts_of(prompts, limit),
-        tokens=tokens,
-        max_draft_tokens=window,
-        min_draft_tokens=wait,
-    ).run(json_file, markdown_file)
+    ] = 32
+    min_draft_tokens: Annotated[
+        int, Option("--min-draft-tokens", "--wait", help="Draft tokens that a pass waits for, likewise.")
+    ] = 4
 
 
-@app.command(rich_help_panel=SPEED)
-def controller(
-    acceptance: Annotated[
-        list[float], typer.Option(min=0, max=1, help="Acceptance of a draft token; repeatable, like the next three.")
-    ] = ACCEPTANCES,
-    token: Annotated[
-        list[float], typer.Option(min=0.001, help="Time of a draft token, in plain passes.")
-    ] = TOKEN_COSTS,
-    trip: Annotated[list[float], typer.Option(min=0, help="Round trip to the drafter, in plain passes.")] = TRIPS,
-    node: Annotated[
-        list[float], typer.Option(min=0, help="Time of a node of the token tree, in plain passes.")
-    ] = NODE_COSTS,
-    tokens: Annotated[int, typer.Option(min=100, help="Tokens of a run.")] = 8000,
-    branches: Annotated[bool, typer.Option(help="Prepared continuations, of which half match.")] = False,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("controller", SPEED, "controller.Simulated")
+@dataclass(frozen=True)
+class ControllerPlan:
     """Simulated: the controller beside the best fixed choice, over acceptance, speeds and distance; no model runs."""
-    from crossdraft.bench.controller import Simulated
 
-    Simulated(tuple(acceptance), tuple(token), tuple(trip), tuple(node), tokens, branches).run(json_file, markdown_file)
+    acceptance: Annotated[
+        tuple[float, ...], Option(min=0, max=1, help="Acceptance of a draft token; repeatable, like the next three.")
+    ] = (0.0, 0.3, 0.6, 0.8, 0.95)
+    token: Annotated[tuple[float, ...], Option(min=0.001, help="Time of a draft token, in plain passes.")] = (
+        0.05,
+        0.2,
+        0.5,
+        1.0,
+    )
+    trip: Annotated[tuple[float, ...], Option(min=0, help="Round trip to the drafter, in plain passes.")] = (
+        0.0,
+        0.1,
+        0.5,
+        2.0,
+    )
+    node: Annotated[tuple[float, ...], Option(min=0, help="Time of a node of the token tree, in plain passes.")] = (
+        0.01,
+        0.05,
+        0.2,
+    )
+    tokens: Annotated[int, Option(min=100, help="Tokens of a run.")] = 8000
+    branches: Annotated[bool, Option(help="Prepared continuations, of which half match.")] = False
 
 
-@app.command(rich_help_panel=SPEED)
-def throughput(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = None,
-    target: Target = "bundled:target",
-    drafter: OneDrafter = f"bundled:{DEFAULT_DRAFTER}",
-    way: Annotated[list[str], typer.Option("--configuration", "--way", help="Repeatable.")] = CONFIGURATIONS,
-    concurrency: Concurrencies = "1,4,16,64",
-    each: Annotated[int, typer.Option(min=1, help="Consecutive outputs of each concurrent client.")] = 1,
-    repeat: Annotated[int, typer.Option(min=1, help="Repetitions of each configuration, alternating.")] = 1,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each output.")] = 64,
-    prompt_tokens: Annotated[int, typer.Option(min=8, help="Max tokens of a prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    method: Method = None,
-    cache_mib: CacheMib = 512,
-    threads: Annotated[list[int], typer.Option(min=1, help="Threads of transformers; repeatable.")] = [1],  # noqa: B006
-    dtype: Dtype = "float32",
-    device: Device = "cpu",
-    enforce_eager: EnforceEager = False,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("throughput", SPEED, "throughput.Throughput")
+@dataclass(frozen=True)
+class ThroughputPlan(PromptsPlan):
     """Many outputs at once, beside transformers' continuous batching and its assisted generation."""
-    from crossdraft.bench import throughput as command
-    from crossdraft.bench.workload import prompts_of
 
-    texts = prompts_of(prompts, limit)
-    command.Throughput(
-        target,
-        drafter,
-        tuple(way),
-        command.concurrencies_of(concurrency),
-        each,
-        repeat,
-        tokens,
-        prompt_tokens,
-        texts,
-        temperature,
-        method,
-        cache_mib,
-        tuple(threads),
-        dtype,
-        device,
-        enforce_eager,
-    ).run(json_file, markdown_file)
+    drafter: OneDrafter = DRAFTER
+    way: Annotated[tuple[str, ...], Option("--configuration", "--way", help="Repeatable.")] = (
+        *("crossdraft", "plain"),
+        *("generate_batch", "assisted"),
+    )
+    concurrency: Concurrencies = "1,4,16,64"
+    each: Annotated[int, Option(min=1, help="Consecutive outputs of each concurrent client.")] = 1
+    repeat: Annotated[int, Option(min=1, help="Repetitions of each configuration, alternating.")] = 1
+    tokens: Annotated[int, Option(min=2, help="Tokens of each output.")] = 64
+    prompt_tokens: Annotated[int, Option(min=8, help="Max tokens of a prompt.")] = 64
+    temperature: Annotated[float, Option(min=0, help="0 is greedy.")] = 0.0
+    method: Method = None
+    cache_mib: CacheMib = 512
+    threads: Annotated[tuple[int, ...], Option(min=1, help="Threads of transformers; repeatable.")] = (1,)
+    dtype: Dtype = "float32"
+    device: Device = "cpu"
+    enforce_eager: EnforceEager = False
 
 
-@app.command(rich_help_panel=SPEED)
-def prefill(
-    target: Target = "bundled:target",
-    streams: Annotated[int, typer.Option(min=1, help="Running streams when the long prompt arrives.")] = 8,
-    prompt: Annotated[int, typer.Option(min=64, help="Tokens of the long prompt.")] = 1500,
-    times: Annotated[int, typer.Option(min=1, help="Number of long prompts.")] = 5,
-    cache_mib: CacheMib = 1024,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("prefill", SPEED, "prefill.Prefill")
+@dataclass(frozen=True)
+class PrefillPlan:
     """A long prompt that comes while others stream: what their tokens wait, beside what they usually do."""
-    from crossdraft.bench.prefill import Prefill
 
-    Prefill(target, streams, prompt, times, cache_mib).run(json_file, markdown_file)
+    target: Target = TARGET
+    streams: Annotated[int, Option(min=1, help="Running streams when the long prompt arrives.")] = 8
+    prompt: Annotated[int, Option(min=64, help="Tokens of the long prompt.")] = 1500
+    times: Annotated[int, Option(min=1, help="Number of long prompts.")] = 5
+    cache_mib: CacheMib = 1024
 
 
-@app.command(rich_help_panel=SPEED)
-def device(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for device.md and device.json.")
-    ],
-    prompts: Prompts = PROMPTS,
-    size: Annotated[
-        list[str],
-        typer.Option(help="1b, 7b, 14b, or a model's name, such as inflated:8x512:bundled:target; repeatable."),
-    ] = SIZES,
-    drafter: OneDrafter = f"bundled:{DEFAULT_DRAFTER}",
-    device: Device = "cuda:0",
-    dtype: Dtype = "bfloat16",
-    concurrency: Concurrencies = "1,16,64",
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each output.")] = 64,
-    turns: Annotated[int, typer.Option(min=1, help="Repetitions of each pass.")] = 30,
-    cache_mib: CacheMib = 16384,
-    seconds: Annotated[float, typer.Option(min=1, help="Time limit of the whole run, in seconds.")] = 440.0,
-    enforce_eager: EnforceEager = False,
-) -> None:
+@command("device", SPEED, "device.DeviceBenchmark")
+@dataclass(frozen=True)
+class DevicePlan:
     """Passes and throughput of models of real size on one accelerator, within a time limit."""
-    from crossdraft.bench import device as command
 
-    measured = (tuple(size), drafter, device, dtype, concurrency, tokens, turns)
-    command.DeviceBenchmark(*measured, cache_mib, seconds, prompts, enforce_eager).run_in(output)
+    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder for device.md and device.json.")]
+    prompts: Annotated[Path, Option(help="JSON lines, each with a text.")] = PromptsPlan.prompts
+    size: Annotated[
+        tuple[str, ...],
+        Option(help="1b, 7b, 14b, or a model's name, such as inflated:8x512:bundled:target; repeatable."),
+    ] = ("1b", "7b", "14b")
+    drafter: OneDrafter = DRAFTER
+    device: Device = "cuda:0"
+    dtype: Dtype = "bfloat16"
+    concurrency: Concurrencies = "1,16,64"
+    tokens: Annotated[int, Option(min=2, help="Tokens of each output.")] = 64
+    turns: Annotated[int, Option(min=1, help="Repetitions of each pass.")] = 30
+    cache_mib: CacheMib = 16384
+    seconds: Annotated[float, Option(min=1, help="Time limit of the whole run, in seconds.")] = 440.0
+    enforce_eager: EnforceEager = False
 
 
 # Robustness.
 
 
-@app.command("never-slower", rich_help_panel=ROBUSTNESS)
-def never_slower(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = 8,
-    target: Target = "bundled:target",
-    drafter: Annotated[str, typer.Option(help="Model of the bad drafters.")] = f"bundled:{DEFAULT_DRAFTER}",
-    pace_target: PaceTarget = None,
-    pace_drafter: PaceDrafter = None,
-    temperatures: Temperatures = [0.0, 1.0],  # noqa: B006
-    method: Method = None,
-    tokens: Annotated[int, typer.Option(min=8, help="Length of each output.")] = 512,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("never-slower", ROBUSTNESS, "faults.NeverSlower")
+@dataclass(frozen=True)
+class NeverSlowerPlan(PairPlan):
     """Speed with drafters that are useless, slow, dead or dying, beside none."""
-    from crossdraft.bench.faults import NeverSlower
-    from crossdraft.bench.workload import prompts_of
 
-    NeverSlower(
-        *_services(target, pace_target, drafter, pace_drafter),
-        temperatures=tuple(temperatures),
-        method=method,
-        prompts=prompts_of(prompts, limit),
-        tokens=tokens,
-    ).run(json_file, markdown_file)
+    drafter: Annotated[str, Option(help="Model of the bad drafters.")] = DRAFTER
+    temperatures: Temperatures = (0.0, 1.0)
+    method: Method = None
+    tokens: Annotated[int, Option(min=8, help="Length of each output.")] = 512
 
 
-@app.command(rich_help_panel=ROBUSTNESS)
-def kills(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = 20,
-    target: Target = "bundled:target",
-    drafter: OneDrafter = f"bundled:{DEFAULT_DRAFTER}",
-    pace_target: PaceTarget = "40,0.1",
-    pace_drafter: PaceDrafter = "4,0",
-    tokens: StreamTokens = 256,
-    times: Annotated[int, typer.Option(min=1, help="How often the drafter is killed, and a target.")] = 20,
-    quiet: Annotated[
-        tuple[float, float], typer.Option(metavar="SHORTEST LONGEST", help="Seconds from a return to the next kill.")
-    ] = (1.0, 4.0),
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@dataclass(frozen=True)
+class FaultsPlan(PairPlan):
+    """Faults while seeded outputs stream."""
+
+    pace_target: PaceTarget = "40,0.1"
+    pace_drafter: PaceDrafter = "4,0"
+    tokens: StreamTokens = 256
+    times: Annotated[int, Option(min=1, help="How often each fault happens.")] = 10
+    seed: Annotated[int, Option(help="Random seed.")] = 0
+
+
+@command("kills", ROBUSTNESS, "faults.Kills")
+@dataclass(frozen=True)
+class KillsPlan(FaultsPlan):
     """Kill the drafter, and one of two targets, again and again while seeded streams run, one for each prompt."""
-    from crossdraft.bench.faults import Kills
-    from crossdraft.bench.workload import prompts_of
 
-    served, drafting = _services(target, pace_target, drafter, pace_drafter)
-    Kills(
-        target=served,
-        drafter=drafting,
-        prompts=prompts_of(prompts, limit),
-        tokens=tokens,
-        times=times,
-        quiet=quiet,
-        seed=seed,
-    ).run(json_file, markdown_file)
+    limit: Limit = 20
+    times: Annotated[int, Option(min=1, help="How often the drafter is killed, and a target.")] = 20
+    quiet: Annotated[
+        tuple[float, float], Option(metavar="SHORTEST LONGEST", help="Seconds from a return to the next kill.")
+    ] = (1.0, 4.0)
 
 
-@app.command(rich_help_panel=ROBUSTNESS)
-def cuts(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = 4,
-    target: Target = "bundled:target",
-    drafter: OneDrafter = f"bundled:{DEFAULT_DRAFTER}",
-    pace_target: PaceTarget = "40,0.1",
-    pace_drafter: PaceDrafter = "4,0",
-    delay_ms: Annotated[float, typer.Option(help="One-way delay of each link.")] = 1.0,
-    tokens: StreamTokens = 256,
-    times: Annotated[int, typer.Option(min=1, help="How often each link is cut.")] = 10,
-    seconds: Annotated[
-        tuple[float, float],
-        typer.Option(metavar="CUT WHOLE", help="Seconds that a link stays cut, and up between two cuts."),
-    ] = (5.0, 5.0),
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("cuts", ROBUSTNESS, "faults.Cuts")
+@dataclass(frozen=True)
+class CutsPlan(FaultsPlan):
     """Let links drop every packet while seeded streams run: to the drafter, one of two targets, the only target."""
-    from crossdraft.bench.faults import Cuts
-    from crossdraft.bench.workload import prompts_of
 
-    served, drafting = _services(target, pace_target, drafter, pace_drafter)
-    Cuts(
-        target=served,
-        drafter=drafting,
-        delay_ms=delay_ms,
-        prompts=prompts_of(prompts, limit),
-        tokens=tokens,
-        times=times,
-        seconds=seconds,
-        seed=seed,
-    ).run(json_file, markdown_file)
+    limit: Limit = 4
+    times: Annotated[int, Option(min=1, help="How often each link is cut.")] = 10
+    delay_ms: Annotated[float, Option(help="One-way delay of each link.")] = 1.0
+    seconds: Annotated[
+        tuple[float, float], Option(metavar="CUT WHOLE", help="Seconds that a link stays cut, and up between two cuts.")
+    ] = (5.0, 5.0)
 
 
-@app.command(rich_help_panel=ROBUSTNESS)
-def memory(
-    target: Target = "bundled:target",
-    sessions: Annotated[int, typer.Option(min=10, help="Number of sessions.")] = 10_000,
-    at_once: Annotated[int, typer.Option("--concurrency", min=1, help="Sessions at once.")] = 32,
-    longest: Annotated[int, typer.Option(min=32, help="Max tokens of a session.")] = 512,
-    steps: Annotated[int, typer.Option(min=1, help="Max tokens that a session generates.")] = 8,
-    cache_mib: CacheMib = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("memory", ROBUSTNESS, "engine.Memory")
+@dataclass(frozen=True)
+class MemoryPlan:
     """Many sessions of all lengths through one engine: memory of the process, and KV slots held, over time."""
-    from crossdraft.bench.memory import Memory
 
-    Memory(target, cache_mib, sessions, at_once, longest, steps, seed).run(json_file, markdown_file)
+    target: Target = TARGET
+    sessions: Annotated[int, Option(min=10, help="Number of sessions.")] = 10_000
+    at_once: Annotated[int, Option("--concurrency", min=1, help="Sessions at once.")] = 32
+    longest: Annotated[int, Option(min=32, help="Max tokens of a session.")] = 512
+    steps: Annotated[int, Option(min=1, help="Max tokens that a session generates.")] = 8
+    cache_mib: CacheMib = 64
+    seed: Seed = 0
 
 
 # Parts.
 
 
-@app.command("round", rich_help_panel=PARTS)
-def round_(
-    prompts: Prompts = PROMPTS,
-    limit: Limit = 10,
-    target: Target = "bundled:target",
-    drafter: Drafters = DRAFTERS[1:2],
-    methods: Methods = METHODS,
-    temperatures: Temperatures = [1.0],  # noqa: B006
-    k: NumbersOfDraftTokens = [5],  # noqa: B006
-    max_tokens: MaxTokens = 128,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("round", PARTS, "overhead.Rounds")
+@dataclass(frozen=True)
+class RoundPlan(SettingsPlan):
     """What a round costs outside the two models, on loopback, one generation at a time."""
-    from crossdraft.bench.overhead import Rounds
-    from crossdraft.bench.workload import prompts_of, settings_of
 
-    Rounds(
-        target=target,
-        settings=settings_of(target, drafter, methods, temperatures, k),
-        prompts=prompts_of(prompts, limit),
-        max_tokens=max_tokens,
-    ).run(json_file, markdown_file)
+    limit: Limit = 10
+    drafter: Drafters = tuple(DRAFTERS[1:2])
+    methods: Methods = ("standard", "tli", "slem", "seeded")
+    temperatures: Temperatures = (1.0,)
 
 
-@app.command(rich_help_panel=PARTS)
-def overhead(
-    methods: Methods = ["coupled", "tli", "slem", "seeded"],  # noqa: B006
-    size: Annotated[int, typer.Option(min=1000, help="Ids of each vocabulary.")] = 128_000,
-    tokens: StreamTokens = 256,
-    outputs: Annotated[int, typer.Option(min=1, help="Outputs of each method with each kind of drafting.")] = 4,
-    pass_ms: Annotated[float, typer.Option(min=0, help="Emulated time of a pass, in ms.")] = 20.0,
-    draft_token_ms: Annotated[
-        float,
-        typer.Option("--draft-token-ms", "--proposal-ms", min=0, help="Emulated time of a draft token, in ms."),
-    ] = 1.0,
-    k: NumberOfDraftTokens = 5,
-    branches: Annotated[int, typer.Option(min=1, help="Draft tokens of each prepared continuation.")] = 4,
-    profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a profile of this process to this file.")
-    ] = None,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("overhead", PARTS, "overhead.Overhead")
+@dataclass(frozen=True)
+class OverheadPlan:
     """CPU time of the orchestrator for a pass, and bytes for a token, with large made-up vocabularies."""
-    from crossdraft.bench.overhead import Overhead
 
-    Overhead(tuple(methods), size, tokens, outputs, pass_ms, draft_token_ms, k, branches, profile).run(
-        json_file, markdown_file
-    )
+    methods: Methods = ("coupled", "tli", "slem", "seeded")
+    size: Size = 128_000
+    tokens: StreamTokens = 256
+    outputs: Annotated[int, Option(min=1, help="Outputs of each method with each kind of drafting.")] = 4
+    pass_ms: Annotated[float, Option(min=0, help="Emulated time of a pass, in ms.")] = 20.0
+    draft_token_ms: Annotated[
+        float, Option("--draft-token-ms", "--proposal-ms", min=0, help="Emulated time of a draft token, in ms.")
+    ] = 1.0
+    k: NumberOfDraftTokens = 5
+    branches: Annotated[int, Option(min=1, help="Draft tokens of each prepared continuation.")] = 4
+    profile: Annotated[Path | None, Option(metavar="FILE", help="Write a profile of this process to this file.")] = None
 
 
-@app.command(rich_help_panel=PARTS)
-def verification(
-    methods: Methods = VERIFIED,
-    k: Annotated[
-        int,
-        typer.Option("--num-speculative-tokens", "--k", "-k", min=1, max=64, help="Draft tokens in a round."),
-    ] = 5,
-    width: Annotated[int, typer.Option(min=1, help="Ids of a row, on both sides.")] = 512,
-    size: Annotated[int, typer.Option(min=1000, help="Ids of each vocabulary.")] = 128_000,
-    rounds: Annotated[int, typer.Option(min=20, help="Rounds of each method.")] = 500,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("verification", PARTS, "overhead.Verification")
+@dataclass(frozen=True)
+class VerificationPlan:
     """What a round costs without any service: state machine, planner and walk, over made-up vocabularies."""
-    from crossdraft.bench.overhead import Verification
 
-    Verification(tuple(methods), k, width, rounds, size).run(json_file, markdown_file)
+    methods: Methods = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded")
+    k: NumberOfDraftTokens = 5
+    width: Annotated[int, Option(min=1, help="Ids of a row, on both sides.")] = 512
+    size: Size = 128_000
+    rounds: Annotated[int, Option(min=20, help="Rounds of each method.")] = 500
 
 
-@app.command(rich_help_panel=PARTS)
-def engine(
-    target: Target = "bundled:target",
-    load: Annotated[
-        list[str], typer.Option(metavar="SESSIONSxTOKENS", help="Sessions and tokens of a pass; repeatable.")
-    ] = LOADS,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of each session before the pass.")] = 128,
-    turns: Annotated[int, typer.Option(min=1, help="Repetitions of each load.")] = 50,
-    dtype: Dtype = "float32",
-    device: Device = "cpu",
-    enforce_eager: EnforceEager = False,
-    cache_mib: CacheMib = 1024,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("engine", PARTS, "engine.EnginePasses")
+@dataclass(frozen=True)
+class EnginePlan:
     """The engine's pass beside a bare forward with a StaticCache, on the same tokens, with one thread."""
-    from crossdraft.bench import engine as command
 
-    loads = command.loads_of(load)
-    command.EnginePasses(target, dtype, device, cache_mib, loads, context, turns, enforce_eager).run(
-        json_file, markdown_file
-    )
+    target: Target = TARGET
+    load: Annotated[
+        tuple[str, ...], Option(metavar="SESSIONSxTOKENS", help="Sessions and tokens of a pass; repeatable.")
+    ] = ("1x1", "1x6", "16x1", "16x6")
+    context: Annotated[int, Option(min=1, help="Tokens of each session before the pass.")] = 128
+    turns: Annotated[int, Option(min=1, help="Repetitions of each load.")] = 50
+    dtype: Dtype = "float32"
+    device: Device = "cpu"
+    enforce_eager: EnforceEager = False
+    cache_mib: CacheMib = 1024
 
 
-@app.command(rich_help_panel=PARTS)
-def head(
-    drafter: Annotated[list[str], typer.Option(help="A model, or random:SHAPE with random weights.")] = HEADS,
-    share: Shares = SHARES,
-    turns: Annotated[int, typer.Option(min=1, help="Drafts of five tokens with each head.")] = 20,
-    json_file: JsonFile = None,
-    markdown_file: MarkdownFile = None,
-) -> None:
+@command("head", PARTS, "engine.DraftingSteps")
+@dataclass(frozen=True)
+class HeadPlan:
     """How much of a drafting step is LM head and softmax, with the whole head and with cut ones."""
-    from crossdraft.bench.engine import DraftingSteps
 
-    DraftingSteps(tuple(drafter), tuple(share), turns).run(json_file, markdown_file)
+    drafter: Annotated[tuple[str, ...], Option(help="A model, or random:SHAPE with random weights.")] = (
+        *DRAFTERS[:2],
+        "random:qwen2.5-0.5b",
+        "random:eagle-llama-3-8b",
+    )
+    share: Shares = (0.5, 0.25, 0.125, 0.0625)
+    turns: Annotated[int, Option(min=1, help="Drafts of five tokens with each head.")] = 20
 
 
 @app.command(rich_help_panel=PARTS)
 def inflate(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME, of the Llama architecture.")],
-    layers: Annotated[int, typer.Option(min=1, help="Of the larger model.")],
-    hidden: Annotated[int, typer.Option(min=1, help="Width of its residual stream.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="An empty or new folder.")],
+    layers: Annotated[int, Option(min=1, help="Of the larger model.")],
+    hidden: Annotated[int, Option(min=1, help="Width of its residual stream.")],
+    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="An empty or new folder.")],
     intermediate: Annotated[
-        int | None, typer.Option(min=1, help="Width of its MLP; by default it grows as the residual stream does.")
+        int | None, Option(min=1, help="Width of its MLP; by default it grows as the residual stream does.")
     ] = None,
 ) -> None:
     """Make a costlier model with the same function, to measure speed with real acceptance.
@@ -742,7 +574,7 @@ def inflate(
     Of the bundled target: --layers 8 --hidden 1024 takes about 20 ms for one token, --layers 26 --hidden 1024 about
     60 ms, on one thread of an AMD EPYC core. Where the width is 4 or 16 times the model's, its file is half as large.
     """
-    from crossdraft.bench import inflate as command
-    from crossdraft.engine.names import Size
+    from crossdraft.bench import models
+    from crossdraft.engine.names import Size as Shape
 
-    command.make(model, Size(layers, hidden, intermediate), output)
+    models.make(model, Shape(layers, hidden, intermediate), output)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from crossdraft.bench.commands import ControllerPlan
 from crossdraft.bench.harness import Advance, Benchmark, Columns, Table
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Workload, lock_step
 from crossdraft.speculation.controller import Adaptive, Limits
@@ -37,16 +38,8 @@ class Cell:
     short: float  # 512 tokens, from no knowledge; median
 
 
-@dataclass(frozen=True)
-class Simulated(Benchmark[Cell]):
-    """Every combination of these values; all but acceptance in plain passes."""
-
-    acceptance: tuple[float, ...]
-    token: tuple[float, ...]
-    trip: tuple[float, ...]
-    node: tuple[float, ...]
-    tokens: int  # of a long run
-    branches: bool  # whether continuations are prepared, of which half match
+class Simulated(Benchmark[ControllerPlan, Cell]):
+    """Every combination of the plan's values; all but acceptance in plain passes."""
 
     unit: ClassVar[str] = "pairs"
     title: ClassVar[str] = "Speeds in tokens a plain pass"
@@ -63,10 +56,12 @@ class Simulated(Benchmark[Cell]):
 
     @property
     def total(self) -> int:
-        return len(self.acceptance) * len(self.token) * len(self.trip) * len(self.node)
+        plan = self.plan
+        return len(plan.acceptance) * len(plan.token) * len(plan.trip) * len(plan.node)
 
     def measure(self, advance: Advance) -> Iterator[Cell]:
-        for acceptance, token, trip, node in product(self.acceptance, self.token, self.trip, self.node):
+        plan = self.plan
+        for acceptance, token, trip, node in product(plan.acceptance, plan.token, plan.trip, plan.node):
             yield self._cell(acceptance, token, trip, node)
             advance()
 
@@ -81,13 +76,13 @@ class Simulated(Benchmark[Cell]):
             drafter_trip=trip * PASS,
             branch_hit=0.5,
         )
-        choices = sorted(fixed_choices(workload, self.branches), key=lambda one: -forecast(workload, one).speed)
+        choices = sorted(fixed_choices(workload, self.plan.branches), key=lambda one: -forecast(workload, one).speed)
         # Chosen with other random numbers than its speed is reported for.
-        best = max([PLAIN, *choices[:FINALISTS]], key=lambda one: _speed(workload, one, self.tokens, 1))
-        limits = Limits(branch_depth=None if self.branches else 0)
-        controlled = _speed(workload, Adaptive(limits=limits), self.tokens, 3)
+        best = max([PLAIN, *choices[:FINALISTS]], key=lambda one: _speed(workload, one, self.plan.tokens, 1))
+        limits = Limits(branch_depth=None if self.plan.branches else 0)
+        controlled = _speed(workload, Adaptive(limits=limits), self.plan.tokens, 3)
         short = median(_speed(workload, Adaptive(limits=limits), SHORT, 10 + run) for run in range(SHORT_RUNS))
-        fixed = _speed(workload, best, self.tokens, 2)
+        fixed = _speed(workload, best, self.plan.tokens, 2)
         return Cell(acceptance, token, trip, node, fixed, _name(best), controlled, short)
 
     def report(self, results: Sequence[Cell]) -> Iterator[Table | str]:

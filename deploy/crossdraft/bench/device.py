@@ -17,9 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
+from crossdraft.bench.commands import DevicePlan
 from crossdraft.bench.engine import described
 from crossdraft.bench.harness import Advance, Benchmark, Table
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run
+from crossdraft.bench.throughput import concurrencies_of
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError
 from crossdraft.engine.device import device_of
 from crossdraft.engine.names import ModelLoadError, size_of, source_of
 
@@ -54,21 +56,8 @@ class Step:
     arguments: tuple[str, ...]  # of `crossdraft bench`, without its files
 
 
-@dataclass(frozen=True)
-class DeviceBenchmark(Benchmark[Finding]):
+class DeviceBenchmark(Benchmark[DevicePlan, Finding]):
     """What is measured."""
-
-    sizes: tuple[str, ...]  # of SIZES, or names of models
-    drafter: str
-    device: str
-    dtype: str
-    concurrency: str  # as `bench throughput` has it
-    tokens: int  # of each output
-    turns: int  # of each pass
-    mib: int  # for keys and values
-    seconds: float  # for all of it
-    file: Path  # of prompts
-    enforce_eager: bool = False
 
     unit = "measurements"
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
@@ -81,12 +70,12 @@ class DeviceBenchmark(Benchmark[Finding]):
     @property
     def models(self) -> dict[str, str]:
         """Names of the models by the sizes' names."""
-        return {size: SIZES.get(size, size) for size in self.sizes}
+        return {size: SIZES.get(size, size) for size in self.plan.size}
 
     def check(self) -> None:
-        """Raises Misused for what no measurement could use, before any is begun."""
+        """Raises UsageError for what no measurement could use, before any is begun."""
         try:
-            device_of(self.device)
+            device_of(self.plan.device)
             for size, name in self.models.items():
                 size_of(name)
                 source_of(name)
@@ -95,27 +84,26 @@ class DeviceBenchmark(Benchmark[Finding]):
                         f"there is no size {size!r}: give {', '.join(SIZES)}, a folder, a hub id, bundled:NAME or "
                         f"inflated:LAYERSxHIDDEN[xINTERMEDIATE]:NAME (--size)"
                     )
-            source_of(self.drafter)
+            source_of(self.plan.drafter)
         except ModelLoadError as error:
-            raise Misused(str(error)) from error
-        if min(self.at_once) < 1:
-            raise Misused(f"--concurrency must be numbers from 1 on with commas between, got {self.concurrency!r}")
+            raise UsageError(str(error)) from error
+        assert self.at_once
 
     @property
     def at_once(self) -> tuple[int, ...]:
-        """Outputs under way together; 0 stands for what is no number."""
-        return tuple(int(part) if part.strip().isdecimal() else 0 for part in self.concurrency.split(","))
+        """Outputs under way together; raises UsageError."""
+        return concurrencies_of(self.plan.concurrency)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Finding, None]:
         """The device, and each measurement that fits into the time."""
-        yield Finding("The device", described(self.device))
-        ends = time.monotonic() + self.seconds
+        yield Finding("The device", described(self.plan.device))
+        ends = time.monotonic() + self.plan.seconds
         for step in steps_of(self):
             left = ends - time.monotonic() - GRACE
             if left < LEAST:
                 yield Finding(step.title, f"Left out: {max(0, left):.0f} s were left, and it needs {LEAST:.0f}.")
             else:
-                yield await run(step, min(left, max(LEAST, SHARE * self.seconds)))
+                yield await run(step, min(left, max(LEAST, SHARE * self.plan.seconds)))
             advance()
 
     def report(self, results: Sequence[Finding]) -> Iterator[Table | str]:
@@ -130,26 +118,28 @@ class DeviceBenchmark(Benchmark[Finding]):
         if not any(one.record for one in results):
             raise CommandFailed("nothing was measured in this time: the report says why")
 
-    def run_in(self, folder: Path) -> None:
-        """Measures; device.md and device.json are written to a folder. Raises Misused and CommandFailed."""
+    def run(self, json_path: Path | None = None, markdown_path: Path | None = None) -> None:
+        """Measures; device.md and device.json are in the folder `output` if no other files are given."""
         self.check()
+        folder = self.plan.output
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise Misused(f"cannot make {folder}: {error.strerror}") from error
-        self.run(folder / "device.json", folder / "device.md")
+            raise UsageError(f"cannot make {folder}: {error.strerror}") from error
+        super().run(json_path or folder / "device.json", markdown_path or folder / "device.md")
 
 
 def steps_of(bench: DeviceBenchmark) -> list[Step]:
     """In their order: the passes of all sizes come before the throughput of any."""
-    eager = ("--enforce-eager",) if bench.enforce_eager else ()
-    where = ("--device", bench.device, "--dtype", bench.dtype, "--cache-mib", str(bench.mib), *eager)
+    plan = bench.plan
+    eager = ("--enforce-eager",) if plan.enforce_eager else ()
+    where = ("--device", plan.device, "--dtype", plan.dtype, "--cache-mib", str(plan.cache_mib), *eager)
     most = max(bench.at_once)
     fitting = [load for load in LOADS if int(load.partition("x")[0]) <= most]
     loads = tuple(part for load in fitting for part in ("--load", load))
-    turns = ("--turns", str(bench.turns))
-    speeds = ("--concurrency", bench.concurrency, "--tokens", str(bench.tokens), "--drafter", bench.drafter)
-    prompts = ("--prompts", str(bench.file))
+    turns = ("--turns", str(plan.turns))
+    speeds = ("--concurrency", plan.concurrency, "--tokens", str(plan.tokens), "--drafter", plan.drafter)
+    prompts = ("--prompts", str(plan.prompts))
     models = bench.models.items()
     passes = [Step(f"{size}: a pass", ("engine", "--target", name, *loads, *turns, *where)) for size, name in models]
     outputs = [

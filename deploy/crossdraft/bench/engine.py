@@ -1,14 +1,16 @@
-"""`crossdraft bench engine` and `head`: what a pass of the engine and a step of a drafter take.
+"""`crossdraft bench engine`, `head` and `memory`: what passes and drafting steps take, and what many sessions hold.
 
 `engine` compares the engine's pass with a bare forward of the same model over the same tokens. `head` splits a
 drafting step into layers, LM head, distribution and draw, with the whole head and with cut ones. Both count the
 processor time of one thread on a CPU, which other work on the machine hardly changes.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
@@ -19,9 +21,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import StaticLayer
 
+from crossdraft.bench.commands import EnginePlan, HeadPlan, MemoryPlan
 from crossdraft.bench.harness import Advance, Benchmark, Columns, Table
-from crossdraft.bench.made_up_models import random_model
-from crossdraft.console.running import CommandFailed, Misused, warnings_shown
+from crossdraft.bench.models import random_model
+from crossdraft.console.running import CommandFailed, UsageError, warnings_shown
 from crossdraft.engine.compatibility import embedding_weight
 from crossdraft.engine.distributions import drafting_distributions, tempered
 from crossdraft.engine.engine import Engine
@@ -163,7 +166,7 @@ class Load:
 
 
 def loads_of(texts: Sequence[str]) -> tuple[Load, ...]:
-    """From SESSIONSxTOKENS each; raises Misused."""
+    """From SESSIONSxTOKENS each; raises UsageError."""
     return tuple(map(_load, texts))
 
 
@@ -171,9 +174,9 @@ def _load(text: str) -> Load:
     try:
         sessions, tokens = map(int, text.split("x"))
     except ValueError as error:
-        raise Misused(f"--load takes SESSIONSxTOKENS such as 16x6, got {text!r}") from error
+        raise UsageError(f"--load takes SESSIONSxTOKENS such as 16x6, got {text!r}") from error
     if sessions < 1 or tokens < 1:
-        raise Misused(f"--load takes 1 or more sessions and tokens, got {text}")
+        raise UsageError(f"--load takes 1 or more sessions and tokens, got {text}")
     return Load(sessions, tokens)
 
 
@@ -213,52 +216,47 @@ PASSES: Columns = {
 }
 
 
-@dataclass(frozen=True)
-class EnginePasses(Benchmark[PassTime]):
+class EnginePasses(Benchmark[EnginePlan, PassTime]):
     """What is measured."""
 
-    target: str  # a model's name
-    dtype: str
-    device: str
-    mib: int  # for keys and values
-    loads: tuple[Load, ...]
-    context: int  # tokens of each session before the pass
-    turns: int
-    enforce_eager: bool = False
-
     unit = "turns"
+
+    def check(self) -> None:
+        """Raises UsageError if a load is none."""
+        loads_of(self.plan.load)
 
     @property
     def total(self) -> int:
         """Turns."""
-        return WARM_UP + self.turns
+        return WARM_UP + self.plan.turns
 
     def measure(self, advance: Advance) -> Iterator[PassTime]:
         """A result for each load. Torch has one thread from here on."""
         torch.set_num_threads(1)
+        plan, loads = self.plan, loads_of(self.plan.load)
         try:
             with warnings_shown():
-                mine, bare = (load_model(self.target, self.dtype, self.device).model for _ in range(2))
+                mine, bare = (load_model(plan.target, plan.dtype, plan.device).model for _ in range(2))
                 floor = floor_of(bare)
                 for model in (mine, bare):
                     pack(model)
-                length = self.context + max(load.tokens for load in self.loads)
-                engine = Engine(mine, length, self.mib, graphs=False if self.enforce_eager else None)
-                yield from engine_times(engine, bare, self.loads, self.context, self.turns, floor, advance)
+                length = plan.context + max(load.tokens for load in loads)
+                engine = Engine(mine, length, plan.cache_mib, graphs=False if plan.enforce_eager else None)
+                yield from engine_times(engine, bare, loads, plan.context, plan.turns, floor, advance)
         except NumberOutOfRangeError as error:
-            raise Misused(str(error)) from error
+            raise UsageError(str(error)) from error
         except (ModelLoadError, ValueError) as error:
             raise CommandFailed(str(error)) from error
 
     def report(self, results: Sequence[PassTime]) -> Iterator[Table | str]:
         """A table, and the time that reading the weights alone takes."""
         yield Table.of(results, PASSES)
-        floor, captured = results[0].floor, results[0].captured
+        floor, captured, plan = results[0].floor, results[0].captured, self.plan
         graphs = f" Shapes of the engine's forwards that were captured as graphs: {captured}."
         yield (
-            f"{self.target} in {self.dtype} on {self.device}, after texts of {self.context} tokens. A pass reads "
+            f"{plan.target} in {plan.dtype} on {plan.device}, after texts of {plan.context} tokens. A pass reads "
             f"{floor.weights / GB:.2f} GB of weights, which takes {MILLISECONDS * floor.seconds:.2f} ms at the "
-            f"{floor.bandwidth / GB:.1f} GB a second that were measured.{'' if self.device == 'cpu' else graphs}"
+            f"{floor.bandwidth / GB:.1f} GB a second that were measured.{'' if plan.device == 'cpu' else graphs}"
         )
 
 
@@ -427,13 +425,8 @@ class Measured:
     faster: float  # the step with the whole head, over this one
 
 
-@dataclass(frozen=True)
-class DraftingSteps(Benchmark[Measured]):
+class DraftingSteps(Benchmark[HeadPlan, Measured]):
     """What is measured."""
-
-    drafters: tuple[str, ...]  # models' names, or `random:` and the name of a shape
-    shares: tuple[float, ...]  # of the vocabulary that cut heads keep
-    turns: int
 
     unit = "drafters"
     title = "Processor milliseconds of a drafting step, one thread"
@@ -453,15 +446,15 @@ class DraftingSteps(Benchmark[Measured]):
     @property
     def total(self) -> int:
         """Drafters."""
-        return len(self.drafters)
+        return len(self.plan.drafter)
 
     def check(self) -> None:
-        """Raises Misused if a share is out of its range."""
-        check_shares(self.shares)
+        """Raises UsageError if a share is out of its range."""
+        check_shares(self.plan.share)
 
     def measure(self, advance: Advance) -> Iterator[Measured]:
         """Each drafter with each head, drawing in both ways. Torch has one thread from here on."""
-        for name in self.drafters:
+        for name in self.plan.drafter:
             try:
                 yield from self._steps(name)
             except (ModelLoadError, CannotPruneError) as error:
@@ -471,9 +464,9 @@ class DraftingSteps(Benchmark[Measured]):
     def _steps(self, name: str) -> Iterator[Measured]:
         model = model_of(name)
         size: int = len(model.get_output_embeddings().weight)
-        keep = sizes_of(size, self.shares)
+        keep = sizes_of(size, self.plan.share)
         for drawing in (from_rows(ROW_WIDTH), keyed(size)):
-            times = step_times(model, keep, drawing, self.turns)
+            times = step_times(model, keep, drawing, self.plan.turns)
             for ids, one in zip(keep, times, strict=True):
                 layers, head, softmax, draw = (MILLISECONDS * part for part in astuple(one))
                 figures = (layers, head, softmax, draw, one.head_and_distribution, times[0].total / one.total)
@@ -481,10 +474,10 @@ class DraftingSteps(Benchmark[Measured]):
 
 
 def check_shares(shares: Sequence[float]) -> None:
-    """Raises Misused if one is no share of a vocabulary."""
+    """Raises UsageError if one is no share of a vocabulary."""
     for share in shares:
         if not 0 < share <= 1:
-            raise Misused(f"--share must be above 0 and at most 1, got {share}")
+            raise UsageError(f"--share must be above 0 and at most 1, got {share}")
 
 
 def sizes_of(size: int, shares: Sequence[float]) -> list[int]:
@@ -576,3 +569,130 @@ def _draft(engine: Engine, head: nn.Module, drawing: Drawing) -> list[StepTime]:
 
 def _medians(times: Sequence[StepTime]) -> StepTime:
     return StepTime(*(median(part) for part in zip(*map(astuple, times), strict=True)))
+
+
+# Many sessions of all lengths through one engine: `crossdraft bench memory`.
+
+MIB = 1 << 20
+SAMPLES = 100  # in all
+SHOWN = 10  # rows of the table
+SHORTEST = 8  # tokens of a prompt
+PREFIXES = 8  # texts that many sessions begin with
+SHARED = 0.3  # of the sessions: the share that begins with one of them
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The state after some sessions have ended."""
+
+    ended: int  # sessions so far
+    seconds: float  # since the first one began
+    resident: float  # MiB of this process
+    held: int  # KV slots of live sessions
+    live: int  # sessions with KV slots
+    slots: int  # of the engine
+    loaded: float  # MiB of this process before the first session
+
+
+SAMPLED: Columns = {
+    "sessions ended": lambda one: f"{one.ended:,}",
+    "seconds": lambda one: f"{one.seconds:.0f}",
+    "resident, MiB": lambda one: f"{one.resident:.0f}",
+    "live sessions": lambda one: one.live,
+    "KV slots held": lambda one: f"{one.held:,}",
+    "of all slots": lambda one: f"{one.held / one.slots:.0%}",
+}
+
+
+class Memory(Benchmark[MemoryPlan, Sample]):
+    """What is done to an engine."""
+
+    unit = "sessions"
+
+    @property
+    def total(self) -> int:
+        """Sessions."""
+        return self.plan.sessions
+
+    def measure(self, advance: Advance) -> Iterator[Sample]:
+        """Samples over time. Torch has one thread from here on."""
+        torch.set_num_threads(1)
+        try:
+            model = load_model(self.plan.target, max_length=self.plan.longest).model
+            pack(model)  # as a service runs it
+            engine = Engine(model, self.plan.longest, self.plan.cache_mib)
+            engine.populate()
+            yield from self.samples(engine, advance)
+        except NumberOutOfRangeError as error:
+            raise UsageError(str(error)) from error
+        except (ModelLoadError, ValueError) as error:
+            raise CommandFailed(str(error)) from error
+
+    def samples(self, engine: Engine, advance: Advance) -> Iterator[Sample]:
+        """Runs all sessions to their ends, some at once; samples in even distances, the last one after all sessions."""
+        plan = self.plan
+        every = max(1, plan.sessions // SAMPLES)
+        loaded, began, ended = resident(), time.monotonic(), 0
+        waiting, live = self._sessions(engine.vocabulary_size), list[_Session]()
+        while live or ended < plan.sessions:
+            live += [one for _, one in zip(range(plan.at_once - len(live)), waiting, strict=False)]
+            logits = engine.forward([ForwardRequest(one.name, one.ids) for one in live])
+            for one, row in zip(live, logits, strict=True):
+                one.ids, one.left = (*one.ids, int(row.argmax())), one.left - 1
+            for one in [one for one in live if not one.left]:
+                engine.close(one.name)
+                live.remove(one)
+                ended += 1
+                advance()
+                if ended % every == 0 or ended == plan.sessions:
+                    state = (resident(), engine.slots_in_use, engine.sessions, engine.slots)
+                    yield Sample(ended, time.monotonic() - began, *state, loaded)
+
+    def _sessions(self, vocabulary: int) -> Iterator["_Session"]:
+        """Lengths are drawn uniformly on a logarithmic scale; ids uniformly."""
+        plan = self.plan
+        random = np.random.default_rng(plan.seed)
+
+        def text(size: int) -> tuple[int, ...]:
+            return tuple(random.integers(vocabulary, size=size).tolist())
+
+        prefixes = [text(plan.longest) for _ in range(PREFIXES)]
+        for name in range(plan.sessions):
+            steps = int(random.integers(1, plan.steps + 1))
+            longest = plan.longest - steps
+            size = int(np.exp(random.uniform(np.log(SHORTEST), np.log(longest + 1))))
+            shared = int(random.integers(size)) if random.random() < SHARED else 0
+            prefix = prefixes[int(random.integers(PREFIXES))][:shared]
+            yield _Session(name, prefix + text(size - shared), steps)
+
+    def report(self, results: Sequence[Sample]) -> Iterator[Table | str]:
+        """A table of some samples, and a summary."""
+        step = max(1, len(results) // SHOWN)
+        yield Table.of(results[step - 1 :: step], SAMPLED)
+        last, most = results[-1], max(sample.held for sample in results)
+        yield (
+            f"Budget {self.plan.cache_mib} MiB, {last.slots:,} KV slots. The process had {last.loaded:.0f} MiB before "
+            f"the first session, and grew by {grown(results):.1f} MiB from a tenth of the sessions to the end. At most "
+            f"{most:,} slots were held, and {last.held:,} after the last session."
+        )
+
+
+def grown(samples: Sequence[Sample]) -> float:
+    """MiB that the process has more at the end than after a tenth of the sessions."""
+    return samples[-1].resident - samples[len(samples) // 10].resident
+
+
+@dataclass
+class _Session:
+    name: int
+    ids: tuple[int, ...]
+    left: int  # tokens to draw
+
+
+def resident() -> float:
+    """MiB of this process in main memory; 0.0 where there is no /proc."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / MIB

@@ -20,13 +20,13 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from crossdraft.bench.commands import CutsPlan, FaultsPlan, KillsPlan, NeverSlowerPlan
 from crossdraft.bench.emulation import Link, NotAllowed, hosts
 from crossdraft.bench.harness import (
     SEED,
     Advance,
-    Benchmark,
     Columns,
     Ratio,
     Result,
@@ -34,10 +34,11 @@ from crossdraft.bench.harness import (
     median_ratio,
     speed_of,
 )
-from crossdraft.bench.made_up_models import write_random
+from crossdraft.bench.models import write_random
 from crossdraft.bench.overlap import CONTROLLED, Outcome, Task
 from crossdraft.bench.services import (
     Killable,
+    OfPair,
     Served,
     Watch,
     check_delay,
@@ -45,12 +46,14 @@ from crossdraft.bench.services import (
     target_service,
 )
 from crossdraft.client import Generation, GenerationRequest, Statistics, connect
-from crossdraft.client.driver import Services
+from crossdraft.client.roster import Services
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.session.resolution import Models, resolve
+
+FaultsPlanned = TypeVar("FaultsPlanned", bound=FaultsPlan)
 
 # Seeded outputs that are generated over and over, all at once.
 
@@ -196,29 +199,17 @@ class Outcomes:
     gap: float  # seconds between the tokens of undisturbed streams, the median
 
 
-@dataclass(frozen=True, kw_only=True)
-class Disturbance(Benchmark[Result]):
+class Disturbance(OfPair[FaultsPlanned, Result]):
     """Faults while seeded streams run."""
 
-    target: Served
-    drafter: Served
-    prompts: tuple[str, ...]
-    tokens: int  # of each stream
-    times: int  # that each fault happens
-    seed: int  # of what is drawn: where and when
-
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
-
-    def check(self) -> None:
-        if not self.prompts:
-            raise Misused("there are no prompts")
 
     async def streams(self, targets: Sequence[str], drafter: str, stack: AsyncExitStack) -> tuple[Streams, Watch]:
         """Streams with these addresses."""
         async with connect(targets, [drafter], needs_drafter=True) as pipeline:
             models = pipeline.models
         watch = await Watch.of(targets, [drafter], stack)
-        return Streams(self.prompts, self.tokens, models, watch.services), watch
+        return Streams(self.prompts, self.plan.tokens, models, watch.services), watch
 
     @abstractmethod
     def faults(self, results: Sequence[Result]) -> Iterator[str]:
@@ -274,11 +265,8 @@ VERDICT: Columns = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kills(Disturbance[Killed]):
+class Kills(Disturbance[KillsPlan, Killed]):
     """`crossdraft bench kills`: the drafter, then one of two targets, each comes back on its port."""
-
-    quiet: tuple[float, float]  # seconds between a service's return and the next kill, drawn evenly
 
     unit: ClassVar[str] = "kills"
     columns: ClassVar[Columns] = {
@@ -293,13 +281,13 @@ class Kills(Disturbance[Killed]):
 
     @property
     def total(self) -> int:
-        return 2 * self.times
+        return 2 * self.plan.times
 
     def check(self) -> None:
         super().check()
-        if not 0 <= self.quiet[0] <= self.quiet[1]:
-            quiet = " ".join(f"{seconds:g}" for seconds in self.quiet)
-            raise Misused(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
+        if not 0 <= self.plan.quiet[0] <= self.plan.quiet[1]:
+            quiet = " ".join(f"{seconds:g}" for seconds in self.plan.quiet)
+            raise UsageError(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Killed, None]:
         target = Wanted("target", self.target.model, 1, self.target.options)
@@ -312,19 +300,19 @@ class Kills(Disturbance[Killed]):
             undisturbed = await streams.undisturbed()
             gap = check_undisturbed(undisturbed)
             for role, addresses in (("drafter", [drafter_address]), ("target", targets)):
-                rng = random.Random(f"{self.seed} {role}")
+                rng = random.Random(f"{self.plan.seed} {role}")
                 kill = partial(self._kill, [services[address] for address in addresses], streams, watch, rng)
-                hits = await streams.disturbed(self.times, kill, advance)
+                hits = await streams.disturbed(self.plan.times, kill, advance)
                 killed = tuple(
                     Struck(stream.number, stream.next_token(hit.at), stream.pause(hit.at, hit.within))
                     for hit in hits
                     for stream in hit.streams
                 )
-                yield Killed(role, self.times, verdict_of(streams.ended, undisturbed), gap, killed)
+                yield Killed(role, self.plan.times, verdict_of(streams.ended, undisturbed), gap, killed)
 
     async def _kill(self, services: list[Killable], streams: Streams, watch: Watch, rng: random.Random) -> Hit:
         """Kills one that has sessions, and starts it again."""
-        await asyncio.sleep(rng.uniform(*self.quiet))
+        await asyncio.sleep(rng.uniform(*self.plan.quiet))
         by_address = {one.address: one for one in services}
         victim = by_address[rng.choice(await in_use(watch, by_address))]
         struck = streams.at(watch, victim.address)
@@ -371,15 +359,11 @@ class Cut(Outcomes):
         return f"{sum(second <= BOUND for second in self.seconds)} of {len(self.seconds)}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cuts(Disturbance[Cut]):
+class Cuts(Disturbance[CutsPlan, Cut]):
     """`crossdraft bench cuts`: links that drop every packet for a while.
 
     No socket is closed, so that nobody is told. The services are on hosts of an emulated network, a link to each.
     """
-
-    delay_ms: float  # of each link, one way
-    seconds: tuple[float, float]  # that a link stays cut, and that it is whole between two cuts
 
     unit: ClassVar[str] = "cuts"
     columns: ClassVar[Columns] = {
@@ -394,14 +378,14 @@ class Cuts(Disturbance[Cut]):
 
     @property
     def total(self) -> int:
-        return self.times * len(CASES)
+        return self.plan.times * len(CASES)
 
     def check(self) -> None:
         super().check()
-        cut, whole = self.seconds
+        cut, whole = self.plan.seconds
         if not (cut > 0 and whole >= 0):
-            raise Misused(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
-        check_delay(self.delay_ms)
+            raise UsageError(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
+        check_delay(self.plan.delay_ms)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Cut, None]:
         async with self._services() as (links, addresses):
@@ -412,19 +396,19 @@ class Cuts(Disturbance[Cut]):
                     undisturbed = await streams.undisturbed()
                     gap = check_undisturbed(undisturbed)
                     by_address = {addresses[host]: links[host] for host in case.cut}
-                    rng = random.Random(f"{self.seed} {case.name}")
+                    rng = random.Random(f"{self.plan.seed} {case.name}")
                     cut = partial(self._cut, case, streams, watch, by_address, rng)
-                    hits = await streams.disturbed(self.times, cut, advance)
+                    hits = await streams.disturbed(self.plan.times, cut, advance)
                     pauses = [stream.pause(hit.at, hit.within) for hit in hits for stream in hit.streams]
                     seconds = tuple(pause for pause in pauses if pause is not None)
                     verdict = verdict_of(streams.ended, undisturbed)
-                    yield Cut(case.name, self.times, verdict, gap, case.healed, seconds)
+                    yield Cut(case.name, self.plan.times, verdict, gap, case.healed, seconds)
 
     async def _cut(
         self, case: CutLink, streams: Streams, watch: Watch, by_address: Mapping[str, Link], rng: random.Random
     ) -> Hit:
         """One cut, healed again; pauses count from the cut, or from the healing where only that ends them."""
-        hold, rest = self.seconds
+        hold, rest = self.plan.seconds
         await asyncio.sleep(rest + rng.random())
         address = (await in_use(watch, by_address))[0]
         struck = streams.at(watch, address)
@@ -446,7 +430,7 @@ class Cuts(Disturbance[Cut]):
                 raise CommandFailed(f"there can be no emulated hosts here: {error}") from error
             wanted = []
             for name, link in links.items():
-                await link.delay(self.delay_ms)
+                await link.delay(self.plan.delay_ms)
                 served, role = (self.drafter, "drafter") if name == DRAFTER else (self.target, "target")
                 more = (*served.options, "--host", link.place.listen)
                 wanted.append(Wanted(role, served.model, 1, more, link.place.prefix))
@@ -516,16 +500,8 @@ class CostOfBad:
     lost: int  # times that it was lost or given up
 
 
-@dataclass(frozen=True)
-class NeverSlower(Benchmark[CostOfBad]):
+class NeverSlower(OfPair[NeverSlowerPlan, CostOfBad]):
     """`crossdraft bench never-slower`: every kind of bad drafter at every temperature."""
-
-    target: Served
-    drafter: Served  # what the bad ones are made of
-    temperatures: tuple[float, ...]
-    method: str | None
-    prompts: tuple[str, ...]
-    tokens: int
 
     needs_statistics: ClassVar[bool] = True
     unit: ClassVar[str] = "prompts"
@@ -542,25 +518,24 @@ class NeverSlower(Benchmark[CostOfBad]):
 
     @property
     def total(self) -> int:
-        return 4 * len(self.temperatures) * len(self.prompts)
+        return 4 * len(self.plan.temperatures) * len(self.prompts)
 
     def request(self, temperature: float, number: int) -> GenerationRequest:
         """As it is asked for by default, and always this long. Raises ValueError."""
-        task = Task(self.prompts, self.method, temperature, self.tokens)
+        task = Task(self.prompts, self.plan.method, temperature, self.plan.tokens)
         return replace(task.request(CONTROLLED, number), ignore_eos=True)
 
     def check(self) -> None:
-        if not self.prompts:
-            raise Misused("there are no prompts")
+        super().check()
         with checked_options():
-            for temperature in self.temperatures:
+            for temperature in self.plan.temperatures:
                 self.request(temperature, 0)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[CostOfBad, None]:
         with TemporaryDirectory() as folder:
             kinds = _kinds(self.drafter, Path(folder))
             async with target_service(self.target) as target:
-                for temperature in self.temperatures:
+                for temperature in self.plan.temperatures:
                     for name, (kind, served) in kinds.items():
                         advance(0, name)
                         async with aclosing(self._runs(target.address, temperature, kind, served)) as runs:

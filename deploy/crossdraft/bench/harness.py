@@ -1,6 +1,6 @@
 """The harness of all benchmarks.
 
-A benchmark is a frozen dataclass whose fields say what is measured. Its `measure` yields one result after the other,
+A benchmark has a plan, whose fields are the options of its command. Its `measure` yields one result after the other,
 and its `report` says which tables show them. The harness checks options and files before anything is started, counts
 on stderr, writes the results whenever there is one more (an interrupted run keeps what it has) and prints the tables.
 
@@ -16,8 +16,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -34,6 +35,7 @@ from crossdraft.console.running import CommandFailed, Run, check_output, print_w
 from crossdraft.types.rows import Probabilities
 
 SEED = 0
+Plan = TypeVar("Plan")
 Result = TypeVar("Result")
 Configuration = TypeVar("Configuration")
 Columns = Mapping[str, Callable[[Any], object]]  # by heading: what a row of the table shows of a result
@@ -92,8 +94,8 @@ class Advance(Protocol):
     def __call__(self, count: int = 1, doing: str = "") -> None: ...
 
 
-class Benchmark(ABC, Generic[Result]):
-    """What is measured, and how; a subclass is a frozen dataclass, whose fields are written to the JSON file."""
+class Benchmark(ABC, Generic[Plan, Result]):
+    """What is measured, and how."""
 
     unit: ClassVar[str] = "results"  # what the counter counts
     title: ClassVar[str] = ""  # of the table
@@ -101,20 +103,23 @@ class Benchmark(ABC, Generic[Result]):
     runner: ClassVar[Run] = staticmethod(uvloop.run)
     needs_statistics: ClassVar[bool] = False  # whether it needs scipy
 
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan  # a dataclass: the options of the command
+
     @property
     def total(self) -> int | None:
         """How many units are counted; None: not known before."""
         return None
 
     def check(self) -> None:
-        """Raises Misused if a value is out of its range, before anything is started."""
+        """Raises UsageError if a value is out of its range, before anything is started."""
 
     @abstractmethod
     def measure(self, advance: Advance) -> AsyncGenerator[Result, None] | Iterator[Result]:
         """The results, one after the other.
 
         Raises:
-            Misused: the pair of models cannot do what is asked.
+            UsageError: the pair of models cannot do what is asked.
             CommandFailed: a service does not start or fails.
         """
 
@@ -129,7 +134,7 @@ class Benchmark(ABC, Generic[Result]):
         """Measures; tables on stdout, and in files if paths are given.
 
         Raises:
-            Misused: a value is out of its range, or a file cannot be written.
+            UsageError: a value is out of its range, or a file cannot be written.
             CommandFailed: a service does not start or fails.
         """
         for path in (json_path, markdown_path):
@@ -170,7 +175,8 @@ class Benchmark(ABC, Generic[Result]):
 
     def _write(self, results: Sequence[Result], json_path: Path | None, markdown_path: Path | None) -> None:
         if json_path is not None:
-            write_json(json_path, {"plan": plan_of(self), "results": [plan_of(one) for one in results]})
+            record = {"plan": asdict(self.plan), "results": [asdict(one) for one in results]}  # type: ignore[call-overload]
+            write_text(json_path, json.dumps(record, indent=1, default=str) + "\n")
         if markdown_path is not None:
             write_text(markdown_path, self._markdown(results))
 
@@ -179,23 +185,6 @@ async def _collect(results: AsyncGenerator[Result, None], take: Callable[[Result
     async with aclosing(results):
         async for result in results:
             take(result)
-
-
-def plan_of(benchmark: object) -> dict[str, object]:
-    """The fields of a dataclass for JSON; of prompts the number."""
-    assert is_dataclass(benchmark)
-    assert not isinstance(benchmark, type)
-    found: dict[str, object] = _without_prompts(asdict(benchmark))
-    return found
-
-
-def _without_prompts(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: len(one) if name == "prompts" and isinstance(one, tuple) else _without_prompts(one)
-        for name, one in value.items()
-    }
 
 
 @contextmanager
@@ -209,11 +198,6 @@ def counting(total: int | None, unit: str) -> Iterator[Advance]:
             progress.update(task, advance=count, description=doing or None)
 
         yield advance
-
-
-def write_json(path: Path, record: dict[str, object]) -> None:
-    """Writes what was measured; raises CommandFailed."""
-    write_text(path, json.dumps(record, indent=1, default=str) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -266,6 +250,27 @@ async def finished(generation: Generation, *, lost: bool = False) -> Statistics:
             f"the drafter was lost during the measurement (overloaded? measure less at once): {figures.drafter_lost}"
         )
     return figures
+
+
+def total_of(figures: Sequence[Statistics]) -> Statistics:
+    """All of at least one generation together: sums, by position in a round where there are several."""
+    sums: dict[str, Any] = {"lanes": ()}
+    first = ("method", "num_speculative_tokens", "drafter_lost", "lanes")  # those of the first one, or none
+    for name in (one.name for one in fields(Statistics) if one.name not in first):
+        values = [getattr(one, name) for one in figures]
+        several = isinstance(values[0], tuple)
+        sums[name] = tuple(map(sum, zip_longest(*values, fillvalue=0))) if several else sum(values)
+    return replace(figures[0], **sums)
+
+
+def drafts_accepted(total: Statistics) -> float:
+    """Share of the draft tokens that were accepted, of those that were judged."""
+    return sum(total.accepted_at) / max(1, sum(total.judged_at))
+
+
+def branches_matched(total: Statistics) -> float | None:
+    """Share of the refusals that a branch continued; None where no branches were tried."""
+    return total.branches_hit / total.branches_tried if total.branches_tried else None
 
 
 # Speeds that are compared on the same prompts: ratios with their 95 % intervals, over prompts drawn again.

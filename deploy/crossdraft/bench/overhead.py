@@ -9,21 +9,30 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
 
-from crossdraft.bench.harness import SEED, Advance, Benchmark, Columns, finished
+from crossdraft.bench.commands import OverheadPlan, RoundPlan, VerificationPlan
+from crossdraft.bench.harness import (
+    SEED,
+    Advance,
+    Benchmark,
+    Columns,
+    branches_matched,
+    drafts_accepted,
+    finished,
+    total_of,
+)
 from crossdraft.bench.made_up import DISAGREEMENT, InMemory, Language, MadeUp, Noises, tokenization
 from crossdraft.bench.services import WatchedPort
-from crossdraft.bench.workload import SETTING, Setting, Workload
+from crossdraft.bench.workload import SETTING, Epochs, OfSettings, Setting
 from crossdraft.client import Generation, GenerationRequest, Overlap, Pipeline, Statistics, connect
-from crossdraft.client.driver import Services
+from crossdraft.client.roster import Services
 from crossdraft.console.processes import running
-from crossdraft.console.running import Misused, check_output, checked_options
+from crossdraft.console.running import UsageError, check_output, checked_options
 from crossdraft.rpc import drafter_codec, target_codec
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.handlers import DRAFTER, TARGET, Role
@@ -65,20 +74,6 @@ SHOWN = 25  # functions of a profile
 
 
 @dataclass(frozen=True)
-class Epochs:
-    """How epochs are run."""
-
-    overlap: bool
-    branches: int = 0  # draft tokens of each prepared continuation
-
-    @property
-    def label(self) -> str:
-        """For a table."""
-        branches = f", branches {self.branches}" if self.branches else ""
-        return f"{'overlapped' if self.overlap else 'lock-step'}{branches}"
-
-
-@dataclass(frozen=True)
 class Cost:
     """Of one method with epochs run in one way."""
 
@@ -97,22 +92,11 @@ class Cost:
     branches_hit: float
 
 
-@dataclass(frozen=True)
-class Overhead(Benchmark[Cost]):
+class Overhead(Benchmark[OverheadPlan, Cost]):
     """`crossdraft bench overhead`: every method, in lock-step, overlapped, and with branches.
 
     A profile is of all generations together, and makes them slower: its figures are not to be compared with others.
     """
-
-    methods: tuple[str, ...]
-    size: int  # ids of each vocabulary
-    tokens: int  # of each output
-    outputs: int  # of each method with each kind of epochs
-    pass_ms: float  # that a pass takes
-    draft_token_ms: float  # that a draft token takes
-    k: int  # draft tokens that a pass waits for
-    branches: int  # draft tokens of each prepared continuation
-    profile: Path | None = None  # where a profile is written
 
     columns: ClassVar[Columns] = {
         "method": lambda one: one.method,
@@ -133,19 +117,19 @@ class Overhead(Benchmark[Cost]):
     @property
     def kinds(self) -> tuple[Epochs, ...]:
         """How epochs are run."""
-        return (Epochs(False), Epochs(True), Epochs(True, self.branches))
+        return (Epochs(False), Epochs(True), Epochs(True, self.plan.branches))
 
     @property
     def total(self) -> int:
-        return len(self.methods) * len(self.kinds)
+        return len(self.plan.methods) * len(self.kinds)
 
     def request(self, method: Method, epochs: Epochs, number: int) -> GenerationRequest:
         """One output; raises ValueError."""
         return GenerationRequest(
             PROMPT,
             method.name,
-            num_speculative_tokens=self.k,
-            max_tokens=self.tokens,
+            num_speculative_tokens=self.plan.k,
+            max_tokens=self.plan.tokens,
             seed=SEED if method.seedable else None,
             choice=number,
             ignore_eos=True,
@@ -154,21 +138,21 @@ class Overhead(Benchmark[Cost]):
         )
 
     def check(self) -> None:
-        if self.profile is not None:
-            check_output(self.profile)
+        if self.plan.profile is not None:
+            check_output(self.plan.profile)
         with checked_options():
-            for method in map(method_named, self.methods):
+            for method in map(method_named, self.plan.methods):
                 if method.scores or method.redistributed:
-                    raise Misused(f"{method.name} needs a drafter's model, and here is none; leave it out")
+                    raise UsageError(f"{method.name} needs a drafter's model, and here is none; leave it out")
                 for epochs in self.kinds:
                     requested_method(self.request(method, epochs, 0))
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Cost, None]:
         profiler = cProfile.Profile()
-        for method in map(method_named, self.methods):
+        for method in map(method_named, self.plan.methods):
             wanted = [
-                MadeUp(role, "", 1, method=method.name, size=self.size, milliseconds=milliseconds)
-                for role, milliseconds in (("target", self.pass_ms), ("drafter", self.draft_token_ms))
+                MadeUp(role, "", 1, method=method.name, size=self.plan.size, milliseconds=milliseconds)
+                for role, milliseconds in (("target", self.plan.pass_ms), ("drafter", self.plan.draft_token_ms))
             ]
             async with AsyncExitStack() as stack:
                 target, drafter = await stack.enter_async_context(running(wanted))
@@ -178,18 +162,17 @@ class Overhead(Benchmark[Cost]):
                 for epochs in self.kinds:
                     yield await self._cost(pipeline, method, epochs, profiler)
                     advance()
-        if self.profile is not None:
-            with self.profile.open("w", encoding="utf-8") as file:
+        if self.plan.profile is not None:
+            with self.plan.profile.open("w", encoding="utf-8") as file:
                 pstats.Stats(profiler, stream=file).sort_stats("tottime").print_stats(SHOWN)
 
     async def _cost(self, pipeline: Pipeline, method: Method, epochs: Epochs, profiler: cProfile.Profile) -> Cost:
-        async with pipeline.run(replace(self.request(method, epochs, self.outputs), max_tokens=WARM_UP_TOKENS)) as warm:
-            async for _ in warm:
-                pass
-        if self.profile is not None:
+        warm_up = replace(self.request(method, epochs, self.plan.outputs), max_tokens=WARM_UP_TOKENS)
+        await finished(pipeline.run(warm_up), lost=True)
+        if self.plan.profile is not None:
             profiler.enable()
         began, loop_began = time.process_time(), time.thread_time()
-        requests = [self.request(method, epochs, number) for number in range(self.outputs)]
+        requests = [self.request(method, epochs, number) for number in range(self.plan.outputs)]
         figures = [await finished(pipeline.run(request), lost=True) for request in requests]
         seconds, loop = time.process_time() - began, time.thread_time() - loop_began
         profiler.disable()
@@ -197,24 +180,22 @@ class Overhead(Benchmark[Cost]):
 
 
 def _cost_of(method: Method, epochs: Epochs, seconds: float, loop: float, figures: Sequence[Statistics]) -> Cost:
-    def total(of: Callable[[Statistics], float]) -> float:
-        return sum(map(of, figures))
-
-    passes, tokens = total(lambda one: one.passes), total(lambda one: one.tokens)
+    total = total_of(figures)
+    passes, tokens = total.passes, total.tokens
     return Cost(
         method=method.name,
         epochs=epochs,
         cpu_ms=MILLISECONDS * seconds / passes,
         loop_ms=MILLISECONDS * loop / passes,
-        session_ms=MILLISECONDS * total(lambda one: one.verification_seconds) / passes,
+        session_ms=MILLISECONDS * total.verification_seconds / passes,
         cpu_ms_token=MILLISECONDS * seconds / tokens,
-        bytes_per_token=total(lambda one: one.bytes_sent + one.bytes_received) / tokens,
-        target_bytes=total(lambda one: one.target_bytes) / tokens,
-        drafter_bytes=total(lambda one: one.drafter_bytes) / tokens,
-        events=total(lambda one: one.events) / passes,
-        acceptance=total(lambda one: sum(one.accepted_at)) / max(1.0, total(lambda one: sum(one.judged_at))),
-        tokens_per_pass=tokens / passes,
-        branches_hit=total(lambda one: one.branches_hit) / max(1.0, total(lambda one: one.branches_tried)),
+        bytes_per_token=(total.bytes_sent + total.bytes_received) / tokens,
+        target_bytes=total.target_bytes / tokens,
+        drafter_bytes=total.drafter_bytes / tokens,
+        events=total.events / passes,
+        acceptance=drafts_accepted(total),
+        tokens_per_pass=total.tokens_per_pass,
+        branches_hit=branches_matched(total) or 0.0,
     )
 
 
@@ -246,8 +227,7 @@ class Recording:
     codec_seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rounds(Workload, Benchmark[Round]):
+class Rounds(OfSettings[RoundPlan, Round]):
     """`crossdraft bench round`: every setting over all prompts; the first prompt comes once before, to warm up."""
 
     unit: ClassVar[str] = "settings"
@@ -277,7 +257,7 @@ class Rounds(Workload, Benchmark[Round]):
                 ):
                     record = partial(_record, models=pipeline.models, target=verify, drafter=draft)
                     for setting in settings:
-                        requests = setting.requests(self.prompts, self.max_tokens)
+                        requests = setting.requests(self.prompts, self.plan.max_tokens)
                         await record(requests[0])
                         yield round_of(setting, [await record(request) for request in requests])
                         advance()
@@ -312,23 +292,22 @@ def codec_seconds(role: Role[Any, Any, Any], codec: Any, port: WatchedPort, voca
 
 def round_of(setting: Setting, recordings: Sequence[Recording]) -> Round:
     """The medians."""
-    figures = [recording.figures for recording in recordings]
+    total = total_of([recording.figures for recording in recordings])
 
     def median_ms(seconds: Callable[[Recording], float]) -> float:
         return median(MILLISECONDS * seconds(recording) / recording.figures.epochs for recording in recordings)
 
     return Round(
         **asdict(setting),
-        generations=len(figures),
-        rounds=sum(figure.epochs for figure in figures),
+        generations=len(recordings),
+        rounds=total.epochs,
         drafter_ms=median_ms(lambda one: one.figures.drafter_seconds),
         target_ms=median_ms(lambda one: one.figures.target_seconds),
         verification_ms=median_ms(lambda one: one.figures.verification_seconds),
         codec_ms=median_ms(lambda one: one.codec_seconds),
         transport_ms=median_ms(lambda one: one.figures.wire_seconds - one.codec_seconds),
         outside_ms=median_ms(lambda one: one.figures.wire_seconds + one.figures.verification_seconds),
-        bytes_per_token=sum(figure.bytes_sent + figure.bytes_received for figure in figures)
-        / sum(figure.tokens for figure in figures),
+        bytes_per_token=(total.bytes_sent + total.bytes_received) / total.tokens,
     )
 
 
@@ -356,15 +335,8 @@ class VerificationCost:
     row_misses: float  # in a round
 
 
-@dataclass(frozen=True)
-class Verification(Benchmark[VerificationCost]):
+class Verification(Benchmark[VerificationPlan, VerificationCost]):
     """`crossdraft bench verification`: every method."""
-
-    methods: tuple[str, ...]
-    k: int  # draft tokens in a round
-    width: int  # ids of a row, on both sides
-    rounds: int
-    size: int  # ids of each vocabulary
 
     unit: ClassVar[str] = "methods"
     title: ClassVar[str] = "Verification in a round, without services"
@@ -381,24 +353,24 @@ class Verification(Benchmark[VerificationCost]):
 
     @property
     def total(self) -> int:
-        return len(self.methods)
+        return len(self.plan.methods)
 
     def check(self) -> None:
         with checked_options():
-            scored = [name for name in self.methods if method_named(name).scores]
+            scored = [name for name in self.plan.methods if method_named(name).scores]
         if scored:
-            raise Misused(
+            raise UsageError(
                 f"{scored[0]} asks the drafter's model how probable strings are, and here is none; leave it out"
             )
-        left_out = [name for name in METHODS if name not in self.methods]
+        left_out = [name for name in METHODS if name not in self.plan.methods]
         if left_out:
             print(
                 f"left out: {', '.join(left_out)} (slrs cannot be measured without a drafter's model)", file=sys.stderr
             )
 
     def measure(self, advance: Advance) -> Iterator[VerificationCost]:
-        target, drafter = (tokenization(self.size, side) for side in Side)
-        for name in self.methods:
+        target, drafter = (tokenization(self.plan.size, side) for side in Side)
+        for name in self.plan.methods:
             yield self._cost(method_named(name), target, drafter.vocabulary)
             advance()
 
@@ -408,9 +380,9 @@ class Verification(Benchmark[VerificationCost]):
         language, noises = Language(pair, DISAGREEMENT), Noises.of(pair)
         seconds: list[float] = []
         counts: list[Counts] = []
-        while len(seconds) < WARM_UP_ROUNDS + self.rounds:
+        while len(seconds) < WARM_UP_ROUNDS + self.plan.rounds:
             given = partial(self._assignment, method, pair, target, len(counts))
-            services = InMemory(language, noises, method, self.width, seed=len(counts))
+            services = InMemory(language, noises, method, self.plan.width, seed=len(counts))
             events, count = recorded(Session(given()), services)
             # What disturbs a measurement can only add to it.
             seconds += map(min, zip(*(replayed(Session(given()), events) for _ in range(REPLAYS)), strict=True))
@@ -425,12 +397,12 @@ class Verification(Benchmark[VerificationCost]):
             method=method,
             chooser=RandomChooser(np.random.default_rng(seed)),
             encode=target.encode_continuation,
-            open_target=OpenTarget((0,), options, noise, self.width),
-            open_drafter=OpenDrafter(NOTHING, options, noise if method.keyed else None, self.width),
-            controller=lock_step(self.k),
+            open_target=OpenTarget((0,), options, noise, self.plan.width),
+            open_drafter=OpenDrafter(NOTHING, options, noise if method.keyed else None, self.plan.width),
+            controller=lock_step(self.plan.k),
             max_tokens=TOKENS,
             context=10 * TOKENS,
-            tree_budget=2 * self.k + NODES_BESIDE_THE_DRAFT,
+            tree_budget=2 * self.plan.k + NODES_BESIDE_THE_DRAFT,
         )
 
     def _summed_up(self, method: Method, seconds: Sequence[float], counts: Sequence[Counts]) -> VerificationCost:
@@ -438,8 +410,8 @@ class Verification(Benchmark[VerificationCost]):
         accepted, corrected = (sum(one.kinds[kind] for one in counts) for kind in (Kind.ACCEPTED, Kind.CORRECTED))
         return VerificationCost(
             method=method.name,
-            k=self.k,
-            width=self.width,
+            k=self.plan.k,
+            width=self.plan.width,
             rounds=len(seconds),
             median_ms=MILLISECONDS * median(seconds),
             p90_ms=MILLISECONDS * quantiles(seconds, n=10)[-1],

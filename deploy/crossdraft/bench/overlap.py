@@ -14,25 +14,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from crossdraft.bench.commands import OverlapPlan
 from crossdraft.bench.harness import (
     SEED,
     Advance,
-    Benchmark,
     Columns,
     Ratio,
     Table,
     Timed,
+    branches_matched,
+    drafts_accepted,
     finished,
     in_turns,
     optional,
     speed_of,
     speed_ratio,
+    total_of,
 )
-from crossdraft.bench.services import Distant, Served, drafter_service, target_service
+from crossdraft.bench.services import Distant, OfPair, delays_of, drafter_service, target_service
 from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
 from crossdraft.client import Generation, GenerationRequest, SamplingOptions, Statistics, connect
-from crossdraft.client.driver import Services
-from crossdraft.console.running import CommandFailed, Misused, checked_options
+from crossdraft.client.roster import Services
+from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.assignment import Assignment
@@ -46,6 +49,7 @@ from crossdraft.types.request import Overlap
 from crossdraft.verification.methods import method_named
 
 WARM_UP_TOKENS = 16
+TRIALS, TRIAL_TOKENS = 2, 48  # prompts, and tokens of each, on which the best numbers of a kind are chosen
 SIMULATED_TOKENS = 4_000  # of a simulation
 ASSISTED_KS = (None, 1, 2, 3, 5)  # None: transformers' own rule
 
@@ -119,35 +123,15 @@ def branched(unbranched: Configuration, shapes: Sequence[tuple[int, int]]) -> tu
 
 
 def pairs_of(option: str, form: str, given: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Values of a repeatable option of the form A,B; raises Misused."""
+    """Values of a repeatable option of the form A,B; raises UsageError."""
     pairs = []
     for text in given:
         try:
             first, second = (int(part) for part in text.split(","))
         except ValueError as error:
-            raise Misused(f"{option}: {form} expected, two whole numbers such as 16,4, got {text}") from error
+            raise UsageError(f"{option}: {form} expected, two whole numbers such as 16,4, got {text}") from error
         pairs.append((first, second))
     return tuple(pairs)
-
-
-@dataclass(frozen=True)
-class Search:
-    """Which numbers of each kind are tried on a few prompts, before the best ones are compared."""
-
-    ks: tuple[int, ...]
-    windows: tuple[tuple[int, int], ...]  # and waits
-    branches: tuple[tuple[int, int], ...]  # depths and widths
-    trials: int = 2  # prompts
-    max_tokens: int = 48
-
-    @staticmethod
-    def of(ks: Sequence[int], windows: Sequence[str], branches: Sequence[str]) -> "Search":
-        """From options as they were typed; raises Misused."""
-        return Search(
-            tuple(ks),
-            pairs_of("--draft-tokens", "MAX,MIN", windows),
-            pairs_of("--branches", "DEPTH,WIDTH", branches),
-        )
 
 
 @dataclass(frozen=True)
@@ -283,10 +267,8 @@ def _measured(
     predicted: float | None,
 ) -> Measured:
     figures = [run.figures for run in runs if run.figures is not None]
+    total = total_of(figures) if figures else None
     tokens = sum(run.tokens for run in runs)
-    judged = sum(sum(one.judged_at) for one in figures)
-    tried = sum(one.branches_tried for one in figures)
-    lanes = sum(one.target_lane_seconds for one in figures)
     return Measured(
         name=given.name,
         label=given.label,
@@ -297,36 +279,25 @@ def _measured(
         beside_lock_step=None if locked is None else speed_ratio(runs, locked),
         beside_better=None if locked is None else speed_ratio(runs, better),
         predicted=predicted,
-        tokens_per_pass=tokens / max(1, sum(one.passes for one in figures)),
-        acceptance=sum(sum(one.accepted_at) for one in figures) / judged if judged else 0.0,
-        idle=sum(one.idle_seconds for one in figures) / lanes if lanes else 0.0,
-        branches_hit=sum(one.branches_hit for one in figures) / tried if tried else None,
-        branch_tokens=sum(one.branch_tokens for one in figures) / max(1, tokens),
-        row_misses=sum(one.row_misses for one in figures),
-        drafters_lost=sum(one.drafters_lost for one in figures),
-        bytes_per_token=sum(one.bytes_sent + one.bytes_received for one in figures) / max(1, tokens),
+        tokens_per_pass=total.tokens_per_pass if total else 0.0,
+        acceptance=drafts_accepted(total) if total else 0.0,
+        idle=total.idle_share if total else 0.0,
+        branches_hit=branches_matched(total) if total else None,
+        branch_tokens=total.branch_tokens / max(1, tokens) if total else 0.0,
+        row_misses=total.row_misses if total else 0,
+        drafters_lost=total.drafters_lost if total else 0,
+        bytes_per_token=(total.bytes_sent + total.bytes_received) / max(1, tokens) if total else 0.0,
     )
 
 
 # The benchmark.
 
 
-@dataclass(frozen=True)
-class OverlapBenchmark(Benchmark[Cell]):
-    """Every temperature at every distance with every noise on the drafter's logits."""
+class OverlapBenchmark(OfPair[OverlapPlan, Cell]):
+    """Every temperature at every distance with every noise on the drafter's logits.
 
-    target: Served
-    drafter: Served
-    noises: tuple[float, ...]  # on the drafter's logits
-    delays: tuple[float, ...]  # ms to the drafter, one way
-    temperatures: tuple[float, ...]
-    method: str | None
-    prompts: tuple[str, ...]
-    row_width: int  # ids of a draft token's row
-    max_tokens: int
-    repeat: int
-    assisted: tuple[int, ...]  # threads of transformers' assisted generation that are tried; none: it is left out
-    search: Search
+    The numbers of each kind of configuration are chosen on TRIALS prompts first.
+    """
 
     needs_statistics: ClassVar[bool] = True
     unit: ClassVar[str] = "generations"
@@ -349,35 +320,50 @@ class OverlapBenchmark(Benchmark[Cell]):
 
     def task(self, temperature: float) -> Task:
         """What is generated at a temperature."""
-        return Task(self.prompts, self.method, temperature, self.max_tokens, self.row_width)
+        return Task(self.prompts, self.plan.method, temperature, self.plan.max_tokens, self.plan.row_width)
+
+    @property
+    def windows(self) -> tuple[Configuration, ...]:
+        """Overlapped drafts that are tried; raises UsageError."""
+        return overlapped(pairs_of("--draft-tokens", "MAX,MIN", self.plan.window))
+
+    @property
+    def branches(self) -> tuple[tuple[int, int], ...]:
+        """Depths and widths of prepared continuations that are tried; raises UsageError."""
+        return pairs_of("--branches", "DEPTH,WIDTH", self.plan.branches)
 
     def check(self) -> None:
-        if self.repeat < 1:
-            raise Misused(f"--repeat must be at least 1, got {self.repeat}")
-        if not self.prompts:
-            raise Misused("there are no prompts")
-        if min(self.search.ks) < 1:
-            raise Misused(f"-k must be at least 1, got {min(self.search.ks)}")
-        for noise in self.noises:
+        super().check()
+        delays_of(self.plan.delay_ms)
+        for noise in self.plan.logit_noise:
             replace(self.drafter, logit_noise=noise)
         with checked_options():
-            tried = [*lock_steps(self.search.ks), *overlapped(self.search.windows)]
-            tried += branched(tried[-1], self.search.branches)
-            for temperature in self.temperatures:
+            tried = [*lock_steps(self.plan.k), *self.windows]
+            tried += branched(tried[-1], self.branches)
+            for temperature in self.plan.temperatures:
                 for given in (PLAIN, CONTROLLED, *tried):
                     requested_method(self.task(temperature).request(given, 0))
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Cell, None]:
-        assisted = _assisted_generation(self)
+        plan, delays = self.plan, delays_of(self.plan.delay_ms)
+        assisted = self._assisted_generation()
         async with target_service(self.target) as target:
-            for noise in self.noises:
+            for noise in plan.logit_noise:
                 served = replace(self.drafter, logit_noise=noise)
-                async with drafter_service(served, distant=any(self.delays)) as drafter:
-                    for delay in self.delays:
+                async with drafter_service(served, distant=any(delays)) as drafter:
+                    for delay in delays:
                         await drafter.delay(delay)
-                        for temperature in self.temperatures:
-                            conditions = Conditions(self.method or "default", temperature, noise, delay)
+                        for temperature in plan.temperatures:
+                            conditions = Conditions(plan.method or "default", temperature, noise, delay)
                             yield await self._cell(conditions, target.address, drafter, assisted, advance)
+
+    def _assisted_generation(self) -> AssistedGeneration | None:
+        if not self.plan.assisted:
+            return None
+        try:
+            return AssistedGeneration(self.plan.target, self.plan.drafter)
+        except ModelLoadError as error:
+            raise CommandFailed(f"transformers cannot load this pair: {error}") from error
 
     async def _cell(
         self,
@@ -396,39 +382,29 @@ class OverlapBenchmark(Benchmark[Cell]):
             sides = Side(plain.models, Services.of(verify)), Side(drafted.models, Services.of(verify, draft))
             stage = Stage(self.task(conditions.temperature), *sides, assisted, advance)
             compared = await self._best_of_each_kind(stage)
-            found = await stage.compare(compared, len(self.prompts), self.repeat)
+            found = await stage.compare(compared, len(self.prompts), self.plan.repeat)
             return cell_of(conditions, found, stage.predictions(compared), stage.estimates)
 
     async def _best_of_each_kind(self, stage: "Stage") -> list[AnyConfiguration]:
         """Plain decoding, the best of each kind, and what the controller does."""
-        search = self.search
 
         async def best(tried: Sequence[AnyConfiguration]) -> AnyConfiguration:
-            return await stage.best(tried, min(search.trials, len(self.prompts)), search.max_tokens)
+            return await stage.best(tried, min(TRIALS, len(self.prompts)), TRIAL_TOKENS)
 
-        await stage.warm_up([PLAIN, *lock_steps(search.ks[:1]), CONTROLLED])
-        locked = await best(lock_steps(search.ks))
-        drafted_on = await best(overlapped(search.windows))
+        await stage.warm_up([PLAIN, *lock_steps(self.plan.k[:1]), CONTROLLED])
+        locked = await best(lock_steps(self.plan.k))
+        drafted_on = await best(self.windows)
         assert isinstance(drafted_on, Configuration)
         found: list[AnyConfiguration] = [PLAIN, locked, drafted_on]
-        found += [await best(branched(drafted_on, search.branches)), CONTROLLED]
-        if self.assisted:
-            tried = [Assisted(k, threads) for threads in self.assisted for k in ASSISTED_KS]
+        found += [await best(branched(drafted_on, self.branches)), CONTROLLED]
+        if self.plan.assisted:
+            tried = [Assisted(k, threads) for threads in self.plan.assisted for k in ASSISTED_KS]
             await stage.warm_up(tried)
             found.append(await best(tried))
         return found
 
     def report(self, results: Sequence[Cell]) -> Iterator[Table | str]:
         yield Table.of([(cell.conditions, one) for cell in results for one in cell.configurations], self.columns)
-
-
-def _assisted_generation(plan: OverlapBenchmark) -> AssistedGeneration | None:
-    if not plan.assisted:
-        return None
-    try:
-        return AssistedGeneration(plan.target.model, plan.drafter.model)
-    except ModelLoadError as error:
-        raise CommandFailed(f"transformers cannot load this pair: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,11 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
+from crossdraft.bench.commands import PrefillPlan
 from crossdraft.bench.harness import Advance, Benchmark, Table, on_core
-from crossdraft.bench.made_up_models import lengthened
+from crossdraft.bench.models import lengthened
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.server import freeze_heap
@@ -37,15 +38,8 @@ class Arrival:
     alone: float  # seconds that it waits where there are no streams
 
 
-@dataclass(frozen=True)
-class Prefill(Benchmark[Arrival]):
-    """What is measured. Raises Misused if the model's context cannot be made long enough."""
-
-    target: str  # a model's name
-    streams: int
-    prompt: int  # tokens of the long prompt
-    times: int  # that it comes
-    mib: int  # for keys and values
+class Prefill(Benchmark[PrefillPlan, Arrival]):
+    """What is measured. Raises UsageError if the model's context cannot be made long enough."""
 
     unit = "arrivals"
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
@@ -53,22 +47,22 @@ class Prefill(Benchmark[Arrival]):
     @property
     def context(self) -> int:
         """Tokens that a session may have."""
-        return self.prompt + 512
+        return self.plan.prompt + 512
 
     @property
     def total(self) -> int:
         """Arrivals, the first of which warms up."""
-        return 1 + self.times
+        return 1 + self.plan.times
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Arrival, None]:
         """The arrivals that count."""
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()))
             try:
-                name = await asyncio.to_thread(lengthened, self.target, self.context, folder)
+                name = await asyncio.to_thread(lengthened, self.plan.target, self.context, folder)
             except (ModelLoadError, OSError) as error:
-                raise Misused(f"{error}; give a model with a context of {self.context} tokens") from error
-            options = ("--max-model-len", str(self.context), "--cache-mib", str(self.mib))
+                raise UsageError(f"{error}; give a model with a context of {self.context} tokens") from error
+            options = ("--max-model-len", str(self.context), "--cache-mib", str(self.plan.cache_mib))
             (target,) = await stack.enter_async_context(running([Wanted("target", name, 1, options, on_core(0))]))
             pipeline = await stack.enter_async_context(connect(target.address))
             freeze_heap()
@@ -89,9 +83,10 @@ class Prefill(Benchmark[Arrival]):
         assert alone is not None
         rows = (_row("before the prompt", usual, before.p50), _row("while it was read", meanwhile, before.p50))
         yield Table(HEADINGS, rows)
+        plan = self.plan
         yield (
-            f"A pass is the median gap before the prompt. {self.streams} streams of {self.target}, a prompt of "
-            f"{self.prompt:,} tokens, {len(results)} times. Its first token came after {beside.p50:.0f} ms (median); "
+            f"A pass is the median gap before the prompt. {plan.streams} streams of {plan.target}, a prompt of "
+            f"{plan.prompt:,} tokens, {len(results)} times. Its first token came after {beside.p50:.0f} ms (median); "
             f"without streams after {alone.p50:.0f} ms."
         )
 
@@ -132,8 +127,8 @@ async def arrival(pipeline: Pipeline, bench: Prefill, number: int) -> Arrival:
         """No two have a beginning in common."""
         return tuple((31 * seed + (1 + seed % 7) * place) % (size - 1) + 1 for place in range(length))
 
-    alone = await _first_token(pipeline, text(1000 + number, bench.prompt))
-    streams = [Stream() for _ in range(bench.streams)]
+    alone = await _first_token(pipeline, text(1000 + number, bench.plan.prompt))
+    streams = [Stream() for _ in range(bench.plan.streams)]
     tasks = [
         asyncio.create_task(stream.run(pipeline, text(100 * number + place, SHORT), bench.context - SHORT))
         for place, stream in enumerate(streams)
@@ -143,7 +138,7 @@ async def arrival(pipeline: Pipeline, bench: Prefill, number: int) -> Arrival:
         steady = time.monotonic()
         await _steady(streams, tasks, steady)
         asked = time.monotonic()
-        first_token = await _first_token(pipeline, text(2000 + number, bench.prompt))
+        first_token = await _first_token(pipeline, text(2000 + number, bench.plan.prompt))
         came = asked + first_token
         await _steady(streams, tasks, came, 2)
     finally:

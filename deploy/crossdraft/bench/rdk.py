@@ -8,12 +8,12 @@ are random ones, or the target's most probable ones. First-order RDK is given th
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from crossdraft.bench.commands import RdkPlan
 from crossdraft.bench.harness import Advance, Benchmark, Columns, Table
 from crossdraft.console.pictures import check_picture, save_picture
 from crossdraft.text.affinity import Probabilities, first_order
@@ -134,16 +134,8 @@ def _mean(found: list[Figures]) -> Figures:
     return Figures(exact=exact, **{name: fmean(getattr(one, name) for one in found) for name in names})
 
 
-@dataclass(frozen=True)
-class Study(Benchmark[Level]):
+class Study(Benchmark[RdkPlan, Level]):
     """Random targets and drafters, pruned more and more."""
-
-    tokens: int = 200_000  # N, for the first-order form
-    exact_tokens: int = 2_000  # N, where M itself is applied: O(N²)
-    draws: int = 20  # of target and drafter; figures are means over them
-    noise: float = 1.0  # standard deviation of the noise on the drafter's logits
-    seed: int = 0
-    plot: Path | None = None  # where a picture is written
 
     unit: ClassVar[str] = "levels"
 
@@ -152,12 +144,12 @@ class Study(Benchmark[Level]):
         return 4 * len(KEPT)
 
     def check(self) -> None:
-        check_picture(self.plot)
+        check_picture(self.plan.plot)
 
     def measure(self, advance: Advance) -> Iterator[Level]:
         """The levels of the large vocabulary, then those of the small one."""
-        for tokens, taus in ((self.tokens, ()), (self.exact_tokens, TAUS)):
-            draws = [self.draw(tokens, number) for number in range(self.draws)]
+        for tokens, taus in ((self.plan.tokens, ()), (self.plan.exact_tokens, TAUS)):
+            draws = [self.draw(tokens, number) for number in range(self.plan.draws)]
             for pruning in draws[0].orders:
                 for share in KEPT:
                     kept = max(1, round(share * tokens))
@@ -167,7 +159,7 @@ class Study(Benchmark[Level]):
 
     def draw(self, tokens: int, number: int) -> Draw:
         """The `number`-th draw of a vocabulary of this size."""
-        return Draw.of(tokens, self.noise, np.random.default_rng((self.seed, tokens, number)))
+        return Draw.of(tokens, self.plan.noise, np.random.default_rng((self.plan.seed, tokens, number)))
 
     def report(self, results: Sequence[Level]) -> Iterator[Table | str]:
         for (tokens, pruning), group in groupby(results, lambda level: (level.tokens, level.pruning)):
@@ -179,8 +171,8 @@ class Study(Benchmark[Level]):
                 yield Table.of(levels, PRUNED, title)
 
     def finish(self, results: Sequence[Level]) -> None:
-        if self.plot is not None:
-            save_picture(picture(results, self.draw(self.tokens, 0)), self.plot)
+        if self.plan.plot is not None:
+            save_picture(picture(results, self.draw(self.plan.tokens, 0)), self.plan.plot)
 
 
 PRUNED: Columns = {

@@ -8,20 +8,23 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
+from crossdraft.bench.commands import PairPlan
 from crossdraft.bench.emulation import Link, network
-from crossdraft.bench.harness import on_core
-from crossdraft.client.driver import Roster, Services, StreamPort
+from crossdraft.bench.harness import Result, on_core
+from crossdraft.bench.workload import Prompted
 from crossdraft.client.measurements import TrafficCount
+from crossdraft.client.roster import Roster, Services, StreamPort
 from crossdraft.console.processes import Running, Wanted, running
-from crossdraft.console.running import CommandFailed, Misused, checked_options
+from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.types.messages import OpenDrafter, OpenTarget, Pass, PassDone
 
 LONGEST_DELAY = 60_000  # ms of a message on an emulated network
 FIRST_PORT, LAST_PORT = 20_000, 30_000  # below those that outgoing connections get
+PairPlanned = TypeVar("PairPlanned", bound=PairPlan)
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Served:
     """A model as a service, perhaps slower or worse than it is.
 
     Raises:
-        Misused: the pace or the noise is out of its range.
+        UsageError: the pace or the noise is out of its range.
     """
 
     model: str
@@ -41,7 +44,7 @@ class Served:
             if self.pace is not None:
                 Pace.parsed(self.pace)
         if not 0 <= self.logit_noise < float("inf"):
-            raise Misused(f"--logit-noise must be 0 or more, got {self.logit_noise:g}")
+            raise UsageError(f"--logit-noise must be 0 or more, got {self.logit_noise:g}")
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -50,21 +53,29 @@ class Served:
         return (*pace, *(("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()))
 
 
+class OfPair(Prompted[PairPlanned, Result]):
+    """A benchmark of a target and a drafter, perhaps slower than they are, on prompts."""
+
+    def __init__(self, plan: PairPlanned) -> None:
+        super().__init__(plan)
+        self.target, self.drafter = Served(plan.target, plan.pace_target), Served(plan.drafter, plan.pace_drafter)
+
+
 def delays_of(text: str) -> tuple[float, ...]:
-    """Milliseconds with commas between; raises Misused."""
+    """Milliseconds with commas between; raises UsageError."""
     try:
         delays = tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise Misused(f"--delay-ms takes numbers with commas between, such as 0,5,20, got {text}") from error
+        raise UsageError(f"--delay-ms takes numbers with commas between, such as 0,5,20, got {text}") from error
     for delay in delays:
         check_delay(delay)
     return delays
 
 
 def check_delay(milliseconds: float) -> None:
-    """Raises Misused if the emulated network cannot have it."""
+    """Raises UsageError if the emulated network cannot have it."""
     if not 0 <= milliseconds <= LONGEST_DELAY:
-        raise Misused(f"--delay-ms must be between 0 and {LONGEST_DELAY}, got {milliseconds:g}")
+        raise UsageError(f"--delay-ms must be between 0 and {LONGEST_DELAY}, got {milliseconds:g}")
 
 
 # A core for each model, the drafter at a distance.

@@ -9,22 +9,24 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from crossdraft.bench.commands import SpeculationPlan
 from crossdraft.bench.harness import (
     SEED,
     Advance,
-    Benchmark,
     Columns,
     Ratio,
     Timed,
+    drafts_accepted,
     finished,
     in_turns,
     speed_of,
     speed_ratio,
+    total_of,
 )
-from crossdraft.bench.services import Served, Watch, drafter_service
+from crossdraft.bench.services import OfPair, Watch, delays_of, drafter_service
 from crossdraft.client import Generation, GenerationRequest, Overlap, Statistics, connect
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import Misused, checked_options
+from crossdraft.console.running import checked_options
 from crossdraft.session.resolution import Models, resolve
 from crossdraft.speculation.shared import SharedEstimates
 
@@ -75,18 +77,8 @@ class Measured:
     texts: int
 
 
-@dataclass(frozen=True)
-class SpeculationParallelism(Benchmark[Measured]):
+class SpeculationParallelism(OfPair[SpeculationPlan, Measured]):
     """Each configuration on each prompt, in turns, with every noise and delay of the drafter."""
-
-    target: Served
-    drafter: Served
-    noises: tuple[float, ...]  # on the drafter's logits
-    delays: tuple[float, ...]  # ms to the drafter, one way
-    prompts: tuple[str, ...]
-    tokens: int  # of each output
-    max_draft_tokens: int  # of an epoch, where they are fixed
-    min_draft_tokens: int  # that a pass waits for, likewise
 
     needs_statistics: ClassVar[bool] = True
     unit: ClassVar[str] = "generations"
@@ -106,40 +98,42 @@ class SpeculationParallelism(Benchmark[Measured]):
 
     @property
     def total(self) -> int:
-        return len(self.noises) * len(self.delays) * len(self.prompts) * len(CONFIGURATIONS)
+        delays = delays_of(self.plan.delay_ms)
+        return len(self.plan.logit_noise) * len(delays) * len(self.prompts) * len(CONFIGURATIONS)
 
     def request(self, configuration: Configuration, number: int) -> GenerationRequest:
         """For the prompt of this number; raises ValueError."""
         return GenerationRequest(
             self.prompts[number],
             "seeded",
-            max_tokens=self.tokens,
+            max_tokens=self.plan.tokens,
             seed=SEED,
             choice=number,
             ignore_eos=True,
             overlap=Overlap.AUTO if configuration.controlled else Overlap.ON,
-            max_draft_tokens=None if configuration.controlled else self.max_draft_tokens,
-            min_draft_tokens=None if configuration.controlled else self.min_draft_tokens,
+            max_draft_tokens=None if configuration.controlled else self.plan.max_draft_tokens,
+            min_draft_tokens=None if configuration.controlled else self.plan.min_draft_tokens,
             speculation=configuration.speculation,
         )
 
     def check(self) -> None:
-        if not self.prompts:
-            raise Misused("there are no prompts")
-        for noise in self.noises:
+        super().check()
+        delays_of(self.plan.delay_ms)
+        for noise in self.plan.logit_noise:
             replace(self.drafter, logit_noise=noise)
         with checked_options():
             for configuration in CONFIGURATIONS:
                 self.request(configuration, 0)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Measured, None]:
+        delays = delays_of(self.plan.delay_ms)
         wanted = [Wanted("target", self.target.model, 1, self.target.options)] * 2
         async with running(wanted) as found:
             targets = tuple(one.address for one in found)
-            for noise in self.noises:
+            for noise in self.plan.logit_noise:
                 served = replace(self.drafter, logit_noise=noise)
-                async with drafter_service(served, distant=any(self.delays)) as drafter:
-                    for delay in self.delays:
+                async with drafter_service(served, distant=any(delays)) as drafter:
+                    for delay in delays:
                         await drafter.delay(delay)
                         async with _stage(self, targets, drafter.address, advance) as stage:
                             runs = await stage.compare()
@@ -151,7 +145,7 @@ class SpeculationParallelism(Benchmark[Measured]):
 class Stage:
     """What generates."""
 
-    plan: SpeculationParallelism
+    bench: SpeculationParallelism
     models: Models
     targets: tuple[str, ...]  # addresses
     watches: Mapping[int, Watch]  # by the number of targets
@@ -170,10 +164,10 @@ class Stage:
             self.advance()
             return found
 
-        return await in_turns(CONFIGURATIONS, len(self.plan.prompts), run)
+        return await in_turns(CONFIGURATIONS, len(self.bench.prompts), run)
 
     async def _run(self, configuration: Configuration, number: int) -> Run:
-        request, experience = self.plan.request(configuration, number), self.experiences[configuration]
+        request, experience = self.bench.request(configuration, number), self.experiences[configuration]
         before = experience.of(request)
         assignment = resolve(request, self.models, targets=configuration.targets, before=before)
         experience.keep(request, assignment.controller)
@@ -186,13 +180,13 @@ class Stage:
 
 @asynccontextmanager
 async def _stage(
-    plan: SpeculationParallelism, targets: tuple[str, ...], drafter: str, advance: Advance
+    bench: SpeculationParallelism, targets: tuple[str, ...], drafter: str, advance: Advance
 ) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
         async with connect(targets, drafter, needs_drafter=True) as pipeline:
             models = pipeline.models
         watches = {count: await Watch.of(targets[:count], [drafter], stack) for count in (1, 2)}
-        yield Stage(plan, models, targets, watches, advance)
+        yield Stage(bench, models, targets, watches, advance)
 
 
 def measured(
@@ -200,20 +194,19 @@ def measured(
 ) -> Measured:
     """Sums up one configuration; its speed and texts are compared with those of one target."""
     ours, alone = runs[configuration], runs[replace(configuration, targets=1, speculation=False)]
-    figures = [run.figures for run in ours]
-    judged, passes = sum(sum(one.judged_at) for one in figures), sum(one.passes for one in figures)
+    total = total_of([run.figures for run in ours])
     seconds = sum(run.seconds for run in ours)
     return Measured(
         noise=noise,
         delay_ms=delay,
         configuration=configuration,
-        acceptance=sum(sum(one.accepted_at) for one in figures) / max(1, judged),
+        acceptance=drafts_accepted(total),
         speed=speed_of(ours),
         ratio=speed_ratio(ours, alone),
         idle=tuple(1 - sum(busy) / seconds for busy in zip(*(run.busy for run in ours), strict=True)),
-        tokens_per_pass=sum(one.tokens for one in figures) / max(1, passes),
-        speculated=sum(one.speculated for one in figures),
-        passes=passes,
+        tokens_per_pass=total.tokens_per_pass,
+        speculated=total.speculated,
+        passes=total.passes,
         equal=sum(one.text == other.text for one, other in zip(ours, alone, strict=True)),
         texts=len(ours),
     )

@@ -11,17 +11,20 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import ClassVar, Protocol, TypeVar
 from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from crossdraft.bench.harness import Advance, Benchmark, Columns, Table, in_turns, on_core, optional, processor_seconds
+from crossdraft.bench.commands import ThroughputPlan
+from crossdraft.bench.harness import Advance, Columns, Table, in_turns, on_core, optional, processor_seconds, total_of
 from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
+from crossdraft.bench.workload import Prompted
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
@@ -123,7 +126,7 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], others
     outputs = [made for run in runs for made in run.outputs]
     seconds, tokens = sum(run.seconds for run in runs), sum(len(made.ids) for made in outputs)
     statistics = [one for run in runs for one in run.statistics]
-    accepted = sum(one.accepted for one in statistics)
+    ours = total_of(statistics) if statistics else None
     steps, jobs, fed, in_model = total(run.forwards for run in runs)
     target, drafter, here, loop = total(run.spent for run in runs)
     return Measured(
@@ -138,8 +141,8 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], others
         per_token_ms=Spread.of(chain.from_iterable(map(_per_token, outputs)), MILLISECONDS),
         gap_ms=Spread.of((end - begin for made in outputs for begin, end in pairwise(made.moments)), MILLISECONDS),
         end_to_end_ms=Spread.of((made.moments[-1] - made.asked for made in outputs), MILLISECONDS),
-        tokens_per_pass=_ratio(tokens, sum(one.passes for one in statistics)),
-        acceptance=_ratio(accepted, accepted + sum(one.corrected for one in statistics)),
+        tokens_per_pass=_ratio(tokens, ours.passes) if ours else None,
+        acceptance=_ratio(ours.accepted, ours.accepted + ours.corrected) if ours else None,
         sessions=_ratio(jobs, steps),
         fed=_ratio(fed, steps),
         busy=in_model / seconds if steps else None,
@@ -220,112 +223,101 @@ WORK: Columns = {
 
 
 def concurrencies_of(text: str) -> tuple[int, ...]:
-    """From numbers with commas between them; raises Misused."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise Misused(f"--concurrency takes numbers such as 1,4,16, got {text!r}") from error
+    """From numbers with commas between them; raises UsageError."""
+    found = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
+    if min(found) < 1:
+        raise UsageError(f"--concurrency takes numbers from 1 on such as 1,4,16, got {text!r}")
+    return found
 
 
 def prompts_of(texts: Sequence[Ids], count: int, longest: int) -> list[Ids]:
     """`count` prompts of at most `longest` tokens, no two with the same beginning: a text that is used again begins
-    later. Raises Misused if there are too few."""
+    later. Raises UsageError if there are too few."""
     found: list[Ids] = []
     for turn in range(1 + count // len(texts)):
         later = [ids[SHIFT * turn :][:longest] for ids in texts]
         found += [ids for ids in later if len(ids) >= SHORTEST]
     if len(found) < count:
-        raise Misused(f"the prompts are enough for {len(found)} outputs, and {count} are asked for: give more prompts")
+        raise UsageError(
+            f"the prompts are enough for {len(found)} outputs, and {count} are asked for: give more prompts"
+        )
     return found[:count]
 
 
-@dataclass(frozen=True)
-class Throughput(Benchmark[Measured]):
+class Throughput(Prompted[ThroughputPlan, Measured]):
     """What is measured."""
-
-    target: str  # a model's name
-    drafter: str
-    configurations: tuple[str, ...]  # of CONFIGURATIONS
-    at_once: tuple[int, ...]  # outputs under way together; each in turn
-    each: int  # outputs that follow each other in each place
-    repeat: int
-    tokens: int  # of each output
-    prompt_tokens: int  # of the target, at most
-    prompts: tuple[str, ...]
-    temperature: float
-    method: str | None  # None: the default for the temperature
-    mib: int  # for keys and values of the target
-    threads: tuple[int, ...]  # of transformers; each is a configuration of its own
-    dtype: str = "float32"
-    device: str = "cpu"  # of all models
-    enforce_eager: bool = False  # of our services
 
     unit = "runs"
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
 
+    @cached_property
+    def at_once(self) -> tuple[int, ...]:
+        """Outputs under way together, each in turn; raises UsageError."""
+        return concurrencies_of(self.plan.concurrency)
+
     @property
     def theirs(self) -> list[tuple[str, int]]:
         """transformers' configurations: names and threads."""
-        ways = [way for way in (GENERATE_BATCH, ASSISTED_GENERATION) if way in self.configurations]
-        return [(way, threads) for way in ways for threads in self.threads]
+        ways = [way for way in (GENERATE_BATCH, ASSISTED_GENERATION) if way in self.plan.way]
+        return [(way, threads) for way in ways for threads in self.plan.threads]
 
     @property
     def total(self) -> int:
         """Runs."""
-        ours = sum(way in self.configurations for way in (CROSSDRAFT, PLAIN))
-        return len(self.at_once) * self.repeat * (ours + len(self.theirs))
+        ours = sum(way in self.plan.way for way in (CROSSDRAFT, PLAIN))
+        return len(self.at_once) * self.plan.repeat * (ours + len(self.theirs))
 
     @property
     def warm_ups(self) -> tuple[tuple[int, int], ...]:
         """Outputs at once and tokens of each for our services. Elsewhere than on a CPU each new shape of a forward
         costs time once, so all that is measured is done before."""
-        if self.device == "cpu":
+        if self.plan.device == "cpu":
             return ((ONE_BY_ONE, WARM_UP),)
-        return tuple((count, max(WARM_UP, self.tokens // 2)) for count in self.at_once)
+        return tuple((count, max(WARM_UP, self.plan.tokens // 2)) for count in self.at_once)
 
     def core(self, number: int) -> tuple[str, ...]:
         """The prefix of a model's command that binds it to a core."""
-        return on_core(number) if self.device == "cpu" else ()
+        return on_core(number) if self.plan.device == "cpu" else ()
 
     def outputs(self, at_once: int) -> int:
         """Of one run."""
-        return max(FEWEST, at_once * self.each)
+        return max(FEWEST, at_once * self.plan.each)
 
     def check(self) -> None:
-        """Raises Misused if a value is out of its range."""
-        unknown = [name for name in self.configurations if name not in CONFIGURATIONS]
-        if unknown or not self.configurations:
-            raise Misused(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
-        if not self.prompts or min(self.at_once, default=0) < 1:
-            raise Misused("give at least one prompt, and 1 or more outputs at once (--concurrency)")
+        """Raises UsageError if a value is out of its range."""
+        unknown = [name for name in self.plan.way if name not in CONFIGURATIONS]
+        if unknown or not self.plan.way:
+            raise UsageError(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
+        super().check()
+        assert self.at_once
         with checked_options():
             requested_method(self.request())
 
     def request(self) -> GenerationRequest:
         """One output, whatever its prompt; raises ValueError."""
-        options = SamplingOptions(self.temperature)
-        return GenerationRequest("x", self.method, max_tokens=self.tokens, options=options, ignore_eos=True)
+        options = SamplingOptions(self.plan.temperature)
+        return GenerationRequest("x", self.plan.method, max_tokens=self.plan.tokens, options=options, ignore_eos=True)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Measured, None]:
         """Each number of outputs at once with all configurations."""
         async with AsyncExitStack() as stack:
             configurations, texts = await start(self, stack)
-            prompts = prompts_of(texts, self.outputs(max(self.at_once)), self.prompt_tokens)
+            prompts = prompts_of(texts, self.outputs(max(self.at_once)), self.plan.prompt_tokens)
             for one in configurations:
                 await one.warm_up(prompts)
             for at_once in self.at_once:
 
                 async def run(configuration: Configuration, _: int, at_once: int = at_once) -> RunResult:
-                    found = await configuration.run(prompts[: self.outputs(at_once)], self.tokens, at_once)
+                    found = await configuration.run(prompts[: self.outputs(at_once)], self.plan.tokens, at_once)
                     advance()
                     return found
 
-                for result in self.figures(await in_turns(configurations, self.repeat, run), at_once):
+                for result in self.figures(await in_turns(configurations, self.plan.repeat, run), at_once):
                     yield result
 
     def figures(self, runs: dict["Configuration", list[RunResult]], at_once: int) -> list[Measured]:
         """Of all configurations; greedy outputs are compared with those of continuous batching."""
-        batched = [one for one in runs if one.name.startswith(GENERATE_BATCH)] if self.temperature == 0 else []
+        batched = [one for one in runs if one.name.startswith(GENERATE_BATCH)] if self.plan.temperature == 0 else []
         others = runs[batched[0]] if batched else ()
         return [measured(one.name, at_once, found, others) for one, found in runs.items()]
 
@@ -341,13 +333,13 @@ class Throughput(Benchmark[Measured]):
     @property
     def conditions(self) -> str:
         """Models, sizes, cores."""
-        cores = f"{len(os.sched_getaffinity(0))} cores"
-        cpu = ": the target has one thread on the first, the drafter one on the second" if self.device == "cpu" else ""
+        plan, cores = self.plan, f"{len(os.sched_getaffinity(0))} cores"
+        cpu = ": the target has one thread on the first, the drafter one on the second" if plan.device == "cpu" else ""
         return (
-            f"Target {self.target}, drafter {self.drafter}, T = {self.temperature:g}, {self.tokens} tokens after "
-            f"prompts of at most {self.prompt_tokens}, {self.each} in each place and {FEWEST} at least, {self.repeat} "
-            f"runs of each configuration; {self.dtype} on {self.device}; {cores}{cpu}; {self.mib} MiB of keys and "
-            "values."
+            f"Target {plan.target}, drafter {plan.drafter}, T = {plan.temperature:g}, {plan.tokens} tokens after "
+            f"prompts of at most {plan.prompt_tokens}, {plan.each} in each place and {FEWEST} at least, {plan.repeat} "
+            f"runs of each configuration; {plan.dtype} on {plan.device}; {cores}{cpu}; {plan.cache_mib} MiB of keys "
+            "and values."
         )
 
 
@@ -381,11 +373,11 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list[Configur
     target, *others = await stack.enter_async_context(running(wanted))
     plain = await stack.enter_async_context(connect(target.address))
     found: list[Configuration] = []
-    if CROSSDRAFT in bench.configurations:
+    if CROSSDRAFT in bench.plan.way:
         drafter = others.pop(0)
         drafted = await stack.enter_async_context(connect(target.address, drafter.address, needs_drafter=True))
         found.append(Ours(CROSSDRAFT, drafted, bench.request(), target, drafter, bench.warm_ups))
-    if PLAIN in bench.configurations:
+    if PLAIN in bench.plan.way:
         found.append(Ours(PLAIN, plain, bench.request(), target, None, bench.warm_ups))
     for (way, threads), process in zip(bench.theirs, others, strict=True):
         label = f"{way}, {threads} {'threads' if threads > 1 else 'thread'}"
@@ -397,24 +389,30 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list[Configur
 
 def served(bench: Throughput) -> list[Startable]:
     """Our services: a target, and a drafter if one is needed."""
-    where = ("--dtype", bench.dtype, "--device", bench.device, *(("--enforce-eager",) if bench.enforce_eager else ()))
-    options = (*where, "--cache-mib", str(bench.mib), "--metrics-port", "0", "--no-enable-prefix-caching")
-    target = Wanted("target", bench.target, 1, options, bench.core(0))
-    drafter = Wanted("drafter", bench.drafter, 1, where, bench.core(1))
-    return [target, drafter] if CROSSDRAFT in bench.configurations else [target]
+    where = (
+        "--dtype",
+        bench.plan.dtype,
+        "--device",
+        bench.plan.device,
+        *(("--enforce-eager",) if bench.plan.enforce_eager else ()),
+    )
+    options = (*where, "--cache-mib", str(bench.plan.cache_mib), "--metrics-port", "0", "--no-enable-prefix-caching")
+    target = Wanted("target", bench.plan.target, 1, options, bench.core(0))
+    drafter = Wanted("drafter", bench.plan.drafter, 1, where, bench.core(1))
+    return [target, drafter] if CROSSDRAFT in bench.plan.way else [target]
 
 
 def transformers_process(bench: Throughput, way: str, threads: int) -> Startable:
     """The process of one of transformers' configurations."""
     return TransformersProcess(
         role=BATCHED if way == GENERATE_BATCH else ASSISTED,
-        target=bench.target,
-        assistant=bench.drafter,
+        target=bench.plan.target,
+        assistant=bench.plan.drafter,
         threads=threads,
-        temperature=bench.temperature,
-        mib=bench.mib,
-        dtype=bench.dtype,
-        device=bench.device,
+        temperature=bench.plan.temperature,
+        mib=bench.plan.cache_mib,
+        dtype=bench.plan.dtype,
+        device=bench.plan.device,
         prefix=bench.core(0) if threads == 1 else (),
     )
 

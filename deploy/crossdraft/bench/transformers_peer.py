@@ -121,8 +121,7 @@ def _batched(asked: TransformersProcess) -> Iterator[Answering]:
             began, before = time.monotonic(), running.forwards
             found = running.generate(question.prompts, question.tokens, question.at_once)
             seconds = time.monotonic() - began
-            outputs = tuple(Made(one.ids, one.asked, one.moments) for one in found)
-            return Answer(outputs, seconds, running.forwards - before)
+            return Answer(tuple(found), seconds, running.forwards - before)
 
         yield answer
 
@@ -337,15 +336,6 @@ class Batching:
         )
 
 
-@dataclass(frozen=True)
-class BatchedOutput:
-    """One output of continuous batching."""
-
-    ids: tuple[int, ...]
-    asked: float  # when its request was made, in seconds since the call
-    moments: tuple[float, ...]  # when each token came, likewise
-
-
 class ContinuousBatching:
     """A model that transformers serves by itself, without a network. Use it with `with`.
 
@@ -386,7 +376,7 @@ class ContinuousBatching:
         """Of the model, so far."""
         return int(self._manager.current_batch)
 
-    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, at_once: int) -> list[BatchedOutput]:
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, at_once: int) -> list[Made]:
         """An output of `tokens` tokens for each prompt, `at_once` of them under way as long as there are so many.
 
         Raises:
@@ -395,7 +385,7 @@ class ContinuousBatching:
         began = time.perf_counter()  # the clock that transformers' own moments are of
         waiting = iter(enumerate(prompts))
         numbers: dict[str, int] = {}
-        outputs: dict[int, BatchedOutput] = {}
+        outputs: dict[int, Made] = {}
         for _ in range(at_once):
             self._ask(waiting, numbers, tokens)
         while len(outputs) < len(prompts):
@@ -407,7 +397,7 @@ class ContinuousBatching:
             if result.status.name == FAILED:
                 raise BatchingFailedError(f"transformers failed on a request: {result.error}")
             asked, moments = result.created_time - began, tuple(moment - began for moment in result.timestamps)
-            outputs[numbers[result.request_id]] = BatchedOutput(tuple(result.generated_tokens), asked, moments)
+            outputs[numbers[result.request_id]] = Made(tuple(result.generated_tokens), asked, moments)
             self._ask(waiting, numbers, tokens)
         return [outputs[number] for number in range(len(prompts))]
 

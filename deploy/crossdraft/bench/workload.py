@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
-from crossdraft.bench.harness import SEED, Columns
+from crossdraft.bench.commands import PromptsPlan, SettingsPlan
+from crossdraft.bench.harness import SEED, Benchmark, Columns, Result
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
 from crossdraft.console.processes import Wanted, services, threads_each
-from crossdraft.console.running import Misused, checked_options
+from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.rpc.clients import Patience
 from crossdraft.training.prompts import read_prompts
@@ -19,6 +21,8 @@ from crossdraft.verification.methods import method_named
 PATIENCE = Patience(reply_seconds=600.0)  # many generations wait for one model
 Item = TypeVar("Item")
 Made = TypeVar("Made")
+PromptsPlanned = TypeVar("PromptsPlanned", bound=PromptsPlan)
+SettingsPlanned = TypeVar("SettingsPlanned", bound=SettingsPlan)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,20 @@ class Setting:
         ]
 
 
+@dataclass(frozen=True)
+class Epochs:
+    """How epochs are run."""
+
+    overlap: bool
+    branches: int = 0  # draft tokens of each prepared continuation
+
+    @property
+    def label(self) -> str:
+        """For a table."""
+        branches = f", branches {self.branches}" if self.branches else ""
+        return f"{'overlapped' if self.overlap else 'lock-step'}{branches}"
+
+
 SETTING: Columns = {
     "method": lambda one: one.method,
     "drafter": lambda one: one.drafter.removeprefix(BUNDLED_PREFIX),
@@ -61,42 +79,55 @@ SETTING: Columns = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """Settings on the same prompts; benchmarks of settings derive from it."""
+class Prompted(Benchmark[PromptsPlanned, Result]):
+    """A benchmark that generates from the prompts of a file."""
 
-    target: str  # a model's name
-    settings: tuple[Setting, ...]  # by drafter, so that each is started once
-    prompts: tuple[str, ...]
-    max_tokens: int
-    affinities: Mapping[str, Path] = field(default_factory=dict)  # by a drafter's name, for `rdk`
+    @cached_property
+    def prompts(self) -> tuple[str, ...]:
+        """Their texts; raises UsageError."""
+        return prompts_of(self.plan.prompts, self.plan.limit)
 
     def check(self) -> None:
-        """Raises Misused if a request would be refused, before anything is started."""
+        if not self.prompts:
+            raise UsageError("there are no prompts")
+
+
+class OfSettings(Prompted[SettingsPlanned, Result]):
+    """A benchmark of settings on the same prompts."""
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """By drafter, so that each is started once; raises UsageError."""
+        plan = self.plan
+        return settings_of(plan.target, plan.drafter, plan.methods, plan.temperatures, plan.k)
+
+    def check(self) -> None:
+        affinities_of(self.plan.affinity, self.plan.drafter)
         with checked_options():
             for setting in self.settings:
-                setting.requests(self.prompts, self.max_tokens)
+                setting.requests(self.prompts, self.plan.max_tokens)
 
-    async def pairs(self) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
-        """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
-
-        Close it with `contextlib.aclosing`, which ends the services.
-
-        Raises:
-            CommandFailed: a service does not start.
-        """
-        threads = threads_each(2)
-        async with services([Wanted("target", self.target, threads)]) as (target,):
-            for name, settings in groupby(self.settings, key=lambda setting: setting.drafter):
-                more = ("--affinity", str(self.affinities[name])) if name in self.affinities else ()
-                async with services([Wanted("drafter", name, threads, more)]) as (drafter,):
-                    yield target, drafter, tuple(settings)
+    def pairs(self) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
+        """See `pairs_of`."""
+        return pairs_of(self.plan.target, self.settings, affinities_of(self.plan.affinity, self.plan.drafter))
 
 
-def check_concurrency(concurrency: int) -> None:
-    """Raises Misused."""
-    if concurrency < 1:
-        raise Misused(f"--concurrency must be at least 1, got {concurrency}")
+async def pairs_of(
+    target: str, settings: Sequence[Setting], affinities: Mapping[str, Path]
+) -> AsyncGenerator[tuple[str, str, tuple[Setting, ...]], None]:
+    """Addresses of the target and of a drafter that runs for this step, and the settings with this drafter.
+
+    Close it with `contextlib.aclosing`, which ends the services.
+
+    Raises:
+        CommandFailed: a service does not start.
+    """
+    threads = threads_each(2)
+    async with services([Wanted("target", target, threads)]) as (verifying,):
+        for name, alike in groupby(settings, key=lambda setting: setting.drafter):
+            more = ("--affinity", str(affinities[name])) if name in affinities else ()
+            async with services([Wanted("drafter", name, threads, more)]) as (drafting,):
+                yield verifying, drafting, tuple(alike)
 
 
 async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item], concurrency: int) -> list[Made]:
@@ -116,7 +147,7 @@ def settings_of(
     """Every combination; a method for one vocabulary has the target's own model as its drafter.
 
     Raises:
-        Misused: there is no such method.
+        UsageError: there is no such method.
     """
     with checked_options():
         own = [name for name in methods if method_named(name).same_vocabulary]
@@ -134,18 +165,18 @@ def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
     """The first `limit` prompts of a file.
 
     Raises:
-        Misused: there is no such file, or it has no prompts.
+        UsageError: there is no such file, or it has no prompts.
     """
     try:
         return tuple(prompt.text for prompt in read_prompts(path)[:limit])
     except UnicodeDecodeError as error:
-        raise Misused(
+        raise UsageError(
             f'{path} is not UTF-8: {error.reason}; give JSON lines such as {{"text": "def main("}}'
         ) from error
     except ValueError as error:
-        raise Misused(str(error)) from error
+        raise UsageError(str(error)) from error
     except OSError as error:
-        raise Misused(
+        raise UsageError(
             f"cannot read the prompts: {error}; run this in a checkout of crossdraft, which has tests/prompts.jsonl, "
             "or give a file with --prompts"
         ) from error
@@ -155,14 +186,14 @@ def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, 
     """The files of options NAME=FILE, by drafter.
 
     Raises:
-        Misused: an option is not of this form, or its name is not one of the drafters.
+        UsageError: an option is not of this form, or its name is not one of the drafters.
     """
     found: dict[str, Path] = {}
     for option in options:
         name, equals, file = option.rpartition("=")
         if not (equals and name and file):
-            raise Misused(f"--affinity takes NAME=FILE, such as {drafters[0]}=affinity.npz, got {option!r}")
+            raise UsageError(f"--affinity takes NAME=FILE, such as {drafters[0]}=affinity.npz, got {option!r}")
         if name not in drafters:
-            raise Misused(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
+            raise UsageError(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
         found[name] = Path(file)
     return found

@@ -33,9 +33,8 @@ from crossdraft.cli.options import (
     StartedServices,
     Temperature,
     WhereToGenerate,
-    grouped,
-    option,
 )
+from crossdraft.console.options import command, option
 from crossdraft.console.running import CommandFailed, Interrupted
 
 # Plain errors and help: an error is then one line, whatever the width of the terminal.
@@ -55,15 +54,18 @@ serve = typer.Typer(
     no_args_is_help=True,
 )
 Prompt = Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")]
-AsJson = Annotated[bool, option("Print one JSON object instead of tables.", flag="--json")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write.")]
 Corpus = Annotated[
     Path, typer.Argument(help="A file or a folder of files: plain text, or .jsonl with a `text` on each line.")
 ]
-Tokenizer = Annotated[str, option("A folder, a hub id, or bundled:NAME; only the tokenizer is read.")]
+Tokenizer = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")]
 Recorded = Annotated[Path, typer.Argument(metavar="FILE", help="Written by `crossdraft generate --record FILE`.")]
 Cluster = Annotated[
-    str, option("Address of the Ray cluster: auto on one of its nodes, or HOST:PORT as in `ray start --address`.")
+    str,
+    typer.Option(
+        help="Address of the Ray cluster: auto on one of its nodes, or HOST:PORT as in `ray start --address`."
+    ),
 ]
 
 
@@ -100,144 +102,133 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     shown: Annotated[
-        bool, option("Print the version.", flag="--version", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """What all commands have in common."""
 
 
-@app.command()
+@command(app)
 def demo(
     prompt: Prompt = None,
-    k: Annotated[int, option("Draft tokens in a round.", flag="-k")] = 5,
+    k: int = option(5, "Draft tokens in a round.", "-k"),
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
-    seed: Annotated[int, option("Random seed of both generations, whose texts must be equal.")] = 7,
+    seed: int = option(7, "Random seed of both generations, so that their texts must be equal."),
 ) -> None:
     """Generate with and without a drafter, and compare. It starts the bundled models, and ends them afterwards."""
-    from crossdraft.cli import demo as command
+    from crossdraft.cli import demo as module
 
-    command.demo(prompt, k, max_tokens, temperature, seed)
+    module.demo(prompt, k, max_tokens, temperature, seed)
 
 
-@app.command()
-@grouped
+@command(app)
 def generate(
     *,
     prompt: Prompt = None,
     where: WhereToGenerate,
     options: RequestOptions,
-    as_json: Annotated[
-        bool, option("Print one JSON object for each token, then one for the whole.", flag="--json")
-    ] = False,
+    as_json: bool = option(False, "Print one JSON object for each token, then one for the whole.", "--json"),
 ) -> None:
     """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""
-    from crossdraft.cli import generate as command
+    from crossdraft.cli import generate as module
 
-    command.generate(command.request_of(prompt, options), where, as_json)
+    module.generate(module.request_of(prompt, options), where, as_json)
 
 
-@app.command()
+@command(app)
 def inspect(
     target: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
     drafter: Annotated[str, typer.Argument(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")],
-    sample: Annotated[
-        Path | None, option("Sample of the text that will be served; by default Python source code.", "FILE")
-    ] = None,
+    sample: Path | None = option(
+        None, "Sample of the text that will be served; by default Python source code.", metavar="FILE"
+    ),
     as_json: AsJson = False,
-    plot: Annotated[
-        Path | None, option("Write a plot: in how many ways draft tokens can spell a target token.", "FILE")
-    ] = None,
+    plot: Path | None = option(
+        None, "Write a plot: in how many ways draft tokens can spell a target token.", metavar="FILE"
+    ),
 ) -> None:
     """Compare two vocabularies. It counts the tokens that both have, and those that the other can spell."""
-    from crossdraft.cli import inspect as command
+    from crossdraft.cli import inspect as module
 
-    command.inspect(target, drafter, sample, as_json, plot)
+    module.inspect(target, drafter, sample, as_json, plot)
 
 
-@app.command()
+@command(app)
 def select(
-    target: Annotated[str, option("A folder, a hub id, bundled:NAME, or HOST:PORT.")] = "bundled:target",
-    drafter: Annotated[
-        list[str], option("A folder, a hub id, bundled:NAME, or HOST:PORT; repeatable.")
-    ] = commands.DRAFTERS[:2],
-    prompts: Annotated[
-        Path | None, option("Prompts like those that will be served: JSON lines, each with a `text`.", "FILE")
-    ] = None,
-    limit: Annotated[int, option("Max prompts to use.", min=2)] = 4,
-    method: Annotated[list[str] | None, option("Repeatable; by default those that suit the temperature.")] = None,
-    ks: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--k",
-            "-k",
-            help="Numbers of draft tokens in a round to choose from; repeatable. "
-            "By default 1 to 6, and 4 to 32 with an n-gram drafter.",
-        ),
-    ] = None,
+    target: str = option("bundled:target", "A folder, a hub id, bundled:NAME, or HOST:PORT."),
+    drafter: list[str] = option(commands.DRAFTERS[:2], "A folder, a hub id, bundled:NAME, or HOST:PORT; repeatable."),
+    prompts: Path | None = option(
+        None, "Prompts like those that will be served: JSON lines, each with a `text`.", metavar="FILE"
+    ),
+    limit: int = option(4, "Max prompts to use.", min=2),
+    method: list[str] | None = option(None, "Repeatable; by default those that suit the temperature."),
+    ks: list[int] | None = option(
+        None,
+        "Numbers of draft tokens in a round to choose from; repeatable. "
+        "By default 1 to 6, and 4 to 32 with an n-gram drafter.",
+        "--k",
+        "-k",
+    ),
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = 48,
     as_json: AsJson = False,
-    plot: Annotated[Path | None, option("Write a plot: speed against the number of draft tokens.", "FILE")] = None,
+    plot: Path | None = option(None, "Write a plot: speed against the number of draft tokens.", metavar="FILE"),
 ) -> None:
-    """Measure drafters for a target, and say which one to use, with which method and how many draft tokens."""
+    """Measure drafters for a target. It says which one to use, with which method and how many draft tokens."""
     from crossdraft.bench.workload import prompts_of
-    from crossdraft.cli import select as command
+    from crossdraft.cli import select as module
     from crossdraft.console.running import PROMPTS
 
     texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
     methods, numbers = tuple(method or ()), tuple(ks or ())
-    selection = command.Selection(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens)
-    command.select(selection, as_json, plot)
+    selection = module.Selection(target, tuple(drafter), texts, methods, numbers, temperature, max_tokens)
+    module.select(selection, as_json, plot)
 
 
-@app.command()
-@grouped
+@command(app)
 def affinity(corpus: Corpus, target: Tokenizer, drafter: Tokenizer, output: Output, options: AffinityOptions) -> None:
     """Make an affinity matrix, for `serve drafter --affinity`.
 
     It says which target tokens each draft token may stand for; the method rdk uses it.
     """
-    from crossdraft.cli import corpus as command
+    from crossdraft.cli import corpus as module
 
-    command.make_affinity(target, drafter, corpus, output, options)
+    module.make_affinity(target, drafter, corpus, output, options)
 
 
-@app.command()
+@command(app)
 def frequencies(corpus: Corpus, model: Tokenizer, output: Output) -> None:
     """Count tokens in a corpus, for `serve drafter --vocab-keep`."""
-    from crossdraft.cli import corpus as command
+    from crossdraft.cli import corpus as module
 
-    command.count_tokens(model, corpus, output)
+    module.count_tokens(model, corpus, output)
 
 
-@app.command()
+@command(app)
 def replay(file: Recorded) -> None:
-    """Check a recorded output: run its verification again, and compare every decision."""
-    from crossdraft.cli import trace as command
+    """Check a recorded output. It runs the verification again, and compares every decision."""
+    from crossdraft.cli import trace as module
 
-    command.replay(file)
+    module.replay(file)
 
 
-@app.command()
+@command(app)
 def timeline(
     file: Recorded,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write: a page (.html) or a picture (.png, .svg, .pdf).")
     ],
-    first: Annotated[int, option("First round to show.", min=1)] = 1,
-    rounds: Annotated[
-        int, option("Max rounds to show; an .html page has all of them, and shows this many at first.", min=1)
-    ] = 15,
+    first: int = option(1, "First round to show.", min=1),
+    rounds: int = option(15, "Max rounds to show; an .html page has all of them, and shows this many at first.", min=1),
 ) -> None:
     """Draw a recorded output as a timeline. It shows when each service worked, and the messages between them."""
-    from crossdraft.cli import trace as command
+    from crossdraft.cli import trace as module
 
-    command.timeline(file, output, first, rounds)
+    module.timeline(file, output, first, rounds)
 
 
-@app.command()
-@grouped
+@command(app)
 def loadtest(
     servers: ExistingServers, services: StartedServices, load: LoadOptions, requests: LoadRequests, files: LoadFiles
 ) -> None:
@@ -245,119 +236,113 @@ def loadtest(
 
     Without --url, --server and --target it starts services and a server, and ends them afterwards.
     """
-    from crossdraft.cli import loadtest as command
+    from crossdraft.cli import loadtest as module
 
-    command.loadtest(servers, services, load, requests, files)
+    module.loadtest(servers, services, load, requests, files)
 
 
-@app.command()
-@grouped
+@command(app)
 def certs(options: CertsOptions) -> None:
     """Make certificates for mutual TLS. The first call makes a private CA, each call a certificate for each --host."""
-    from crossdraft.cli import certs as command
+    from crossdraft.cli import certs as module
 
-    command.certs(options)
+    module.certs(options)
 
 
-@app.command()
+@command(app)
 def deploy(
     configuration: Annotated[Path, typer.Argument(help="A YAML file, such as deploy/crossdraft.yaml.")],
     address: Cluster = "auto",
-    check: Annotated[bool, option("Only check the file, and deploy nothing.", flag="--check")] = False,
-    wait_seconds: Annotated[float, option("Seconds to wait for nodes that are still starting.", min=0)] = 120.0,
+    check: bool = option(False, "Only check the file, and deploy nothing.", "--check"),
+    wait_seconds: float = option(120.0, "Seconds to wait for nodes that are still starting.", min=0),
 ) -> None:
     """Serve models on a running Ray cluster.
 
     What is served is what the configuration file says. Services whose configuration is unchanged keep running; others
     are replaced, without ending open streams.
     """
-    from crossdraft.cli import cluster as command
+    from crossdraft.cli import cluster as module
 
-    command.deploy(configuration, address, check, wait_seconds)
+    module.deploy(configuration, address, check, wait_seconds)
 
 
-@app.command()
+@command(app)
 def status(address: Cluster = "auto", as_json: AsJson = False) -> None:
     """Show what runs on a Ray cluster. Lists processes with their addresses, and the state of Ray Serve's replicas."""
-    from crossdraft.cli import cluster as command
+    from crossdraft.cli import cluster as module
 
-    command.status(address, as_json)
+    module.status(address, as_json)
 
 
-@app.command()
+@command(app)
 def undeploy(address: Cluster = "auto") -> None:
     """Stop all that `crossdraft deploy` started. The Ray cluster keeps running."""
-    from crossdraft.cli import cluster as command
+    from crossdraft.cli import cluster as module
 
-    command.undeploy(address)
+    module.undeploy(address)
 
 
-@serve.command("target")
-@grouped
+@command(serve, "target")
 def serve_target(model: ModelChoice, service: ServiceOptions) -> None:
     """Serve the target. It is the large model, which verifies the draft tokens."""
-    from crossdraft.cli import serve as command
+    from crossdraft.cli import serve as module
 
-    command.serve_target(model, service)
+    module.serve_target(model, service)
 
 
-@serve.command("drafter")
-@grouped
+@command(serve, "drafter")
 def serve_drafter(model: ModelChoice, drafting: DrafterOptions, service: ServiceOptions) -> None:
     """Serve a drafter. It is a small model, which proposes draft tokens."""
-    from crossdraft.cli import serve as command
+    from crossdraft.cli import serve as module
 
-    command.serve_drafter(model, drafting, service)
+    module.serve_drafter(model, drafting, service)
 
 
-@serve.command("ngram")
-@grouped
+@command(serve, "ngram")
 def serve_ngram(
     *,
-    max_ngram: Annotated[int, option("Max length of a match, in bytes.")] = 24,
-    min_ngram: Annotated[int, option("Min length of a match, in bytes.")] = 4,
+    max_ngram: int = option(24, "Max length of a match, in bytes."),
+    min_ngram: int = option(4, "Min length of a match, in bytes."),
     service: ServiceOptions,
 ) -> None:
     """Serve a drafter without a model (prompt lookup). It proposes what followed earlier occurrences of the last bytes.
 
     A draft token is one byte, so a round should have many of them: use -k 16 or more.
     """
-    from crossdraft.cli import serve as command
+    from crossdraft.cli import serve as module
 
-    command.serve_ngram(max_ngram, min_ngram, service)
+    module.serve_ngram(max_ngram, min_ngram, service)
 
 
-@serve.command("http")
-@grouped
+@command(serve, "http")
 def serve_http(
     *,
     api: ApiOptions,
     port: Port = 8000,
-    grpc_port: Annotated[
-        int | None, option("Also serve the gRPC API (crossdraft.v1.Generation) on this port; 0 picks a free one.")
-    ] = None,
-    max_choices: Annotated[int, option("Max outputs of one request.")] = 32,
-    max_body_mib: Annotated[float, option("Max size of a request, in MiB.")] = 4.0,
+    grpc_port: int | None = option(
+        None, "Also serve the gRPC API (crossdraft.v1.Generation) on this port; 0 picks a free one."
+    ),
+    max_choices: int = option(32, "Max outputs of one request."),
+    max_body_mib: float = option(4.0, "Max size of a request, in MiB."),
 ) -> None:
     """Serve OpenAI's HTTP API. --ssl-... sets TLS with its clients, --tls-... TLS with targets and drafters."""
-    from crossdraft.cli import serve as command
+    from crossdraft.cli import serve as module
 
-    command.serve_http(api, port, grpc_port, max_choices, max_body_mib)
+    module.serve_http(api, port, grpc_port, max_choices, max_body_mib)
 
 
-@serve.command("grpc")
-@grouped
+@command(serve, "grpc")
 def serve_grpc(
     *,
     api: ApiOptions,
     port: Port = 8001,
-    max_message_mib: Annotated[int, option("Max size of a request, in MiB.")] = 4,
+    max_message_mib: int = option(4, "Max size of a request, in MiB."),
     metrics_port: MetricsPort = None,
 ) -> None:
     """Serve the gRPC API (crossdraft.v1.Generation). --ssl-... and --tls-... are as for `serve http`."""
-    from crossdraft.cli import serve as command
+    from crossdraft.cli import serve as module
 
-    command.serve_grpc(api, port, max_message_mib, metrics_port)
+    module.serve_grpc(api, port, max_message_mib, metrics_port)
 
 
 app.add_typer(serve)

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -31,12 +30,12 @@ from crossdraft.cli.options import (
     check_addresses,
 )
 from crossdraft.client import connect
-from crossdraft.console.pictures import check_picture
+from crossdraft.console.pictures import check_picture, save_picture
 from crossdraft.console.processes import running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
-    Misused,
+    UsageError,
     check_output,
     checked_options,
     print_whole,
@@ -44,7 +43,7 @@ from crossdraft.console.running import (
 )
 from crossdraft.loadtest import requests
 from crossdraft.loadtest.clients import GrpcClient, PipelineClient
-from crossdraft.loadtest.plots import plot
+from crossdraft.loadtest.plots import DOTS_PER_INCH, figure_of
 from crossdraft.loadtest.report import Comparison, Conditions, Report, Run, as_csv, notes_of, plain, tables_of
 from crossdraft.loadtest.requests import Prompt, Request, RequestOptions, requests_over
 from crossdraft.loadtest.runner import ClosedLoop, Load, OpenLoop, Runner
@@ -70,47 +69,41 @@ class Stage:
 
 @dataclass(frozen=True)
 class Addressed:
-    """Servers and services that run already, by their addresses. Raises Misused."""
+    """Servers and services that run already, by their addresses. Raises UsageError."""
 
-    url: str = ""  # of an HTTP server
-    server: str = ""  # HOST:PORT of a gRPC server
-    targets: str = ""  # HOST:PORT,... for a pipeline in this process
-    drafters: str = ""
-    key: str = field(default="", repr=False)  # API key of the servers
-    ca: Path | None = None  # that signed the gRPC server's certificate; None: nothing is encrypted
-    tls: TlsFiles | None = None  # for services
+    servers: ExistingServers
+    services: str = ""  # what the test starts, for the report
 
     def __post_init__(self) -> None:
-        given = (("--server", self.server), ("--target", self.targets), ("--drafter", self.drafters))
-        for name, addresses in given:
+        given = self.servers
+        for name, addresses in (("--server", given.server), ("--target", given.target), ("--drafter", given.drafter)):
             if addresses:
                 check_addresses(name, addresses)
-        if self.url:
-            base_url(self.url)
-        if self.drafters and not self.targets:
-            raise Misused(
+        if given.url:
+            base_url(given.url)
+        if given.target:
+            given.tls.files()
+        elif given.drafter:
+            raise UsageError(
                 "--drafter has an address and --target has none; a server's drafter is named by --use-drafter"
             )
 
-    @property
-    def services(self) -> str:
-        """What the test starts, for the report: nothing."""
-        return ""
-
     async def stages(self) -> AsyncGenerator[Stage, None]:
         """One stage. Raises ServiceError and CommandFailed."""
+        given = self.servers
         async with AsyncExitStack() as stack:
             clients: dict[str, Client] = {}
-            if self.url:
-                clients[HTTP] = await _http(stack, self.url, self.key)
-            if self.server:
+            if given.url:
+                clients[HTTP] = await _http(stack, given.url, given.api_key)
+            if given.server:
+                ca = None if given.target else given.tls.tls_ca  # with --target, --tls-... are for the services
                 with checked_options():
-                    tls = None if self.ca is None else trusting_credentials(self.ca)
+                    tls = None if ca is None else trusting_credentials(ca)
                 clients[GRPC] = GrpcClient(
-                    await stack.enter_async_context(GenerationClient(self.server, self.key, tls))
+                    await stack.enter_async_context(GenerationClient(given.server, given.api_key, tls))
                 )
-            if self.targets:
-                clients[IN_PROCESS] = await _in_process(stack, self.targets, self.drafters, self.tls)
+            if given.target:
+                clients[IN_PROCESS] = await _in_process(stack, given.target, given.drafter, given.tls.files())
             yield Stage(None, clients)
 
 
@@ -185,16 +178,16 @@ def base_url(url: str) -> str:
     """The URL of a server without `/v1` and slashes at its end.
 
     Raises:
-        Misused: this is not http://HOST[:PORT][/PATH] or the same with https.
+        UsageError: this is not http://HOST[:PORT][/PATH] or the same with https.
     """
     complaint = f"--url must be such as http://127.0.0.1:8000, got {url}"
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
     except ValueError as error:
-        raise Misused(complaint) from error
+        raise UsageError(complaint) from error
     if not known or parts.query or parts.fragment:
-        raise Misused(complaint)
+        raise UsageError(complaint)
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
@@ -221,96 +214,22 @@ def _described(served: Served) -> str:
     return served.model if served.pace is None else f"{served.model} paced {served.pace} ms"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Which requests are sent, when, and how often.
-
-    Raises:
-        Misused: a number is out of its range.
-    """
-
-    load: Load
-    options: RequestOptions
-    goal: Goal
-    prompts: tuple[Prompt, ...]
-    prompts_from: str  # for the report
-    requests: int  # of each repetition
-    warm_up: int  # requests before, which do not count
-    repeat: int
-    seed: int
-    timeout_seconds: float
-
-    def __post_init__(self) -> None:
-        checks = (
-            (self.requests >= 1, f"--requests must be at least 1, got {self.requests}"),
-            (self.warm_up >= 0, f"--warm-up must be 0 or more, got {self.warm_up}"),
-            (self.repeat >= 1, f"--repeat must be at least 1, got {self.repeat}"),
-            (0 <= self.seed < 2**32, f"--seed must be between 0 and 2**32 - 1, got {self.seed}"),
-            (0 < self.timeout_seconds < float("inf"), f"--timeout must be above 0, got {self.timeout_seconds:g}"),
-        )
-        for holds, complaint in checks:
-            if not holds:
-                raise Misused(complaint)
-
-    def first(self, count: int) -> tuple[Request, ...]:
-        """The first requests."""
-        return requests_over(self.prompts, count, self.options)
-
-    def conditions(self, services: str) -> Conditions:
-        """The settings as the report has them, and the services that the test starts."""
-        try:
-            software = version("crossdraft")
-        except PackageNotFoundError:
-            software = "not installed"
-        return Conditions(
-            begun=datetime.now(UTC).isoformat(timespec="seconds"),
-            software=software,
-            cores=len(os.sched_getaffinity(0)),
-            load=self.load,
-            goal=self.goal,
-            wishes=self.options,
-            requests=self.requests,
-            warm_up=self.warm_up,
-            repeat=self.repeat,
-            seed=self.seed,
-            prompts=self.prompts_from,
-            services=services,
-        )
+def check_files(files: LoadFiles) -> None:
+    """Raises UsageError if one of them cannot be written where it should be."""
+    check_picture(files.picture)
+    for path in (files.json_file, files.csv_file, files.picture):
+        if path is not None:
+            check_output(path)
 
 
-def prompts_of(path: Path | None) -> tuple[tuple[Prompt, ...], str]:
-    """The prompts of a file or the bundled ones, and their source for the report; raises Misused."""
-    if path is None:
-        return requests.bundled(), "bundled"
-    with checked_options():
-        return requests.read(path), path.name
-
-
-@dataclass(frozen=True)
-class Files:
-    """Where the report is written, besides the tables on stdout. Raises Misused."""
-
-    as_json: Path | None = None
-    as_csv: Path | None = None
-    picture: Path | None = None
-
-    def __post_init__(self) -> None:
-        check_picture(self.picture)
-        for path in (self.as_json, self.as_csv, self.picture):
-            if path is not None:
-                check_output(path)
-
-    def write(self, report: Report) -> None:
-        """Raises CommandFailed."""
-        if self.as_json is not None:
-            write_text(self.as_json, json.dumps(plain(report), indent=1) + "\n")
-        if self.as_csv is not None:
-            write_text(self.as_csv, as_csv(report))
-        if self.picture is not None:
-            try:
-                plot(self.picture, report)
-            except OSError as error:
-                raise CommandFailed(f"cannot write the picture: {error}") from error
+def write_files(files: LoadFiles, report: Report) -> None:
+    """Writes the report; raises CommandFailed."""
+    if files.json_file is not None:
+        write_text(files.json_file, json.dumps(plain(report), indent=1) + "\n")
+    if files.csv_file is not None:
+        write_text(files.csv_file, as_csv(report))
+    if files.picture is not None:
+        save_picture(figure_of(report), files.picture, DOTS_PER_INCH)
 
 
 def loadtest(
@@ -319,23 +238,33 @@ def loadtest(
     """Runs the test; tables on stdout, and files if paths are given.
 
     Raises:
-        Misused: a value is out of its range, options do not go together, or a request cannot be served by the models.
+        UsageError: a value is out of its range, options do not go together, or the models cannot serve a request.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
-    plan = _plan_of(load, asked)
-    written = Files(files.json_file, files.csv_file, files.picture)
-    run(plan, _tested(servers, services, load.requests), written)
-
-
-def run(plan: Plan, tested: Addressed | Started, files: Files) -> None:
-    """The same, of checked options."""
-    run_to_end(LoadTest(plan, tested, files).run(), STARTS_PROCESSES)
-
-
-def _plan_of(load: LoadOptions, asked: LoadRequests) -> Plan:
-    drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
+    check_files(files)
+    if not 0 < load.timeout < float("inf"):
+        raise UsageError(f"--timeout must be above 0, got {load.timeout:g}")
+    tested = _tested(servers, services, load.requests)
     with checked_options():
-        options = RequestOptions(
+        prompts = requests.bundled() if asked.prompts is None else requests.read(asked.prompts)
+        conditions = _conditions_of(load, asked, tested.services)
+    run_to_end(LoadTest(conditions, prompts, load.timeout, tested, files).run(), STARTS_PROCESSES)
+
+
+def _conditions_of(load: LoadOptions, asked: LoadRequests, services: str) -> Conditions:
+    """What the options say, as the report has it. Raises UsageError and ValueError."""
+    drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
+    try:
+        software = version("crossdraft")
+    except PackageNotFoundError:
+        software = "not installed"
+    return Conditions(
+        begun=datetime.now(UTC).isoformat(timespec="seconds"),
+        software=software,
+        cores=len(os.sched_getaffinity(0)),
+        load=_load_of(load),
+        goal=Goal(asked.ttft_ms, asked.tpot_ms),
+        wishes=RequestOptions(
             asked.max_tokens,
             asked.temperature,
             asked.method,
@@ -344,32 +273,34 @@ def _plan_of(load: LoadOptions, asked: LoadRequests) -> Plan:
             asked.ignore_eos,
             load.seed,
             asked.trace,
-        )
-        kind, goal = _load_of(load), Goal(asked.ttft_ms, asked.tpot_ms)
-    counts = load.requests, load.warm_up, load.repeat, load.seed
-    return Plan(kind, options, goal, *prompts_of(asked.prompts), *counts, load.timeout)
+        ),
+        requests=load.requests,
+        warm_up=load.warm_up,
+        repeat=load.repeat,
+        seed=load.seed,
+        prompts="bundled" if asked.prompts is None else asked.prompts.name,
+        services=services,
+    )
 
 
 def _load_of(options: LoadOptions) -> Load:
-    """What --rate, --clients and --max-concurrency say together. Raises Misused and ValueError."""
+    """What --rate, --clients and --max-concurrency say together. Raises UsageError and ValueError."""
     most = options.most_at_once if options.max_concurrency is None else options.max_concurrency
     if options.rate is not None and options.clients is not None:
-        raise Misused("--rate and --clients are two kinds of load: give one of them")
+        raise UsageError("--rate and --clients are two kinds of load: give one of them")
     if options.rate is not None:
         return OpenLoop(options.rate, most)
     if most is not None:
-        raise Misused("--max-concurrency is for --rate; without it, --clients says how many requests are under way")
+        raise UsageError("--max-concurrency is for --rate; without it, --clients says how many requests are under way")
     return ClosedLoop(DEFAULT_CLIENTS if options.clients is None else options.clients)
 
 
 def _tested(servers: ExistingServers, services: StartedServices, requests: int) -> Addressed | Started:
-    """Raises Misused."""
-    url, server, target, drafter = servers.url, servers.server, servers.target, servers.drafter
-    if url or server or target or drafter:
+    """Raises UsageError."""
+    if servers.url or servers.server or servers.target or servers.drafter:
         if services.compare or services.delay_ms is not None:
-            raise Misused("--compare and --delay-ms are for services that are started; give --target beside --url")
-        ca, tls = (None, servers.tls.files()) if target else (servers.tls.tls_ca, None)
-        return Addressed(url, server, target, drafter, servers.api_key, ca, tls)
+            raise UsageError("--compare and --delay-ms are for services that are started; give --target beside --url")
+        return Addressed(servers)
     models = Served(services.target_model, services.pace_target), Served(services.drafter_model, services.pace_drafter)
     protocols = frozenset(HTTP if one is Over.HTTP else GRPC for one in services.over)
     delays, far = delays_of(services.delay_ms or "0"), frozenset(services.far)
@@ -380,24 +311,25 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
 class LoadTest:
     """A running test."""
 
-    plan: Plan
+    conditions: Conditions
+    prompts: tuple[Prompt, ...]
+    timeout_seconds: float  # of a request
     tested: Addressed | Started
-    files: Files
+    files: LoadFiles
     runs: list[Run] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)  # text of the first error of each kind
 
     async def run(self) -> None:
         """All stages, then the tables."""
-        conditions = self.plan.conditions(self.tested.services)
         columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as self._progress:
             self._task = self._progress.add_task("starting", total=None)
             async with aclosing(self.tested.stages()) as stages:
                 async for stage in stages:
                     await self._stage(stage)
-                    self.files.write(self._report(conditions))  # after each stage: an interruption loses only the next
-        show(self._report(conditions), self.faults)
+                    write_files(self.files, self._report())  # after each stage: an interruption loses only the next
+        show(self._report(), self.faults)
         if all(not one.ok for run in self.runs for one in run.timelines):
             raise CommandFailed("no request was answered")
 
@@ -406,29 +338,32 @@ class LoadTest:
             await self._warm_up(client)
         found: dict[str, list[list[Timeline]]] = {name: [] for name in stage.clients}
         names = list(stage.clients)
-        requests = self.plan.first(self.plan.requests)
-        for number in range(self.plan.repeat):
+        requests = self._first(self.conditions.requests)
+        for number in range(self.conditions.repeat):
             for place in rotated(len(names), number):
                 name = names[place]
                 delay = "" if stage.delay_ms is None else f", {stage.delay_ms:g} ms"
-                self._progress.reset(self._task, description=f"{name}{delay}", total=self.plan.requests)
+                self._progress.reset(self._task, description=f"{name}{delay}", total=self.conditions.requests)
                 runner = self._runner(stage.clients[name])
-                found[name].append(await runner.run(self.plan.load, requests, self.plan.seed + number))
+                found[name].append(await runner.run(self.conditions.load, requests, self.conditions.seed + number))
         self._keep(stage.delay_ms, found)
 
     async def _warm_up(self, client: Client) -> None:
         """Raises CommandFailed if all of its requests fail."""
-        if not self.plan.warm_up:
+        if not self.conditions.warm_up:
             return
-        load = self.plan.load if isinstance(self.plan.load, ClosedLoop) else ClosedLoop(1)
-        timelines = await self._runner(client).run(load, self.plan.first(self.plan.warm_up), 0)
+        load = self.conditions.load if isinstance(self.conditions.load, ClosedLoop) else ClosedLoop(1)
+        timelines = await self._runner(client).run(load, self._first(self.conditions.warm_up), 0)
         if not any(one.ok for one in timelines):
             error = timelines[0].error
             raise CommandFailed(f"the first requests failed ({error}): {self.faults.get(error, 'no token came')}")
         self.faults.clear()
 
+    def _first(self, count: int) -> tuple[Request, ...]:
+        return requests_over(self.prompts, count, self.conditions.wishes)
+
     def _runner(self, client: Client) -> Runner:
-        return Runner(client, self.plan.timeout_seconds, self._ended)
+        return Runner(client, self.timeout_seconds, self._ended)
 
     def _ended(self, timeline: Timeline, text: str) -> None:
         self._progress.advance(self._task)
@@ -437,15 +372,15 @@ class LoadTest:
 
     def _keep(self, delay_ms: float | None, found: dict[str, list[list[Timeline]]]) -> None:
         for name, repetitions in found.items():
-            summary = summary_of(repetitions, self.plan.load, self.plan.goal)
+            summary = summary_of(repetitions, self.conditions.load, self.conditions.goal)
             self.runs.append(Run(name, delay_ms, summary, tuple(map(tuple, repetitions))))
         if IN_PROCESS in found:
             for name in (name for name in found if name != IN_PROCESS):
                 added = added_by(name, found[name], IN_PROCESS, found[IN_PROCESS])
                 self.comparisons.append(Comparison(delay_ms, added))
 
-    def _report(self, conditions: Conditions) -> Report:
-        return Report(conditions, tuple(self.runs), tuple(self.comparisons))
+    def _report(self) -> Report:
+        return Report(self.conditions, tuple(self.runs), tuple(self.comparisons))
 
 
 def show(report: Report, faults: dict[str, str]) -> None:

@@ -16,13 +16,12 @@ from operator import mul
 from pathlib import Path, PurePath
 from statistics import stdev
 
-from crossdraft.bench.acceptance import summed
-from crossdraft.bench.harness import finished, print_table
+from crossdraft.bench.harness import finished, print_table, total_of
 from crossdraft.bench.workload import Setting
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.pictures import SpeedCurve, check_picture, plot_speeds
 from crossdraft.console.processes import Wanted, services, threads_each
-from crossdraft.console.running import STARTS_PROCESSES, Misused, checked_options, counted, run_to_end
+from crossdraft.console.running import STARTS_PROCESSES, UsageError, checked_options, counted, run_to_end
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.resolution import fault_of_pair
 from crossdraft.types.messages import Description
@@ -73,11 +72,11 @@ class Selection:
         ]
 
     def check(self) -> None:
-        """Raises Misused if a request would be refused, before anything is started."""
+        """Raises UsageError if a request would be refused, before anything is started."""
         if not self.drafters:
-            raise Misused("give at least one --drafter")
+            raise UsageError("give at least one --drafter")
         if len(self.prompts) < 2:
-            raise Misused("give at least two prompts: the error of a mean cannot be estimated from one")
+            raise UsageError("give at least two prompts: the error of a mean cannot be estimated from one")
         with checked_options():
             for method in self.tried:
                 for k in self.ks_for(copies=False):
@@ -88,7 +87,7 @@ def select(selection: Selection, as_json: bool, plot: Path | None) -> None:
     """Measures, prints a table or JSON, and says what to use.
 
     Raises:
-        Misused: a value is out of its range.
+        UsageError: a value is out of its range.
         CommandFailed: a service does not start, is not there, or fails.
     """
     check_picture(plot)
@@ -368,13 +367,11 @@ class Rounds:
         rounds = sum(figure.epochs for figure in figures)
         passes = sum(figure.passes for figure in figures)
         draft_tokens = sum(figure.draft_tokens for figure in figures)
-        judged = summed([figure.judged_at for figure in figures])
-        accepted = summed([figure.accepted_at for figure in figures])
         return Rounds(
             k,
             tokens=sum(figure.tokens for figure in figures) / rounds,
             passes=passes / rounds,
-            accepted_at=tuple(one / all_ if all_ else 0.0 for one, all_ in zip(accepted, judged, strict=True)),
+            accepted_at=total_of(figures).acceptance_at,
             draft_token_seconds=sum(figure.drafter_seconds for figure in figures) / max(1, draft_tokens),
             pass_seconds=sum(figure.target_seconds for figure in figures) / passes,
             beside_seconds=_beside(figures) / rounds,

@@ -9,16 +9,29 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import ray
 
-from crossdraft.cluster.config import Resources
+from crossdraft.cluster.config import (
+    ANY_PORT,
+    Configuration,
+    DrafterService,
+    Resources,
+    Service,
+    contents,
+    tls_of,
+    tls_paths,
+    version_of,
+)
 from crossdraft.cluster.directory import Entry, Role, announced, entry_of, node_address
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.server import freeze_heap
+from crossdraft.rpc.handlers import SessionLimits
+from crossdraft.rpc.security import TlsFiles
+from crossdraft.rpc.server import Listening, Server, freeze_heap
 from crossdraft.serving.logs import LogFormat, logged
 
 log = logging.getLogger(__name__)
@@ -68,6 +81,80 @@ class ServerConfig(ABC):
         Raises:
             ValueError: the options cannot be used.
         """
+
+
+@dataclass(frozen=True)
+class ModelServerConfig(ServerConfig):
+    """One replica of a target or a drafter."""
+
+    service: Service  # a DrafterService for a drafter
+    tls: TlsFiles | None
+    grace_seconds: float  # for open sessions, when it is stopped
+    serve_metrics: bool
+
+    @staticmethod
+    def of(model: str, service: Service, configuration: Configuration) -> "ModelServerConfig":
+        """That of a service of the served model with this name."""
+        tls, grace, metrics = tls_of(configuration), configuration.grace_seconds, configuration.metrics
+        alone = service.model_copy(update={"replicas": 1})  # their number replaces none of them
+        files = list(tls_paths(tls))
+        drafter = service if isinstance(service, DrafterService) else None
+        if drafter is not None:
+            files += [path for path in (drafter.frequencies, drafter.affinity) if path is not None]
+        return ModelServerConfig(
+            role=Role.TARGET if drafter is None else Role.DRAFTER,
+            model=model,
+            name="" if drafter is None else drafter.name,
+            port=service.port,
+            resources=service.resources,
+            log_format=configuration.log_format,
+            digest=version_of(model, alone, tls, grace, metrics, configuration.log_format, contents(files)),
+            service=service,
+            tls=tls,
+            grace_seconds=grace,
+            serve_metrics=metrics,
+        )
+
+    async def server(self, host: str) -> Server[Any, Any, Any]:
+        """As `ServerConfig.server`; loads the model."""
+        service, limits = self.service, self.service.sessions
+        listening = Listening(
+            host,
+            service.port,
+            grace_seconds=self.grace_seconds,
+            tls=self.tls,
+            sessions=SessionLimits(limits.most, limits.per_peer, limits.idle_seconds),
+            metrics_port=ANY_PORT if self.serve_metrics else None,
+        )
+        return await (await asyncio.to_thread(_model_server, service, listening))
+
+
+def _model_server(service: Service, listening: Listening) -> Coroutine[Any, Any, Server[Any, Any, Any]]:
+    """Imports torch, which those that deploy or ask what runs need not; in a thread, as that takes seconds."""
+    from crossdraft.drafter.service import ServeDrafter, drafter_server
+    from crossdraft.engine.loader import Pruning
+    from crossdraft.engine.served_model import ModelOptions
+    from crossdraft.target.service import ServeTarget, target_server
+
+    drafter = service if isinstance(service, DrafterService) else None
+    pruning = None
+    if drafter is not None and drafter.vocab_keep is not None and drafter.frequencies is not None:
+        pruning = Pruning(drafter.vocab_keep, drafter.frequencies)
+    model = ModelOptions(
+        name=service.model,
+        dtype=service.dtype,
+        device=service.device,
+        budget=service.cache_mib,
+        max_length=service.max_model_len,
+        trust_remote_code=service.trust_remote_code,
+        threads=service.threads,
+        pruning=pruning,
+        reuse=service.enable_prefix_caching,
+        eager=service.enforce_eager,
+    )
+    if drafter is not None:
+        return drafter_server(ServeDrafter(model, listening, drafter.affinity))
+    return target_server(ServeTarget(model, listening))
 
 
 class ServerActor:

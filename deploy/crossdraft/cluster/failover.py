@@ -19,7 +19,7 @@ import prometheus_client
 from prometheus_client import Histogram
 
 from crossdraft.client import Kind, RequestError, Token
-from crossdraft.rpc.errors import NAMES, Cancelled, Internal, ServiceError, TimedOut, Unreachable
+from crossdraft.rpc.errors import Cancelled, ServiceError, TimedOut, Unreachable
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry
 from crossdraft.serving.backend import (
@@ -27,12 +27,10 @@ from crossdraft.serving.backend import (
     OutputItem,
     OutputRequest,
     OverloadedError,
-    ServedModel,
     TraceSpans,
-    UnknownDrafterError,
     UnknownModelError,
 )
-from crossdraft.types.request import PromptTooLongError
+from crossdraft.types.output import ServedModel
 from crossdraft.verification.methods import SEEDED, method_named
 
 log = logging.getLogger(__name__)
@@ -64,39 +62,13 @@ class Alive:
 
 EXPECTED = (RequestError, UnknownModelError, OverloadedError, ServiceError)
 Expected = RequestError | UnknownModelError | OverloadedError | ServiceError
-SERVICE_ERRORS = {kind.__name__: kind for kind in NAMES if issubclass(kind, ServiceError)}
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """The output ends with an error, as a value: Ray would wrap an exception."""
+    """The output ends with an error, as a value: Ray would wrap an exception that is raised."""
 
-    name: str  # of the error's class
-    text: str
-    after: float = 0.0  # OverloadedError.after
-    field: str = ""  # RequestError.field
-
-    @staticmethod
-    def of(error: Expected) -> "Refusal":
-        """The value for an error."""
-        after = error.after if isinstance(error, OverloadedError) else 0.0
-        field = error.field if isinstance(error, RequestError) else ""
-        return Refusal(type(error).__name__, str(error), after, field)
-
-    def error(self) -> Expected:
-        """The same error again."""
-        match self.name:
-            case "PromptTooLongError":
-                return PromptTooLongError(self.text, self.field)
-            case "RequestError":
-                return RequestError(self.text, self.field)
-            case "UnknownDrafterError":
-                return UnknownDrafterError(self.text)
-            case "UnknownModelError":
-                return UnknownModelError(self.text)
-            case "OverloadedError":
-                return OverloadedError(self.text, self.after)
-        return SERVICE_ERRORS.get(self.name, Internal)(self.text)
+    error: Expected
 
 
 Reply = Began | OutputItem | Alive | Refusal
@@ -243,7 +215,7 @@ class ClusterBackend:
         """Writes a reply into the journal; returns what the client gets of it."""
         match reply:
             case Refusal():
-                raise _meant(reply.error(), journal)
+                raise _meant(reply.error, journal)
             case Began():
                 journal.continue_with(reply.target)
                 return None

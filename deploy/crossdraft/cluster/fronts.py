@@ -45,12 +45,14 @@ from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.serving.backend import OutputRequest, OverloadedError, ServedModel
+from crossdraft.serving.backend import OutputRequest, OverloadedError
 from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
-from crossdraft.serving.http import HttpOptions, RateLimit, make_app
-from crossdraft.serving.limits import KeyRefusedError, Keys
+from crossdraft.serving.http.app import make_app
+from crossdraft.serving.http.middleware import HttpOptions
+from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
+from crossdraft.types.output import ServedModel
 
 MIB = 2**20
 RETRY_SECONDS = 1.0  # before a client may try again where all replicas are full
@@ -63,9 +65,9 @@ class FrontBackend:
 
     def __init__(self, config: FrontConfig) -> None:
         self.metrics = Metrics()
-        names = {model: orchestrator_name(model) for model in config.models}
         handles = {
-            model: ServeOrchestrators(serve.get_deployment_handle(name, APPLICATION)) for model, name in names.items()
+            model: ServeOrchestrators(serve.get_deployment_handle(orchestrator_name(model), APPLICATION))
+            for model in config.models
         }
         backend = ClusterBackend(handles, LossMetrics(self.metrics.registry))
         self.backend = MeasuredBackend(backend, self.metrics)
@@ -126,11 +128,19 @@ class Ingress:
         self._config, self._http = config, http
 
     def __serve_build_asgi_app__(self) -> FastAPI:  # Serve calls it in the replica
-        config, front, node = self._config, FrontBackend(self._config), node_address()
+        config, http, front, node = self._config, self._http, FrontBackend(self._config), node_address()
         metrics = front.exporter.start(node, ANY_PORT) if config.metrics else ""
         entry = entry_of(Role.HTTP, "", "", "", metrics, node)
         self._announcing = asyncio.get_running_loop().create_task(_announce(entry))
-        app = http_app(config, self._http, front)
+        options = HttpOptions(
+            keys=config.keys,
+            rate=_rate_of(http),
+            max_bytes=http.max_request_mib * MIB,
+            max_choices=http.max_choices,
+            stalled_seconds=http.stalled_seconds,
+            metrics=front.metrics.text,
+        )
+        app = make_app(front.backend, options)
         add_scraping(app, FarDirectory(), config.keys)
         return app
 
@@ -138,19 +148,6 @@ class Ingress:
 async def _announce(entry: Entry) -> None:
     async with announced(entry):
         await asyncio.Event().wait()  # until the process ends
-
-
-def http_app(config: FrontConfig, http: Http, front: FrontBackend) -> FastAPI:
-    """The ingress's application."""
-    options = HttpOptions(
-        keys=config.keys,
-        rate=_rate_of(http),
-        max_bytes=http.max_request_mib * MIB,
-        max_choices=http.max_choices,
-        stalled_seconds=http.stalled_seconds,
-        metrics=front.metrics.text,
-    )
-    return make_app(front.backend, options)
 
 
 def _rate_of(front: Front) -> RateLimit | None:

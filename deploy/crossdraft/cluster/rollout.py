@@ -7,12 +7,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from crossdraft.cluster.actors import ServerActor, ServerConfig
+from crossdraft.cluster.actors import ModelServerConfig, ServerActor, ServerConfig
 from crossdraft.cluster.capacity import Nodes, NotServedError, Say, amounts_of, fits, written
 from crossdraft.cluster.config import FRONT_ENVIRONMENT, NAMESPACE, Configuration, actor_name, slot_name, slot_of
 from crossdraft.cluster.directory import Entry
 from crossdraft.cluster.fronts import GrpcFrontConfig
-from crossdraft.cluster.model_servers import ModelServerConfig
 
 ALWAYS = -1  # restarts
 MAX_CALLS = 1000  # of one actor at once

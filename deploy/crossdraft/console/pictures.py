@@ -6,7 +6,7 @@ from math import log10
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 from crossdraft.text.report import Combinations, OfLength
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ class SpeedCurve:
 
 
 def check_picture(path: Path | None) -> None:
-    """Raises Misused if a picture cannot be written there, before anything is measured."""
+    """Raises UsageError if a picture cannot be written there, before anything is measured."""
     if path is None:
         return
     if path.suffix.lower() not in FORMATS:
-        raise Misused(f"--plot writes {', '.join(FORMATS)} files, got {path}")
+        raise UsageError(f"--plot writes {', '.join(FORMATS)} files, got {path}")
     if not path.parent.is_dir():
-        raise Misused(f"--plot: there is no folder {path.parent}")
+        raise UsageError(f"--plot: there is no folder {path.parent}")
 
 
 def plot_speeds(path: Path, title: str, curves: Sequence[SpeedCurve]) -> None:
@@ -150,9 +150,9 @@ def _figure(width: float, height: float, panels: int) -> "tuple[Figure, list[Axe
     return figure, axes
 
 
-def save_picture(figure: "Figure", path: Path) -> None:
+def save_picture(figure: "Figure", path: Path, dots_per_inch: int = DOTS_PER_INCH) -> None:
     """Writes it; raises CommandFailed."""
     try:
-        figure.savefig(path, dpi=DOTS_PER_INCH)
+        figure.savefig(path, dpi=dots_per_inch)
     except OSError as error:
         raise CommandFailed(f"cannot write the picture: {error}") from error

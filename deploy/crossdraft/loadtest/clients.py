@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from crossdraft.client import Pipeline, RequestError
 from crossdraft.loadtest.requests import Request
-from crossdraft.loadtest.timeline import FIGURES, Chunk, End, Figures, RequestFailedError
+from crossdraft.loadtest.timeline import Chunk, End, RequestFailedError
 from crossdraft.rpc.errors import ServiceError, name_of
 from crossdraft.rpc.generation import Generated, GenerationClient, GenerationEnded
-from crossdraft.types.statistics import Statistics
 
 SECOND = 1000.0  # milliseconds
 NO_CONNECTION, BROKEN_OFF = "no connection", "broken off"  # kinds of errors
@@ -42,12 +41,7 @@ class GrpcClient:
                         case Generated():
                             yield Chunk(at, reply.milliseconds / SECOND)
                         case GenerationEnded():
-                            figures = _figures(reply.statistics)
-                            yield End(at, figures.tokens, figures)
-
-
-def _figures(statistics: Statistics) -> Figures:
-    return Figures(lanes=statistics.lanes, **{name: getattr(statistics, name) for name in FIGURES})
+                            yield End(at, reply.statistics.tokens, reply.statistics)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +58,5 @@ class PipelineClient:
             async with pipeline.run(request.for_pipeline) as generation:
                 async for _ in generation:
                     yield Chunk(time.monotonic())
-                statistics = generation.statistics
-                assert statistics is not None
-                figures = Figures(lanes=statistics.lanes, **{name: getattr(statistics, name) for name in FIGURES})
-                yield End(time.monotonic(), figures.tokens, figures)
+                assert generation.statistics is not None
+                yield End(time.monotonic(), generation.statistics.tokens, generation.statistics)

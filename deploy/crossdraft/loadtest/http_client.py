@@ -6,17 +6,20 @@ sent, HTTPX after 4 ms (medians on loopback).
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
 from crossdraft.loadtest.clients import BROKEN_OFF, NO_CONNECTION, SECOND
 from crossdraft.loadtest.requests import Request
 from crossdraft.loadtest.timeline import Chunk, End, Figures, RequestFailedError, figures_of
 
 DONE = "[DONE]"
+BAD_EVENT = "bad event"  # kind of error
+LONGEST_LINE = 2**21  # bytes of a line of a stream
 LONGEST_ERROR = 1000  # bytes of a refusal's body that are reported
 
 
@@ -44,6 +47,7 @@ class HttpClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
+            read_bufsize=LONGEST_LINE // 2,  # a line may have twice as many
         )
         return self
 
@@ -59,9 +63,9 @@ class HttpClient:
                 if response.status != 200:
                     text = (await response.read())[:LONGEST_ERROR].decode("utf-8", "replace")
                     raise RequestFailedError(f"HTTP {response.status}", text)
-                async for data in response.content.iter_any():
+                async for event in _events(response):
                     at = time.monotonic()
-                    for chunk in reply.feed(data, at):
+                    if chunk := reply.hear(event, at):
                         yield chunk
         except aiohttp.ClientConnectorError as error:
             raise RequestFailedError(NO_CONNECTION, f"cannot connect to {self._base}: {error}") from error
@@ -73,19 +77,19 @@ class HttpClient:
         yield End(at, reply.tokens, reply.figures)
 
 
-@dataclass
-class EventParser:
-    """Splits a body that comes in pieces into server-sent events."""
-
-    rest: bytes = b""  # of an event that is not complete
-
-    def feed(self, data: bytes) -> Iterator[str]:
-        """The data of the events that are complete now."""
-        *complete, self.rest = (self.rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
-        for event in complete:
-            lines = [line[5:].strip() for line in event.decode("utf-8", "replace").split("\n") if line[:5] == "data:"]
-            if lines:
-                yield "\n".join(lines)
+async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[str, None]:
+    """The data of each server-sent event, as soon as its last line is there. Raises RequestFailedError."""
+    data: list[str] = []
+    try:
+        async for line in response.content:
+            text = line.decode("utf-8", "replace").strip()
+            if text.startswith("data:"):
+                data.append(text[5:].lstrip())
+            elif not text and data:
+                yield "\n".join(data)
+                data = []
+    except LineTooLong as error:
+        raise RequestFailedError(BAD_EVENT, f"an event has a line over {LONGEST_LINE >> 20} MiB") from error
 
 
 @dataclass
@@ -95,34 +99,31 @@ class Reply:
     tokens: int | None = None  # of the output; None: not said
     figures: Figures | None = None  # None: not said
     done: bool = False  # the last event came
-    events: EventParser = field(default_factory=EventParser)
 
-    def feed(self, data: bytes, at: float) -> Iterator[Chunk]:
-        """The chunks with a token that this piece of the body, received `at`, completes. Raises RequestFailedError."""
-        for event in self.events.feed(data):
-            if event == DONE:
-                self.done = True
-                continue
-            said = _object(event)
-            if "error" in said:
-                raise RequestFailedError("error in the stream", str(said["error"]))
-            if usage := said.get("usage"):
-                self.tokens = int(usage["completion_tokens"])
-            trace = said.get("crossdraft") or {}
-            if statistics := trace.get("statistics"):
-                self.figures = _figures(statistics)
-            if _has_token(said, trace):
-                made = trace.get("milliseconds")
-                yield Chunk(at, None if made is None else made / SECOND)
+    def hear(self, event: str, at: float) -> Chunk | None:
+        """The chunk that an event received `at` is, if it has a token. Raises RequestFailedError."""
+        if event == DONE:
+            self.done = True
+            return None
+        said = _object(event)
+        if "error" in said:
+            raise RequestFailedError("error in the stream", str(said["error"]))
+        if usage := said.get("usage"):
+            self.tokens = int(usage["completion_tokens"])
+        trace = said.get("crossdraft") or {}
+        if statistics := trace.get("statistics"):
+            self.figures = _figures(statistics)
+        made = trace.get("milliseconds")
+        return Chunk(at, None if made is None else made / SECOND) if _has_token(said, trace) else None
 
 
 def _object(event: str) -> dict[str, Any]:
     try:
         found = json.loads(event)
     except ValueError as error:
-        raise RequestFailedError("bad event", f"an event is no JSON: {error}") from error
+        raise RequestFailedError(BAD_EVENT, f"an event is no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise RequestFailedError("bad event", f"an event is no object: {event[:200]}")
+        raise RequestFailedError(BAD_EVENT, f"an event is no object: {event[:200]}")
     return found
 
 
@@ -130,7 +131,7 @@ def _figures(statistics: dict[str, Any]) -> Figures:
     try:
         return figures_of(statistics)
     except ValueError as error:
-        raise RequestFailedError("bad event", str(error)) from error
+        raise RequestFailedError(BAD_EVENT, str(error)) from error
 
 
 def _has_token(said: dict[str, Any], trace: dict[str, Any]) -> bool:

@@ -1,7 +1,6 @@
 """A picture of a load test. matplotlib is imported when one is drawn, and needs no display."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossdraft.loadtest.report import Report, Run
@@ -13,23 +12,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MILLISECONDS = 1000.0
-DOTS_PER_INCH = 88
+DOTS_PER_INCH = 88  # for a small file
 Values = Callable[[Timeline], list[float]]  # seconds
 JUDGED = 10  # draft tokens, at least, of which a share is drawn
 SHORTEST = 0.05  # ms: what is shorter is drawn there, on a logarithmic axis
 
 
-def plot(path: Path, report: Report) -> None:
-    """Latencies, rates, acceptance, and where time goes between services.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    figure_of(report).savefig(path, dpi=DOTS_PER_INCH)
-
-
 def figure_of(report: Report) -> "Figure":
-    """The same, not yet written."""
+    """Latencies, rates, acceptance, and where time goes between services."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

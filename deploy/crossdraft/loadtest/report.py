@@ -23,7 +23,11 @@ ROUNDED = 4  # digits of milliseconds after the point
 
 @dataclass(frozen=True)
 class Conditions:
-    """The settings of the test, which repeat it."""
+    """The settings of the test, which repeat it.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
 
     begun: str  # ISO 8601, UTC
     software: str  # version of this package
@@ -37,6 +41,15 @@ class Conditions:
     seed: int
     prompts: str  # where they are from
     services: str  # what was started, and where; empty: they ran before
+
+    def __post_init__(self) -> None:
+        for name, value in (("requests", self.requests), ("repeat", self.repeat)):
+            if value < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}")
+        if self.warm_up < 0:
+            raise ValueError(f"--warm-up must be 0 or more, got {self.warm_up}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed must be between 0 and 2**32 - 1, got {self.seed}")
 
 
 @dataclass(frozen=True)

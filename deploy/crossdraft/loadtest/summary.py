@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, zip_longest
+from itertools import chain, zip_longest
 from statistics import median
 
 import numpy as np
 
 from crossdraft.loadtest.runner import ClosedLoop, Load
-from crossdraft.loadtest.timeline import Figures, Timeline, under_way
+from crossdraft.loadtest.timeline import Costs, Timeline, under_way
 from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 MILLISECONDS = 1000.0
@@ -120,13 +120,10 @@ def binned_quantile(counts: Sequence[int], bounds: Sequence[float], share: float
         bounds: the bins' upper bounds, ascending. Values above the last one are taken for it.
         share: 0 to 1.
     """
-    wanted = share * sum(counts)
-    place = next(place for place, reached in enumerate(accumulate(counts)) if reached >= wanted and counts[place])
-    if place == len(bounds):
-        return bounds[-1]
-    low = bounds[place - 1] if place else 0.0
-    before = sum(counts[:place])
-    return low + (bounds[place] - low) * max(0.0, wanted - before) / counts[place]
+    edges, filled = np.array([0.0, *bounds, bounds[-1]]), np.flatnonzero(counts)
+    reached = np.cumsum(counts)[filled]
+    ranks = np.stack([reached - np.take(counts, filled), reached], axis=1)
+    return float(np.interp(share * reached[-1], ranks.ravel(), np.stack([edges[filled], edges[filled + 1]], 1).ravel()))
 
 
 @dataclass(frozen=True)
@@ -226,7 +223,7 @@ def summary_of(repetitions: Repetitions, load: Load, goal: Goal) -> Summary:
     )
 
 
-def _acceptance(figures: Sequence[Figures]) -> Acceptance | None:
+def _acceptance(figures: Sequence[Costs]) -> Acceptance | None:
     """Over all outputs together; None: there is none whose server says how it was made."""
     if not figures:
         return None
@@ -261,7 +258,7 @@ def _last(timelines: Sequence[Timeline]) -> float:
     return max(one.due for one in timelines)
 
 
-def _hops(figures: Sequence[Figures]) -> tuple[Hop, ...]:
+def _hops(figures: Sequence[Costs]) -> tuple[Hop, ...]:
     """One for each role that has sessions."""
     tokens = sum(one.tokens for one in figures)
     lanes = {role: [lane for one in figures for lane in one.lanes if lane.role == role] for role in ROLES}

@@ -10,12 +10,12 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from crossdraft.loadtest.requests import Request
-from crossdraft.types.statistics import LaneFigures, Trips
+from crossdraft.types.statistics import LaneFigures, Statistics, Trips
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The part of an output's `Statistics` that a load test uses, under the same names."""
+    """The part of an output's `Statistics` that a load test uses, under the same names; HTTP servers send no more."""
 
     tokens: int
     passes: int = 0  # of the target
@@ -26,6 +26,7 @@ class Figures:
     lanes: tuple[LaneFigures, ...] = ()  # sessions with services
 
 
+Costs = Figures | Statistics
 FIGURES = frozenset(one.name for one in fields(Figures)) - {"lanes"}
 LANE_FIGURES = frozenset(one.name for one in fields(LaneFigures)) - {"address", "trips"}
 
@@ -64,7 +65,7 @@ class Timeline:
     tokens: int  # of the output
     made: tuple[float, ...] = ()  # for each chunk: seconds the server took until it was made; empty: not said
     error: str = ""  # kind of the error that ended it; empty: none
-    figures: Figures | None = None  # None: the server does not say
+    figures: Costs | None = None  # None: the server does not say
 
     @property
     def ok(self) -> bool:
@@ -107,12 +108,9 @@ def under_way(timelines: Iterable[Timeline], moment: float) -> int:
     return sum(one.due <= moment < one.ended for one in timelines)
 
 
-# What a client yields while an output is made.
-
-
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of the output that has a token."""
+    """A client yields it for a piece of the output that has a token."""
 
     at: float  # arrival, seconds of the monotonic clock
     made: float | None = None  # seconds from when the server had read the request until it was made
@@ -120,11 +118,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class End:
-    """The end of the output."""
+    """A client yields it last."""
 
     at: float  # arrival, seconds of the monotonic clock
     tokens: int | None = None  # of the output; None: one for each chunk
-    figures: Figures | None = None  # None: the server does not say
+    figures: Costs | None = None  # None: the server does not say
 
 
 class RequestFailedError(Exception):

@@ -10,7 +10,7 @@ import contextvars
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,38 +19,27 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from crossdraft.client.discovery import Discovery
-from crossdraft.client.driver import Driver, Services
+from crossdraft.client.driver import Driver
+from crossdraft.client.roster import Services
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import TimedOut
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
-from crossdraft.session.assignment import Assignment
+from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason
 from crossdraft.session.output import ShownText
-from crossdraft.session.resolution import Models, Secrets, resolve, without_trust
+from crossdraft.session.resolution import Models, resolve, without_trust
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision, Explained, Told
 from crossdraft.speculation.shared import Member, SharedEstimates
 from crossdraft.text.letters import to_bytes
 from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
-from crossdraft.types.request import ALIASES, GenerationRequest, Overlap, Prompt, RequestError
-from crossdraft.types.statistics import Kind, Statistics, statistics_of
+from crossdraft.types.output import Token
+from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError
+from crossdraft.types.statistics import Statistics, statistics_of
 
 log = logging.getLogger(__name__)
 
 Addresses = str | Sequence[str]  # HOST:PORT, several separated by commas, or a sequence of them
-
-
-@dataclass(frozen=True)
-class Token:
-    """A committed token."""
-
-    id: int  # target id
-    text: str  # newly final text: whole characters, none that may belong to a stop string
-    raw: bytes  # the token's own bytes; empty for a control symbol
-    kind: Kind
-    log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
-    # The most probable ids in its place, each with its bytes and log-probability, if the request asked for logprobs.
-    top: tuple[tuple[int, bytes, float], ...] = ()
 
 
 class Generation:
@@ -248,8 +237,7 @@ class Pipeline:
         Raises:
             RequestError: the request cannot be served by this pair.
         """
-        short = {name: settings.pop(alias) for alias, name in ALIASES.items() if alias in settings}
-        return self.run(GenerationRequest(prompt, **short, **settings))
+        return self.run(GenerationRequest.of(prompt, **settings))
 
     def run(self, request: GenerationRequest, watch: Recorder | None = None) -> Generation:
         """One output for a request; `watch`, such as `trace.timeline.Watch`, is told the session's steps.

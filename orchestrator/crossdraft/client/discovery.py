@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from crossdraft.client.driver import Roster, Services
+from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import BadMessage, ServiceError, TimedOut
 from crossdraft.rpc.security import RenewedCredentials

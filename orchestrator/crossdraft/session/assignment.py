@@ -1,5 +1,6 @@
 """The assignment of a session: a request resolved against its services."""
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,12 +9,47 @@ import numpy as np
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import Letters
 from crossdraft.text.pairs import Pair
-from crossdraft.types.messages import Drafted, OpenDrafter, OpenTarget
+from crossdraft.types.messages import Drafted, NoiseKey, OpenDrafter, OpenTarget
 from crossdraft.types.rows import DraftToken, Whose
 from crossdraft.types.trees import Path
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.methods import Method
-from crossdraft.verification.noise import Audit
+from crossdraft.verification.noise import KeyedNoise, fault_of_draw
+from crossdraft.verification.walk import Method, draft_token_letters
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The random seeds of one generation: with the same secrets, the same events lead to the same output."""
+
+    noise: int  # 64 bits: the target's nonce, unless the request has a seed
+    audit: int  # 64 bits: the key of audits that do not use the target's
+    chooser: int  # 128 bits: the seed of the walk's random choices
+
+    @staticmethod
+    def drawn() -> "Secrets":
+        """New secrets, from the system's entropy."""
+        return Secrets(secrets.randbits(64), secrets.randbits(64), secrets.randbits(128))
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """Recomputes a drafter's draws."""
+
+    key: NoiseKey
+    each_epoch: bool  # the epoch's number replaces the key's choice: drafts of different epochs are independent
+    drafter: KeyedNoise  # of the drafter's ids
+    target: KeyedNoise  # of the target's ids, for draft tokens that use them
+
+    def fault_of(self, drafted: Drafted, offset: int, pair: Pair) -> str:
+        """Why a draw of a draft that begins at `offset` was not drawn from its row, as a text; empty if all were."""
+        key = NoiseKey(self.key.seed, drafted.epoch) if self.each_epoch else self.key
+        for draft_token in drafted.draft_tokens:
+            noise = self.target if draft_token.whose is Whose.TARGET else self.drafter
+            fault = fault_of_draw(draft_token, noise, key, offset)
+            if fault:
+                return fault
+            offset += len(draft_token_letters(pair, draft_token))
+        return ""
 
 
 @dataclass(frozen=True)

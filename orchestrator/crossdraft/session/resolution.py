@@ -1,12 +1,11 @@
 """Resolves a request against a target and a drafter into the assignment of a session."""
 
-import secrets
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from crossdraft.session.assignment import Assignment
+from crossdraft.session.assignment import Assignment, Audit, Secrets
 from crossdraft.session.output import fault_of_committed
 from crossdraft.speculation.choice import PLAIN, Estimates, Explained, Fixed
 from crossdraft.speculation.shared import controller_of, most_draft_tokens
@@ -27,8 +26,9 @@ from crossdraft.types.request import (
     rendered,
 )
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.methods import METHODS, Method, default_method, method_named
-from crossdraft.verification.noise import Audit, KeyedNoise
+from crossdraft.verification.methods import METHODS, default_method, method_named
+from crossdraft.verification.noise import KeyedNoise
+from crossdraft.verification.walk import Method
 
 
 def tokenization_of(description: Description, side: Side) -> Tokenization:
@@ -46,20 +46,6 @@ def tokenization_of(description: Description, side: Side) -> Tokenization:
 NODES_BESIDE_THE_DRAFT = 8  # of a pass's tree, beyond those for each path's draft tokens
 # Methods whose output has the target's distribution even if a drafter lies about the rows that it drew from.
 SAFE = tuple(method.name for method in METHODS.values() if not method.trusting)
-
-
-@dataclass(frozen=True)
-class Secrets:
-    """The random seeds of one generation: with the same secrets, the same events lead to the same output."""
-
-    noise: int  # 64 bits: the target's nonce, unless the request has a seed
-    audit: int  # 64 bits: the key of audits that do not use the target's
-    chooser: int  # 128 bits: the seed of the walk's random choices
-
-    @staticmethod
-    def drawn() -> "Secrets":
-        """New secrets, from the system's entropy."""
-        return Secrets(secrets.randbits(64), secrets.randbits(64), secrets.randbits(128))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from crossdraft.speculation.choice import Choice, Controller, Estimates, Explain
 from crossdraft.speculation.controller import Adaptive, Limits
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 from crossdraft.types.request import GenerationRequest, Overlap
-from crossdraft.verification.methods import Method
+from crossdraft.verification.walk import Method
 
 KINDS = 32  # of requests that are kept apart; the one that was not asked for longest is forgotten
 Kind = tuple[str | None, float, float | None]  # acceptance depends on the method and on both temperatures

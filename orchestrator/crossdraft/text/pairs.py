@@ -6,8 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from crossdraft.text.letters import Ids, Letters
-from crossdraft.text.tries import Trie
-from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.text.vocabulary import Trie, Vocabulary
 
 _NOT_SHARED = -1
 

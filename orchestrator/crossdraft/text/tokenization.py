@@ -1,6 +1,7 @@
 """Text to token ids and back: as a prompt, and as text in the middle of an output."""
 
 import codecs
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -8,8 +9,7 @@ from itertools import groupby
 from tokenizers import Encoding, Tokenizer
 
 from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, from_bytes, is_plain, to_bytes
-from crossdraft.text.tokenizer_file import SPACE_MARK, anatomy_of, continuation_json
-from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.text.vocabulary import NESTED, SPACE_MARK, Part, Vocabulary, anatomy_of, components
 
 
 class NotExpressible(ValueError):  # noqa: N818
@@ -167,6 +167,40 @@ class Tokenization:
                 "use the tokenizer that belongs to the model"
             )
         return tuple(ids)
+
+
+def continuation_json(tokenizer_json: str) -> str:
+    """The tokenizer.json that treats text as the middle of an output.
+
+    Without prefix space, special tokens, clean-up, truncation, padding or randomness; added tokens take no spaces.
+    """
+    whole: Part = json.loads(tokenizer_json)
+    marked = any(part["type"] == "Metaspace" for part in components(whole.get("pre_tokenizer")))
+    whole |= {"post_processor": None, "truncation": None, "padding": None}
+    whole["normalizer"] = _without(whole.get("normalizer"), ("Prepend", "Strip"))
+    # WhitespaceSplit before Metaspace throws away the very spaces that Metaspace would mark
+    whole["pre_tokenizer"] = _without(whole.get("pre_tokenizer"), ("WhitespaceSplit",) if marked else ())
+    for part in components(whole["pre_tokenizer"]):
+        if part["type"] == "Metaspace":
+            part["prepend_scheme"] = "never"
+            part.pop("add_prefix_space", None)
+        elif part["type"] == "ByteLevel":
+            part["add_prefix_space"] = False
+    for added in whole["added_tokens"] or ():
+        added |= {"lstrip": False, "rstrip": False}
+    if "dropout" in whole["model"]:
+        whole["model"]["dropout"] = None
+    return json.dumps(whole, ensure_ascii=False)
+
+
+def _without(part: Part | None, kinds: tuple[str, ...]) -> Part | None:
+    if part is None or part["type"] in kinds:
+        return None
+    for key in NESTED:
+        if key in part:
+            kept = [_without(inner, kinds) for inner in part[key]]
+            return {**part, key: [inner for inner in kept if inner is not None]}
+    return part
 
 
 def _by_characters(encoding: Encoding) -> Iterator[tuple[tuple[int, int], list[int]]]:

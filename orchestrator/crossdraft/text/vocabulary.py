@@ -1,12 +1,193 @@
-"""A model's vocabulary: the letters of each token id."""
+"""A model's vocabulary: the letters of each token id, as its tokenizer.json has them, and all tokens as a trie."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import json
+import os
+import sys
+import tempfile
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
+from typing import Any
 
-from crossdraft.text.letters import NAMELESS, Letters, Role, Side
-from crossdraft.text.tokenizer_file import Anatomy, anatomy_of
+import numpy as np
+
+from crossdraft.text.letters import (
+    AFTER_ALL,
+    END,
+    NAMELESS,
+    Codes,
+    Ids,
+    Letters,
+    Role,
+    Side,
+    Spelling,
+    coding,
+    from_bytes,
+    spelled,
+)
+
+# What a tokenizer.json says of its tokens' letters.
+
+Part = dict[str, Any]  # one component as tokenizer.json has it; the format is another library's
+SPACE_MARK = "▁"  # U+2581, how SentencePiece writes a space
+BYTE_PIECES = {f"<0x{value:02X}>": value for value in range(256)}
+NESTED = ("normalizers", "pretokenizers", "decoders", "processors")
+
+
+class TokenizerNotSupported(ValueError):  # noqa: N818
+    """Letters of this kind of tokenizer's tokens are not known; the text says why."""
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """An entry of tokenizer.json's added_tokens."""
+
+    id: int
+    content: str
+    special: bool
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What a tokenizer.json consists of, as far as letters depend on it."""
+
+    pieces: tuple[tuple[int, str], ...]  # the model's own vocabulary
+    added: tuple[AddedToken, ...]
+    unknown: int | None  # id that stands for what the model cannot write
+    byte_level: bool  # pieces are written in the byte-level alphabet
+    space_mark: bool  # `▁` in a piece is a space
+    byte_fallback: bool  # pieces `<0x00>` to `<0xFF>` are bytes
+    lossy: tuple[str, ...]  # names of the parts that change text before it is tokenized
+
+    def is_byte_piece(self, piece: str) -> bool:
+        """Whether the piece is a byte of the byte fallback."""
+        return self.byte_fallback and piece in BYTE_PIECES
+
+    def letters_of_piece(self, piece: str) -> Letters:
+        """The letters that a piece of the model's vocabulary stands for."""
+        if self.byte_level:
+            if _ALPHABET.issuperset(piece):
+                return Letters(piece.translate(_BYTE_OF))
+            return from_bytes(piece.encode())
+        if self.is_byte_piece(piece):
+            return Letters(chr(BYTE_PIECES[piece]))
+        return from_bytes((piece.replace(SPACE_MARK, " ") if self.space_mark else piece).encode())
+
+    def letters_of_added(self, content: str) -> Letters:
+        """The letters of an added token that is ordinary text: byte-level tokenizers match it literally."""
+        return from_bytes(content.encode()) if self.byte_level else self.letters_of_piece(content)
+
+
+def components(part: Part | None) -> Iterator[Part]:
+    """A part of tokenizer.json and everything nested in it, outermost first."""
+    if part is None:
+        return
+    yield part
+    for key in NESTED:
+        for inner in part.get(key) or ():
+            if isinstance(inner, dict):
+                yield from components(inner)
+
+
+def anatomy_of(tokenizer_json: str) -> Anatomy:
+    """Reads a tokenizer.json.
+
+    Raises:
+        TokenizerNotSupported: its tokens are not plain strings of letters.
+    """
+    whole: Part = json.loads(tokenizer_json)
+    model: Part = whole["model"]
+    _check(model)
+    cutters = list(components(whole.get("pre_tokenizer")))
+    changers = list(components(whole.get("normalizer")))
+    undoers = list(components(whole.get("decoder")))
+    everything = [*cutters, *changers, *undoers]
+    pieces = _pieces(model)
+    return Anatomy(
+        pieces=tuple(pieces.items()),
+        added=tuple(AddedToken(part["id"], part["content"], part["special"]) for part in whole["added_tokens"] or ()),
+        unknown=_unknown(model, pieces),
+        byte_level=any(part["type"] == "ByteLevel" for part in everything),
+        space_mark=any(_writes_space_mark(part) for part in everything),
+        byte_fallback=bool(model.get("byte_fallback")) or any(part["type"] == "ByteFallback" for part in undoers),
+        lossy=tuple(part["type"] for part in [*changers, *cutters] if _loses(part)),
+    )
+
+
+def _model_type(model: Part) -> str:
+    if "type" in model:
+        return str(model["type"])
+    return "BPE" if "merges" in model else "Unigram" if isinstance(model["vocab"], list) else "WordLevel"
+
+
+def _check(model: Part) -> None:
+    kind = _model_type(model)
+    if kind not in ("BPE", "Unigram", "WordLevel"):
+        raise TokenizerNotSupported(f"a {kind} tokenizer is not supported; use one with a BPE or Unigram model")
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise TokenizerNotSupported(
+                f"a tokenizer with {name} {model[name]!r} is not supported: its tokens are not plain text; "
+                "use a byte-level or SentencePiece-like one"
+            )
+
+
+def _pieces(model: Part) -> dict[int, str]:
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, list):
+        return {index: entry[0] for index, entry in enumerate(vocabulary)}
+    return {index: piece for piece, index in vocabulary.items()}
+
+
+def _unknown(model: Part, pieces: dict[int, str]) -> int | None:
+    if isinstance(model["vocab"], list):
+        return model.get("unk_id")
+    name = model.get("unk_token")
+    return next((index for index, piece in pieces.items() if piece == name), None)
+
+
+def _writes_space_mark(part: Part) -> bool:
+    if part["type"] == "Metaspace":
+        return True
+    return bool(part["type"] == "Replace") and SPACE_MARK in (part["content"], part["pattern"].get("String"))
+
+
+def _loses(part: Part) -> bool:
+    """Whether two texts can become one in this part."""
+    kind = part["type"]
+    if kind == "Replace":
+        return bool(part["pattern"].get("String") != " " or part["content"] != SPACE_MARK)
+    if kind in ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit"):
+        return True
+    if kind in ("Split", "Punctuation"):
+        return str(part["behavior"]).lower() == "removed"
+    return kind in _LOSSY
+
+
+_LOSSY = frozenset(
+    ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "Precompiled", "BertNormalizer")
+)
+
+
+def _byte_level_alphabet() -> dict[int, str]:
+    """Code point of the alphabet's character -> the byte's letter.
+
+    GPT-2's rule: printable Latin-1 stands for itself, the other bytes for U+0100 onwards, in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [value for value in range(256) if value not in printable]
+    return {value: chr(value) for value in printable} | {256 + place: chr(value) for place, value in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_level_alphabet()
+_ALPHABET = frozenset(map(chr, _BYTE_OF))
+
+
+# The vocabulary.
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,3 +317,127 @@ def _plain_letters(anatomy: Anatomy) -> dict[int, Letters]:
 def tokenizer_digest(tokenizer_json: str) -> str:
     """Hex digest of a tokenizer, by which files made for it (frequencies, affinity matrices) name it."""
     return blake2b(tokenizer_json.encode(), digest_size=16).hexdigest()
+
+
+# A vocabulary as a trie: its tokens sorted by letters, so that all with a common prefix are adjacent.
+
+_WORTH_KEEPING = 16_384  # tokens; smaller tries are built faster than they are read
+
+
+class Trie:
+    """All tokens of one vocabulary by their letters."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        letters = vocabulary.letters
+        large = len(letters) >= _WORTH_KEEPING
+        key = key_of(letters) if large else ""
+        kept = load(key, len(letters)) if large else None
+        order, codes = kept or _built(vocabulary)
+        if large and kept is None:
+            save(key, order, codes)
+        order.flags.writeable = False
+        self.order = order  # shape (V,), ids sorted by letters
+        self.spelling = Spelling.read(codes)
+        self._strings = [letters[token] for token in order.tolist()]
+        self._vocabulary = vocabulary
+
+    def span(self, prefix: Letters) -> tuple[int, int]:
+        """The range in `order`, its begin and end, of the tokens that start with `prefix`."""
+        first = bisect_left(self._strings, prefix)
+        return first, bisect_left(self._strings, Letters(prefix + AFTER_ALL), first)
+
+    def longest(self, text: Letters) -> Letters | None:
+        """The letters of the longest token that `text` starts with, or None."""
+        for length in range(min(self._vocabulary.longest, len(text)), 0, -1):
+            if self._vocabulary.ids_of(Letters(text[:length])):
+                return Letters(text[:length])
+        return None
+
+    def extensions(self, letters: Letters) -> tuple[Letters, ...]:
+        """The minimal longer tokens: those that start with `letters` and with no other such token, in order."""
+        found: list[Letters] = []
+        place, end = self.span(letters)
+        while place < end:
+            string = self._strings[place]
+            if string == letters:
+                place += 1
+            else:
+                found.append(string)
+                place = self.span(string)[1]
+        return tuple(found)
+
+    def extends(self, letters: Letters) -> bool:
+        """Whether a longer token starts with `letters`."""
+        first, end = self.span(letters)
+        return first < end and self._strings[end - 1] != letters
+
+
+def _built(vocabulary: Vocabulary) -> tuple[Ids, Codes]:
+    letters = vocabulary.letters
+    order = sorted(range(len(letters)), key=letters.__getitem__)
+    return np.array(order, dtype=np.int64), spelled(letters)
+
+
+# The arrays of large tries are cached on disk between runs. A file is named by the digest of all letters and their
+# coding, and has a digest of its contents. A file that is damaged or belongs to another user is ignored; a folder that
+# cannot be written costs only the time of building the trie.
+
+_MAGIC = b"crossdraft trie 1\n"
+_DIGEST = 16  # bytes
+_NO_FOLDER = (OSError, RuntimeError)  # the latter if there is no home folder
+
+
+def cache_folder() -> Path:
+    """The platform's cache folder for crossdraft: below `XDG_CACHE_HOME` if that is an absolute path."""
+    usual = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA", "~/AppData/Local")}
+    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not chosen.is_absolute():  # the XDG Base Directory Specification says to ignore relative ones
+        chosen = Path(usual.get(sys.platform, "~/.cache")).expanduser()
+    return chosen / "crossdraft"
+
+
+def key_of(strings: Sequence[Letters]) -> str:
+    """Hex digest of the letters of all ids, in order, and of their coding."""
+    return blake2b(chr(END).join([coding(), *strings]).encode(), digest_size=_DIGEST).hexdigest()
+
+
+def load(key: str, size: int) -> tuple[Ids, Codes] | None:
+    """Order and codes of the vocabulary of this key and size; None if there is no valid file."""
+    try:
+        with _path(key).open("rb") as file:
+            raw = file.read() if _own(file.fileno()) else b""
+    except _NO_FOLDER:
+        return None
+    begin = len(_MAGIC) + _DIGEST
+    if raw[:begin] != _MAGIC + _sum(key, raw[begin:]):
+        return None
+    order = np.frombuffer(raw, dtype="<u4", count=size, offset=begin).astype(np.int64)
+    return order, np.frombuffer(raw, dtype="<u2", offset=begin + 4 * size).astype(np.uint16)
+
+
+def save(key: str, order: Ids, codes: Codes) -> None:
+    """Writes the file atomically, if it can be written."""
+    contents = order.astype("<u4").tobytes() + codes.astype("<u2").tobytes()
+    with suppress(*_NO_FOLDER):
+        for folder in (cache_folder(), _path(key).parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=_path(key).parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_MAGIC + _sum(key, contents) + contents)
+            os.replace(name, _path(key))
+        except OSError:
+            os.unlink(name)
+
+
+def _own(descriptor: int) -> bool:
+    """Whether an open file belongs to this user: in a shared folder a digest proves nothing."""
+    return not hasattr(os, "getuid") or os.fstat(descriptor).st_uid == os.getuid()
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "tries" / key
+
+
+def _sum(key: str, contents: bytes) -> bytes:
+    return blake2b(key.encode() + contents, digest_size=_DIGEST).digest()

@@ -7,9 +7,7 @@ from enum import StrEnum
 from crossdraft.text.letters import to_bytes
 from crossdraft.trace.recording import Step
 from crossdraft.trace.timeline import (
-    MarkKind,
     ServiceRole,
-    Task,
     Tracer,
     Track,
     Work,
@@ -26,7 +24,7 @@ OUTPUT = "output"  # the lane of committed tokens
 
 
 class What(StrEnum):
-    """What a span shows; for a token its kind."""
+    """What a span shows: a `Task`, a `MarkKind` or a token's `Kind` of the same name, or another."""
 
     DRAFT = "draft"
     BRANCHES = "branches"  # a draft with prepared continuations
@@ -47,23 +45,6 @@ class What(StrEnum):
     STALLED = "stalled"  # the wait for draft tokens timed out
     LOST = "lost"
     OPENED = "opened"
-
-
-OF_TASKS = {
-    Task.DRAFT: What.DRAFT,
-    Task.BRANCHES: What.BRANCHES,
-    Task.SCORE: What.SCORES,
-    Task.PASS: What.PASS,
-    Task.MISS: What.MISS,
-}
-COUNTED = {Task.SCORE: "strings", Task.PASS: "nodes", Task.MISS: "nodes"}
-OF_HAPPENINGS = {
-    MarkKind.REFUSED: What.REFUSED,
-    MarkKind.HIT: What.HIT,
-    MarkKind.STALLED: What.STALLED,
-    MarkKind.LOST: What.LOST,
-    MarkKind.OPENED: What.OPENED,
-}
 
 
 @dataclass(frozen=True)
@@ -136,14 +117,14 @@ class Watch:
             yield Span(VERIFICATION, era.begin, era.begin, What.EPOCH, f"epoch {era.epoch}", era.epoch)
         for mark in tracer.marks:
             lane = VERIFICATION if mark.track is None else named(mark.track)
-            yield Span(lane, mark.at, mark.at, OF_HAPPENINGS[mark.what], mark.text, epoch)
+            yield Span(lane, mark.at, mark.at, What[mark.what.name], mark.text, epoch)
         for wait in tracer.waits:
             yield Span(ServiceRole.TARGET.value, wait.begin, wait.end, What.WAIT, "waits for draft tokens", epoch)
 
 
 def _worked(work: Work) -> Span:
-    what = What.LATE if work.late else OF_TASKS[work.task]
-    label = f"{work.task.value}, {work.size} {COUNTED.get(work.task, 'draft tokens')}"
+    what = What.LATE if work.late else What[work.task.name]
+    label = f"{work.task.value}, {work.counted}"
     if work.branches:
         label += f", {work.branches} prepared continuations"
     return Span(named(work.track), work.begin, work.end, what, label, work.epoch, work.size)

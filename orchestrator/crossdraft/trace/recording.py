@@ -19,8 +19,8 @@ from typing import BinaryIO, Protocol
 import msgpack  # type: ignore[import-untyped]  # there are no stubs
 
 from crossdraft.session import events
+from crossdraft.session.assignment import Secrets
 from crossdraft.session.events import Command, Event, Finished, Lost, Replied
-from crossdraft.session.resolution import Secrets
 from crossdraft.speculation import choice
 from crossdraft.speculation.choice import Estimates
 from crossdraft.text.chat_template import ChatTemplate

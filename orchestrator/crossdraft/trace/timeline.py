@@ -25,7 +25,6 @@ from crossdraft.session.events import (
     SetTimer,
     Timer,
 )
-from crossdraft.text.letters import Letters
 from crossdraft.trace.recording import Recording, Step
 from crossdraft.types.messages import (
     Advance,
@@ -62,7 +61,7 @@ class Task(Enum):
 
     DRAFT = "draft"
     BRANCHES = "draft with branches"
-    SCORE = "scores"
+    SCORES = "scores"
     PASS = "pass"
     MISS = "pass for a row miss"
 
@@ -85,6 +84,12 @@ class Work:
     tokens: int = 0  # of a pass: emitted after it, before the next one returned
     late: bool = False  # its epoch had ended when the reply came, so that it was dropped
 
+    @property
+    def counted(self) -> str:
+        """Its size in words."""
+        drafted = self.task in (Task.DRAFT, Task.BRANCHES)
+        return f"{self.size} {'draft tokens' if drafted else 'strings' if self.task is Task.SCORES else 'nodes'}"
+
 
 @dataclass(frozen=True)
 class Message:
@@ -99,14 +104,6 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Token:
-    """A committed token."""
-
-    letters: Letters
-    kind: Kind
-
-
-@dataclass(frozen=True)
 class SessionCall:
     """The session handling one event: verification, planning, bookkeeping."""
 
@@ -114,7 +111,7 @@ class SessionCall:
     end: float
     event: str
     epoch: int
-    tokens: tuple[Token, ...]  # emitted
+    tokens: tuple[Emitted, ...]
 
 
 class MarkKind(Enum):
@@ -284,7 +281,7 @@ def drafted_in(answers: Sequence[DrafterReply], way: float, since: float = 0.0) 
             task = Task.BRANCHES if reply.branches else Task.DRAFT
             size, branches = len(reply.draft_tokens), len(reply.branches)
         else:
-            task, size, branches = Task.SCORE, len(reply.probabilities), 0
+            task, size, branches = Task.SCORES, len(reply.probabilities), 0
         works.append(Work(answer.asked.track, begin, end, task, reply.epoch, size, branches, late=answer.late))
     return works[::-1]
 
@@ -334,7 +331,7 @@ class Tracer:
             case Expired(Timer.STALL, number) if self._waiting is not None and number == self._stall:
                 self._mark(MarkKind.STALLED, MarkKind.STALLED.value, None, begin)
         self._commands(step, misses)
-        tokens = tuple(Token(one.letters, one.kind) for one in step.commands if isinstance(one, Emitted))
+        tokens = tuple(one for one in step.commands if isinstance(one, Emitted))
         self.handled.append(SessionCall(handled, self.now, name_of(event), self._epoch, tokens))
 
     @property

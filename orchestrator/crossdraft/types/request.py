@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
+from typing import Any, Self
 
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, SamplingOptions
@@ -160,6 +161,12 @@ class GenerationRequest:
                 raise RequestError(f"{name} must be between {least} and {written}, got {value}", name)
         self._check_prompt()
         self._check_overlap()
+
+    @classmethod
+    def of(cls, prompt: Prompt, **settings: Any) -> Self:
+        """A request for these settings; the names of `ALIASES` stand for fields, too. Raises RequestError."""
+        short = {name: settings.pop(alias) for alias, name in ALIASES.items() if alias in settings}
+        return cls(prompt, **short, **settings)
 
     @property
     def greedy(self) -> bool:

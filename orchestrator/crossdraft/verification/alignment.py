@@ -32,7 +32,6 @@ from crossdraft.text.letters import Letters
 from crossdraft.text.tokenization import encode_beginning
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Kind
-from crossdraft.verification.rejection import draw_residual, undrafted
 from crossdraft.verification.walk import (
     Answer,
     Emit,
@@ -41,9 +40,11 @@ from crossdraft.verification.walk import (
     Step,
     Walk,
     draft_token_letters,
+    draw_residual,
     next_draft_token,
     row_of,
     target_row,
+    undrafted,
 )
 
 BAND = 8  # w

@@ -1,41 +1,8 @@
 """The verification methods by name: what each requires of drafter and target, and what it guarantees."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
-
 from crossdraft.verification import alignment, coupling, matching, prefixes, rejection
-from crossdraft.verification.walk import Ground, Walk
-
-
-class Guess(Enum):
-    """A guess at the tokens that the walk will emit; it makes one path of a pass's tree."""
-
-    OWN = "own"  # the draft's own tokens, up to the first that is no target token
-    CANONICAL = "canonical"  # the draft's text as the target's tokenizer writes it
-    LONGEST = "longest"  # the draft's text cut greedily into longest target tokens
-
-
-@dataclass(frozen=True)
-class Method:
-    """One verification method."""
-
-    name: str
-    walk: Callable[[Ground], Walk]
-    source: str
-    guesses: tuple[Guess, ...]  # paths of a pass, the likeliest first
-    exact: bool = True  # the output has the target's distribution
-    samples: bool = False  # the target replies with its own draws, not with rows
-    keyed: bool = False  # the drafter draws with the target's noise
-    same_vocabulary: bool = False  # refused if the vocabularies differ
-    shared_only: bool = False  # the drafter draws tokens of T∩D only
-    redistributed: bool = False  # the drafter draws target tokens through its affinity matrix
-    drafter_rows: bool = True  # every draft token carries the row that it was drawn from
-    scores: bool = False  # the drafter is asked for probabilities of strings
-    whole_draft: bool = False  # the number of draft tokens is fixed before the first is revealed: lock-step only
-    trusting: bool = True  # exact only if each draft token's row is the distribution that it was drawn from
-    seedable: bool = False  # the output is a function of the seed, whatever the timing and the drafter
-
+from crossdraft.verification.walk import Guess as Guess
+from crossdraft.verification.walk import Method as Method
 
 STANDARD = Method(
     "standard", rejection.walk, "Leviathan et al. 2023; Chen et al. 2023", (Guess.OWN,), same_vocabulary=True

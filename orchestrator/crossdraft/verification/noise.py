@@ -5,7 +5,6 @@ letters). Two vocabularies that share a string of letters therefore share its no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol, Self, TypeVar
 
@@ -13,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossdraft.text.letters import Letters
-from crossdraft.text.pairs import Pair
-from crossdraft.types.messages import Drafted, NoiseKey
-from crossdraft.types.rows import DraftToken, Ids, Probabilities, Whose
-from crossdraft.verification.walk import draft_token_letters
+from crossdraft.types.messages import NoiseKey
+from crossdraft.types.rows import DraftToken, Ids, Probabilities
 
 Words = NDArray[np.int64]  # 64 bits each: the sign is one of them
 Unsigned = NDArray[np.uint64]  # the same bits
@@ -220,24 +217,3 @@ def fault_of_draw(draft_token: DraftToken, noise: KeyedNoise, key: NoiseKey, off
     if drawn == draft_token.token:
         return ""
     return f"id {draft_token.token} at letter {offset} was not drawn from its row, which gives id {drawn} there"
-
-
-@dataclass(frozen=True, eq=False)
-class Audit:
-    """Recomputes a drafter's draws."""
-
-    key: NoiseKey
-    each_epoch: bool  # the epoch's number replaces the key's choice: drafts of different epochs are independent
-    drafter: KeyedNoise  # of the drafter's ids
-    target: KeyedNoise  # of the target's ids, for draft tokens that use them
-
-    def fault_of(self, drafted: Drafted, offset: int, pair: Pair) -> str:
-        """Why a draw of a draft that begins at `offset` was not drawn from its row, as a text; empty if all were."""
-        key = NoiseKey(self.key.seed, drafted.epoch) if self.each_epoch else self.key
-        for draft_token in drafted.draft_tokens:
-            noise = self.target if draft_token.whose is Whose.TARGET else self.drafter
-            fault = fault_of_draw(draft_token, noise, key, offset)
-            if fault:
-                return fault
-            offset += len(draft_token_letters(pair, draft_token))
-        return ""

@@ -10,8 +10,7 @@ from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import encode_beginning
 from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Whose
 from crossdraft.types.trees import Path, TokenTree, tree_of
-from crossdraft.verification.methods import Guess, Method
-from crossdraft.verification.walk import draft_token_letters, target_support
+from crossdraft.verification.walk import Guess, Method, draft_token_letters, target_support
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ from crossdraft.text.pairs import Pair
 from crossdraft.types.rows import Probabilities, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.rejection import undrafted
 from crossdraft.verification.walk import (
     Answer,
     Emit,
@@ -55,6 +54,7 @@ from crossdraft.verification.walk import (
     next_draft_token,
     prefix_probabilities,
     target_row,
+    undrafted,
 )
 
 FIRST_BLOCK = 8  # candidates for a residual whose ψ is requested at once

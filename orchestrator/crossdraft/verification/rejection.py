@@ -20,7 +20,6 @@ import numpy as np
 from crossdraft.text.pairs import Pair
 from crossdraft.types.rows import DraftToken, Row, Whose, masses_of
 from crossdraft.types.statistics import Kind
-from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.walk import (
     Answer,
     Emit,
@@ -30,6 +29,7 @@ from crossdraft.verification.walk import (
     Unreached,
     Walk,
     draft_token_letters,
+    draw_residual,
     next_draft_token,
     row_of,
     target_row,
@@ -73,40 +73,6 @@ def _verdict(ground: Ground, draft_token: DraftToken | None) -> Generator[Step, 
     _, drafted = in_target_ids(ground.pair, draft_token)
     row = yield from target_row(listed=drafted.ids, judging=True)
     return (yield from draw_residual(ground.chooser, row, drafted)), Kind.CORRECTED
-
-
-def undrafted(ground: Ground) -> Walk:
-    """No draft token is left: draw from p, token after token."""
-    while True:
-        row = yield from target_row()
-        token = yield from draw_residual(ground.chooser, row, None)
-        yield Emit(token, Kind.BONUS)
-
-
-def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[Step, Answer, int]:
-    """Draw from (p - q)+, or from p without q.
-
-    If p has a tail, which q does not reach, "in the tail" is one more event; if it happens, the whole row is fetched.
-
-    Raises:
-        KeyError: q lists an id that the row does not list, though it was asked to.
-    """
-    weights = row.probabilities
-    if drafted is not None:
-        weights = np.maximum(weights - row.aligned(drafted), 0.0)
-    if not row.tail and not weights.any():
-        weights = row.probabilities  # p and q differ by rounding only; any draw from p is as good
-    place = chooser.categorical(np.append(weights, row.tail))
-    return int(row.ids[place]) if place < len(row.ids) else (yield from draw_unlisted(chooser, row))
-
-
-def draw_unlisted(chooser: Chooser, row: Row) -> Generator[Step, Answer, int]:
-    """Fetch the whole row and draw among the ids that `row` does not list."""
-    whole = yield from target_row(whole=True, judging=True)
-    weights = np.where(row.places(whole.ids) < 0, whole.probabilities, 0.0)
-    if not weights.any():
-        weights = whole.probabilities  # the tail was rounding only
-    return int(whole.ids[chooser.categorical(weights)])
 
 
 def in_target_ids(pair: Pair, draft_token: DraftToken) -> tuple[int | None, Row]:

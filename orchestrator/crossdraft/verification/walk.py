@@ -15,6 +15,7 @@ depend on a token that is drawn but not yet revealed. Otherwise the output does 
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 
@@ -87,6 +88,35 @@ class Ground:
     ahead: Letters = NOTHING  # the last of these, which the draft has not reached; only if the target draws by itself
     encode: Callable[[Letters], tuple[int, ...]] = lambda letters: ()  # the target's tokenizer, for text in mid-output
     drafted: int = 0  # draft tokens of this epoch, for methods that need the number fixed before the first is revealed
+
+
+class Guess(Enum):
+    """A guess at the tokens that the walk will emit; it makes one path of a pass's tree."""
+
+    OWN = "own"  # the draft's own tokens, up to the first that is no target token
+    CANONICAL = "canonical"  # the draft's text as the target's tokenizer writes it
+    LONGEST = "longest"  # the draft's text cut greedily into longest target tokens
+
+
+@dataclass(frozen=True)
+class Method:
+    """One verification method."""
+
+    name: str
+    walk: Callable[[Ground], Walk]
+    source: str
+    guesses: tuple[Guess, ...]  # paths of a pass, the likeliest first
+    exact: bool = True  # the output has the target's distribution
+    samples: bool = False  # the target replies with its own draws, not with rows
+    keyed: bool = False  # the drafter draws with the target's noise
+    same_vocabulary: bool = False  # refused if the vocabularies differ
+    shared_only: bool = False  # the drafter draws tokens of T∩D only
+    redistributed: bool = False  # the drafter draws target tokens through its affinity matrix
+    drafter_rows: bool = True  # every draft token carries the row that it was drawn from
+    scores: bool = False  # the drafter is asked for probabilities of strings
+    whole_draft: bool = False  # the number of draft tokens is fixed before the first is revealed: lock-step only
+    trusting: bool = True  # exact only if each draft token's row is the distribution that it was drawn from
+    seedable: bool = False  # the output is a function of the seed, whatever the timing and the drafter
 
 
 class Unreached:
@@ -184,3 +214,37 @@ def target_support(pair: Pair, draft_token: DraftToken) -> Ids:
         return draft_token.row.ids
     ids = pair.to_target_ids(draft_token.row.ids)
     return ids[ids >= 0]
+
+
+def undrafted(ground: Ground) -> Walk:
+    """No draft token is left: draw from p, token after token."""
+    while True:
+        row = yield from target_row()
+        token = yield from draw_residual(ground.chooser, row, None)
+        yield Emit(token, Kind.BONUS)
+
+
+def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[Step, Answer, int]:
+    """Draw from (p - q)+, or from p without q.
+
+    If p has a tail, which q does not reach, "in the tail" is one more event; if it happens, the whole row is fetched.
+
+    Raises:
+        KeyError: q lists an id that the row does not list, though it was asked to.
+    """
+    weights = row.probabilities
+    if drafted is not None:
+        weights = np.maximum(weights - row.aligned(drafted), 0.0)
+    if not row.tail and not weights.any():
+        weights = row.probabilities  # p and q differ by rounding only; any draw from p is as good
+    place = chooser.categorical(np.append(weights, row.tail))
+    return int(row.ids[place]) if place < len(row.ids) else (yield from draw_unlisted(chooser, row))
+
+
+def draw_unlisted(chooser: Chooser, row: Row) -> Generator[Step, Answer, int]:
+    """Fetch the whole row and draw among the ids that `row` does not list."""
+    whole = yield from target_row(whole=True, judging=True)
+    weights = np.where(row.places(whole.ids) < 0, whole.probabilities, 0.0)
+    if not weights.any():
+        weights = whole.probabilities  # the tail was rounding only
+    return int(whole.ids[chooser.categorical(weights)])

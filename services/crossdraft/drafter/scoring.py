@@ -20,8 +20,7 @@ from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import Distribution
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, common_length
-from crossdraft.text.tries import Trie
-from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.text.vocabulary import Trie, Vocabulary
 from crossdraft.types.rows import Ids, Probabilities
 from crossdraft.types.trees import ROOT, Path, TokenTree
 

@@ -28,6 +28,7 @@ from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit
 from crossdraft.session.events import Reason
 from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.output import ServedModel, Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap, Prompt, RequestError
 from crossdraft.types.statistics import Kind, LaneFigures, Statistics, Trips
 from crossdraft.v1 import generation_pb2 as pb
@@ -50,14 +51,9 @@ class Generate:
 
 @dataclass(frozen=True)
 class Generated:
-    """A committed token."""
+    """A committed token, and when it was."""
 
-    id: int
-    raw: bytes  # its own; empty for a control symbol
-    text: str  # to show after the text of the token before
-    kind: Kind
-    log_probability: float | None  # nats, of the model itself
-    top: tuple[tuple[int, bytes, float], ...]  # id, own bytes, nats; the most probable first
+    token: Token
     milliseconds: float  # from the request's arrival until it was committed
 
 
@@ -68,18 +64,6 @@ class GenerationEnded:
     id: str  # of the request
     reason: Reason
     statistics: Statistics  # without the addresses of services
-
-
-@dataclass(frozen=True)
-class Served:
-    """A model that is served."""
-
-    name: str
-    created: int  # seconds since 1970, when it began to be served
-    context: int  # tokens, prompt and output together
-    drafters: tuple[str, ...]  # the default one first; none: decoding is plain
-    methods: tuple[str, ...]  # that its drafters allow
-    chats: bool  # it has a chat template of its own
 
 
 Reply = Generated | GenerationEnded
@@ -186,33 +170,35 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
             raise BadMessage("a GenerateReply must be one of token and ended")
 
 
-def _encode_token(token: Generated) -> pb.Token:
+def _encode_token(generated: Generated) -> pb.Token:
+    token = generated.token
     top = [pb.Candidate(id=other, raw=raw, log_probability=value) for other, raw, value in token.top]
-    return pb.Token(**vars(token) | {"kind": token.kind.name, "top": top})
+    return pb.Token(**vars(token) | {"kind": token.kind.name, "top": top}, milliseconds=generated.milliseconds)
 
 
 def _decode_token(message: pb.Token) -> Generated:
     kind = _name(pb.Token.Kind, message.kind, "token.kind", needed=True)
-    return Generated(
+    token = Token(
         id=message.id,
         raw=message.raw,
         text=message.text,
         kind=Kind(kind),
         log_probability=message.log_probability if message.HasField("log_probability") else None,
         top=tuple((one.id, one.raw, one.log_probability) for one in message.top),
-        milliseconds=message.milliseconds,
     )
+    return Generated(token, message.milliseconds)
 
 
-def encode_models(models: Iterable[Served]) -> pb.ModelsReply:
-    """What is served."""
-    return pb.ModelsReply(models=[pb.Model(**vars(model)) for model in models])
+def encode_models(models: Iterable[ServedModel]) -> pb.ModelsReply:
+    """What is served, without whether it can be reached."""
+    fields = pb.Model.DESCRIPTOR.fields_by_name
+    return pb.ModelsReply(models=[pb.Model(**{name: getattr(model, name) for name in fields}) for model in models])
 
 
-def decode_models(message: pb.ModelsReply) -> tuple[Served, ...]:
+def decode_models(message: pb.ModelsReply) -> tuple[ServedModel, ...]:
     """What is served."""
     return tuple(
-        Served(model.name, model.created, model.context, tuple(model.drafters), tuple(model.methods), model.chats)
+        ServedModel(model.name, model.created, model.context, tuple(model.drafters), tuple(model.methods), model.chats)
         for model in message.models
     )
 
@@ -277,7 +263,7 @@ class GenerationClient:
         """What error texts call it."""
         return f"server at {self.address}"
 
-    async def models(self) -> tuple[Served, ...]:
+    async def models(self) -> tuple[ServedModel, ...]:
         """What is served now; raises ServiceError."""
         method = self._channel.unary_unary(
             f"/{SERVICE}/Models", pb.ModelsRequest.SerializeToString, pb.ModelsReply.FromString
@@ -370,7 +356,7 @@ class Generator(Protocol):
         """
         ...
 
-    async def models(self) -> tuple[Served, ...]:
+    async def models(self) -> tuple[ServedModel, ...]:
         """What is served now."""
         ...
 

@@ -15,8 +15,8 @@ from openai import AsyncOpenAI
 
 from crossdraft.bench.emulation import Link
 from crossdraft.bench.emulation.machines import Machine
-from tests.clusters.person import CONFIGURATION, FILE, NEXT, VERSION, Person, said
-from tests.clusters.streams import Stream, Streams, faults_of
+from tests.cluster.machines.person import CONFIGURATION, FILE, NEXT, VERSION, Person, said
+from tests.cluster.machines.streams import Stream, Streams, faults_of
 
 AFTER = 20.0  # seconds that clients go on after an event: by then Ray knows of a machine that is lost
 RESTORED_SECONDS = 180.0

@@ -1,19 +1,17 @@
 """The page opened in a browser, and what it did there."""
 
-import asyncio
 import shutil
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import uvicorn
-from fastapi import FastAPI
 from playwright.async_api import Browser, Page
 
 from crossdraft.client import Kind, Token
+from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import Ended, OutputRequest, TraceSpans
 from crossdraft.serving.http import HttpOptions, make_app
+from crossdraft.serving.http.server import HttpServer
 from crossdraft.trace.live_spans import Span, What
 from tests.serving.fakes import FakeBackend
 
@@ -86,22 +84,10 @@ class Visit:
 
 
 @asynccontextmanager
-async def served(app: FastAPI) -> AsyncIterator[str]:
-    """The address of a server, which ends with the block."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # what connects before the server is up waits
-        task = asyncio.create_task(server.serve(sockets=[listening]))
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            await task
-
-
-@asynccontextmanager
 async def visiting(browser: Browser, outputs: FakeBackend, options: HttpOptions | None = None) -> AsyncIterator[Visit]:
     """The page of a server over these outputs."""
-    async with served(make_app(outputs, options)) as address:
+    async with HttpServer(make_app(outputs, options), Listening(grace_seconds=1)) as server:
+        address = f"http://{server.address}/"
         context = await browser.new_context()
         context.set_default_timeout(SECONDS * 1000)
         visit = Visit(await context.new_page(), outputs, address)

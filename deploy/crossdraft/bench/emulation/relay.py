@@ -11,7 +11,7 @@ import selectors
 import sys
 from collections.abc import Sequence
 
-from crossdraft.bench.emulation.protocol import (
+from crossdraft.bench.emulation.network import (
     Lane,
     Part,
     Place,

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crossdraft.bench.emulation.protocol import (
+from crossdraft.bench.emulation.network import (
     Lane,
     Part,
     Place,

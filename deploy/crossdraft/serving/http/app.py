@@ -1,6 +1,7 @@
 """The application: OpenAI's routes under /v1, and those by which it is watched."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Security
@@ -9,7 +10,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from crossdraft.serving.backend import Backend, ServedModel, UnknownModelError
+from crossdraft.serving.backend import Backend, UnknownModelError
 from crossdraft.serving.http.errors import (
     ABSENT,
     BUG,
@@ -43,6 +44,7 @@ from crossdraft.serving.http.streaming import (
     whole,
 )
 from crossdraft.serving.page import mount
+from crossdraft.types.output import ServedModel
 
 CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads it
 OWNER = "crossdraft"
@@ -86,7 +88,7 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
         models = await backend.models()
         names = [model.name for model in models if model.there]
         if not names:
-            raise RefusedError(ABSENT.status, _absence(models), ABSENT.type, ABSENT.code)
+            raise replace(ABSENT, text=_absence(models)).refusal()
         return Ready(status="ready", models=names)
 
     text_of = options.metrics
@@ -121,7 +123,7 @@ def _refusals() -> dict[type[Exception], Callable[[Request, Exception], RefusedE
         return refusal_of_status(error, request.url.path)
 
     def bug(_: Request, __: Exception) -> RefusedError:
-        return RefusedError(BUG.status, BUG.text, BUG.type, BUG.code)  # the server logs the error itself
+        return BUG.refusal()  # the server logs the error itself
 
     known: dict[type[Exception], Callable[[Request, Exception], RefusedError]] = dict.fromkeys(FOREIGN, foreign)
     return known | {RefusedError: foreign, RequestValidationError: body, HTTPException: status, Exception: bug}
@@ -197,7 +199,7 @@ async def _named(backend: Backend, name: str | None) -> str:
         return name
     found = await backend.models()
     if not found:
-        raise RefusedError(ABSENT.status, ABSENT.text, ABSENT.type, ABSENT.code)
+        raise ABSENT.refusal()
     if len(found) > 1:
         raise RefusedError(400, f"set model to one of: {_names(found)}", INVALID, "missing_model", "model")
     return found[0].name

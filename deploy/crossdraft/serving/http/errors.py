@@ -67,6 +67,10 @@ class Meaning:
     code: str | None = None
     text: str = ""
 
+    def refusal(self, text: str = "", param: str | None = None, after: float | None = None) -> RefusedError:
+        """The reply; `text` where it has none of its own."""
+        return RefusedError(self.status, self.text or text, self.type, self.code, param, after)
+
 
 INVALID = "invalid_request_error"
 BUSY = "rate_limit_error"
@@ -116,14 +120,7 @@ def refusal_of(error: Exception, request_id: str) -> RefusedError:
     if meaning.text:
         log.warning("%s: %s: %s", request_id, type(error).__name__, error)
     after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else MIN_RETRY_SECONDS
-    return RefusedError(
-        meaning.status,
-        meaning.text or str(error),
-        meaning.type,
-        meaning.code,
-        param_of(error),
-        after if meaning.status == 429 else None,
-    )
+    return meaning.refusal(str(error), param_of(error), after if meaning.status == 429 else None)
 
 
 def param_of(error: Exception) -> str | None:

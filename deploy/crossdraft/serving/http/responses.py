@@ -7,15 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel
+from pydantic import AliasPath, BaseModel, Field
 
 from crossdraft.client import Kind, Reason, Statistics, Token
 from crossdraft.serving.backend import Ended
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.trace.live_spans import Span
-from crossdraft.types.statistics import LaneFigures
 
 
 class Usage(BaseModel):
@@ -34,29 +33,24 @@ class Usage(BaseModel):
 Finish = Literal["stop", "length"]
 
 
-class Lane(BaseModel):
+class Lane(BaseModel, from_attributes=True):
     """What one session with a service cost, without the service's address."""
+
+    # Made from `types.statistics.LaneFigures`, where figures of round trips are in `trips`.
 
     role: Literal["target", "drafter"]
     bytes_sent: int  # serialized
     bytes_received: int
-    trip_counts: list[int]  # requests by round trip time without the model, in the buckets of `types.statistics.BOUNDS`
-    trip_seconds: float  # of all together
-    queued_seconds: float  # of these, waiting for the model
+    # Requests by round trip time without the model, in the buckets of `types.statistics.BOUNDS`.
+    trip_counts: Annotated[list[int], Field(validation_alias=AliasPath("trips", "counts"))]
+    trip_seconds: Annotated[float, Field(validation_alias=AliasPath("trips", "seconds"))]  # of all together
+    # Of these, waiting for the model.
+    queued_seconds: Annotated[float, Field(validation_alias=AliasPath("trips", "queued_seconds"))]
     model_seconds: float  # in the model, for all replies
     codec_seconds: float  # encoding and decoding messages, in the orchestrator
     open_seconds: float
     idle_seconds: float  # of these, without a request in flight
     lost: str  # how the service failed
-
-    @staticmethod
-    def of(lane: LaneFigures) -> "Lane":
-        """Of one session."""
-        trips = lane.trips
-        figures: dict[str, object] = {"trip_counts": trips.counts, "trip_seconds": trips.seconds}
-        figures["queued_seconds"] = trips.queued_seconds
-        others = Lane.model_fields.keys() - figures.keys()
-        return Lane.model_validate(figures | {name: getattr(lane, name) for name in others})
 
 
 class Figures(BaseModel):
@@ -96,9 +90,8 @@ class Figures(BaseModel):
     def of(statistics: Statistics) -> "Figures":
         """Those of an output."""
         wire = statistics.bytes_sent + statistics.bytes_received
-        lanes = [Lane.of(lane) for lane in statistics.lanes]
-        names = Figures.model_fields.keys() - {"wire_bytes", "lanes"}
-        return Figures(wire_bytes=wire, lanes=lanes, **{name: getattr(statistics, name) for name in names})
+        names = Figures.model_fields.keys() - {"wire_bytes"}
+        return Figures(wire_bytes=wire, **{name: getattr(statistics, name) for name in names})
 
 
 class Trace(BaseModel):

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crossdraft.trace.page.palette import FILLS, HATCHES, INK, MARK_COLOURS
-from crossdraft.trace.page.scene import LEGEND, NUMBERS, Box, Line, Scene, Stamp
+from crossdraft.trace.page.scene import FILLS, HATCHES, INK, LEGEND, MARK_COLOURS, NUMBERS, Box, Line, Scene, Stamp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from crossdraft.trace.page.palette import FILLS, MARK_COLOURS
-from crossdraft.trace.page.scene import LEGEND, NUMBERS, Box, Line, Scene, Shape, Stamp
+from crossdraft.trace.page.scene import FILLS, LEGEND, MARK_COLOURS, NUMBERS, Box, Line, Scene, Shape, Stamp
 
 AXIS = 26.0  # pixels below the lanes
 LETTER = 7.0  # pixels of a letter of a label

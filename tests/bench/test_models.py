@@ -1,19 +1,23 @@
-"""Inflated models compute what the originals do, and cost more."""
+"""Models made for measurements: inflated ones compute what the originals do, lengthened ones take longer texts, and
+random ones know nothing."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.bench.inflate import inflate, largest_difference
+from crossdraft.bench.models import inflate, largest_difference, lengthened, write_random
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotInflateError, load_model
 from crossdraft.engine.loader import grown as inflated
-from crossdraft.engine.names import NumberOutOfRangeError, Size
+from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size, source_of
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.trees import tree_of
-from tests.engine.tiny import tiny_gpt2, tiny_llama
+from tests.bench.conftest import Cli
+from tests.bench.test_measuring import PROMPTS, greedy
+from tests.engine.tiny import CONTEXT, tiny_gpt2, tiny_llama
 from tests.services.conftest import save
 from tests.text.kinds import kind
 
@@ -108,3 +112,82 @@ def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
     tiny_gpt2().save_pretrained(folder)
     with pytest.raises(CannotInflateError, match="GPT2LMHeadModel, and only LlamaForCausalLM"):
         inflate(str(folder), Size(4, 96))
+
+
+def test_a_larger_model_is_written_and_said_to_be_the_same(cli: Cli, target_folder: Path, tmp_path: Path) -> None:
+    ended = cli("bench", "inflate", target_folder, "--layers", 4, "--hidden", 96, "-o", tmp_path / "large")
+    assert ended.code == 0
+    assert ended.out.startswith("Largest difference between logits on random prompts: ")
+    assert "17 tokens" in ended.out
+    assert load_model(str(tmp_path / "large")).model.config.hidden_size == 96
+
+
+def test_what_cannot_be(cli: Cli, target_folder: Path, tmp_path: Path) -> None:
+    for code, complaint, arguments in (
+        (2, "layers must be at least the model's own 3, got 2", (target_folder, 2, 96, tmp_path / "new")),
+        (2, "holds something already", (target_folder, 4, 96, target_folder)),
+        (1, "there is no folder ./nowhere", ("./nowhere", 4, 96, tmp_path / "new")),
+    ):
+        model, layers, hidden, folder = arguments
+        ended = cli("bench", "inflate", model, "--layers", layers, "--hidden", hidden, "-o", folder)
+        assert (ended.code, ended.out) == (code, "")
+        assert complaint in ended.err.splitlines()[-1]
+
+
+NAME = "bundled:drafter-b"
+
+
+def test_its_description_is_the_same_and_its_distributions_are_nearly_even(tmp_path: Path) -> None:
+    write_random(NAME, tmp_path)
+    known, random = load_model(NAME, "float32"), load_model(str(tmp_path))
+    assert random.description.fingerprint == known.description.fingerprint
+    assert random.description.stops == known.description.stops
+    ids = torch.arange(10, 30)[None]
+    with torch.inference_mode():
+        largest = [loaded.model(ids).logits.softmax(-1).max() for loaded in (known, random)]
+    assert largest[0] > 0.2 > 0.02 > largest[1]
+
+
+def test_a_seed_gives_the_same_weights(tmp_path: Path) -> None:
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / folder).mkdir()
+        write_random(NAME, tmp_path / folder, seed)
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_a_lengthened_model_takes_longer_texts_and_says_the_same_of_short_ones(tmp_path: Path) -> None:
+    name = lengthened("bundled:target", 2048, tmp_path)
+    model = load_model(name, "float32", max_length=2048).model
+    own = load_model("bundled:target", "float32").model
+    assert greedy(model, PROMPTS[0], 3) == greedy(own, PROMPTS[0], 3)
+    assert json.loads((Path(source_of("bundled:target")) / "config.json").read_text())["max_position_embeddings"] < 2048
+
+
+def test_a_model_that_is_long_enough_stays_as_it_is(tmp_path: Path) -> None:
+    assert lengthened("bundled:target", 16, tmp_path) == "bundled:target"
+    assert not list(tmp_path.iterdir())
+
+
+def test_learnt_positions_cannot_be_lengthened(tmp_path: Path) -> None:
+    tiny_gpt2().save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="positions are not rotary"):
+        lengthened(str(tmp_path), 2 * CONTEXT, tmp_path)
+    with pytest.raises(ModelLoadError, match="give a folder"):
+        lengthened("some/model", 2 * CONTEXT, tmp_path)
+
+
+def test_a_name_can_ask_for_a_larger_shape() -> None:
+    larger = load_model("inflated:7x512:bundled:target")
+    original = load_model("bundled:target").model
+    assert (larger.model.config.num_hidden_layers, larger.model.config.hidden_size) == (7, 512)
+    assert greedy(larger.model, PROMPTS[0], 3) == greedy(original, PROMPTS[0], 3)
+    assert source_of("inflated:7x512:bundled:target") == source_of("bundled:target")
+
+
+@pytest.mark.parametrize(
+    "name", ["inflated:7:bundled:target", "inflated:axb:bundled:target", "inflated:1x512:bundled:target"]
+)
+def test_shapes_that_cannot_be_are_refused(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"give inflated:LAYERSxHIDDEN|must be at least the model's own"):
+        load_model(name)

@@ -1,0 +1,162 @@
+"""The services that sessions are opened with: their ports, and which of them is next."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+from crossdraft.client.measurements import TrafficCount
+from crossdraft.types.messages import (
+    Advance,
+    Draft,
+    Drafted,
+    FetchRow,
+    OpenDrafter,
+    Opened,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+    RunTo,
+    Score,
+    Scored,
+)
+
+FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less than any other
+
+Opening = TypeVar("Opening", contravariant=True)
+Request = TypeVar("Request", contravariant=True)
+Reply = TypeVar("Reply", covariant=True)
+Service = TypeVar("Service")
+
+
+class StreamPort(Protocol[Request, Reply]):
+    """An open session with a service. All methods raise ServiceError when the service fails."""
+
+    @property
+    def traffic(self) -> TrafficCount:
+        """Bytes sent and received so far."""
+        ...
+
+    async def send(self, request: Request, /) -> None:
+        """Send without waiting for the reply."""
+
+    async def receive(self) -> Reply:
+        """The next reply; raises Closed when the service has ended the session in order."""
+        ...
+
+    async def close(self) -> None:
+        """End the session."""
+
+
+class ServicePort(Protocol[Opening, Request, Reply]):
+    """A service; `crossdraft.rpc.clients` has the real ones."""
+
+    async def open(self, request: Opening, /) -> StreamPort[Request, Reply]:
+        """Begin a session; raises ServiceError."""
+        ...
+
+
+# A service may break the protocol with a second Opened; the driver then gives it up.
+TargetPort = ServicePort[OpenTarget, OpenTarget | Pass | FetchRow | RunTo, Opened | PassDone | RowFetched]
+DrafterPort = ServicePort[OpenDrafter, OpenDrafter | Draft | Advance | Score, Opened | Drafted | Scored]
+
+
+@dataclass
+class _Place(Generic[Service]):
+    """One service of a roster."""
+
+    service: Service
+    failed_at: float | None = None  # seconds; None: it never failed
+    sessions: int = 0  # that it has now
+    leaving: bool = False  # no session is opened there any more
+
+
+class Roster(Generic[Service]):
+    """The services of one role by address, and which of them the next session is opened with.
+
+    All generations of a pipeline share it, so that each knows what failed for another. It is told the time, in seconds
+    of a monotonic clock.
+    """
+
+    def __init__(self, role: str) -> None:
+        self.role = role  # "target" or "drafter", for error texts
+        self._places: dict[str, _Place[Service]] = {}
+
+    def __len__(self) -> int:
+        return sum(not place.leaving for place in self._places.values())
+
+    def __getitem__(self, address: str) -> Service:
+        return self._places[address].service
+
+    def __contains__(self, address: str) -> bool:
+        """Whether sessions are opened there, or still go on."""
+        return address in self._places
+
+    def add(self, address: str, service: Service) -> None:
+        """Add a service; an address that is there already keeps its service."""
+        place = self._places.setdefault(address, _Place(service))
+        if place.leaving:
+            place.service, place.leaving, place.failed_at = service, False, None
+
+    def remove(self, address: str) -> None:
+        """Open no session there any more; those that are open go on."""
+        if address in self._places:
+            self._places[address].leaving = True
+            self._forget(address)
+
+    def take(self, used: Collection[str], blamed: Collection[str], now: float) -> str | None:
+        """The address where the next session is opened; `give_back` when it has ended.
+
+        Args:
+            used: where this generation has sessions already: only taken if no other is left.
+            blamed: where this generation opens none again.
+            now: seconds.
+
+        Returns:
+            The address that failed least recently, and of several such the one with the fewest sessions; None if no
+            address is left.
+        """
+
+        def cost(address: str) -> tuple[bool, float, int]:
+            place = self._places[address]
+            forgiven = place.failed_at is None or now - place.failed_at >= FORGIVEN_SECONDS
+            return address in used, -inf if forgiven or place.failed_at is None else place.failed_at, place.sessions
+
+        free = (address for address, place in self._places.items() if not place.leaving and address not in blamed)
+        chosen = min(free, key=cost, default=None)
+        if chosen is not None:
+            self._places[chosen].sessions += 1
+        return chosen
+
+    def give_back(self, address: str) -> None:
+        """A session there has ended."""
+        self._places[address].sessions -= 1
+        self._forget(address)
+
+    def failed(self, address: str, now: float) -> None:
+        """A session there failed, or its service was blamed."""
+        if address in self._places:
+            self._places[address].failed_at = now
+
+    def _forget(self, address: str) -> None:
+        place = self._places[address]
+        if place.leaving and not place.sessions:
+            del self._places[address]
+
+
+@dataclass(frozen=True, eq=False)
+class Services:
+    """Where a generation can open sessions."""
+
+    targets: Roster[TargetPort]
+    drafters: Roster[DrafterPort]
+
+    @staticmethod
+    def of(target: TargetPort, drafter: DrafterPort | None = None) -> "Services":
+        """One of each role, or no drafter."""
+        services = Services(Roster("target"), Roster("drafter"))
+        services.targets.add("target", target)
+        if drafter is not None:
+            services.drafters.add("drafter", drafter)
+        return services
