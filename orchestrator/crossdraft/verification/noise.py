@@ -16,6 +16,7 @@ from crossdraft.types.messages import NoiseKey
 from crossdraft.types.rows import DraftToken, Ids, Probabilities
 
 Words = NDArray[np.int64]  # 64 bits each: the sign is one of them
+Unsigned = NDArray[np.uint64]  # the same bits
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: steps of splitmix64 (Steele, Lea and Flood 2014)
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # its multipliers
@@ -129,6 +130,31 @@ def uniform_words(hashes: W, first: Any, second: Any) -> W:
     _mix_all(words)
     uniform: W = _shifted(words, 11)
     return uniform
+
+
+def fill_uniform_words(words: Unsigned, scratch: Unsigned, hashes: Unsigned, moments: Unsigned) -> None:
+    """As `uniform_words`, for many moments, in memory that is there already.
+
+    Args:
+        words: uint64 (n, m); becomes the words.
+        scratch: the same shape; overwritten.
+        hashes: the tokens' hashes, (m,) or (n, m).
+        moments: (n, 2), as `moments` gives them.
+    """
+    np.add(hashes, moments[:, :1], out=words)
+    _mix_into(words, scratch)
+    np.bitwise_xor(words, moments[:, 1:], out=words)
+    _mix_into(words, scratch)
+    np.right_shift(words, np.uint64(11), out=words)
+
+
+def _mix_into(words: Unsigned, scratch: Unsigned) -> None:
+    """`_mix` for an array, in place."""
+    for places, factor in ((30, FIRST), (27, SECOND), (31, 1)):
+        np.right_shift(words, np.uint64(places), out=scratch)
+        np.bitwise_xor(words, scratch, out=words)
+        if factor != 1:
+            np.multiply(words, np.uint64(factor), out=words)
 
 
 def _digest(letters: Letters, rank: int) -> bytes:

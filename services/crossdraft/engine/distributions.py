@@ -105,9 +105,9 @@ def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
     if options.temperature == 0:
         best = scores.argmax(-1, keepdim=True)
         return torch.zeros_like(scores, dtype=torch.float64).scatter_(-1, best, 1.0)
-    scores = scores.double()
+    scores = scores.to(torch.float64, copy=True)
     # The largest score is moved to zero first, so that a tiny temperature cannot overflow.
-    scores = (scores - scores.amax(-1, keepdim=True)) / options.temperature
+    scores.sub_(scores.amax(-1, keepdim=True)).div_(options.temperature)
     if 0 < options.top_k < scores.shape[-1]:
         least = scores.topk(options.top_k).values[:, -1:]
         scores = scores.masked_fill(scores < least, -torch.inf)

@@ -113,7 +113,7 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
         places = {node: place for place, node in enumerate(nodes, size - start)}
         wanted = [places[row - 1] if row else size - 1 - start for row in request.wanted]
     kept_nodes = [*branch, *shared] if branch else shared
-    moved = any(node != place for place, node in enumerate(kept_nodes))
+    moved = [*kept_nodes] != [*range(len(kept_nodes))]
     positions = nodes if tree.is_chain else _depths(tree, nodes)
     return InputTokens(
         tokens=[*context[start:], *map(tree.tokens.__getitem__, nodes)],

@@ -29,14 +29,15 @@ from crossdraft.engine.distributions import (
 )
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
-from crossdraft.verification.noise import KeyedNoise, moments, uniform_words
+from crossdraft.verification.noise import KeyedNoise, Unsigned, fill_uniform_words, moments, uniform_words
 
 R = TypeVar("R")
 T = TypeVar("T")
 N = TypeVar("N")  # Row or Sample
 Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
 Chance = float | tuple[NoiseKey, int]  # uniform in [0, 1); or a noise key with the offset in letters
-CACHED = 1 << 17  # logits that a CPU computes together: more leave its caches, and gain nothing
+SCRATCH = 1 << 14  # random words that a CPU mixes together
+CACHED = 1 << 16  # logits that a CPU computes together: more leave its caches, and gain nothing
 TOGETHER = 1 << 24  # that other devices compute together: some hundred MiB in float64
 NOT_FINITE = "no id has a probability above 0: the model's logits are not finite"
 
@@ -131,6 +132,7 @@ class Clocks:
         """`kept`: the id of each column; None: column i is id i."""
         hashes = noise.hashes if kept is None else noise.hashes[kept]
         self._hashes = torch.from_numpy(hashes).to(device)
+        self._scratch = np.empty((2, 0), dtype=np.uint64)  # of the CPU, whose caches it stays in
 
     def arrivals(
         self, distributions: Tensor, at: Sequence[tuple[NoiseKey, int]], columns: Tensor | None = None
@@ -146,9 +148,27 @@ class Clocks:
             float64 (n, m).
         """
         hashes = self._hashes[: distributions.shape[-1]] if columns is None else self._hashes[columns]
-        words = sent(torch.from_numpy(moments(at)), hashes.device)
-        uniform = uniform_words(hashes, words[:, :1], words[:, 1:]).double().add_(0.5).mul_(2.0**-53)
-        return uniform.log_().neg_().div_(distributions).masked_fill_(distributions == 0, torch.inf)
+        arrivals = torch.empty_like(distributions)
+        if hashes.device.type == "cpu":
+            self._fill_uniform(arrivals.numpy(), hashes.numpy().view(np.uint64), moments(at).view(np.uint64))
+        else:
+            words = sent(torch.from_numpy(moments(at)), hashes.device)
+            arrivals.copy_(uniform_words(hashes, words[:, :1], words[:, 1:])).add_(0.5).mul_(2.0**-53)
+        arrivals.log_().neg_().div_(distributions)
+        return arrivals.masked_fill_(distributions == 0, torch.inf)
+
+    def _fill_uniform(self, uniform: Probabilities, hashes: Unsigned, at: Unsigned) -> None:
+        """The same numbers as on other devices, a few rows at a time."""
+        width = max(1, len(hashes))
+        rows = max(1, SCRATCH // width)
+        if self._scratch.shape[1] < rows * width:
+            self._scratch = np.empty((2, rows * width), dtype=np.uint64)
+        for begin in range(0, len(uniform), rows):
+            part = uniform[begin : begin + rows]
+            words, scratch = (memory[: part.size].reshape(part.shape) for memory in self._scratch)
+            fill_uniform_words(words, scratch, hashes, at[begin : begin + rows])
+            np.add(words.view(np.int64), 0.5, out=part)
+        uniform *= 2.0**-53
 
 
 # Sampler requests.
