@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.streams import Traffic
+from crossdraft.rpc.links import Listener, Traffic
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Reply, Request
 from crossdraft.speculation.choice import lock_step
@@ -21,7 +21,6 @@ from crossdraft.types.messages import (
     FetchRow,
     NoiseKey,
     OpenDrafter,
-    Opened,
     OpenTarget,
     Pass,
     PassDone,
@@ -65,33 +64,48 @@ def toys(method: Method = SLEM) -> tuple[ToyTarget, ToyDrafter]:
     return target, ToyDrafter(pair_of(LETTERS, ("a", "b", "ba")).drafter.letters, chooser, allowed)
 
 
-class MemoryStream:
-    """An open session; what is sent is answered at once."""
+class MemorySession:
+    """A session with a service; what is sent is answered at once, as far as an event loop has a now."""
 
-    def __init__(self, service: "MemoryTarget | MemoryDrafter") -> None:
+    def __init__(self, service: "MemoryTarget | MemoryDrafter", listener: Listener) -> None:
         self.traffic = Traffic()
         self.requests: list[Request] = []
         self.service = service
         self.toy = toys()[0]  # of a target
-        self.replies: asyncio.Queue[Reply | Opened | ServiceError] = asyncio.Queue()
+        self._listener = listener
+        self._over = False
 
-    async def send(self, request: Request) -> None:
-        await self.service.writable.wait()
+    def send(self, request: Request) -> None:
+        assert not self._over
         self.requests.append(request)
         self.traffic.bytes_sent += 1
         self.service.asked.set()
         for reply in self.service.answers(self, request):
-            self.replies.put_nowait(reply)
+            self.say(reply)
 
-    async def receive(self) -> Reply | Opened:
-        reply = await self.replies.get()
-        if isinstance(reply, ServiceError):
-            raise reply
-        self.traffic.bytes_received += 1
-        return reply
+    def say(self, said: "Reply | ServiceError | None") -> None:
+        """Its listener is told a reply, what ended it, or, with None, that it is open."""
+        asyncio.get_running_loop().call_soon(self._tell, said)
 
-    async def close(self) -> None:
-        self.service.closed += 1
+    def _tell(self, said: "Reply | ServiceError | None") -> None:
+        if self._over:
+            return
+        if said is None:
+            self._listener.opened()
+        elif isinstance(said, ServiceError):
+            self._end()
+            self._listener.lost(said)
+        else:
+            self.traffic.bytes_received += 1
+            self._listener.received(said)
+
+    def close(self) -> None:
+        assert not self._over
+        self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self.service.closed += self in self.service.opened
 
 
 @dataclass
@@ -100,18 +114,24 @@ class Service:
 
     refuses: ServiceError | None = None  # sessions
     refusals: int = NEVER  # that many
-    closed: int = 0
-    opened: list[MemoryStream] = field(default_factory=list)
+    closed: int = 0  # of those that were opened: by either side
+    opened: list[MemorySession] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
-    writable: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: it does not read
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    opens: bool = True  # else nothing is heard of its sessions
+    silent: bool = False
+    first: tuple[Reply, ...] = ()  # what it says unasked
 
-    def __post_init__(self) -> None:
-        self.writable.set()
-
-    def refuse(self) -> None:
+    def _begin(self, session: MemorySession) -> MemorySession:
+        self.begun.set()
         if self.refuses is not None and self.refusals > 0:
             self.refusals -= 1
-            raise self.refuses
+            session.say(self.refuses)
+            return session
+        self.opened.append(session)
+        for said in (None, *self.first) if self.opens else ():
+            session.say(said)
+        return session
 
 
 @dataclass
@@ -121,27 +141,24 @@ class MemoryTarget(Service):
     toy: ToyTarget = field(default_factory=lambda: toys()[0])
     error: ServiceError | None = None  # that ends its first session ...
     fails_at: int = NEVER  # ... at this pass
-    first: tuple[Reply | Opened, ...] = ()  # what it says unasked
 
-    async def open(self, request: OpenTarget) -> MemoryStream:
-        self.refuse()
-        stream = MemoryStream(self)
-        self.opened.append(stream)
-        stream.toy = copy.copy(self.toy)
-        stream.toy._committed = ()
-        for reply in self.first:
-            stream.replies.put_nowait(reply)
-        return stream
+    def begin(self, request: OpenTarget, listener: Listener) -> MemorySession:
+        session = MemorySession(self, listener)
+        session.toy = copy.copy(self.toy)
+        session.toy._committed = ()
+        return self._begin(session)
 
-    def answers(self, stream: MemoryStream, request: Request) -> Iterator[Reply | ServiceError]:
+    def answers(self, session: MemorySession, request: Request) -> Iterator[Reply | ServiceError]:
         match request:
+            case _ if self.silent:
+                pass
             case Pass() if self.error is not None and request.number == self.fails_at:
                 failure, self.error = self.error, None
                 yield failure
             case Pass():
-                yield self._passed(stream.toy, request)
+                yield self._passed(session.toy, request)
             case FetchRow():
-                yield stream.toy.fetch(request)
+                yield session.toy.fetch(request)
 
     def _passed(self, toy: ToyTarget, sent: Pass) -> PassDone:
         """Of the toy, which answers everything, what was wanted."""
@@ -157,20 +174,13 @@ class MemoryDrafter(Service):
     """A toy behind a drafter's port: one session at a time. It prepares no continuations."""
 
     toy: ToyDrafter = field(default_factory=lambda: toys()[1])
-    silent: bool = False
     scoreless: bool = False  # never answers Score
-    first: tuple[Reply | Opened, ...] = ()  # what it says unasked
 
-    async def open(self, request: OpenDrafter) -> MemoryStream:
-        self.refuse()
-        stream = MemoryStream(self)
-        self.opened.append(stream)
+    def begin(self, request: OpenDrafter, listener: Listener) -> MemorySession:
         self.toy.text = Letters("")
-        for reply in self.first:
-            stream.replies.put_nowait(reply)
-        return stream
+        return self._begin(MemorySession(self, listener))
 
-    def answers(self, stream: MemoryStream, request: Request) -> Iterator[Reply]:
+    def answers(self, session: MemorySession, request: Request) -> Iterator[Reply]:
         match request:
             case Draft() if not self.silent:
                 self._draft, self._sent, self._drafted = request, 0, self.toy.draft(replace(request, count=0))

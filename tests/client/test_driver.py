@@ -9,7 +9,7 @@ import pytest
 from crossdraft.client.roster import Services
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
 from crossdraft.session.events import Close, Command, Expired, Lost, Ready, Replied, Send, SetTimer, Timer
-from crossdraft.types.messages import Drafted, OpenTarget, PassDone
+from crossdraft.types.messages import Drafted, PassDone
 from tests.client.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, run, several, target_open
 from tests.ports import MemoryDrafter, MemoryTarget
 
@@ -24,9 +24,8 @@ async def test_events_carry_the_time_of_their_arrival() -> None:
 
 
 async def test_a_lane_that_is_not_read_does_not_delay_another() -> None:
-    """The first target reads nothing at all, and many passes are written to it."""
-    stuck, other = MemoryTarget(), MemoryTarget()
-    stuck.writable.clear()
+    """The first target answers nothing at all, and many passes are sent to it."""
+    stuck, other = MemoryTarget(silent=True), MemoryTarget()
     both = [target_open(1), target_open(2)]
     session = Scripted(both, (Ready(1), [Send(1, PASS)] * 100), (Ready(2), [Send(2, PASS)]), (Replied, [DONE]))
     await run(session, several(first=stuck, second=other))
@@ -124,23 +123,13 @@ async def test_a_closed_lane_says_nothing_more() -> None:
 
 @pytest.mark.parametrize("state", ["opening", "waiting to open", "open"])
 async def test_cancelling_closes_everything_at_once(state: str) -> None:
-    target, reached = MemoryTarget(), asyncio.Event()
-
-    async def never(request: OpenTarget) -> None:
-        reached.set()
-        await asyncio.Event().wait()
-
-    if state == "opening":
-        target.open = never  # type: ignore[assignment,method-assign]
+    target = MemoryTarget(opens=state != "opening", silent=True)
     session = Scripted([target_open(1, 3600.0 if state == "waiting to open" else 0.0)], (Ready, [Send(1, PASS)]))
     task = asyncio.create_task(run(session, Services.of(target)))
     if state == "waiting to open":
-        reached.set()
         await asyncio.sleep(0)
-    elif state == "open":
-        await target.asked.wait()
     else:
-        await reached.wait()
+        await (target.asked if state == "open" else target.begun).wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -11,7 +11,7 @@ from crossdraft.client.roster import Services
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
 from crossdraft.session.events import Reason
 from crossdraft.speculation.choice import Choice, Controller, Fixed, lock_step
-from crossdraft.types.messages import Drafted, Opened, PassDone, RowFetched, Score, Scored
+from crossdraft.types.messages import Drafted, PassDone, RowFetched, Score, Scored
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.methods import COUPLED, SLEM, SLRS, TLI, TOKENTIMING, Method
 from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
@@ -70,7 +70,7 @@ async def test_no_stop_string_is_ever_shown() -> None:
 
 
 @CONTROLLERS
-@pytest.mark.parametrize("trouble", ["refuses", "silent", "opened twice"])
+@pytest.mark.parametrize("trouble", ["refuses", "silent", "says what nobody asked for"])
 async def test_without_its_drafter_it_goes_on(trouble: str, controller: Controller) -> None:
     running, _, drafter = generation(controller=controller, draft_seconds=0.0 if trouble == "silent" else 30.0)
     if trouble == "refuses":
@@ -78,7 +78,7 @@ async def test_without_its_drafter_it_goes_on(trouble: str, controller: Controll
     elif trouble == "silent":
         drafter.silent = True
     else:
-        drafter.first = (Opened("f1"),)
+        drafter.first = (Scored(1, np.zeros(1), 0.0),)
     assert len(await texts(running)) == 12
     assert running.statistics.draft_tokens == 0
     if trouble != "silent" or controller is not OVERLAPPED:

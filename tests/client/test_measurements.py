@@ -7,7 +7,7 @@ import numpy as np
 from crossdraft.client.driver import Driver
 from crossdraft.client.measurements import LaneWatch, Owing, TripWatch
 from crossdraft.client.roster import Services
-from crossdraft.rpc.streams import Traffic
+from crossdraft.rpc.links import Traffic
 from crossdraft.session.events import Close, Command, Event, Ready, Replied, Send
 from crossdraft.text.letters import Letters
 from crossdraft.trace.recording import Step

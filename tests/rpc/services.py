@@ -2,18 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import grpc
 import numpy as np
 
 from crossdraft.rpc.errors import CannotListen, ContextTooLong
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.handlers import TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import (
-    Advance,
     Description,
     Draft,
     Drafted,
@@ -23,13 +20,11 @@ from crossdraft.types.messages import (
     Pass,
     PassDone,
     RowFetched,
-    Score,
-    Scored,
 )
 from crossdraft.types.rows import Row
+from tests.rpc.linked import DESCRIPTION, News
 
 SIZE = 100
-DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
 FULL = 13  # a committed id that the toy target takes for a full context
 FAULTY = 14  # one that makes it fail
 FOREIGN = 16  # one that makes it answer with an id that it does not have
@@ -46,27 +41,34 @@ class ToyTargetService:
     closed: int = 0
     slow: asyncio.Event = field(default_factory=asyncio.Event)  # a session waits for the next one
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    news: News = field(default_factory=News)
 
-    async def open(self, request: OpenTarget) -> "ToyTargetSession":
+    async def open(self, request: OpenTarget, replies: Replies[PassDone | RowFetched]) -> "ToyTargetSession":
         self.opened += 1
-        return ToyTargetSession(self)
+        return ToyTargetSession(self, replies)
 
     async def close(self) -> None:
         self.ended = True
 
     async def wait_closed(self, count: int) -> None:
-        async with asyncio.timeout(60), self.changed:
-            await self.changed.wait_for(lambda: self.closed == count)
+        await self.news.until(lambda: self.closed == count)
 
 
-@dataclass
 class ToyTargetSession:
-    service: ToyTargetService
+    """Answers one request after another."""
 
-    async def converse(self, requests: AsyncIterator[Pass | FetchRow]) -> AsyncGenerator[PassDone | RowFetched, None]:
-        async for request in requests:
-            yield await self.answer(request)
+    def __init__(self, service: ToyTargetService, replies: Replies[PassDone | RowFetched]) -> None:
+        self.service = service
+        self._replies = replies
+        self._requests: asyncio.Queue[Pass | FetchRow] = asyncio.Queue()
+        self._answering = asyncio.create_task(self._answer_all())
+
+    async def _answer_all(self) -> None:
+        try:
+            while True:
+                self._replies.send(await self.answer(await self._requests.get()))
+        except (ContextTooLong, ZeroDivisionError) as error:
+            self._replies.fail(error)
 
     async def answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
         row = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)
@@ -83,10 +85,16 @@ class ToyTargetSession:
             row = Row.certain(SIZE)
         return PassDone(request.number, (row,) * len(request.answered), 0.001)
 
-    async def close(self) -> None:
-        async with self.service.changed:
-            self.service.closed += 1
-            self.service.changed.notify_all()
+    def receive(self, request: Pass | FetchRow) -> None:
+        self._requests.put_nowait(request)
+
+    def left(self, reply: PassDone | RowFetched) -> None:
+        """It waits for nothing."""
+
+    def close(self) -> None:
+        self._answering.cancel()
+        self.service.closed += 1
+        self.service.news.changed()
 
 
 @dataclass
@@ -95,15 +103,25 @@ class ToyDrafterService:
 
     description: Description = DESCRIPTION
 
-    async def open(self, request: OpenDrafter) -> "ToyDrafterService":
-        return self
-
-    async def converse(self, requests: AsyncIterator[Draft]) -> AsyncGenerator[Drafted, None]:
-        async for request in requests:
-            yield Drafted(request.epoch, (), 0.0, f"cannot draft {request.count} after {request.letters!r}")
+    async def open(self, request: OpenDrafter, replies: Replies[Drafted]) -> "ToyDrafterSession":
+        return ToyDrafterSession(replies)
 
     async def close(self) -> None:
-        pass
+        """Nothing runs."""
+
+
+@dataclass
+class ToyDrafterSession:
+    replies: Replies[Drafted]
+
+    def receive(self, request: Draft) -> None:
+        self.replies.send(Drafted(request.epoch, (), 0.0, f"cannot draft {request.count} after {request.letters!r}"))
+
+    def left(self, reply: Drafted) -> None:
+        """It waits for nothing."""
+
+    def close(self) -> None:
+        """It holds nothing."""
 
 
 async def on_a_port_of_its_own(service: ToyTargetService) -> tuple[Server, int]:
@@ -115,60 +133,3 @@ async def on_a_port_of_its_own(service: ToyTargetService) -> tuple[Server, int]:
             await server.start()
             return server, port
     raise AssertionError(f"all ports of {ports} are taken")
-
-
-async def exchange(address: str, method: str, messages: Sequence[bytes]) -> tuple[list[bytes], grpc.StatusCode, str]:
-    """Sends raw messages on one stream; the raw replies, the status and its text."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.stream_stream(method)(iter(messages), timeout=60)
-        replies: list[bytes] = []
-        try:
-            async for reply in call:
-                replies.append(reply)
-        except grpc.aio.AioRpcError as error:
-            return replies, error.code(), error.details() or ""
-        return replies, await call.code(), await call.details()
-
-
-@dataclass
-class ScriptedDrafter:
-    """A session whose requests and replies the test sees and makes; it reads while nothing is to be said."""
-
-    description: Description = DESCRIPTION
-    asked: "asyncio.Queue[Draft | Advance | Score]" = field(default_factory=asyncio.Queue)
-    replies: "asyncio.Queue[Drafted | Scored | Exception | None]" = field(default_factory=asyncio.Queue)
-    reading: bool = False
-    conversing: bool = False
-    closed: int = 0
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def open(self, request: OpenDrafter) -> "ScriptedDrafter":
-        return self
-
-    async def converse(
-        self, requests: AsyncIterator[Draft | Advance | Score]
-    ) -> AsyncGenerator[Drafted | Scored, None]:
-        self.conversing = True
-        try:
-            async with asyncio.TaskGroup() as group:
-                reading = group.create_task(self._read(requests))
-                while (reply := await self.replies.get()) is not None:
-                    if isinstance(reply, Exception):
-                        raise reply
-                    yield reply
-                reading.cancel()
-        finally:
-            self.conversing = False
-
-    async def _read(self, requests: AsyncIterator[Draft | Advance | Score]) -> None:
-        self.reading = True
-        try:
-            async for request in requests:
-                self.asked.put_nowait(request)
-            self.replies.put_nowait(None)
-        finally:
-            self.reading = False
-
-    async def close(self) -> None:
-        self.closed += 1
-        self.gone.set()

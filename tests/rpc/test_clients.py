@@ -10,8 +10,8 @@ import pytest
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.errors import Closed, ContextTooLong, Internal, NotServed, TimedOut, TooLarge, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET, SessionLimits
+from crossdraft.rpc.links import DrafterOwes, TargetOwes
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.rpc.streams import DrafterOutstanding, TargetOutstanding
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import (
@@ -130,10 +130,11 @@ async def test_traffic_counts_serialized_bytes(client):
         await session.run(Pass(2, tuple(range(20, 60)), TokenTree()))
         large = session.traffic.bytes_sent - before[0] - small
     assert (session.traffic.messages_sent, session.traffic.messages_received) == (3, 3)
-    assert small == 2 + 2 + 2 + 3  # envelope; number; tree's envelope; one token; a chain's parents go without saying
-    assert large == 2 + 2 + 2 + 2 + 40  # envelope; number; empty tree; packed field's head; forty ids of one byte
+    alone = 2 + 2 + 2  # envelope; session; envelope of the pass
+    assert small == alone + 2 + 2 + 3  # number; tree's envelope; one token; a chain's parents go without saying
+    assert large == alone + 2 + 2 + 2 + 40  # number; empty tree; packed field's head; forty ids of one byte
     assert session.traffic.bytes_received > before[1]
-    assert session.traffic.seconds_waited > 0
+    assert session.traffic.codec_seconds > 0
 
 
 async def test_cancelling_the_caller_closes_the_services_session(client, service):
@@ -199,7 +200,7 @@ async def test_errors_and_faults_of_the_service_arrive_and_it_lives_on(client, s
 
 async def test_a_reply_that_means_nothing_is_the_services_fault(client, service):
     async with client.session(OPEN) as session:
-        with pytest.raises(Internal, match=r"sent a reply that cannot be decoded: rows.ids has the id 100"):
+        with pytest.raises(Internal, match=r"sent a frame that cannot be decoded: rows.ids has the id 100"):
             await session.run(one_pass(1, FOREIGN))
         await service.wait_closed(1)
 
@@ -271,84 +272,84 @@ def drafted(epoch: int) -> Drafted:
     return Drafted(epoch, (), 0.0, branches=(Branch(1, 0, Letters("a"), (1,)),))
 
 
-def drafting() -> DrafterOutstanding:
+def drafting() -> DrafterOwes:
     """Of a session that is open."""
-    outstanding = DrafterOutstanding()
-    assert outstanding.sent(OpenDrafter(NOTHING, SamplingOptions(), None, 0))
-    assert outstanding.due
-    outstanding.received(OPENED)
-    assert not outstanding.due
-    return outstanding
+    owes = DrafterOwes()
+    assert owes.sent(OpenDrafter(NOTHING, SamplingOptions(), None, 0))
+    assert owes.due
+    owes.received(OPENED)
+    assert not owes.due
+    return owes
 
 
 def test_a_target_owes_each_request_a_reply_and_the_oldest_begins_the_wait():
-    outstanding = TargetOutstanding()
+    owes = TargetOwes()
     requests = (OpenTarget((1,), SamplingOptions(), None), Pass(1, (), TokenTree()), FetchRow(1, 0))
-    assert [outstanding.sent(request) for request in requests] == [True, False, False]
+    assert [owes.sent(request) for request in requests] == [True, False, False]
     due = []
     for reply in (OPENED, PassDone(1, (), 0.0), PassDone(1, (), 0.0)):
-        due.append(outstanding.due)
-        outstanding.received(reply)
+        due.append(owes.due)
+        owes.received(reply)
     assert due == [True] * 3
-    assert not outstanding.due
-    assert outstanding.sent(requests[1])
+    assert not owes.due
+    assert owes.sent(requests[1])
 
 
 def test_a_run_is_owed_more_until_its_last_reply_and_its_end_nothing():
-    outstanding = TargetOutstanding()
-    assert outstanding.sent(Pass(1, (), TokenTree(), draws=True, run=8))
+    owes = TargetOwes()
+    assert owes.sent(Pass(1, (), TokenTree(), draws=True, run=8))
     for _ in range(2):
-        outstanding.received(PassDone(1, (), 0.0, more=True))
-        assert outstanding.due
-    assert not outstanding.sent(RunTo(1, 0))
-    outstanding.received(PassDone(1, (), 0.0))
-    assert not outstanding.due
+        owes.received(PassDone(1, (), 0.0, more=True))
+        assert owes.due
+    assert not owes.sent(RunTo(1, 0))
+    owes.received(PassDone(1, (), 0.0))
+    assert not owes.due
 
 
 def test_a_reply_too_many_does_not_pay_for_what_is_asked_later():
-    outstanding = TargetOutstanding()
-    outstanding.received(PassDone(1, (), 0.0))
-    outstanding.sent(Pass(1, (), TokenTree()))
-    assert outstanding.due
+    owes = TargetOwes()
+    owes.received(PassDone(1, (), 0.0))
+    owes.sent(Pass(1, (), TokenTree()))
+    assert owes.due
 
 
 def test_a_draft_is_owed_one_reply_and_more_may_come():
-    outstanding = drafting()
-    assert outstanding.sent(draft(1))
-    assert outstanding.due
+    owes = drafting()
+    assert owes.sent(draft(1))
+    assert owes.due
     for _ in range(3):
-        outstanding.received(drafted(1))
-        assert not outstanding.due
+        owes.received(drafted(1))
+        assert not owes.due
 
 
 def test_nothing_is_owed_for_an_advance():
-    outstanding = drafting()
-    assert not outstanding.sent(Advance(1, 8))
-    assert not outstanding.due
-    outstanding.sent(draft(2))
-    assert not outstanding.sent(Advance(2, 8))
-    outstanding.received(drafted(2))
-    assert not outstanding.due
+    owes = drafting()
+    assert not owes.sent(Advance(1, 8))
+    assert not owes.due
+    owes.sent(draft(2))
+    assert not owes.sent(Advance(2, 8))
+    owes.received(drafted(2))
+    assert not owes.due
 
 
 def test_a_newer_draft_begins_the_wait_anew_and_older_replies_do_not_end_it():
-    outstanding = drafting()
-    assert outstanding.sent(draft(1))
-    assert outstanding.sent(draft(2))
-    outstanding.received(drafted(1))
-    assert outstanding.due
-    outstanding.received(drafted(2))
-    assert not outstanding.due
+    owes = drafting()
+    assert owes.sent(draft(1))
+    assert owes.sent(draft(2))
+    owes.received(drafted(1))
+    assert owes.due
+    owes.received(drafted(2))
+    assert not owes.due
 
 
 def test_each_score_is_owed_a_reply_until_a_newer_draft():
-    outstanding = drafting()
-    outstanding.sent(draft(1))
-    outstanding.received(drafted(1))
-    assert [outstanding.sent(score(1)) for _ in range(2)] == [True, False]
-    outstanding.received(scored(1))
-    assert outstanding.due
-    outstanding.sent(draft(2))
-    outstanding.received(scored(1))
-    outstanding.received(drafted(2))
-    assert not outstanding.due
+    owes = drafting()
+    owes.sent(draft(1))
+    owes.received(drafted(1))
+    assert [owes.sent(score(1)) for _ in range(2)] == [True, False]
+    owes.received(scored(1))
+    assert owes.due
+    owes.sent(draft(2))
+    owes.received(scored(1))
+    owes.received(drafted(2))
+    assert not owes.due

@@ -5,14 +5,11 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
-from grpc import StatusCode
 
-from crossdraft.rpc import drafter_codec
-from crossdraft.rpc.clients import DrafterClient, TargetClient
-from crossdraft.rpc.errors import BadRequest, Closed, ContextTooLong, Internal
+from crossdraft.rpc.clients import DrafterClient, DrafterSession, TargetClient
+from crossdraft.rpc.errors import BadRequest, ContextTooLong, Internal
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.rpc.streams import DrafterSession
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import (
     Advance,
@@ -30,21 +27,21 @@ from crossdraft.types.messages import (
 )
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT, TokenTree
-from tests.rpc.services import SLOW, ScriptedDrafter, ToyTargetService, exchange
+from tests.rpc.linked import PuppetService, PuppetSession
+from tests.rpc.services import SLOW, ToyTargetService
 
 OPEN = OpenDrafter(NOTHING, SamplingOptions(), None, 0)
 OPEN_TARGET = OpenTarget((1,), SamplingOptions(), None)
 AT_ONCE = Listening(grace_seconds=0)
-METHOD = "/crossdraft.v1.Drafter/Draft"
 
 
 @pytest.fixture
-async def service() -> ScriptedDrafter:
-    return ScriptedDrafter()
+async def service() -> PuppetService:
+    return PuppetService(answer=None)
 
 
 @pytest.fixture
-async def server(service: ScriptedDrafter) -> AsyncIterator[Server]:
+async def server(service: PuppetService) -> AsyncIterator[Server]:
     async with Server(DRAFTER, service, AT_ONCE) as server:
         yield server
 
@@ -55,6 +52,13 @@ async def session(server: Server) -> AsyncIterator[DrafterSession]:
         yield session
 
 
+@pytest.fixture
+async def served(session: DrafterSession, service: PuppetService) -> PuppetSession:
+    """The service's side of it."""
+    (served,) = service.sessions
+    return served
+
+
 def draft(epoch: int) -> Draft:
     return Draft(epoch, 0, NOTHING, count=4, chunk=1)
 
@@ -63,89 +67,92 @@ def drafted(epoch: int, first: int = 0) -> Drafted:
     return Drafted(epoch, (DraftToken(7),), 0.001, first=first)
 
 
-async def gone(service: ScriptedDrafter) -> None:
-    """Returns when the session has been closed."""
-    await asyncio.wait_for(service.gone.wait(), 60)
-    assert (service.closed, service.conversing, service.reading) == (1, False, False)
-
-
-async def test_a_newer_draft_arrives_while_the_older_one_has_no_reply(session, service):
+async def test_a_newer_draft_arrives_while_the_older_one_has_no_reply(session, served, service):
     for epoch in (1, 2):
         await session.send(draft(epoch))
-    assert [(await service.asked.get()).epoch for _ in range(2)] == [1, 2]
-    service.replies.put_nowait(drafted(2))
+    await service.news.until(lambda: len(served.asked) == 2)
+    assert [request.epoch for request in served.asked] == [1, 2]
+    served.replies.send(drafted(2))
     assert (await session.receive()).epoch == 2
 
 
-async def test_a_draft_has_many_replies_and_an_advance_none(session, service):
+async def test_a_draft_has_many_replies_and_an_advance_none(session, served, service):
     await session.send(draft(1))
     for first in range(4):
-        service.replies.put_nowait(drafted(1, first))
+        served.replies.send(drafted(1, first))
     await session.send(Advance(1, 6))
     assert [(await session.receive()).first for _ in range(4)] == [0, 1, 2, 3]
     branch = Branch(1, 3, Letters("x"), (5, 6))
-    service.replies.put_nowait(Drafted(1, (), 0.001, first=4, branches=(branch,)))
+    served.replies.send(Drafted(1, (), 0.001, first=4, branches=(branch,)))
     assert (await session.receive()).branches == (branch,)
-    assert [await service.asked.get() for _ in range(2)] == [draft(1), Advance(1, 6)]
+    await service.news.until(lambda: len(served.asked) == 2)
+    assert served.asked == [draft(1), Advance(1, 6)]
 
 
-async def test_whole_drafts_and_scores_are_waited_for_past_what_is_left_of_an_older_epoch(session, service):
+async def test_whole_drafts_and_scores_are_waited_for_past_what_is_left_of_an_older_epoch(session, served):
     for reply in (drafted(1), drafted(1, 1), drafted(2)):
-        service.replies.put_nowait(reply)
+        served.replies.send(reply)
     assert (await session.draft(Draft(2, 0, NOTHING, 1))).epoch == 2
-    service.replies.put_nowait(Scored(2, np.array([0.5]), 0.0))
+    served.replies.send(Scored(2, np.array([0.5]), 0.0))
     assert (await session.score(Score(2, 0, (Letters("a"),), 1))).probabilities.tolist() == [0.5]
 
 
-async def test_a_draft_of_an_epoch_that_nobody_began_is_a_fault_of_the_drafter(session, service):
-    service.replies.put_nowait(drafted(3))
+async def test_a_draft_of_an_epoch_that_nobody_began_is_a_fault_of_the_drafter(session, served):
+    served.replies.send(drafted(3))
     with pytest.raises(Internal, match="answered epoch 3 where 2 was due"):
         await session.draft(draft(2))
 
 
-async def test_many_tasks_send_at_once(session, service):
+async def test_replies_that_are_dropped_before_they_leave_never_arrive(session, served):
+    for first in range(3):
+        served.replies.send(drafted(1, first))
+    served.replies.drop()
+    served.replies.send(drafted(2))
+    assert (await session.receive()).epoch == 2
+
+
+async def test_many_tasks_send_at_once(session, served, service):
     await asyncio.gather(*(session.send(Advance(1, count)) for count in range(1, 41)))
-    assert [(await service.asked.get()).count for _ in range(40)] == list(range(1, 41))
+    await service.news.until(lambda: len(served.asked) == 40)
+    assert [request.count for request in served.asked] == list(range(1, 41))
 
 
-async def test_a_client_that_closes_leaves_nothing_behind(session, service):
+async def test_a_client_that_closes_leaves_nothing_behind(session, served, service):
     await session.send(draft(1))
-    await service.asked.get()
+    await service.news.until(lambda: served.asked)
     await session.close()
-    await gone(service)
+    await service.news.until(lambda: served.closed)
 
 
 async def test_a_client_that_vanishes_between_two_replies_leaves_nothing_behind(server, service):
     async with DrafterClient(server.address) as client:
         session = await client.open(OPEN)
-        await session.send(draft(1))
-        service.replies.put_nowait(drafted(1))
+        service.sessions[0].replies.send(drafted(1))
         await session.receive()
-    await gone(service)  # the channel was closed, the session was not
+    await service.news.until(lambda: service.closed == 1)  # the channel was closed, the session was not
 
 
-async def test_an_error_of_the_session_ends_it_with_its_status(session, service):
+@pytest.mark.parametrize(
+    ("error", "meaning", "text"),
+    [
+        (ContextTooLong("the context is full"), ContextTooLong, "the context is full"),
+        (ZeroDivisionError("a fault of the service"), Internal, "a fault of the service"),
+    ],
+)
+async def test_an_error_of_the_session_ends_it_with_its_status(session, served, error, meaning, text):
     await session.send(draft(1))
-    service.replies.put_nowait(ContextTooLong("the context is full"))
-    with pytest.raises(ContextTooLong, match="the context is full"):
+    served.replies.fail(error)
+    with pytest.raises(meaning, match=text):
         await session.receive()
-    await gone(service)
+    assert served.closed == 1
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_fault_of_the_session_is_internal(session, service):
-    service.replies.put_nowait(ZeroDivisionError("a fault of the service"))
-    with pytest.raises(Internal, match="a fault of the service"):
-        await session.receive()
-    await gone(service)
-
-
-async def test_a_bad_request_ends_a_session_that_is_busy(session, service):
+async def test_a_bad_request_ends_a_session_that_is_busy(session, served):
     await session.send(draft(1))
     await session.send(Draft(2, 0, NOTHING, count=65))
     with pytest.raises(BadRequest, match="count must be between 1 and 64, got 65"):
         await session.receive()
-    await gone(service)
+    assert served.closed == 1
 
 
 async def test_a_bad_request_ends_a_session_that_answers_one_by_one_too():
@@ -155,25 +162,8 @@ async def test_a_bad_request_ends_a_session_that_answers_one_by_one_too():
         await session.send(Pass(1, (SLOW,), TokenTree()))
         await session.send(Pass(2, (100,), TokenTree()))
         with pytest.raises(BadRequest, match="committed has the id 100"):
-            await asyncio.wait_for(session.receive(), 60)
+            await session.receive()
         await service.wait_closed(1)
-
-
-async def test_a_session_that_has_said_all_ends_the_stream(session, service):
-    service.replies.put_nowait(drafted(1))
-    service.replies.put_nowait(None)
-    assert (await session.receive()).epoch == 1
-    with pytest.raises(Closed):
-        await session.receive()
-    await gone(service)
-
-
-async def test_what_is_owed_is_sent_after_the_clients_half_of_the_stream_has_ended(server, service):
-    service.replies.put_nowait(drafted(1))
-    messages = [drafter_codec.encode_request(request).SerializeToString() for request in (OPEN, draft(1))]
-    replies, code, _ = await exchange(server.address, METHOD, messages)
-    assert (len(replies), code) == (2, StatusCode.OK)
-    await gone(service)
 
 
 async def test_passes_and_fetches_are_answered_in_order_while_others_wait():

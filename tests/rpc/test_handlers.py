@@ -2,93 +2,29 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from itertools import count
 
-import grpc
 import pytest
 
-from crossdraft.rpc import log_context, target_codec
+from crossdraft.rpc import log_context
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadMessage, Closed, ContextTooLong, Full, ServiceError, name_of
 from crossdraft.rpc.handlers import (
-    MOST_UNREAD,
     TARGET,
     Activity,
     Admission,
     SessionLimits,
     Tally,
-    ended_when_silent,
-    read_ahead,
 )
-from crossdraft.rpc.log_context import MAX_LENGTH, REQUEST_ID, RequestIdError, request_id
+from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
 from crossdraft.rpc.security import client_credentials
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import OpenTarget, Pass, PassDone, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import LOOPBACK, Cluster
 from tests.rpc.clock import Clock
-from tests.rpc.services import FAULTY, FULL, ToyTargetService, exchange
-
-
-async def numbers(count: int, given: list[int] | None = None) -> AsyncIterator[int]:
-    for number in range(count):
-        if given is not None:
-            given.append(number)
-        yield number
-
-
-async def settled() -> None:
-    """Returns when every task has gone as far as it can."""
-    for _ in range(10 * MOST_UNREAD):
-        await asyncio.sleep(0)
-
-
-async def test_everything_is_taken_in_order_up_to_the_end():
-    async with read_ahead(numbers(5 * MOST_UNREAD)) as items:
-        assert [item async for item in items] == list(range(5 * MOST_UNREAD))
-
-
-async def test_messages_are_read_before_anybody_takes_them_but_no_more_than_there_is_room_for():
-    given: list[int] = []
-    async with read_ahead(numbers(5 * MOST_UNREAD, given)) as items:
-        await settled()
-        assert len(given) == MOST_UNREAD + 1  # one is being put
-        assert await anext(items) == 0
-        await settled()
-        assert len(given) == MOST_UNREAD + 2
-
-
-async def test_a_fault_of_the_source_ends_the_block():
-    async def faulty() -> AsyncIterator[int]:
-        yield 1
-        raise ValueError("bad")
-
-    with pytest.raises(ExceptionGroup) as raised:
-        async with read_ahead(faulty()):
-            await asyncio.Event().wait()
-    assert [str(error) for error in raised.value.exceptions] == ["bad"]
-
-
-async def test_the_end_of_the_block_ends_the_source():
-    ended = asyncio.Event()
-
-    async def endless() -> AsyncIterator[int]:
-        try:
-            await asyncio.Event().wait()
-            yield 1
-        finally:
-            ended.set()
-
-    async with read_ahead(endless()):
-        await settled()
-    assert ended.is_set()
-
+from tests.rpc.services import FAULTY, FULL, ToyTargetService
 
 OPEN = OpenTarget((1,), SamplingOptions(), None)
-RAW_OPEN = target_codec.encode_request(OPEN).SerializeToString()
-VERIFY = "/crossdraft.v1.Target/Verify"
-NODES = 1000  # of a pass whose reply has a hundred kilobytes
 
 
 def serving(service: ToyTargetService, **limits: float) -> Server:
@@ -106,19 +42,9 @@ async def test_no_more_sessions_than_there_may_be_and_one_that_ends_makes_room()
         assert full.value.lost
         assert (await second.run(Pass(1, (), TokenTree()))).number == 1
         await first.close()
-        await service.wait_closed(1)
         async with client.session(OPEN) as again:
             assert (await again.run(Pass(1, (), TokenTree()))).number == 1
-
-
-async def test_a_stream_that_says_nothing_counts_as_a_session():
-    async with serving(ToyTargetService(), sessions=1) as server, TargetClient(server.address) as client:
-        await client.describe()
-        silent = client.channel.stream_stream(VERIFY)(None)
-        await silent.wait_for_connection()
-        with pytest.raises(Full):
-            await client.open(OPEN)
-        silent.cancel()
+        assert service.closed >= 1
 
 
 async def test_peers_are_told_apart_by_certificate(tmp_path):
@@ -160,28 +86,6 @@ async def test_a_silent_session_is_ended_in_order_and_one_that_speaks_is_not(clo
             await ended
 
 
-async def test_a_client_that_stops_reading_loses_its_session(clock: Clock):
-    service = ToyTargetService()
-    tree = TokenTree((1,) * NODES, (-1,) * NODES)
-    async with serving(service, idle_seconds=100) as server, grpc.aio.insecure_channel(server.address) as channel:
-        call = channel.stream_stream(VERIFY)(None)
-
-        async def write() -> None:
-            await call.write(RAW_OPEN)
-            for number in count(1):
-                await call.write(target_codec.encode_request(Pass(number, (), tree)).SerializeToString())
-
-        writing, before = asyncio.create_task(write()), 0
-        while not before or server.activity.total().replies > before:  # until no reply finds room any more
-            before = server.activity.total().replies
-            for _ in range(1000):
-                await asyncio.sleep(0)
-        assert service.closed == 0
-        await clock.until(lambda: service.closed == 1)
-        call.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-
-
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
@@ -200,15 +104,10 @@ def test_limits_are_checked_at_once(bad, complaint):
 def test_peers_without_sessions_are_forgotten():
     admission = Admission(SessionLimits())
     for number in range(100):
-        with admission.admitted(f"ipv4:10.0.0.{number}"):
-            assert admission._open.total() == 1
+        admission.admit(f"ipv4:10.0.0.{number}")
+        assert admission._open.total() == 1
+        admission.release(f"ipv4:10.0.0.{number}")
     assert not admission._open
-
-
-async def test_a_timeout_of_the_session_itself_is_not_taken_for_silence():
-    with pytest.raises(TimeoutError, match="its own"):
-        async with ended_when_silent(60):
-            raise TimeoutError("its own")
 
 
 AT_ONCE = Listening(grace_seconds=0)
@@ -266,7 +165,8 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
     assert (activity.open, activity.opened, dict(activity.ended)) == (0, 1, {"closed": 1})
     total = activity.total()
     assert (total.requests, total.replies, total.passes, total.nodes) == (2, 2, 1, 1)
-    assert total.bytes_received == session.traffic.bytes_sent
+    close = 6  # bytes of the frame that closes it, which the client does not count
+    assert 0 <= total.bytes_received - session.traffic.bytes_sent <= close
     assert total.bytes_sent == session.traffic.bytes_received
     records = [record for record in caplog.records if record.name.startswith("crossdraft.")]  # asyncio's come late
     assert [record.levelname for record in records] == ["INFO", "INFO"]
@@ -286,22 +186,12 @@ async def test_how_a_session_failed_is_counted(token: int, outcome: str) -> None
         assert dict(server.activity.ended) == {outcome: 1}
 
 
-async def test_an_id_that_cannot_be_used_is_refused() -> None:
-    async with Server(TARGET, ToyTargetService(), AT_ONCE) as server:
-        async with grpc.aio.insecure_channel(server.address) as channel:
-            call = channel.stream_stream(VERIFY)(iter([RAW_OPEN]), metadata=((REQUEST_ID, "a b"),), timeout=60)
-            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "x-request-id" in await call.details()
-        _, code, _ = await exchange(server.address, VERIFY, [RAW_OPEN])
-        assert code is grpc.StatusCode.OK
-        assert server.activity.opened == 1
-
-
 def test_totals_do_not_fall_when_a_session_ends() -> None:
     activity = Activity("target")
-    with activity.session("", "") as tally:
-        tally.sent(PassDone(1, (), 0.5), b"12")
-        during = activity.total()
+    entry = activity.begin("", "")
+    entry.tally.sent(PassDone(1, (), 0.5), 2)
+    during = activity.total()
+    activity.end(entry, "closed")
     assert activity.total() == during == Tally(replies=1, bytes_sent=2, passes=1, model_seconds=0.5)
     assert activity.ended.total() == 1
 

@@ -9,11 +9,10 @@ from contextlib import suppress
 
 import pytest
 
-from crossdraft.rpc.clients import TargetClient
+from crossdraft.rpc.clients import TargetClient, TargetSession
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.rpc.streams import TargetSession
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from tests.rpc.proxy import Link

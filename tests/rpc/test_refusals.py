@@ -1,5 +1,8 @@
 """What means nothing is refused with a text that names the field, and is not sent."""
 
+import re
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -21,47 +24,73 @@ def lists(*counts: int, ids: tuple[int, ...]) -> common_pb2.IdLists:
 
 
 ROWS = codec.encode_rows([Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)])
+TOO_LIKELY = {
+    "tokens": [1],
+    "log_probabilities": [-1],
+    "likely": [1],
+    "likely_log_probabilities": [0.5],
+    "likely_counts": [1],
+}
 LIKELY = {"tokens": [1, 2], "log_probabilities": [-1, -1], "likely": [1, 2], "likely_log_probabilities": [-1, -1]}
 
 
-def opening(**changes: object) -> target_pb2.VerifyRequest:
-    return target_pb2.VerifyRequest(open=target_pb2.OpenTarget(**{"prompt": [1]} | changes))
+def to_target(listed: common_pb2.IdLists | None = None, **message: object) -> target_pb2.VerifyRequests:
+    return target_pb2.VerifyRequests(requests=[{"session": 1} | message], listed=listed)
 
 
-def passing(**changes: object) -> target_pb2.VerifyRequest:
-    return target_pb2.VerifyRequest(next_pass=target_pb2.Pass(**{"number": 1} | changes))
+def of_target(**columns: object) -> Callable[..., target_pb2.VerifyReplies]:
+    return lambda **message: target_pb2.VerifyReplies(replies=[{"session": 1} | message], **columns)
 
 
-def fetching(**changes: object) -> target_pb2.VerifyRequest:
-    return target_pb2.VerifyRequest(fetch=target_pb2.FetchRow(**changes))
+def to_drafter(**message: object) -> drafter_pb2.DraftRequests:
+    return drafter_pb2.DraftRequests(requests=[{"session": 1} | message])
+
+
+def of_drafter(rows: common_pb2.Rows | None = None, **message: object) -> drafter_pb2.DraftReplies:
+    return drafter_pb2.DraftReplies(replies=[{"session": 1} | message], rows=rows)
+
+
+def opening(**changes: object) -> target_pb2.VerifyRequests:
+    return to_target(open=target_pb2.OpenTarget(**{"prompt": [1]} | changes))
+
+
+def passing(listed: common_pb2.IdLists | None = None, **changes: object) -> target_pb2.VerifyRequests:
+    named = {"number": 1, "listed": len(listed.counts) if listed is not None else 0}
+    return to_target(listed, next_pass=target_pb2.Pass(**named | changes))
+
+
+def fetching(**changes: object) -> target_pb2.VerifyRequests:
+    return to_target(fetch=target_pb2.FetchRow(**changes))
+
+
+def done(samples: dict[str, object] | None = None, **changes: object) -> target_pb2.VerifyReplies:
+    column = target_pb2.Samples(**samples or {})
+    message = target_pb2.PassDone(**{"samples": len(column.tokens)} | changes)
+    return of_target(samples=column)(done=message)
+
+
+def fetched(**changes: object) -> target_pb2.VerifyReplies:
+    return of_target()(fetched=target_pb2.RowFetched(**changes))
+
+
+def drafting(**changes: object) -> drafter_pb2.DraftRequests:
+    return to_drafter(draft=drafter_pb2.Draft(**{"letters": b"a", "count": 1} | changes))
 
 
 def zeros(count: int) -> common_pb2.Numbers:
-    return common_pb2.Numbers(count=count, bits=1, data=bytes((count + 7) // 8))
+    return common_pb2.Numbers(count=count, size=1, data=bytes(count))
 
 
-def done(**changes: object) -> target_pb2.VerifyReply:
-    return target_pb2.VerifyReply(done=target_pb2.PassDone(**changes))
+def opening_drafter(**changes: object) -> drafter_pb2.DraftRequests:
+    return to_drafter(open=drafter_pb2.OpenDrafter(**changes))
 
 
-def fetched(**changes: object) -> target_pb2.VerifyReply:
-    return target_pb2.VerifyReply(fetched=target_pb2.RowFetched(**changes))
+def scoring(**changes: object) -> drafter_pb2.DraftRequests:
+    return to_drafter(score=drafter_pb2.Score(**changes))
 
 
-def opening_drafter(**changes: object) -> drafter_pb2.DraftRequest:
-    return drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(**changes))
-
-
-def scoring(**changes: object) -> drafter_pb2.DraftRequest:
-    return drafter_pb2.DraftRequest(score=drafter_pb2.Score(**changes))
-
-
-def drafting(**changes: object) -> drafter_pb2.DraftRequest:
-    return drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(**{"letters": b"a", "count": 1} | changes))
-
-
-def drafted(**changes: object) -> drafter_pb2.DraftReply:
-    return drafter_pb2.DraftReply(drafted=drafter_pb2.Drafted(**changes))
+def drafted(rows: common_pb2.Rows | None = None, **changes: object) -> drafter_pb2.DraftReplies:
+    return of_drafter(rows, drafted=drafter_pb2.Drafted(**{"with_rows": rows is not None} | changes))
 
 
 def branch(**changes: object) -> drafter_pb2.Branch:
@@ -73,7 +102,7 @@ def tree(tokens: list[int], parents: list[int]) -> target_pb2.TokenTree:
 
 
 TARGET_REQUESTS = [
-    (target_pb2.VerifyRequest(), "one of open, next_pass, fetch and run_to"),
+    (to_target(), "one of open, next_pass, fetch, run_to and close"),
     (opening(prompt=[]), "prompt is empty"),
     (opening(prompt=[SIZE]), "prompt has the id 300"),
     (opening(options=common_pb2.SamplingOptions(temperature=-1)), "temperature must be 0 or more"),
@@ -94,9 +123,9 @@ TARGET_REQUESTS = [
     (passing(run=2, draws=True, tree=tree([1], [0])), "a run of several tokens needs draws, and has no tree"),
     (passing(run=65, draws=True), "run has 65; at most 64"),
     (fetching(listed=numbers(SIZE)), "listed has the id 300"),
-    (fetching(listed={"count": 3, "bits": 9, "data": b"abc"}), "3 bytes, which are not 3 numbers of 9 bits"),
-    (fetching(listed={"count": 1, "bits": 33, "data": b"abcde"}), "not 1 numbers of 33 bits"),
-    (fetching(listed={"count": 2**32 - 1, "bits": 0}), "numbers of 0 bits"),
+    (fetching(listed={"count": 3, "size": 2, "data": b"abc"}), "3 bytes, which are not 3 numbers of 2"),
+    (fetching(listed={"count": 1, "size": 5, "data": b"abcde"}), "not 1 numbers of 5"),
+    (fetching(listed={"count": 2**32 - 1, "size": 0}), "numbers of 0"),
     (opening(head=2**32 - 1), f"head has {2**32 - 1}; at most {target_codec.MAX_HEAD}"),
     (opening(prompt=[1] * (codec.MAX_IDS + 1)), f"prompt has {codec.MAX_IDS + 1}"),
     (opening(options={"logit_bias": [{}] * (codec.MAX_BIASES + 1)}), "options.logit_bias has 65537"),
@@ -104,22 +133,31 @@ TARGET_REQUESTS = [
     (fetching(number=1, listed=zeros(codec.MAX_NUMBERS + 1)), f"listed has {codec.MAX_NUMBERS + 1}; at most"),
 ]
 TARGET_REPLIES = [
-    (target_pb2.VerifyReply(), "one of opened, done and fetched"),
-    (done(number=1), "no rows and no samples"),
-    (done(rows={}), "no rows and no samples"),
-    (done(samples={"tokens": [1], "log_probabilities": [0.5]}), "log-probability 0.5"),
-    (done(samples={"tokens": [1], "log_probabilities": [float("nan")]}), "log-probability nan"),
+    (of_target()(), "one of opened, done, fetched and ended"),
+    (done(number=1), "done needs rows or samples"),
+    (
+        of_target(rows=ROWS, samples={"tokens": [1], "log_probabilities": [-1]})(done={"rows": 1, "samples": 1}),
+        "rows or samples",
+    ),
+    (done(samples={"tokens": [1], "log_probabilities": [0.5]}), "log-probability that is not at most 0"),
+    (done(samples={"tokens": [1], "log_probabilities": [float("nan")]}), "log-probability that is not at most 0"),
     (done(samples={"tokens": [SIZE], "log_probabilities": [-1]}), "samples.tokens has the id 300"),
     (done(samples={"tokens": [1, 2], "log_probabilities": [-1]}), "2 tokens but 1 log-probabilities"),
-    (done(samples=LIKELY | {"likely": [1]}), "1 likely ids and 2 values for 2 tokens"),
-    (done(samples=LIKELY | {"likely": [1] * 3, "likely_log_probabilities": [-1] * 3}), "3 likely ids and 3 values"),
+    (done(samples=LIKELY | {"likely": [1]}), "1 likely ids and 2 values"),
+    (
+        done(samples=LIKELY | {"likely": [1] * 3, "likely_log_probabilities": [-1] * 3}),
+        "3 likely ids and 3 values",
+    ),
     (done(samples=LIKELY | {"likely": [1, SIZE]}), "samples.likely has the id 300"),
-    (done(samples=LIKELY | {"likely_log_probabilities": [-1, 0.5]}), "log-probability 0.5"),
+    (
+        done(samples=TOO_LIKELY),
+        "log-probability that is not at most 0",
+    ),
     (fetched(number=1), "a head or a whole row"),
     (fetched(head={}), "head has 0 rows"),
 ]
 DRAFTER_REQUESTS = [
-    (drafter_pb2.DraftRequest(), "one of open, draft, advance and score"),
+    (to_drafter(), "one of open, draft, advance, score and close"),
     (opening_drafter(audited=True), "audited needs noise"),
     (scoring(strings=[b"a"]), "tokens must be between 1 and 64"),
     (scoring(strings=[b"a"], tokens=65), "between 1 and 64, got 65"),
@@ -128,8 +166,8 @@ DRAFTER_REQUESTS = [
     (opening_drafter(prompt=b"\xff"), "prompt is not the UTF-8"),
     (opening_drafter(prompt="中".encode()), r"U\+4E2D, which is no letter"),
     (opening_drafter(allowed=numbers(SIZE)), "allowed has the id"),
-    (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"\xed\xa0\x80", count=1)), "letters is not"),
-    (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a")), "count must be between 1 and 64"),
+    (to_drafter(draft=drafter_pb2.Draft(letters=b"\xed\xa0\x80", count=1)), "letters is not"),
+    (to_drafter(draft=drafter_pb2.Draft(letters=b"a")), "count must be between 1 and 64"),
     (drafting(count=2**32 - 1), "count must be between"),
     (drafting(chunk=0), "chunk must be between 1 and 64, got 0"),
     (drafting(chunk=65), "chunk must be between 1 and 64, got 65"),
@@ -137,17 +175,17 @@ DRAFTER_REQUESTS = [
     (drafting(first=65), "first must be at most 64, got 65"),
     (drafting(branch_width=0), "branch_width must be between 1 and 64, got 0"),
     (drafting(branch_width=65), "branch_width must be between"),
-    (drafter_pb2.DraftRequest(advance=drafter_pb2.Advance(epoch=1)), "count must be at least 1"),
+    (to_drafter(advance=drafter_pb2.Advance(epoch=1)), "count must be at least 1"),
     (opening_drafter(row_width=drafter_codec.MAX_ROW_WIDTH + 1), "row_width has 65537"),
     (opening_drafter(allowed=zeros(codec.MAX_NUMBERS + 1)), "allowed has"),
     (scoring(strings=[b"a"] * (drafter_codec.MAX_STRINGS + 1), tokens=1), "strings has 4097"),
     (scoring(strings=[b"a" * (drafter_codec.MAX_STRING + 1)], tokens=1), "the longest of strings has 65537"),
 ]
 DRAFTER_REPLIES = [
-    (drafter_pb2.DraftReply(), "one of opened, drafted and scored"),
+    (of_drafter(), "one of opened, drafted, scored and ended"),
     (drafted(tokens=[SIZE]), "tokens has the id 300"),
     (drafted(tokens=[0] * 65), "tokens has 65; one reply has at most 64"),
-    (drafted(tokens=[1, 2], rows=ROWS), "rows has 1 for 2 tokens"),
+    (drafted(tokens=[1, 2], rows=ROWS), "rows has 1 rows for 2 tokens"),
     (drafted(tokens=[3], rows=ROWS), "tokens has 3, which its own row cannot give"),
     (drafted(branches=[branch(number=0)]), r"branches\[0\].number must be at least 1"),
     (drafted(branches=[branch(letters=b"")]), r"branches\[0\].letters is empty"),
@@ -155,15 +193,15 @@ DRAFTER_REPLIES = [
     (drafted(branches=[branch(), branch(tokens=[])]), r"branches\[1\].tokens must be between 1 and 64"),
     (drafted(branches=[branch(tokens=[0] * 65)]), r"branches\[0\].tokens must be between 1 and 64"),
     (drafted(branches=[branch(tokens=[SIZE])]), r"branches\[0\].tokens has the id 300"),
-    (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[1.5])), "not between 0 and 1"),
-    (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[float("nan")])), "not between 0 and 1"),
+    (of_drafter(scored=drafter_pb2.Scored(probabilities=[1.5])), "not between 0 and 1"),
+    (of_drafter(scored=drafter_pb2.Scored(probabilities=[float("nan")])), "not between 0 and 1"),
     (drafted(branches=[branch()] * (drafter_codec.MAX_BRANCHES + 1)), "branches has 4097"),
 ]
 REFUSED = {
-    target_codec.decode_request: TARGET_REQUESTS,
-    target_codec.decode_reply: TARGET_REPLIES,
-    drafter_codec.decode_request: DRAFTER_REQUESTS,
-    drafter_codec.decode_reply: DRAFTER_REPLIES,
+    target_codec.decode_requests: TARGET_REQUESTS,
+    target_codec.decode_replies: TARGET_REPLIES,
+    drafter_codec.decode_requests: DRAFTER_REQUESTS,
+    drafter_codec.decode_replies: DRAFTER_REPLIES,
 }
 
 
@@ -171,8 +209,12 @@ REFUSED = {
     ("decode", "bad", "complaint"), [(decode, *case) for decode, cases in REFUSED.items() for case in cases]
 )
 def test_what_means_nothing_or_asks_for_too_much_is_refused(decode, bad, complaint):
-    with pytest.raises(BadMessage, match=complaint):
-        decode(bad, SIZE)
+    try:
+        ((_, error),) = decode(bad.SerializeToString(), SIZE)
+    except BadMessage as spoiled:  # the whole frame
+        error = spoiled
+    assert isinstance(error, BadMessage)
+    assert re.search(complaint, str(error)), error
 
 
 @pytest.mark.parametrize(
@@ -189,9 +231,9 @@ def test_what_means_nothing_or_asks_for_too_much_is_refused(decode, bad, complai
 )
 def test_what_the_messages_cannot_say_is_refused_before_it_is_sent(value, complaint):
     encode = {
-        Pass: target_codec.encode_request,
-        PassDone: target_codec.encode_reply,
-        Drafted: drafter_codec.encode_reply,
+        Pass: target_codec.encode_requests,
+        PassDone: target_codec.encode_replies,
+        Drafted: drafter_codec.encode_replies,
     }
     with pytest.raises(ValueError, match=complaint):
-        encode[type(value)](value)
+        encode[type(value)]([(1, value)])

@@ -174,9 +174,11 @@ class Driver:
         self._emit, self._finished, self._context = emit, finished, contextvars.copy_context()
         try:
             self._clock.begin()
+            self._handling = True  # what other outputs tell is handled after the session has begun
             if self._member is not None:
                 self._member.begin()
             self._carry_out(self._advance(None, time.monotonic()))
+            self._handling = False
             self._handle_all()
             return await finished
         except asyncio.CancelledError:

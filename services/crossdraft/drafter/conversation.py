@@ -237,7 +237,6 @@ class Conversation:
     def __init__(self, drafter: Drafter, replies: Replies[Reply]) -> None:
         self._drafter = drafter
         self._replies = replies
-        self._loop = asyncio.get_running_loop()
         self._epochs = Epochs()
         self._drafting: asyncio.Future[None] | None = None
         self._scoring: asyncio.Task[None] | None = None
