@@ -42,7 +42,7 @@ class Service:
                 self.cache.sessions.add(job.request.session)
                 self.admission.stepped(job.request.session, now)
                 if answers:
-                    self.admission.answered(job.request.session, now, 0.01)
+                    self.admission.answered(job.request.session, now, lambda: 0.01)
                 stepped.append(str(job.request.session))
         return stepped
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.engine.batch import FREE, NODES, TOKENS, WASTE, BatchSlice, Bucket, Sections, bucket_of
+from crossdraft.engine.batch import FREE, NODES, TOKENS, WASTE, BatchSlice, Bucket, Sections, bucket_of, visible
 from crossdraft.engine.kv_cache_manager import Extent, size_for
 from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
@@ -65,7 +65,7 @@ def test_the_numbers_say_what_each_token_sees(sessions: list[tuple[int, int, Tok
     parts = Sections(*np.split(numbers, np.cumsum(bucket.sizes)[:-1]))
     token = 0
     for one in pieces:
-        seen = one.inputs.visible(one.used)
+        (seen,) = visible([one], one.count, one.used)
         for sees, place, rank in zip(seen, one.inputs.slots, range(one.count), strict=False):
             row = parts.cells[token + rank]
             lane = row // bucket.width

@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from crossdraft.engine.distributions import Columns, History, distribution, drafting_distributions, to_rows
+from crossdraft.engine.distributions import Columns, History, distribution, drafting_distributions, row_table
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import Row
 
@@ -112,7 +112,7 @@ def test_a_row_has_the_head_the_listed_ids_and_the_rest_as_tail() -> None:
     distributions = distribution(LOGITS, SamplingOptions())
     listed = [np.array([0, 1]), np.array([], dtype=np.int64), *(distributions.topk(3).indices.numpy()[2:])]
     for row, probabilities, wanted in zip(
-        to_rows(distributions, 5, listed), distributions.numpy(), listed, strict=True
+        row_table(distributions, 5, listed).nodes(), distributions.numpy(), listed, strict=True
     ):
         best = set(np.argsort(-probabilities)[:5].tolist())
         assert set(row.ids.tolist()) == best | set(wanted.tolist())
@@ -124,10 +124,10 @@ def test_a_row_has_the_head_the_listed_ids_and_the_rest_as_tail() -> None:
 
 def test_a_row_is_whole_when_nothing_possible_is_missing() -> None:
     distributions = distribution(LOGITS, SamplingOptions(top_k=4))
-    assert all(row.whole and len(row.ids) == 4 for row in to_rows(distributions, 64))
-    assert all(row.whole for row in to_rows(distribution(LOGITS, SamplingOptions()), SIZE))
+    assert all(row.whole and len(row.ids) == 4 for row in row_table(distributions, 64).nodes())
+    assert all(row.whole for row in row_table(distribution(LOGITS, SamplingOptions()), SIZE).nodes())
     missing = int(distributions[0].argmin())
-    (row,) = to_rows(distributions[:1], 3, [np.array([missing])])
+    (row,) = row_table(distributions[:1], 3, [np.array([missing])]).nodes()
     assert not row.whole
     assert row.probability(missing) == 0
 
@@ -137,9 +137,9 @@ def test_a_tail_is_what_the_unlisted_ids_hold() -> None:
     shares = torch.tensor([1 / 3, 1 / 3, 1 / 3 - 1e-17], dtype=torch.float64)
     for rest, tail in ((1e-30, 2e-30), (1e-44, 2e-44), (1e-60, 0.0)):  # float32 ends at 1.4e-45
         distributions = torch.cat([shares, torch.tensor([rest, rest], dtype=torch.float64)])[None]
-        (row,) = to_rows(distributions, 3)
+        (row,) = row_table(distributions, 3).nodes()
         assert row.tail == pytest.approx(tail, abs=0)
-        assert to_rows(distributions, 3, [np.array([3])])[0].tail == pytest.approx(tail / 2, abs=0)
+        assert row_table(distributions, 3, [np.array([3])]).nodes()[0].tail == pytest.approx(tail / 2, abs=0)
 
 
 def test_a_drafting_distribution_survives_the_wire_bit_by_bit() -> None:

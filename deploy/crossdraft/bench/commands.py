@@ -516,6 +516,21 @@ class OverheadPlan:
     profile: Annotated[Path | None, Option(metavar="FILE", help="Write a profile of this process to this file.")] = None
 
 
+@command("dataplane", PARTS, "dataplane.Dataplane")
+@dataclass(frozen=True)
+class DataplanePlan:
+    """What the machinery around the models costs: services that compute next to nothing, paced like an accelerator."""
+
+    method: Annotated[str, Option(help="The method; a seed is given to `seeded` only.")] = "slem"
+    temperature: Annotated[float, Option(min=0.0, help="Sampling temperature.")] = 0.0
+    outputs: Annotated[tuple[int, ...], Option(help="Outputs at once; repeatable.")] = (1, 4, 16, 64)
+    max_tokens: Annotated[int, Option(min=1, help="Tokens of each output.")] = 192
+    target_pace: Annotated[str, Option(metavar="A,B", help="A pass of n tokens takes A + B n ms.")] = "8,0.02"
+    drafter_pace: Annotated[str, Option(metavar="A,B", help="A draft step of n tokens takes A + B n ms.")] = "1,0.01"
+    noise: Annotated[float, Option(min=0.0, help="Noise on the drafter's logits: 0.02 agrees in 0.97.")] = 0.02
+    turns: Annotated[int, Option(min=1, help="How often each configuration runs.")] = 2
+
+
 @command("verification", PARTS, "overhead.Verification")
 @dataclass(frozen=True)
 class VerificationPlan:

@@ -13,20 +13,19 @@ import json
 import sys
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Thread
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 from tokenizers import pre_tokenizers
 
 from crossdraft.console.processes import Wanted, end_with_stdin
-from crossdraft.drafter.conversation import Conversation, Epoch, Reply, ReplyBuffer, Request, Send
+from crossdraft.drafter.conversation import Conversation, Epoch, ReplyBuffer, Send
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies
 from crossdraft.rpc.server import Listening, Server, Serving, run, serve
 from crossdraft.session.events import Command, Event, Open, Ready, Replied
 from crossdraft.session.events import Reply as Reply_of_events
@@ -319,76 +318,69 @@ class TargetService:
     world: World
     description: Description
 
-    async def open(self, request: OpenTarget) -> "TargetSession":
+    async def open(self, request: OpenTarget, replies: Replies[PassDone | RowFetched]) -> "TargetSession":
         """A new session."""
         world = self.world
-        return TargetSession(InMemory(world.language, world.noises, world.method, WIDTH, seed=0), world.seconds)
+        memory = InMemory(world.language, world.noises, world.method, WIDTH, seed=0)
+        return TargetSession(memory, world.seconds, replies)
 
     async def close(self) -> None:
         """Nothing runs."""
 
 
-@dataclass
-class Run:
-    """Tokens that are drawn one after another."""
-
-    most: int  # that are wanted; this may change
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class TargetSession:
     """One output."""
 
     memory: InMemory
     seconds: float
+    replies: Replies[PassDone | RowFetched]
+    waiting: "asyncio.Queue[Pass | FetchRow]" = field(default_factory=asyncio.Queue)
+    most: int = 0  # tokens that are wanted of the run under way
+    task: "asyncio.Task[None]" = field(init=False)
 
-    async def converse(
-        self, requests: AsyncIterator[Pass | FetchRow | RunTo]
-    ) -> AsyncGenerator[PassDone | RowFetched, None]:
+    def __post_init__(self) -> None:
+        self.task = asyncio.create_task(self._answer_all())
+
+    def receive(self, request: Pass | FetchRow | RunTo) -> None:
         """One reply for each request, in order; for a run one for each token, until a pass or a row is asked for."""
-        request = await _following(requests, Run(0))
-        while request is not None:
-            run = Run(request.run if isinstance(request, Pass) else 0)
-            following = asyncio.ensure_future(_following(requests, run))
-            try:
-                if isinstance(request, Pass) and request.run > 1:
-                    async for done in self._drawn(request, run, following):
-                        yield done
-                else:
-                    yield await self._answer(request)
-                request = await following
-            finally:
-                following.cancel()
+        if isinstance(request, RunTo):
+            self.most = request.tokens
+        else:
+            self.waiting.put_nowait(request)
 
-    async def _drawn(self, request: Pass, run: Run, following: "asyncio.Future[Any]") -> AsyncIterator[PassDone]:
+    def left(self, reply: PassDone | RowFetched) -> None:
+        """Nothing waits for it."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+        self.task.cancel()
+
+    async def _answer_all(self) -> None:
+        while True:
+            request = await self.waiting.get()
+            if isinstance(request, Pass) and request.run > 1:
+                await self._draw(request)
+            else:
+                await self._answer(request)
+
+    async def _draw(self, request: Pass) -> None:
         drawn: Path = ()
-        more = True
+        self.most, more = request.run, True
         while more:
             await asyncio.sleep(self.seconds)
             sample = self.memory.draw(request, drawn)
             drawn = (*drawn, sample.token)
-            more = len(drawn) < run.most and not following.done()
-            yield PassDone(request.number, (sample,), self.seconds, more=more, first=len(drawn) - 1)
+            more = len(drawn) < self.most and self.waiting.empty()
+            self.replies.send(PassDone(request.number, (sample,), self.seconds, more=more, first=len(drawn) - 1))
 
-    async def _answer(self, request: Pass | FetchRow) -> PassDone | RowFetched:
+    async def _answer(self, request: Pass | FetchRow) -> None:
         if isinstance(request, Pass):
             await asyncio.sleep(self.seconds)
         event = self.memory.answer(Sent(0, request))
         assert isinstance(event, Replied)
         assert isinstance(event.reply, PassDone | RowFetched)
-        return event.reply
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-
-async def _following(requests: AsyncIterator[Pass | FetchRow | RunTo], run: Run) -> Pass | FetchRow | None:
-    """The next pass or row that is asked for; a run that is told of before goes on so far."""
-    async for request in requests:
-        if not isinstance(request, RunTo):
-            return request
-        run.most = request.tokens
-    return None
+        self.replies.send(event.reply)
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,11 +390,11 @@ class DrafterService:
     world: World
     description: Description
 
-    async def open(self, request: OpenDrafter) -> "DrafterSession":
+    async def open(self, request: OpenDrafter, replies: Replies[Drafted | Scored]) -> Conversation:
         """A new session."""
         world, chooser = self.world, RandomChooser(np.random.default_rng(0))
         guesser = Guesser(world.language, world.noises, world.method, WIDTH, NoiseKey(0), chooser)
-        return DrafterSession(guesser, world.seconds)
+        return Conversation(DrafterSession(guesser, world.seconds), replies)
 
     async def close(self) -> None:
         """Nothing runs."""
@@ -422,11 +414,7 @@ class DrafterSession:
         init=False
     )  # with the number of draft tokens at which each is finished
 
-    def converse(self, requests: AsyncIterator[Request]) -> AsyncGenerator[Reply, None]:
-        """Draft tokens, one after the other, and prepared continuations."""
-        return Conversation(self).replies(requests)
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Nothing is held."""
 
     def begin(self, epoch: Epoch) -> None:
@@ -441,8 +429,11 @@ class DrafterSession:
             epoch.sent = len(adopted)
             self.packing = ReplyBuffer(epoch)
 
-    async def draft(self, epoch: Epoch, send: Send) -> None:
+    def draft(self, epoch: Epoch, send: Send) -> "asyncio.Future[None]":
         """As in `conversation.Drafter`."""
+        return asyncio.ensure_future(self._draft(epoch, send))
+
+    async def _draft(self, epoch: Epoch, send: Send) -> None:
         self.packing.resume()
         while epoch.wanted:
             if self.packing.made < epoch.count:

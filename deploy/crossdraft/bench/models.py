@@ -246,3 +246,32 @@ def random_model(shape: str, seed: int = 0) -> PreTrainedModel:
         torch.manual_seed(seed)
         model: PreTrainedModel = kind(config).eval()
     return model
+
+
+def write_free(folder: Path) -> None:
+    """Writes a model that costs next to nothing: one layer of width 64 with random weights, over bytes.
+
+    Its logits are far apart, so that it agrees with itself under a little noise.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    loaded = load_model("bundled:drafter-c", "float32")
+    size = loaded.description.vocabulary_size
+    config = LlamaConfig(
+        vocab_size=size,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+        model.lm_head.weight.mul_(20)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(loaded.description.tokenizer_json, encoding="utf-8")

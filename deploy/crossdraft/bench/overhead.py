@@ -35,7 +35,6 @@ from crossdraft.console.processes import running
 from crossdraft.console.running import UsageError, check_output, checked_options
 from crossdraft.rpc import drafter_codec, target_codec
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
-from crossdraft.rpc.handlers import DRAFTER, TARGET, Role
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Event, Replied, Reply, Send
 from crossdraft.session.resolution import NODES_BESIDE_THE_DRAFT, Models, requested_method, resolve
@@ -267,25 +266,24 @@ async def _record(
     request: GenerationRequest, models: Models, target: TargetClient, drafter: DrafterClient
 ) -> Recording:
     """Runs one generation to its end, then its messages through the codecs."""
+    sizes = [(await client.described()).vocabulary_size for client in (target, drafter)]
     verified, drafted = WatchedPort(target, keeps_messages=True), WatchedPort(drafter, keeps_messages=True)
     figures = await finished(
         Generation(resolve(request, models), Services.of(verified, drafted), request.num_speculative_tokens)
     )
-    sizes = [(await client.described()).vocabulary_size for client in (target, drafter)]
-    seconds = codec_seconds(TARGET, target_codec, verified, sizes[0])
-    return Recording(figures, seconds + codec_seconds(DRAFTER, drafter_codec, drafted, sizes[1]))
+    seconds = codec_seconds(target_codec, verified, sizes[0])
+    return Recording(figures, seconds + codec_seconds(drafter_codec, drafted, sizes[1]))
 
 
-def codec_seconds(role: Role[Any, Any, Any], codec: Any, port: WatchedPort, vocabulary_size: int) -> float:
-    """To encode and decode all messages of a port once: what is written on one side is read on the other."""
+def codec_seconds(codec: Any, port: WatchedPort, vocabulary_size: int) -> float:
+    """To encode and decode all messages of a port once, each in a frame of its own."""
     seconds = []
     for _ in range(REPEATS):
         began = perf_counter()
         for request in port.requests:
-            role.read(codec.encode_request(request).SerializeToString(), vocabulary_size)
+            list(codec.decode_requests(codec.encode_requests([(1, request)]), vocabulary_size))
         for reply in port.replies:
-            message = role.write(reply)
-            codec.decode_reply(type(message).FromString(message.SerializeToString()), vocabulary_size)
+            list(codec.decode_replies(codec.encode_replies([(1, reply)]), vocabulary_size))
         seconds.append(perf_counter() - began)
     return min(seconds)
 

@@ -15,11 +15,13 @@ from crossdraft.bench.emulation import Link, network
 from crossdraft.bench.harness import Result, on_core
 from crossdraft.bench.workload import Prompted
 from crossdraft.client.measurements import TrafficCount
-from crossdraft.client.roster import Roster, Services, StreamPort
+from crossdraft.client.roster import Roster, Services
 from crossdraft.console.processes import Running, Wanted, running
 from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.rpc.errors import ServiceError
+from crossdraft.rpc.links import LinkSession, Listener
 from crossdraft.types.messages import OpenDrafter, OpenTarget, Pass, PassDone
 
 LONGEST_DELAY = 60_000  # ms of a message on an emulated network
@@ -175,51 +177,74 @@ class WatchedPort:
     requests: list[Any] = field(default_factory=list)  # if messages are kept; the opening is not among them
     replies: list[Any] = field(default_factory=list)
 
-    async def open(self, request: OpenTarget | OpenDrafter) -> "WatchedStream":
+    def begin(self, request: OpenTarget | OpenDrafter, listener: Listener) -> "WatchedSession":
         """Begin a session."""
-        stream = await self.port.open(request)
-        choice = 0 if request.noise is None else request.noise.choice
-        self.live.append(choice)
-        return WatchedStream(stream, self, choice)
+        session = WatchedSession(self, 0 if request.noise is None else request.noise.choice, listener)
+        session.session = self.port.begin(request, session)
+        return session
 
 
 @dataclass(eq=False)
-class WatchedStream:
-    """An open session of a watched port."""
+class WatchedSession:
+    """A session of a watched port, and its listener."""
 
-    stream: StreamPort[Any, Any]
     port: WatchedPort
     choice: int
+    listener: Listener
+    session: LinkSession = field(init=False)
+    is_open: bool = False
     sent_at: float = 0.0  # when the latest pass left, in seconds
 
     @property
     def traffic(self) -> TrafficCount:
         """What was sent and received so far."""
-        return self.stream.traffic
+        return self.session.traffic
 
-    async def send(self, request: Any, /) -> None:
-        """As the stream's own."""
+    def send(self, request: Any, /) -> None:
+        """As the session's own."""
         if isinstance(request, Pass):
             self.sent_at = time.monotonic()
             self.port.nodes += len(request.tree)
         if self.port.keeps_messages:
             self.port.requests.append(request)
-        await self.stream.send(request)
+        self.session.send(request)
 
-    async def receive(self) -> Any:
-        """As the stream's own."""
-        reply = await self.stream.receive()
+    def close(self) -> None:
+        """As the session's own."""
+        self._end()
+        self.session.close()
+
+    def opened(self) -> None:
+        """As in `links.Listener`."""
+        self.is_open = True
+        self.port.live.append(self.choice)
+        self.listener.opened()
+
+    def received(self, reply: Any, /) -> None:
+        """As in `links.Listener`."""
         if isinstance(reply, PassDone):  # of a run, since the answer before
             now = time.monotonic()
             self.port.busy, self.sent_at = self.port.busy + now - self.sent_at, now
         if self.port.keeps_messages:
             self.port.replies.append(reply)
-        return reply
+        self.listener.received(reply)
 
-    async def close(self) -> None:
-        """As the stream's own."""
-        self.port.live.remove(self.choice)
-        await self.stream.close()
+    def lost(self, error: ServiceError, /) -> None:
+        """As in `links.Listener`."""
+        self._end()
+        self.listener.lost(error)
+
+    def _end(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self.port.live.remove(self.choice)
+
+
+async def described(client: Any, stack: AsyncExitStack) -> Any:
+    """A client that is closed with the stack, and knows its service's model; raises ServiceError."""
+    await stack.enter_async_context(client)
+    await client.described()
+    return client
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,10 +259,10 @@ class Watch:
         """Clients of these addresses, which are closed with the stack."""
         services, ports = Services(Roster("target"), Roster("drafter")), dict[str, WatchedPort]()
         for address in targets:
-            ports[address] = WatchedPort(await stack.enter_async_context(TargetClient(address)))
+            ports[address] = WatchedPort(await described(TargetClient(address), stack))
             services.targets.add(address, ports[address])
         for address in drafters:
-            ports[address] = WatchedPort(await stack.enter_async_context(DrafterClient(address)))
+            ports[address] = WatchedPort(await described(DrafterClient(address), stack))
             services.drafters.add(address, ports[address])
         return Watch(services, ports)
 

@@ -69,10 +69,10 @@ class ServiceLane:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, take: Callable[[], str], after: float, context: contextvars.Context) -> None:
-        """Open the session in a context after some seconds, where `take` says; reports what happens there.
+        """Open the session in a context after some seconds, at the address that `take` gives.
 
-        `take` raises ServiceError if no address is left. With an empty roster the loss is not final: a service may
-        still be added.
+        Reports Ready and replies, or Lost. `take` raises ServiceError if no address is left. With an empty roster the
+        loss is not final: a service may still be added.
         """
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(after, self._begin, take, context=context)

@@ -59,6 +59,11 @@ class SamplingOptions:
             if not holds:
                 raise ValueError(complaint)
 
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens before a row change it."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0
+
 
 @dataclass(frozen=True)
 class Description:

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from operator import lt
 
 ROOT = -1
 Path = tuple[int, ...]  # target token ids after the committed ones
@@ -21,12 +24,17 @@ class TokenTree:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
-        for node, parent in enumerate(self.parents):
-            if not ROOT <= parent < node:
-                raise ValueError(f"node {node} has parent {parent}; parents must come first")
+        if self.parents and (min(self.parents) < ROOT or not all(map(lt, self.parents, count()))):
+            wrong = next(node for node, parent in enumerate(self.parents) if not ROOT <= parent < node)
+            raise ValueError(f"node {wrong} has parent {self.parents[wrong]}; parents must come first")
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether each node follows the one before."""
+        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
     def paths(self) -> Iterator[Path]:
         """The path to the root (empty), then to each node: the order of the rows of a pass."""

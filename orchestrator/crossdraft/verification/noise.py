@@ -16,6 +16,7 @@ from crossdraft.types.messages import NoiseKey
 from crossdraft.types.rows import DraftToken, Ids, Probabilities
 
 Words = NDArray[np.int64]  # 64 bits each: the sign is one of them
+Unsigned = NDArray[np.uint64]  # the same bits
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: steps of splitmix64 (Steele, Lea and Flood 2014)
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # its multipliers
@@ -99,6 +100,18 @@ def moment(key: NoiseKey, offset: int) -> tuple[int, int]:
     return _signed(state), _signed(_mix(state ^ GOLDEN))
 
 
+def moments(at: Sequence[tuple[NoiseKey, int]]) -> Words:
+    """`moment` of several keys and offsets at once, int64 (n, 2)."""
+    parts = np.array([(key.seed, key.choice, offset) for key, offset in at], dtype=np.uint64).reshape(-1, 3)
+    state = np.zeros(len(at), dtype=np.int64)
+    for part in parts.view(np.int64).T:
+        state += part + _signed(GOLDEN)
+        _mix_all(state)
+    second = state ^ _signed(GOLDEN)
+    _mix_all(second)
+    return np.stack([state, second], axis=1)
+
+
 def uniform_words(hashes: W, first: Any, second: Any) -> W:
     """Uniform words of 53 bits, independent for each hash and each moment; the same from numpy and torch.
 
@@ -117,6 +130,31 @@ def uniform_words(hashes: W, first: Any, second: Any) -> W:
     _mix_all(words)
     uniform: W = _shifted(words, 11)
     return uniform
+
+
+def fill_uniform_words(words: Unsigned, scratch: Unsigned, hashes: Unsigned, moments: Unsigned) -> None:
+    """As `uniform_words`, for many moments, in memory that is there already.
+
+    Args:
+        words: uint64 (n, m); becomes the words.
+        scratch: the same shape; overwritten.
+        hashes: the tokens' hashes, (m,) or (n, m).
+        moments: (n, 2), as `moments` gives them.
+    """
+    np.add(hashes, moments[:, :1], out=words)
+    _mix_into(words, scratch)
+    np.bitwise_xor(words, moments[:, 1:], out=words)
+    _mix_into(words, scratch)
+    np.right_shift(words, np.uint64(11), out=words)
+
+
+def _mix_into(words: Unsigned, scratch: Unsigned) -> None:
+    """`_mix` for an array, in place."""
+    for places, factor in ((30, FIRST), (27, SECOND), (31, 1)):
+        np.right_shift(words, np.uint64(places), out=scratch)
+        np.bitwise_xor(words, scratch, out=words)
+        if factor != 1:
+            np.multiply(words, np.uint64(factor), out=words)
 
 
 def _digest(letters: Letters, rank: int) -> bytes:

@@ -55,7 +55,7 @@ class Context:
 
     def append(self, token: int) -> None:
         """Appends a drafted token."""
-        self._text = Letters(self._text + self._tokenization.letters_of((token,)))
+        self._text = Letters(self._text + self._tokenization.vocabulary.letters[token])
         self._tokens.append(token)
         self._ends.append(len(self._text))
 
@@ -113,7 +113,7 @@ class Context:
         if not rest:
             return
         ids = self._tokenization.encode_continuation(rest)
-        lengths = (len(self._tokenization.letters_of((token,))) for token in ids)
+        lengths = map(len, map(self._tokenization.vocabulary.letters.__getitem__, ids))
         # A tokenizer that changes text may make more or fewer letters of it; the last token ends the text anyway.
         ends = [min(end, len(self._text)) for end in accumulate(lengths, initial=start)][1:]
         self._tokens += ids

@@ -17,7 +17,7 @@ from crossdraft.types.rows import DraftToken
 
 Request = Draft | Advance | Score
 Reply = Drafted | Scored
-Send = Callable[[Drafted], None]  # may be called from any thread; returns at once
+Send = Callable[[Drafted], None]  # called in the event loop; returns at once
 
 # Draft tokens drafted ahead of what the client has read: a client that never reads must not fill the memory. One that
 # reads never notices, as it asks for at most MOST_DRAFT_TOKENS beyond what it has verified.
@@ -237,7 +237,6 @@ class Conversation:
     def __init__(self, drafter: Drafter, replies: Replies[Reply]) -> None:
         self._drafter = drafter
         self._replies = replies
-        self._loop = asyncio.get_running_loop()
         self._epochs = Epochs()
         self._drafting: asyncio.Future[None] | None = None
         self._scoring: asyncio.Task[None] | None = None
@@ -319,8 +318,8 @@ class Conversation:
 
     def _draft(self, epoch: Epoch) -> None:
         def send(reply: Drafted) -> None:
-            if not epoch.over:  # a loop that has ended takes no more calls
-                self._loop.call_soon_threadsafe(self._send, epoch, reply)
+            if not (epoch.over or self._closed):
+                self._replies.send(reply)
 
         def drafted(drafting: asyncio.Future[None]) -> None:
             if self._closed or drafting.cancelled():
@@ -332,7 +331,3 @@ class Conversation:
 
         self._drafting = self._drafter.draft(epoch, send)
         self._drafting.add_done_callback(drafted)
-
-    def _send(self, epoch: Epoch, reply: Drafted) -> None:
-        if not (epoch.over or self._closed):
-            self._replies.send(reply)

@@ -24,7 +24,7 @@ from crossdraft.text.letters import Letters, is_plain
 from crossdraft.text.tokenization import NotExpressible
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Branch, Draft, Drafted
-from crossdraft.types.rows import DraftToken, Row
+from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.trees import ROOT, Path, TokenTree
 
 SPARE_CANDIDATES = 3  # beyond the branches of a draft token, for candidates that cannot be keys
@@ -217,8 +217,9 @@ class SessionState:
 class Drafting:
     """An epoch under way: the draft as the context's newest tokens, and branches beside it.
 
-    Without branches the context is fed token by token. With them it stays, and what is drafted is a tree after it: each
-    step is one forward over the newest tokens of the draft and of all unfinished branches.
+    The context stays, and what is drafted is a tree after it: each step is one forward over the newest tokens of the
+    draft and of all unfinished branches. Tokens of the target's change how the text before them is tokenized: then the
+    context is fed anew for each.
 
     Args:
         state: of the session; its context is the text that the epoch begins with.
@@ -290,7 +291,7 @@ class Drafting:
         """For one more step. Raises NoRoomError."""
         context, shape = self._state.context, self._shape
         cut = context.fit(1 + shape.room)
-        if cut or not shape.depth:
+        if cut or self._state.source.whose is Whose.TARGET:
             self._open_branches.clear()  # after a cut, the text that they follow is no longer fed
             self._new_tree()
         elif self._tree.nodes >= 2 * shape.kept * shape.cluster:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from crossdraft.types.rows import Ids, Whose
 from crossdraft.verification.noise import KeyedNoise
 
 
-@dataclass(frozen=True, eq=False)
-class Draw:
+class Draw(NamedTuple):
     """A token that was drawn."""
 
     token: int
@@ -106,8 +105,10 @@ class OwnTokens(DrawSource):
     def _ranked(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
         chances = [draws.chance(offset) for offset in offsets]
         asked = DrawRequest(logits, self._opening.options, self._running.clocks, chances, besides, self._columns)
-        rows = yield from asked.result()
-        return [Draw(drawn, others) for drawn, *others in map(self._ids, rows)]
+        rows = yield asked
+        if self._running.kept is not None:
+            rows = map(self._ids, rows)
+        return [Draw(drawn, others) for drawn, *others in rows]
 
     def _ids(self, columns: list[int]) -> list[int]:
         found: list[int] = self._running.ids(np.array(columns, dtype=np.int64)).tolist()

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections import deque
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TextIO
 
@@ -129,7 +129,8 @@ class DrafterSession:
 
         An end of sequence is a draft token like any other: whether drafting goes on must not depend on what was drawn.
         """
-        return self._thread.submit(self._job(epoch, send))
+        loop, thread = asyncio.get_running_loop(), self._thread
+        return thread.submit(self._job(epoch, lambda reply: thread.call_soon(loop, partial(send, reply))))
 
     async def score(self, epoch: Epoch, request: Score) -> Scored:
         """As in `conversation.Drafter`."""

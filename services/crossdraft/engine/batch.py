@@ -20,33 +20,33 @@ from crossdraft.engine.kv_cache_manager import Extent
 from crossdraft.engine.requests import InputTokens
 from crossdraft.types.trees import ROOT
 
+Numbers = NDArray[np.int64]
 SHORT = 8  # tokens; slices up to here attend together, longer ones with those of similar length
 ALONE = 64  # tokens; slices longer than this attend by themselves
 CALL = 3000  # slots times rows times heads whose attention takes as long as one more call of the kernel
 ZERO, INFINITY = np.float32(0), np.float32(np.inf)
 
 
-@dataclass(frozen=True, eq=False)
 class BatchSlice:
-    """The tokens of one request in one forward, and the slots of its session."""
+    """The tokens of one request in one forward, and the slots of its session.
 
-    extent: Extent
-    inputs: InputTokens  # at least one token
+    Args:
+        extent: its slots.
+        inputs: at least one token, or the slice is in no forward.
+    """
 
-    @property
-    def count(self) -> int:
-        """Tokens."""
-        return len(self.inputs)
+    __slots__ = ("count", "extent", "inputs", "used")
 
-    @property
-    def used(self) -> int:
-        """Slots of the extent up to the last token's own."""
-        return self.inputs.slots[-1] + 1
+    def __init__(self, extent: Extent, inputs: InputTokens) -> None:
+        self.extent = extent
+        self.inputs = inputs
+        self.count = len(inputs.tokens)
+        self.used = inputs.slots[-1] + 1 if inputs.slots else 0  # slots of the extent up to the last token's own
 
     @property
     def rows(self) -> int:
         """Rows of logits that are asked for."""
-        return sum(self.inputs.wanted)
+        return len(self.inputs.wanted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,31 +64,42 @@ class Batch:
 def batch_of(slices: Sequence[BatchSlice], heads: int, dtype: torch.dtype, device: torch.device) -> Batch:
     """One forward of a model with so many attention heads, for slices of different sessions."""
     ordered: list[BatchSlice] = []
-    groups = []
-    begin = 0
+    groups: list[Group] = []
     for members in grouped(slices, heads):
-        end = begin + sum(one.count for one in members)
-        groups.append(_group(members, begin, end, dtype, device))
+        begin = groups[-1].end if groups else 0
+        groups.append(_group(members, begin, dtype, device))
         ordered += members
-        begin = end
-    mapping = _slot_mapping(ordered)
-    wanted = [each for one in ordered for each in one.inputs.wanted]
-    parts = (
-        [token for one in ordered for token in one.inputs.tokens],
-        [position for one in ordered for position in one.inputs.positions],
-        [] if isinstance(mapping, slice) else mapping,
-        [] if all(wanted) else [number for number, each in enumerate(wanted) if each],
-    )
-    numbers = np.array([number for part in parts for number in part])  # for one transfer of all
-    ids, positions, slots, kept = sent(torch.from_numpy(numbers), device).split([len(part) for part in parts])
+    tokens = _flat([one.inputs.tokens for one in ordered])
+    positions = _flat([one.inputs.positions for one in ordered])
+    slots = _flat([one.inputs.slots for one in ordered], [one.extent.start for one in ordered])
+    first, one = int(slots[0]), ordered[0]
+    in_a_row = len(ordered) == 1 and one.used - one.inputs.slots[0] == one.count
+    kept = wanted_tokens(ordered)
+    parts = (tokens, positions, slots[:0] if in_a_row else slots, kept[:0] if len(kept) == len(tokens) else kept)
+    numbers = sent(torch.from_numpy(np.concatenate(parts)), device)  # one transfer of all
+    ids, places, mapping, rows = numbers.split([len(part) for part in parts])
     return Batch(
         ids[None],
-        positions[None],
-        mapping if isinstance(mapping, slice) else slots,
-        None if all(wanted) else kept,
+        places[None],
+        slice(first, first + one.count) if in_a_row else mapping,
+        None if len(kept) == len(tokens) else rows,
         Layout(tuple(groups)),
         tuple(ordered),
     )
+
+
+def _flat(lists: Sequence[Sequence[int]], added: Sequence[int] = ()) -> Numbers:
+    """The numbers of all slices, one list each, one after another; `added` to those of each slice."""
+    numbers = np.array([number for one in lists for number in one], dtype=np.int64)
+    if added:
+        numbers += np.repeat(np.array(added), [len(one) for one in lists])
+    return numbers
+
+
+def wanted_tokens(slices: Sequence[BatchSlice]) -> Numbers:
+    """The tokens of a flat batch whose logits are asked for, ascending."""
+    begins = [0, *accumulate(one.count for one in slices)][:-1]
+    return _flat([one.inputs.wanted for one in slices], begins)
 
 
 def grouped(slices: Sequence[BatchSlice], heads: int) -> Iterator[list[BatchSlice]]:
@@ -100,11 +111,17 @@ def grouped(slices: Sequence[BatchSlice], heads: int) -> Iterator[list[BatchSlic
     ordered = sorted(slices, key=lambda one: (_kind(one), one.extent.start))
     for (size, _), members in groupby(ordered, key=_kind):
         run: list[BatchSlice] = []
+        step = rows = used = 0  # slots from one member to the next; of any member: tokens, slots, at most
         for one in members:
-            if run and (not size or not _regular(run, one) or _wasted(run, one) * heads > CALL):
+            distance = one.extent.start - run[-1].extent.start if run else 0
+            wasted = max(rows, one.count) * (used - one.used if one.used < used else len(run) * (one.used - used))
+            if run and (not size or (step and distance != step) or wasted * heads > CALL):
                 yield run
-                run = []
+                run, step, rows, used = [], 0, 0, 0
+            elif run:
+                step = distance
             run.append(one)
+            rows, used = max(rows, one.count), max(used, one.used)
         yield run
 
 
@@ -115,50 +132,42 @@ def _kind(one: BatchSlice) -> tuple[int, int]:
     return one.extent.size, max(one.count, SHORT).bit_length()
 
 
-def _regular(run: Sequence[BatchSlice], one: BatchSlice) -> bool:
-    """Whether a slice is as far from the last of a run as the others are from each other."""
-    return len(run) == 1 or one.extent.start - run[-1].extent.start == run[1].extent.start - run[0].extent.start
-
-
-def _wasted(run: Sequence[BatchSlice], one: BatchSlice) -> int:
-    """Slots that are read in vain, times rows that read them, where a slice joins a run."""
-    most = max(each.used for each in run)
-    rows = max(one.count, *(each.count for each in run))
-    return rows * (most - one.used if one.used < most else len(run) * (one.used - most))
-
-
-def _group(members: Sequence[BatchSlice], begin: int, end: int, dtype: torch.dtype, device: torch.device) -> Group:
-    width = max(one.count for one in members)
-    used = max(one.used for one in members)
+def _group(members: Sequence[BatchSlice], begin: int, dtype: torch.dtype, device: torch.device) -> Group:
+    counts = [one.count for one in members]
+    end, width, used = begin + sum(counts), max(counts), max(one.used for one in members)
     first = members[0].extent.start
     step = members[1].extent.start - first if len(members) > 1 else 0
-    mask = _mask(members, width, used, dtype)
-    rows = cells = None
+    seen = visible(members, width, used)
+    rows = cells = mask = None
     if len(members) * width != end - begin:
-        counts = np.array([[one.count] for one in members])
-        real = np.arange(width) < counts  # (sessions, width): the rows that are tokens
+        real = np.arange(width) < np.array(counts)[:, None]  # (sessions, width): the rows that are tokens
         cells = sent(torch.from_numpy(np.flatnonzero(real)), device)
         numbers = np.full(real.shape, begin)
         numbers[real] = np.arange(begin, end)
         rows = sent(torch.from_numpy(numbers.ravel()), device)
-    mask = None if mask is None else sent(mask, device)
+    if not seen.all():
+        mask = sent(torch.from_numpy(np.where(seen[:, None], ZERO, -INFINITY)).to(dtype), device)
     return Group(begin, end, len(members), width, used, Strided(first, step), mask, rows, cells)
 
 
-def _mask(members: Sequence[BatchSlice], width: int, used: int, dtype: torch.dtype) -> Tensor | None:
-    """Zero where a token sees a slot, minus infinity elsewhere; None where all see all. Padding sees everything."""
-    seen = np.ones((len(members), 1, width, used), dtype=np.bool_)
-    for row, one in enumerate(members):
-        seen[row, 0, : one.count] = one.inputs.visible(used)
-    return None if seen.all() else torch.from_numpy(np.where(seen, ZERO, -INFINITY)).to(dtype)
+def visible(slices: Sequence[BatchSlice], width: int, used: int) -> NDArray[np.bool_]:
+    """Which of the first `used` slots each token attends to, shape (slices, width, used); padding attends to all.
 
-
-def _slot_mapping(ordered: Sequence[BatchSlice]) -> slice | list[int]:
-    one = ordered[0]
-    start, first = one.extent.start, one.inputs.slots[0]
-    if len(ordered) == 1 and one.used - first == one.count:
-        return slice(start + first, start + one.used)
-    return [one.extent.start + slot for one in ordered for slot in one.inputs.slots]
+    Committed tokens see all slots up to their own; a node sees the committed ones, its ancestors and itself.
+    """
+    spare = [used]
+    limits = np.array([[*one.inputs.slots, *spare * (width - one.count)] for one in slices], dtype=np.int64)
+    seen: NDArray[np.bool_] = np.arange(used) <= limits[:, :, None]
+    for row, one in enumerate(slices):
+        inputs, within = one.inputs, max(0, used - one.inputs.committed)
+        if not inputs.tree.is_chain:
+            nodes = [token for token, slot in enumerate(inputs.slots) if slot >= inputs.committed]
+            size = -(-len(inputs.tree.tokens) // 8)
+            ancestors = _ancestor_bits(inputs)[one.count - len(nodes) :]
+            bits = b"".join(line.to_bytes(size, "little") for line in ancestors)
+            lines = np.unpackbits(np.frombuffer(bits, dtype=np.uint8).reshape(-1, size), 1, within, "little")
+            seen[row, nodes, inputs.committed :] = lines
+    return seen
 
 
 # Buckets. Padded attention has *lanes* of equally many rows, each for tokens of one slice; a slice with more tokens
@@ -205,13 +214,12 @@ class Bucket:
         each, rows, lanes = self.tokens, self.lanes * self.width, self.lanes
         return Sections(each, each, each, each, each, rows, rows, rows, lanes, lanes, lanes)
 
-    def numbers(self, slices: Sequence[BatchSlice], padding_slot: int) -> NDArray[np.int64]:
+    def numbers(self, slices: Sequence[BatchSlice], padding_slot: int) -> Numbers:
         """All parts one after another; padding is written at `padding_slot`, and sees one slot that is nobody's."""
         parts: Sections[list[int]] = Sections(*([] for _ in self.sizes))
         for one in slices:
             self._put(one, parts)
-        wanted = (each for one in slices for each in one.inputs.wanted)
-        parts.kept.extend(token for token, each in enumerate(wanted) if each)
+        parts.kept.extend(wanted_tokens(slices).tolist())
         numbers = np.zeros(sum(self.sizes), dtype=np.int64)
         room = Sections(*np.split(numbers, [*accumulate(self.sizes)][:-1]))
         room.targets.fill(padding_slot)

@@ -7,6 +7,8 @@ A row's distribution is bitwise the same whatever rows are computed beside it.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from crossdraft.types.trees import Path
 
 Logits = Tensor  # floating (n, V), for packages that must not import torch
 GRID = 1 << 24  # a multiple of 1/GRID up to 1 is a float32
+N = TypeVar("N", covariant=True)  # Row or Sample
 SPAN = 256  # ids whose probabilities are summed first when a tail is
 NUCLEUS = 256  # most probable ids that top_p looks at first; seldom more are needed, and sorting all is slow
 
@@ -85,14 +88,14 @@ def distributions(parts: Sequence[Nodes]) -> Tensor:
 
 
 @torch.inference_mode()
-def scores(parts: Sequence[Nodes]) -> Tensor:
+def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
     """Logits with biases and penalties, for nodes of several trees that have the same options: floating (n, V).
 
-    Raises as `distribution`.
+    `logits` are those of all parts, if they are joined already. Raises as `distribution`.
     """
     options = parts[0].options
-    if options.repetition_penalty == 1 and options.presence_penalty == 0:
-        return _biased(joined([part.logits for part in parts]), options)
+    if not options.penalises:
+        return _biased(joined([part.logits for part in parts]) if logits is None else logits, options)
     return joined([_penalised(_biased(part.logits.double(), options), options, part.history) for part in parts])
 
 
@@ -102,9 +105,9 @@ def tempered(scores: Tensor, options: SamplingOptions) -> Tensor:
     if options.temperature == 0:
         best = scores.argmax(-1, keepdim=True)
         return torch.zeros_like(scores, dtype=torch.float64).scatter_(-1, best, 1.0)
-    scores = scores.double()
+    scores = scores.to(torch.float64, copy=True)
     # The largest score is moved to zero first, so that a tiny temperature cannot overflow.
-    scores = (scores - scores.amax(-1, keepdim=True)) / options.temperature
+    scores.sub_(scores.amax(-1, keepdim=True)).div_(options.temperature)
     if 0 < options.top_k < scores.shape[-1]:
         least = scores.topk(options.top_k).values[:, -1:]
         scores = scores.masked_fill(scores < least, -torch.inf)
@@ -173,31 +176,58 @@ def _outside(probabilities: Tensor, top_p: float, width: int) -> tuple[Tensor, T
     return outside, sums[:, -1]
 
 
+class NodeTable(Protocol[N]):
+    """What was found at nodes of several sessions, as columns."""
+
+    def nodes(self, begin: int = 0, end: int | None = None) -> tuple[N, ...]:
+        """Some of the nodes, one by one."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class RowTable:
+    """Rows of n nodes as columns: those of all rows follow each other, of each row the likeliest ids first."""
+
+    bounds: Ids  # int64 (n + 1,): row i has the entries from bounds[i] to bounds[i + 1]
+    ids: Ids  # int64 (entries,)
+    probabilities: Probabilities  # (entries,)
+    tails: Probabilities  # (n,)
+
+    def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Row, ...]:
+        """As in `NodeTable`."""
+        tails = self.tails[begin:end].tolist()
+        bounds = pairwise(self.bounds[begin : None if end is None else end + 1].tolist())
+        return tuple(
+            Row(self.ids[first:last], self.probabilities[first:last], tail)
+            for tail, (first, last) in zip(tails, bounds, strict=True)
+        )
+
+
 @torch.inference_mode()
-def to_rows(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> list[Row]:
+def row_table(probabilities: Tensor, head: int, listed: Sequence[Ids] = ()) -> RowTable:
     """Distributions (n, V) as rows: the `head` most probable ids and those listed (none, or one array a row), the rest
     as tail.
 
     An id of probability zero is left out unless it is listed. A row is whole if it lists all others, or if each of the
     others is zero as a float32, as rows travel: a tail would promise ids that never arrive.
     """
-    top, ids = probabilities.topk(min(head, probabilities.shape[-1]))
-    counts = [len(more) for more in listed] or [0] * len(ids)
+    count, size = probabilities.shape
+    top, ids = probabilities.topk(min(head, size))
     wanted = np.concatenate([*listed, NO_IDS]).astype(np.int64)
-    cells = np.stack([np.repeat(np.arange(len(counts)), np.array(counts, dtype=np.int64)), wanted])
-    places = sent(torch.from_numpy(cells), probabilities.device)
-    unlisted = torch.nn.functional.pad(probabilities, (0, -probabilities.shape[-1] % SPAN)).scatter_(-1, ids, 0.0)
-    if len(wanted):
-        unlisted[*places] = 0.0
-    weights, heads, tails, extras = _fetched(top, ids, _tails(unlisted), probabilities[*places])
-    rows, at, all_listed = [], 0, wanted.tolist()
-    for head_ids, shares, tail, count in zip(heads.astype(np.int64), weights, tails, counts, strict=True):
-        kept = int((shares > 0).sum())  # the largest come first
-        others = _others(all_listed[at : at + count], head_ids[:kept])
-        values = np.concatenate([shares[:kept], extras[at : at + count][list(others.values())]])
-        rows.append(Row(np.concatenate([head_ids[:kept], np.fromiter(others, dtype=np.int64)]), values, float(tail)))
-        at += count
-    return rows
+    cells = np.repeat(np.arange(len(listed)), [len(more) for more in listed]) * size + wanted
+    cells = cells[np.sort(np.unique(cells, return_index=True)[1])]  # each id once in a row
+    unlisted = torch.nn.functional.pad(probabilities, (0, -size % SPAN)).scatter_(-1, ids, 0.0)
+    rows, columns = sent(torch.from_numpy(np.stack(np.divmod(cells, size))), probabilities.device)
+    before, known = unlisted[rows, columns], probabilities[rows, columns]
+    unlisted[rows, columns] = 0.0
+    shares, heads, tails, beside, values = _fetched(top, ids, _tails(unlisted), before, known)
+    inside = shares > 0
+    extra = (beside > 0) | (values == 0)  # else it is in the head
+    of = np.concatenate([np.nonzero(inside)[0], cells[extra] // size])
+    order = np.argsort(of, kind="stable")
+    bounds = np.searchsorted(of[order], np.arange(count + 1))
+    entries = np.concatenate([heads[inside].astype(np.int64), cells[extra] % size])
+    return RowTable(bounds, entries[order], np.concatenate([shares[inside], values[extra]])[order], tails)
 
 
 @torch.inference_mode()
@@ -228,7 +258,8 @@ def drafting_distributions(
     else:
         top, order = _largest(scores, options, min(row_width, scores.shape[-1]))
         weights = _on_grid(top)
-        found = [(places[w > 0], w[w > 0]) for places, w in zip(order, weights, strict=True)]
+        kept = (weights > 0).sum(-1).tolist()  # the largest come first
+        found = [(places[:count], w[:count]) for places, w, count in zip(order, weights, kept, strict=True)]
     return found if allowed is None else [(allowed.numbers[places], w) for places, w in found]
 
 
@@ -270,16 +301,6 @@ def _fetched(*tensors: Tensor) -> list[Probabilities]:
     flat: Probabilities = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu().numpy()
     parts = np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
-
-def _others(listed: Sequence[int], head: Ids) -> dict[int, int]:
-    """The listed ids that are not in the head, each with the place where it is listed first."""
-    known = set(head.tolist())
-    found: dict[int, int] = {}
-    for place, token in enumerate(listed):
-        if token not in known:
-            found.setdefault(token, place)
-    return found
 
 
 def _tails(unlisted: Tensor) -> Tensor:

@@ -93,24 +93,21 @@ class Engine:
         self._cache.populate()
 
     def check(self, request: ForwardRequest) -> None:
-        """Raises what `step` and `forward` would raise for this request; changes nothing.
+        """Raises what `forward` would raise for this request; changes nothing.
 
         Raises:
             ContextOverflowError: context and tree are longer than `max_length`.
             ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
         """
-        known = self._manager.get(request.session)
-        cached = known.cached.ids if known is not None else ()
-        request.check(cached, self.max_length, self.vocabulary_size)
+        request.check(self.max_length)
+        tokens = self._plan(request).tokens  # what is cached was checked before
+        if tokens and (min(tokens) < 0 or max(tokens) >= self.vocabulary_size):
+            wrong = min(tokens) if min(tokens) < 0 else max(tokens)
+            raise ValueError(f"ids must be 0 to {self.vocabulary_size - 1}, got {wrong}")
 
     def remaining(self, request: ForwardRequest) -> int:
         """Tokens still to be computed for this request, without a prefix that another session has computed."""
-        known = self._manager.get(request.session)
-        if known is not None:
-            return len(_planned(known, request))
-        found = self._manager.cached_prefix(request.context)
-        cached = CachedTokens() if found is None else CachedTokens(request.context[: found[1]])
-        return len(plan_inputs(cached, request))
+        return len(self._plan(request).tokens)
 
     def admits(self, request: ForwardRequest) -> bool:
         """Whether the request's session has slots for all of it, or can get them without preempting a live session."""
@@ -118,29 +115,25 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
-        """One forward for requests of different sessions.
+        """One forward for requests of different sessions, each of which `check` has accepted.
 
         Returns:
             For each request that is complete now: its logits, float32 (rows, V), by default after the last committed
             token, then after each node. None: schedule the same request again. Nothing is computed for a request that
             `admits` would deny when its turn comes in this step, or whose session is in the step already.
-
-        Raises:
-            ContextOverflowError, ValueError: as `check`, before anything is changed.
         """
-        for one in scheduled:
-            self.check(one.request)
         results: list[Tensor | None] = [None] * len(scheduled)
         admitted = self._admitted(scheduled)
         slices = self._slices(admitted, scheduled)
         running = [part for part, _ in slices.values() if part.count]
         logits = self.runner.run(running) if running else {}
-        self.computed += sum(part.count for part in running)
         for index, (part, plan) in slices.items():
             request, entry = scheduled[index].request, admitted[index]
-            if part.count == len(plan):
+            self.computed += part.count
+            if part.count == len(plan.tokens):
                 self._manager.record(entry, CachedTokens(request.context, request.tree), plan.move_start)
-                results[index] = logits.get(part, torch.zeros(0, self.vocabulary_size, device=self.device))
+                found = logits.get(part)
+                results[index] = torch.zeros(0, self.vocabulary_size, device=self.device) if found is None else found
             else:
                 self._manager.record(entry, CachedTokens(request.context[: part.used]), plan.move_start)
         return results
@@ -229,20 +222,21 @@ class Engine:
         """What to compute for each admitted request, and its whole plan; moves tree nodes that were committed."""
         slices, moves = {}, dict[int, int]()  # moves: from the slot of each value to its key
         for index, entry in admitted.items():
-            plan = _planned(entry, scheduled[index].request)
+            plan = entry.plan(scheduled[index].request)
             # A forward that fails leaves the slots in an unknown state: they count as empty until it has returned.
             entry.cached, entry.planned = CachedTokens(), None
-            start = entry.extent.start
-            moves |= {start + plan.move_start + number: start + slot for number, slot in enumerate(plan.moves)}
+            if plan.moves:
+                start = entry.extent.start
+                moves |= {start + plan.move_start + number: start + slot for number, slot in enumerate(plan.moves)}
             slices[index] = BatchSlice(entry.extent, plan.first(plan.scheduled(scheduled[index].tokens))), plan
         if moves:
             self._cache.move([*moves.values()], [*moves])
         return slices
 
-
-def _planned(entry: CacheEntry, request: ForwardRequest) -> InputTokens:
-    """The plan for a request, made once while nothing changes."""
-    known = entry.planned
-    if known is None or known[0] is not request or known[1] is not entry.cached:
-        known = entry.planned = request, entry.cached, plan_inputs(entry.cached, request)
-    return known[2]
+    def _plan(self, request: ForwardRequest) -> InputTokens:
+        """The tokens to compute for a request, by what is cached of its session or of a text that begins alike."""
+        known = self._manager.get(request.session)
+        if known is not None:
+            return known.plan(request)
+        found = self._manager.cached_prefix(request.context)
+        return plan_inputs(CachedTokens() if found is None else CachedTokens(request.context[: found[1]]), request)

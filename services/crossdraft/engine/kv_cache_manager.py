@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
-from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, common_prefix
+from crossdraft.engine.requests import CachedTokens, ForwardRequest, InputTokens, common_prefix, plan_inputs
 
 UNIT = 64  # slots of the smallest extent
 BLOCK = 32  # ids that are hashed together; shorter common prefixes are not reused
@@ -119,6 +119,13 @@ class CacheEntry:
     cached: CachedTokens = field(default_factory=CachedTokens)
     planned: tuple[ForwardRequest, CachedTokens, InputTokens] | None = None  # the last plan, and what it was made from
 
+    def plan(self, request: ForwardRequest) -> InputTokens:
+        """The tokens to compute for a request; made once while nothing changes."""
+        known = self.planned
+        if known is None or known[0] is not request or known[1] is not self.cached:
+            known = self.planned = request, self.cached, plan_inputs(self.cached, request)
+        return known[2]
+
 
 class PrefixIndex:
     """Which entries' texts begin as a given one does: a dict over hashes of their blocks.
@@ -134,6 +141,8 @@ class PrefixIndex:
         """Sets an entry's text; its first `kept` ids have not changed."""
         keys = self._keys.setdefault(entry, [])
         same = min(kept // BLOCK, len(keys))
+        if same == len(keys) == len(ids) // BLOCK:
+            return
         for key in keys[same:]:
             self._drop(key, entry)
         del keys[same:]
@@ -230,21 +239,20 @@ class KVCacheManager:
     def can_allocate(self, request: ForwardRequest) -> bool:
         """Whether `allocate` would give the request its slots."""
         known = self._live.get(request.session)
-        size = size_for(len(request.context) + len(request.tree))
-        if known is not None and known.extent.size >= size:
+        count = len(request.context) + len(request.tree.tokens)
+        if known is not None and known.extent.size >= count:
             return True
         own = [] if known is None else [known.extent]
-        return self._allocator.could_allocate(size, [*(entry.extent for entry in self._ended), *own])
+        return self._allocator.could_allocate(size_for(count), [*(entry.extent for entry in self._ended), *own])
 
     def allocate(self, request: ForwardRequest) -> CacheEntry | None:
         """Slots for the whole request, cached tokens included; None: only other live sessions could free enough."""
         known = self._live.pop(request.session, None)
-        count = len(request.context) + len(request.tree)
-        size = size_for(count)
-        entry = self._begin(request.context, size) if known is None else known
+        count = len(request.context) + len(request.tree.tokens)
+        entry = self._begin(request.context, size_for(count)) if known is None else known
         if entry is None:
             return None
-        fits = entry.extent.size >= size or self._grow(entry, size)
+        fits = entry.extent.size >= count or self._grow(entry, size_for(count))
         if fits:
             self._mark(entry.extent.start // UNIT, -(-count // UNIT), True)
         if fits or known is not None:

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -51,10 +53,33 @@ class ForwardResult:
         return self.span.ended - self.began
 
 
+class Outbox:
+    """Calls that event loops are to make, handed over together: waking a loop costs more than most calls."""
+
+    def __init__(self) -> None:
+        self._calls: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
+
+    def put(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+        """The loop makes this call after the next `flush`, and after those that were put before."""
+        self._calls.setdefault(loop, []).append(call)
+
+    def flush(self) -> None:
+        """Wakes the loops that have calls to make."""
+        while self._calls:
+            loop, calls = self._calls.popitem()
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(_call_all, calls)
+
+
+def _call_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
+
+
 class RunningJob(Generic[T]):
     """A job, what it waits for, and where its result goes. Times are seconds of the thread's clock."""
 
-    def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop, submitted: float) -> None:
+    def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop, submitted: float, outbox: Outbox) -> None:
         self.request: ForwardRequest
         self.asked = submitted  # when it asked for its forward
         self.began: float | None = None  # the first step of its request, if there was one
@@ -63,39 +88,31 @@ class RunningJob(Generic[T]):
         self.future: asyncio.Future[T] = loop.create_future()
         self._job = job
         self._loop = loop
+        self._outbox = outbox
 
     def start(self, check: Callable[[ForwardRequest], None]) -> None:
         """Runs the job up to its first request."""
-        with Delivering(self):
-            self._wait_for(next(self._job), check)
+        self.resume(None, check, self.asked)
 
-    def resume(self, result: Any, check: Callable[[ForwardRequest], None], clock: Callable[[], float]) -> None:
-        """Hands it the result of its request, and runs it up to the next one."""
+    def resume(self, result: Any, check: Callable[[ForwardRequest], None], now: float) -> None:
+        """Hands it the result of its request, and runs it up to the next one, which it asks for now."""
         with Delivering(self):
             request = self._job.send(result)
-            self.asked = clock()
-            self._wait_for(request, check)
-
-    def _wait_for(self, request: ForwardRequest | SamplerRequest[Any], check: Callable[[ForwardRequest], None]) -> None:
-        self.sampling = None
-        if isinstance(request, SamplerRequest):
-            self.sampling = BatchKey.of(request), request
-        else:
-            self.request = request
-            check(request)
-
-    def drop_cancelled(self) -> None:
-        """Ends it if nobody waits for its result any more."""
-        if self.live and self.future.cancelled():
-            self.finish(asyncio.CancelledError())
+            self.asked = now
+            self.sampling = None
+            if isinstance(request, SamplerRequest):
+                self.sampling = BatchKey.of(request), request
+            else:
+                self.request = request
+                check(request)
 
     def finish(self, error: BaseException) -> None:
         """Ends the job: its result (a StopIteration), or the error, goes to the submitter."""
         self.live = False
-        with suppress(RuntimeError):  # a job that yields again when it is closed has ended all the same
-            self._job.close()
-        with suppress(RuntimeError):  # the submitter's loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(self._resolve, error)
+        if not isinstance(error, StopIteration):
+            with suppress(RuntimeError):  # a job that yields again when it is closed has ended all the same
+                self._job.close()
+        self._outbox.put(self._loop, partial(self._resolve, error))
 
     def _resolve(self, error: BaseException) -> None:
         if self.future.done():
@@ -148,6 +165,7 @@ class ModelThread:
         self._clock = clock
         self._scheduler = Scheduler(engine.chunk)
         self._admission = Admission(engine)
+        self._outbox = Outbox()
         self._live: list[RunningJob[Any]] = []
         self._arrivals: SimpleQueue[RunningJob[Any] | None] = SimpleQueue()  # None: no more will come
         self._closing = threading.Lock()
@@ -166,12 +184,16 @@ class ModelThread:
         Raises:
             ModelThreadClosedError: `close` was called before.
         """
-        running = RunningJob(job, asyncio.get_running_loop(), self._clock())
+        running = RunningJob(job, asyncio.get_running_loop(), self._clock(), self._outbox)
         with self._closing:
             if self._closed:
                 raise ModelThreadClosedError("the model thread is closed")
             self._arrivals.put(running)
         return running.future
+
+    def call_soon(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+        """For jobs: an event loop is to make this call, in order with what else the step has for it."""
+        self._outbox.put(loop, call)
 
     async def run(self, job: Job[T]) -> T:
         """The job's result.
@@ -204,8 +226,9 @@ class ModelThread:
         pause: float | None = None
         try:
             while self._arrived(pause):
-                admitted = self._admitted()
-                decided = self._scheduler.next([self._ready(job) for job in admitted], self._clock())
+                now = self._clock()
+                admitted = self._admitted(now)
+                decided = self._scheduler.next([self._ready(job) for job in admitted], now)
                 if isinstance(decided, Pause):
                     pause = decided.seconds
                 else:
@@ -224,6 +247,7 @@ class ModelThread:
                 left += filter(None, (self._arrivals.get_nowait(),))
         for job in left:
             job.finish(ModelThreadClosedError("the model thread has ended"))
+        self._outbox.flush()
 
     def _arrived(self, pause: float | None) -> bool:
         """Takes in what arrives within so many seconds (None: no limit); whether the thread is to go on."""
@@ -234,29 +258,32 @@ class ModelThread:
             while True:
                 self._take_in(self._arrivals.get_nowait())
         for job in self._live:
-            job.drop_cancelled()
+            if job.live and job.future.cancelled():  # nobody waits for its result any more
+                job.finish(asyncio.CancelledError())
         self._live = [job for job in self._live if job.live]
+        self._outbox.flush()
         return bool(self._live) or not (self._closed and self._arrivals.empty())
 
     def _take_in(self, job: RunningJob[Any] | None) -> None:
         if job is None:
             return
         job.start(self.engine.check)
-        self._sample([job])
+        if job.sampling is not None:
+            self._sample([job])
         if job.live:
             self._live.append(job)
             self._scheduler.returns.asked(job.request.session, job.asked)
 
-    def _admitted(self) -> list[RunningJob[Any]]:
+    def _admitted(self, now: float) -> list[RunningJob[Any]]:
         """The jobs that can take part in a step now."""
-        now = self._clock()
-        self._live.sort(key=lambda job: job.asked)
+        self._live.sort(key=attrgetter("asked"))
         return self._admission.admitted(self._live, self._scheduler.returns.expected(now), now)
 
     def _ready(self, job: RunningJob[Any]) -> Ready:
         request = job.request
         tokens = self.engine.remaining(request)
-        return Ready(request.session, job.asked, tokens, min(tokens, 1 + len(request.tree)), job.began is not None)
+        end = min(tokens, 1 + len(request.tree.tokens))
+        return Ready(request.session, job.asked, tokens, end, job.began is not None)
 
     def _step(self, admitted: "list[RunningJob[Any]]", step: Step) -> None:
         """Runs a step, and its jobs up to their next requests."""
@@ -267,24 +294,29 @@ class ModelThread:
         self.batches[len(jobs)] += 1
         found = self._forward(jobs, [ScheduledRequest(admitted[index].request, tokens) for index, tokens in scheduled])
         span.end()
-        computed = self.engine.computed - computed
-        answered = []
+        computed, now = self.engine.computed - computed, self._clock()
+        answered = [job for job, logits in zip(jobs, found, strict=True) if job.live and logits is not None]
         for job, logits in zip(jobs, found, strict=True):
-            if not job.live:  # its step failed: the contents of its slots are unknown, and others can use them
-                self._admission.close(job.request.session)
-            if job.live and (logits is not None or self.engine.admits(job.request)):  # else nothing was computed
-                self._admission.stepped(job.request.session, span.began)
-                job.began = span.began if job.began is None else job.began
+            self._stepped(job, logits, span.began)
             if job.live and logits is not None:
-                self._answer(job, logits, span, computed, len(jobs))
-                answered.append(job)
+                self._answer(job, logits, span, computed, len(jobs), now)
         self._sample(answered)
         for job in answered:
             if not job.live:
-                self._scheduler.returns.answered(job.request.session, self._clock())
+                self._scheduler.returns.answered(job.request.session, now)
+        self._outbox.flush()
         with Delivering(*jobs):  # a device that has failed says so to whoever waits for it
             self._scheduler.stepped(computed, span.ended - span.began)
         self.seconds += self._clock() - span.began
+
+    def _stepped(self, job: RunningJob[Any], logits: Tensor | None, began: float) -> None:
+        """Notes that a job took part in a step, if anything was computed for it."""
+        session = job.request.session
+        if not job.live:  # its step failed: the contents of its slots are unknown, and others can use them
+            self._admission.close(session)
+        elif logits is not None or self.engine.admits(job.request):
+            self._admission.stepped(session, began)
+            job.began = began if job.began is None else job.began
 
     def _forward(self, jobs: "list[RunningJob[Any]]", scheduled: list[ScheduledRequest]) -> list[Tensor | None]:
         """One forward for all; where it fails the jobs run one by one, so that only those at fault fail."""
@@ -298,30 +330,31 @@ class ModelThread:
                     found[index] = self._engine_step([scheduled[index]])[0]
         return found
 
-    def _answer(self, job: RunningJob[Any], logits: Tensor, span: Span, computed: int, sessions: int) -> None:
+    def _answer(
+        self, job: RunningJob[Any], logits: Tensor, span: Span, computed: int, sessions: int, now: float
+    ) -> None:
         """Hands a job its logits."""
         assert job.began is not None
         request, queued = job.request, job.began - job.asked
         self.answers += 1
         self.queued += queued
-        recomputing = self._scheduler.costs.seconds(len(request.context))
-        self._admission.answered(request.session, self._clock(), recomputing)
+        self._admission.answered(request.session, now, lambda: self._scheduler.costs.seconds(len(request.context)))
         result = ForwardResult(logits, queued, job.began, span, sessions, computed)
         job.began = None
-        job.resume(result, self.engine.check, self._clock)
+        job.resume(result, self.engine.check, now)
 
     def _sample(self, jobs: "Sequence[RunningJob[Any]]") -> None:
         """Runs the sampler requests of jobs, until each waits for a forward, or has ended."""
         while waiting := [(job, *job.sampling) for job in jobs if job.live and job.sampling is not None]:
             for members in batched([key for _, key, _ in waiting]):
                 batch = [waiting[index][0] for index in members]
-                results = _sampled(batch, [waiting[index][2] for index in members])
+                results, now = _sampled(batch, [waiting[index][2] for index in members]), self._clock()
                 for job, result in zip(batch, results, strict=True):
                     if job.live:
-                        job.resume(result, self.engine.check, self._clock)
+                        job.resume(result, self.engine.check, now)
 
 
-def _sampled(jobs: Sequence[RunningJob[Any]], requests: Sequence[SamplerRequest[Any]]) -> list[Any]:
+def _sampled(jobs: Sequence[RunningJob[Any]], requests: Sequence[SamplerRequest[Any]]) -> Sequence[Any]:
     """Runs a batch of sampler requests; where it fails they run one by one, so that only those at fault fail."""
     if len(requests) > 1:
         with Delivering(*jobs), suppress(RuntimeError, ValueError, IndexError, MemoryError):

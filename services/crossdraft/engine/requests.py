@@ -5,9 +5,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-from numpy.typing import NDArray
-
 from crossdraft.types.trees import ROOT, TokenTree
 
 NO_TREE = TokenTree()
@@ -30,24 +27,19 @@ class ForwardRequest:
         """The rows of logits asked for."""
         return range(1 + len(self.tree)) if self.wanted is None else self.wanted
 
-    def check(self, cached: tuple[int, ...], max_length: int, vocabulary_size: int) -> None:
-        """Refuses what cannot be computed; of the context only what follows the `cached` ids is looked at.
+    def check(self, max_length: int) -> None:
+        """Refuses sizes and rows that cannot be computed.
 
         Raises:
             ContextOverflowError: context and tree are longer than `max_length`.
-            ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
+            ValueError: no committed token, or a row that does not exist.
         """
-        nodes = len(self.tree)
+        nodes = len(self.tree.tokens)
         size = len(self.context) + nodes
         if size > max_length:
             raise ContextOverflowError(f"{size} tokens (tree of {nodes} included) exceed {max_length}")
         if not self.context:
             raise ValueError("the context needs at least one token (a BOS where there is no prompt)")
-        known = len(cached) if self.context[: len(cached)] == cached else 0
-        fresh = (0, *self.context[known:], *self.tree.tokens)
-        largest, smallest = max(fresh), min(fresh)
-        if smallest < 0 or largest >= vocabulary_size:
-            raise ValueError(f"ids must be 0 to {vocabulary_size - 1}, got {smallest if smallest < 0 else largest}")
         rows = self.wanted
         if rows and (rows[0] < 0 or rows[-1] > nodes or any(row >= after for row, after in pairwise(rows))):
             raise ValueError(f"wanted rows must ascend within 0 to {nodes}, got {rows}")
@@ -71,12 +63,12 @@ class CachedTokens:
 
 @dataclass(frozen=True, eq=False)
 class InputTokens:
-    """Tokens that a forward computes for one request; lists have one entry a token."""
+    """Tokens that a forward computes for one request; the first three lists have one entry a token."""
 
     tokens: list[int]
     positions: list[int]  # in the token's own path
     slots: list[int]  # where its key and value go, counted from the extent's first slot, ascending
-    wanted: list[bool]  # whether the logits after it are asked for
+    wanted: Sequence[int]  # indices of the tokens whose logits are asked for, ascending
     committed: int  # length of the context: node i of the tree has slot committed + i
     tree: TokenTree
     moves: tuple[int, ...] = ()  # slots of cached nodes that are kept; first they move to `move_start` and on
@@ -91,82 +83,78 @@ class InputTokens:
         The last committed token and the tree go together, however many they are: the logits asked for follow them.
         """
         text = max(0, self.committed - 1 - self.slots[0]) if self.slots else 0
-        return min(limit, text) if limit < len(self) and text else len(self)
+        return min(limit, text) if limit < len(self.tokens) and text else len(self.tokens)
 
     def first(self, count: int) -> "InputTokens":
         """The first `count` tokens."""
-        if count == len(self):
+        if count == len(self.tokens):
             return self
-        lists = (self.tokens[:count], self.positions[:count], self.slots[:count], self.wanted[:count])
-        return replace(self, tokens=lists[0], positions=lists[1], slots=lists[2], wanted=lists[3])
-
-    def visible(self, used: int) -> NDArray[np.bool_]:
-        """Which of the first `used` slots each token attends to, shape (tokens, used).
-
-        Committed tokens see all slots up to their own; a node sees the committed ones, its ancestors and itself.
-        """
-        slots = np.array(self.slots)[:, None]
-        seen: NDArray[np.bool_] = np.arange(used) <= slots
-        if self.tree.parents != tuple(range(ROOT, len(self.tree) - 1)):
-            nodes = np.flatnonzero(slots[:, 0] >= self.committed)
-            within = max(0, used - self.committed)
-            lines = _ancestry(self.tree, (slots[nodes, 0] - self.committed).tolist())[:, :within]
-            seen[nodes, self.committed : self.committed + lines.shape[1]] = lines
-        return seen
+        lists = (self.tokens[:count], self.positions[:count], self.slots[:count])
+        wanted = self.wanted[: bisect_left(self.wanted, count)]
+        return replace(self, tokens=lists[0], positions=lists[1], slots=lists[2], wanted=wanted)
 
 
 def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
     """The tokens to compute for `request`, given what is cached of its session."""
     context, tree = request.context, request.tree
     kept = common_prefix(cached.ids, context)
-    branch = _emitted(cached.tree, context[kept:]) if kept == len(cached.ids) else ()
-    root = branch[-1] if branch else ROOT
-    complete = kept == len(cached.ids) and kept + len(branch) == len(context)
-    shared = _shared(cached.tree, tree, root) if complete else ()
-    kept_nodes = (*branch, *shared)
-    rows = set(request.rows())
-    start = min(kept + len(branch), len(context) - (0 in rows))
-    nodes = sorted({*range(len(shared), len(tree)), *(row - 1 for row in rows if row)})
-    size = len(context)
+    branch: list[int] = []
+    shared: Sequence[int] = ()
+    if kept == len(cached.ids) and cached.tree.tokens:
+        branch = _emitted(cached.tree, context[kept:])
+        if kept + len(branch) == len(context):
+            shared = _shared(cached.tree, tree, branch[-1] if branch else ROOT)
+    size, root = len(context), request.wanted is None or 0 in request.wanted
+    start = min(kept + len(branch), size - root)
+    nodes: Sequence[int] = range(len(tree.tokens))
+    wanted: Sequence[int] = range(size - 1 - start, size - start + len(nodes))
+    if request.wanted is not None:
+        nodes = sorted({*range(len(shared), len(nodes)), *(row - 1 for row in request.wanted if row)})
+        places = {node: place for place, node in enumerate(nodes, size - start)}
+        wanted = [places[row - 1] if row else size - 1 - start for row in request.wanted]
+    kept_nodes = [*branch, *shared] if branch else shared
+    moved = [*kept_nodes] != [*range(len(kept_nodes))]
+    positions = nodes if tree.is_chain else _depths(tree, nodes)
     return InputTokens(
-        tokens=[*context[start:], *(tree.tokens[node] for node in nodes)],
-        positions=[*range(start, size), *(size + depth for depth in _depths(tree, nodes))],
-        slots=[*range(start, size), *(size + node for node in nodes)],
-        wanted=[*(slot == size - 1 and 0 in rows for slot in range(start, size)), *(n + 1 in rows for n in nodes)],
+        tokens=[*context[start:], *map(tree.tokens.__getitem__, nodes)],
+        positions=[*range(start, size), *map(size.__add__, positions)],
+        slots=[*range(start, size), *map(size.__add__, nodes)],
+        wanted=wanted,
         committed=size,
         tree=tree,
-        moves=tuple(kept + node for node in kept_nodes) if kept_nodes != tuple(range(len(kept_nodes))) else (),
+        moves=tuple(map(kept.__add__, kept_nodes)) if moved else (),
         move_start=kept,
     )
 
 
 def common_prefix(cached: tuple[int, ...], context: tuple[int, ...]) -> int:
     """Length of the common prefix: one comparison in the usual case, all of `cached`, else bisection."""
-    if context[: len(cached)] == cached:
+    if cached is context or context[: len(cached)] == cached:
         return len(cached)
     sizes = range(1, min(len(cached), len(context)) + 1)
     return bisect_left(sizes, True, key=lambda size: cached[:size] != context[:size])
 
 
-def _emitted(tree: TokenTree, tokens: tuple[int, ...]) -> tuple[int, ...]:
+def _emitted(tree: TokenTree, tokens: tuple[int, ...]) -> list[int]:
     """Nodes of the tree on the path that `tokens` follow: those that were committed since."""
     path: list[int] = []
-    parent = ROOT
+    parent, ids, parents = ROOT, tree.tokens, tree.parents
     for token in tokens:
-        children = (n for n in range(parent + 1, len(tree)) if tree.parents[n] == parent and tree.tokens[n] == token)
-        child = next(children, None)
-        if child is None:
+        for node in range(parent + 1, len(ids)):
+            if parents[node] == parent and ids[node] == token:
+                path.append(node)
+                break
+        else:
             break
-        path.append(child)
-        parent = child
-    return tuple(path)
+        parent = path[-1]
+    return path
 
 
-def _shared(old: TokenTree, new: TokenTree, root: int) -> tuple[int, ...]:
+def _shared(old: TokenTree, new: TokenTree, root: int) -> Sequence[int]:
     """The nodes of the old tree, below its node `root`, that equal the new tree's first nodes, as many as there are."""
-    size = len(old)
+    size = len(old.tokens)
     if root == ROOT and new.tokens[:size] == old.tokens and new.parents[:size] == old.parents:
-        return tuple(range(size))  # the usual case: nodes were added
+        return range(size)  # the usual case: nodes were added
     known = {(parent, token): node for node, (parent, token) in enumerate(zip(old.parents, old.tokens, strict=True))}
     found: list[int] = []
     for parent, token in zip(new.parents, new.tokens, strict=True):
@@ -174,35 +162,12 @@ def _shared(old: TokenTree, new: TokenTree, root: int) -> tuple[int, ...]:
         if node is None:
             break
         found.append(node)
-    return tuple(found)
+    return found
 
 
 def _depths(tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-    """Depths of ascending nodes; 0 directly follows the committed tokens."""
-    known = {ROOT: -1}
+    """Depths of nodes; 0 directly follows the committed tokens."""
     depths: list[int] = []
-    for node in nodes:
-        line = []
-        at = node
-        while at not in known:
-            line.append(at)
-            at = tree.parents[at]
-        for depth, one in enumerate(reversed(line), known[at] + 1):
-            known[one] = depth
-        depths.append(known[node])
-    return depths
-
-
-def _ancestry(tree: TokenTree, nodes: Sequence[int]) -> NDArray[np.bool_]:
-    """Shape (len(nodes), len(tree)): whether a column's node is the row's node or one of its ancestors."""
-    lines = np.zeros((len(nodes), len(tree)), dtype=np.bool_)
-    rows = {node: row for row, node in enumerate(nodes)}
-    for row, node in enumerate(nodes):
-        at = node
-        while at != ROOT:
-            lines[row, at] = True
-            at = tree.parents[at]
-            if (above := rows.get(at, row)) < row:  # its line is known
-                lines[row] |= lines[above]
-                break
-    return lines
+    for parent in tree.parents:
+        depths.append(0 if parent == ROOT else depths[parent] + 1)
+    return [depths[node] for node in nodes]

@@ -1,5 +1,10 @@
-"""The model runner: one forward for slices of many requests, as a flat batch or in a bucket that can be captured."""
+"""The model runner: one forward for slices of many requests, as a flat batch or in a bucket.
 
+Forwards of one bucket are captured as a CUDA graph: all their kernels are replayed by a single call.
+"""
+
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,11 +12,145 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.engine.attention import Layout
-from crossdraft.engine.batch import BatchSlice, batch_of
+from crossdraft.engine.attention import Gathered, Group, Layout
+from crossdraft.engine.batch import LARGEST, SLOTS, TOKENS, BatchSlice, Bucket, Sections, batch_of, bucket_of
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
-from crossdraft.engine.cuda_graphs import GraphRunner
+from crossdraft.engine.device import staged
 from crossdraft.engine.kv_cache import KVCache
+
+log = logging.getLogger(__name__)
+MOST = 64  # graphs: each stalls some forwards while it is captured, and needs memory for its kernels' arguments
+CAPTURING = threading.Lock()  # CUDA allows one capture at a time in a process
+Call = Callable[..., Tensor]  # of the model, with the arguments of one forward; its logits, (1, tokens, V)
+Recorder = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+class CudaGraphRecorder:
+    """Captures what a function does on a CUDA device; the result replays it, on the same memory.
+
+    The rules are those of `torch.cuda.graph`. The function is run before, on a stream other than the default one, so
+    that what libraries allocate once is there. Nothing that it calls waits for the device. It reads and writes tensors
+    that stay; what it allocates itself is in a pool that all graphs share, as they never run at the same time and leave
+    nothing there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Runs the function, and captures it; RuntimeError if it cannot be captured."""
+        with CAPTURING, torch.cuda.device(self._device):
+            usual = torch.cuda.current_stream()
+            self._stream.wait_stream(usual)
+            with torch.cuda.stream(self._stream):
+                run()
+            usual.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                # thread_local: other threads, such as another model's, may use the device meanwhile.
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                    run()
+            finally:
+                torch.cuda.set_stream(usual)  # a capture that fails leaves its own stream set
+        return graph.replay
+
+
+def recorder_for(device: torch.device) -> Recorder:
+    """How forwards are captured on a device; without CUDA a replay runs the function again."""
+    return CudaGraphRecorder(device) if device.type == "cuda" else lambda run: run
+
+
+class GraphRunner:
+    """Forwards in buckets, each captured when it is first needed.
+
+    Nothing is captured ahead: there are hundreds of buckets, of which a service uses some dozens, depending on its
+    load; a capture takes as long as a few ordinary forwards.
+
+    Args:
+        call: the model's forward.
+        cache: the KV cache.
+        dtype, device: of model and cache.
+        longest: slots of a session, at most.
+    """
+
+    def __init__(self, call: Call, cache: KVCache, dtype: torch.dtype, device: torch.device, longest: int) -> None:
+        self._call, self._cache, self._dtype = call, cache, dtype
+        self._recorder: Recorder | None = recorder_for(device)
+        self._recorded: dict[Bucket, Callable[[], None]] = {}
+        self._numbers = torch.zeros(sum(LARGEST.sizes), dtype=torch.int64, device=device)
+        self._offsets = torch.arange(max(SLOTS, 2 * longest), device=device)  # a bucket's slots are a power of two
+        self._logits: Tensor | None = None  # (TOKENS, V): the output of all graphs, so that none keeps its own
+
+    @property
+    def captured(self) -> int:
+        """Graphs so far."""
+        return len(self._recorded)
+
+    def prepare(self, slices: Sequence[BatchSlice]) -> Callable[[], Tensor] | None:
+        """A forward to be run once, before the next is prepared; None: these slices run as a flat batch.
+
+        It returns the logits asked for, float32 (rows, V), in order.
+        """
+        bucket = bucket_of(slices)
+        if bucket is None or not (bucket in self._recorded or self._records):
+            return None
+        numbers = torch.from_numpy(bucket.numbers(slices, self._cache.padding_slot))
+        self._numbers[: len(numbers)].copy_(staged(numbers, self._numbers.device), non_blocking=True)
+        replay = self._recorded.get(bucket) or self._record(bucket)
+        if replay is None:
+            return None
+        return lambda: self._replayed(replay, self._parts(bucket).kept[: sum(one.rows for one in slices)])
+
+    def _replayed(self, replay: Callable[[], None], kept: Tensor) -> Tensor:
+        replay()
+        assert self._logits is not None
+        return self._logits.index_select(0, kept).float()  # a copy, as the next forward writes to the same memory
+
+    @property
+    def _records(self) -> bool:
+        return self._recorder is not None and len(self._recorded) < MOST
+
+    def _record(self, bucket: Bucket) -> Callable[[], None] | None:
+        assert self._recorder is not None
+        try:
+            replay = self._recorder(lambda: self._forward(bucket))
+        except RuntimeError as error:  # of CUDA: this model waits for the device in its forward, or memory is short
+            why = str(error).partition("\n")[0]
+            log.warning("no more forwards are captured as CUDA graphs, the others go on without: %s", why)
+            self._recorder = None
+            return None
+        if self._logits is not None:
+            self._logits.fill_(torch.nan)  # what a replay fails to compute must not look computed
+        self._recorded[bucket] = replay
+        return replay
+
+    def _forward(self, bucket: Bucket) -> None:
+        """From the numbers to the logits; nothing here or in the model may depend on the numbers' values."""
+        parts = self._parts(bucket)
+        self._cache.map_slots(parts.targets)
+        logits = self._call(parts.ids[None], parts.positions[None], self._layout(bucket, parts))[0]
+        if self._logits is None:  # the first time of all, before anything is captured
+            self._logits = torch.empty(TOKENS, logits.shape[-1], dtype=logits.dtype, device=logits.device)
+        self._logits[: bucket.tokens].copy_(logits)
+
+    def _parts(self, bucket: Bucket) -> Sections[Tensor]:
+        return Sections(*self._numbers[: sum(bucket.sizes)].split(bucket.sizes))
+
+    def _layout(self, bucket: Bucket, parts: Sections[Tensor]) -> Layout:
+        """Where each lane's keys are, and which of them its rows see."""
+        lanes, width, used = bucket.lanes, bucket.width, bucket.used
+        offsets = self._offsets[:used]
+        starts, lengths, bases = (part[:, None] for part in (parts.starts, parts.lengths, parts.bases))
+        # Beyond a lane's own slots there may be another session's, and those may be NaN, which no mask hides.
+        slots = (starts + offsets).masked_fill_(offsets >= lengths, self._cache.null_slot)
+        behind = (offsets - bases).clamp(0, 63)[:, None]  # (lanes, 1, used); before the base every node's limit counts
+        lines = parts.lines.view(lanes, width, 1) >> behind & 1
+        seen = (offsets < parts.limits.view(lanes, width, 1)) | (lines != 0)
+        mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+        keys = Gathered(slots.view(-1))
+        return Layout((Group(0, bucket.tokens, lanes, width, used, keys, mask[:, None], parts.rows, parts.cells),))
 
 
 class ModelRunner:

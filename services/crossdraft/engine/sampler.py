@@ -1,14 +1,14 @@
 """The sampler: what jobs want to know of logits (distributions, rows, draws), computed in batches.
 
 A sampler request names rows of logits and what to compute of them. Requests that are alike are computed together, each
-bitwise as it would be alone; only small results leave the device, all at once.
+bitwise as it would be alone; only small results leave the device, all at once, as columns for all requests.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Generic, Protocol, Self, TypeVar
+from itertools import accumulate, pairwise, repeat
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,23 +18,26 @@ from crossdraft.engine.device import sent
 from crossdraft.engine.distributions import (
     Columns,
     Nodes,
+    NodeTable,
     columns_of,
     distributions,
     drafting_distributions,
     joined,
+    row_table,
     scores,
     tempered,
-    to_rows,
 )
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
-from crossdraft.verification.noise import KeyedNoise, moment, uniform_words
+from crossdraft.verification.noise import KeyedNoise, Unsigned, fill_uniform_words, moments, uniform_words
 
 R = TypeVar("R")
 T = TypeVar("T")
+N = TypeVar("N")  # Row or Sample
 Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
 Chance = float | tuple[NoiseKey, int]  # uniform in [0, 1); or a noise key with the offset in letters
-CACHED = 1 << 15  # logits that a CPU computes together: more leave its caches, and gain nothing
+SCRATCH = 1 << 14  # random words that a CPU mixes together
+CACHED = 1 << 16  # logits that a CPU computes together: more leave its caches, and gain nothing
 TOGETHER = 1 << 24  # that other devices compute together: some hundred MiB in float64
 NOT_FINITE = "no id has a probability above 0: the model's logits are not finite"
 
@@ -129,25 +132,43 @@ class Clocks:
         """`kept`: the id of each column; None: column i is id i."""
         hashes = noise.hashes if kept is None else noise.hashes[kept]
         self._hashes = torch.from_numpy(hashes).to(device)
+        self._scratch = np.empty((2, 0), dtype=np.uint64)  # of the CPU, whose caches it stays in
 
     def arrivals(
-        self, distributions: Tensor, moments: Sequence[tuple[NoiseKey, int]], columns: Tensor | None = None
+        self, distributions: Tensor, at: Sequence[tuple[NoiseKey, int]], columns: Tensor | None = None
     ) -> Tensor:
         """When each id arrives in the race that draws: the first is drawn, impossible ones never arrive.
 
         Args:
             distributions: float64 (n, m).
-            moments: of each row, its key and its offset in letters since the start of the output.
+            at: of each row, its key and its offset in letters since the start of the output.
             columns: int64 (m,), those of the logits that distributions are of; None: all, or the first m.
 
         Returns:
             float64 (n, m).
         """
         hashes = self._hashes[: distributions.shape[-1]] if columns is None else self._hashes[columns]
-        states = [moment(key, offset) for key, offset in moments]
-        words = sent(torch.tensor(states, dtype=torch.int64).view(-1, 2), hashes.device)
-        uniform = uniform_words(hashes, words[:, :1], words[:, 1:]).double().add_(0.5).mul_(2.0**-53)
-        return uniform.log_().neg_().div_(distributions).masked_fill_(distributions == 0, torch.inf)
+        arrivals = torch.empty_like(distributions)
+        if hashes.device.type == "cpu":
+            self._fill_uniform(arrivals.numpy(), hashes.numpy().view(np.uint64), moments(at).view(np.uint64))
+        else:
+            words = sent(torch.from_numpy(moments(at)), hashes.device)
+            arrivals.copy_(uniform_words(hashes, words[:, :1], words[:, 1:])).add_(0.5).mul_(2.0**-53)
+        arrivals.log_().neg_().div_(distributions)
+        return arrivals.masked_fill_(distributions == 0, torch.inf)
+
+    def _fill_uniform(self, uniform: Probabilities, hashes: Unsigned, at: Unsigned) -> None:
+        """The same numbers as on other devices, a few rows at a time."""
+        width = max(1, len(hashes))
+        rows = max(1, SCRATCH // width)
+        if self._scratch.shape[1] < rows * width:
+            self._scratch = np.empty((2, rows * width), dtype=np.uint64)
+        for begin in range(0, len(uniform), rows):
+            part = uniform[begin : begin + rows]
+            words, scratch = (memory[: part.size].reshape(part.shape) for memory in self._scratch)
+            fill_uniform_words(words, scratch, hashes, at[begin : begin + rows])
+            np.add(words.view(np.int64), 0.5, out=part)
+        uniform *= 2.0**-53
 
 
 # Sampler requests.
@@ -170,7 +191,7 @@ class SamplerRequest(ABC, Generic[R]):
         """What must be equal in requests that run together, besides their class and V."""
 
     @abstractmethod
-    def run(self, requests: Sequence[Self]) -> list[R]:
+    def run(self, requests: Sequence[Self]) -> Sequence[R]:
         """The results of requests of one kind, this one among them.
 
         Raises:
@@ -186,8 +207,7 @@ SamplerSteps = Generator[SamplerRequest[Any], Any, T]
 """Part of a job that holds logits: yields sampler requests, and returns what it made of their results."""
 
 
-@dataclass(frozen=True)
-class BatchKey:
+class BatchKey(NamedTuple):
     """What is equal in requests that run together; and the size of one of them."""
 
     request: type[SamplerRequest[Any]]
@@ -199,8 +219,7 @@ class BatchKey:
     def of(request: SamplerRequest[Any]) -> "tuple[BatchKey, int]":
         """The key of one request, and how many logits it has; raises TypeError if its kind has no hash."""
         rows = request.rows
-        most = CACHED if rows.device.type == "cpu" else TOGETHER
-        key = BatchKey(type(request), request.kind, rows.shape[-1], most)
+        key = BatchKey(type(request), request.kind, rows.shape[-1], TOGETHER if rows.is_cuda else CACHED)
         hash(key)  # an error here is that of whoever asks
         return key, rows.numel()
 
@@ -222,17 +241,51 @@ def batched(requests: Sequence[tuple[BatchKey, int]]) -> Iterator[list[int]]:
         yield batch
 
 
-def _split(found: Sequence[T], sizes: Sequence[int]) -> list[tuple[T, ...]]:
+def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
     """Results of all rows, divided among the requests, which have so many rows."""
-    rows = iter(found)
-    return [tuple(islice(rows, size)) for size in sizes]
+    return [found[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
 # Requests of targets.
 
 
 @dataclass(frozen=True, eq=False)
-class SampleRequest(SamplerRequest[tuple[Sample, ...]]):
+class SampleTable:
+    """The target's keyed draws at n nodes, of all sessions that were sampled together, as columns."""
+
+    tokens: Ids  # int64 (n,)
+    log_probabilities: Probabilities  # (n,), nats, of the model itself
+    likely: Ids  # int64 (n, m), the most probable ids
+    likely_log_probabilities: Probabilities  # (n, m)
+
+    def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Sample, ...]:
+        """Some of the nodes, one by one."""
+        found = map(Sample, self.tokens[begin:end].tolist(), self.log_probabilities[begin:end].tolist())
+        if not self.likely.shape[1]:
+            return tuple(found)
+        beside = zip(self.likely[begin:end].tolist(), self.likely_log_probabilities[begin:end].tolist(), strict=True)
+        pairs = (tuple(zip(ids, values, strict=True)) for ids, values in beside)
+        return tuple(Sample(one.token, one.log_probability, likely) for one, likely in zip(found, pairs, strict=True))
+
+
+class TableSlice(NamedTuple, Generic[N]):
+    """One session's rows of a table."""
+
+    table: NodeTable[N]
+    begin: int
+    end: int
+
+    def nodes(self) -> tuple[N, ...]:
+        """One by one."""
+        return self.table.nodes(self.begin, self.end)
+
+
+def _sliced(table: NodeTable[N], sizes: Sequence[int]) -> list[TableSlice[N]]:
+    return [TableSlice(table, begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
+
+
+@dataclass(frozen=True, eq=False)
+class SampleRequest(SamplerRequest[TableSlice[Sample]]):
     """The target's own keyed draw at each node."""
 
     nodes: Nodes
@@ -252,43 +305,40 @@ class SampleRequest(SamplerRequest[tuple[Sample, ...]]):
         return self.nodes.options, self.clocks, self.likely
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[SampleRequest]") -> list[tuple[Sample, ...]]:
+    def run(self, requests: "Sequence[SampleRequest]") -> list[TableSlice[Sample]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
-        drawn, shares = self._drawn(requests)
-        log_probabilities = joined([one.nodes.logits for one in requests]).float().log_softmax(-1)
-        likely = log_probabilities.topk(min(self.likely, log_probabilities.shape[-1]))
-        columns = (drawn, shares, log_probabilities.gather(-1, drawn), likely.indices, likely.values)
-        found = torch.cat([column.double() for column in columns], -1).tolist()
-        return _split([_sample(*row) for row in found], [len(one.offsets) for one in requests])
+        logits = joined([one.nodes.logits for one in requests])
+        drawn, shares = self._drawn(requests, logits)
+        log_probabilities = logits.float().log_softmax(-1)
+        likely = log_probabilities.topk(min(self.likely, log_probabilities.shape[-1])) if self.likely else None
+        columns = [drawn, shares, log_probabilities.gather(-1, drawn), *(likely or ())[::-1]]
+        found = torch.cat([column.double() for column in columns], -1).cpu().numpy()
+        if not (found[:, 1] > 0).all():
+            raise ValueError(NOT_FINITE)
+        ids, values = np.split(found[:, 3:], 2, -1)
+        table = SampleTable(found[:, 0].astype(np.int64), found[:, 2], ids.astype(np.int64), values)
+        return _sliced(table, [len(one.offsets) for one in requests])
 
-    def _drawn(self, requests: "Sequence[SampleRequest]") -> tuple[Tensor, Tensor]:
+    def _drawn(self, requests: "Sequence[SampleRequest]", logits: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and their probabilities, each (n, 1)."""
-        options, found = self.nodes.options, scores([one.nodes for one in requests])
+        options = self.nodes.options
+        found = scores([one.nodes for one in requests], logits)
         if options.temperature == 0:
             best = found.max(-1, keepdim=True)
             return best.indices, torch.ones_like(best.values)
-        moments = [(one.key, offset) for one in requests for offset in one.offsets]
         distribution = tempered(found, options)
-        drawn = self.clocks.arrivals(distribution, moments).argmin(-1, keepdim=True)
+        at = [(one.key, offset) for one in requests for offset in one.offsets]
+        drawn = self.clocks.arrivals(distribution, at).argmin(-1, keepdim=True)
         return drawn, distribution.gather(-1, drawn)
 
 
-def _sample(token: float, share: float, log_probability: float, *likely: float) -> Sample:
-    """`likely`: the most probable ids, then their log-probabilities."""
-    if not share > 0:
-        raise ValueError(NOT_FINITE)
-    half = len(likely) // 2
-    beside = zip(map(int, likely[:half]), likely[half:], strict=True)
-    return Sample(int(token), log_probability, tuple(beside))
-
-
 @dataclass(frozen=True, eq=False)
-class RowRequest(SamplerRequest[tuple[Row, ...]]):
+class RowRequest(SamplerRequest[TableSlice[Row]]):
     """The row of each node."""
 
     nodes: Nodes
-    head: int  # as in `to_rows`
-    listed: Sequence[Ids] = ()  # as in `to_rows`
+    head: int  # as in `row_table`
+    listed: Sequence[Ids] = ()  # as in `row_table`
 
     @property
     def rows(self) -> Tensor:
@@ -300,11 +350,11 @@ class RowRequest(SamplerRequest[tuple[Row, ...]]):
         """As in `SamplerRequest`."""
         return self.nodes.options, self.head
 
-    def run(self, requests: "Sequence[RowRequest]") -> list[tuple[Row, ...]]:
+    def run(self, requests: "Sequence[RowRequest]") -> list[TableSlice[Row]]:
         """As in `SamplerRequest`."""
-        listed = [ids for one in requests for ids in one.listed or [NO_IDS] * len(one.nodes.logits)]
-        rows = to_rows(distributions([one.nodes for one in requests]), self.head, listed)
-        return _split(rows, [len(one.nodes.logits) for one in requests])
+        sizes = [one.nodes.logits.shape[0] for one in requests]
+        listed = [ids for one, size in zip(requests, sizes, strict=True) for ids in one.listed or repeat(NO_IDS, size)]
+        return _sliced(row_table(distributions([one.nodes for one in requests]), self.head, listed), sizes)
 
 
 # Requests of drafters.
@@ -321,7 +371,7 @@ class _OfLogits(SamplerRequest[R]):
 
 
 @dataclass(frozen=True, eq=False)
-class DistributionRequest(_OfLogits[tuple[Distribution, ...]]):
+class DistributionRequest(_OfLogits[Sequence[Distribution]]):
     """The distribution of each row, as in `drafting_distributions`, whose arguments these are."""
 
     options: SamplingOptions
@@ -333,15 +383,15 @@ class DistributionRequest(_OfLogits[tuple[Distribution, ...]]):
         """As in `SamplerRequest`."""
         return self.options, self.row_width, self.allowed
 
-    def run(self, requests: "Sequence[DistributionRequest]") -> list[tuple[Distribution, ...]]:
+    def run(self, requests: "Sequence[DistributionRequest]") -> list[Sequence[Distribution]]:
         """As in `SamplerRequest`."""
         logits = [one.logits for one in requests]
         found = drafting_distributions(joined(logits), self.options, self.row_width, self.allowed)
-        return _split(found, list(map(len, logits)))
+        return _split(found, [each.shape[0] for each in logits])
 
 
 @dataclass(frozen=True, eq=False)
-class TopRequest(_OfLogits[tuple[list[int], ...]]):
+class TopRequest(_OfLogits[Sequence[list[int]]]):
     """The columns with the largest logits in each row, at most `count`, the largest first."""
 
     count: int
@@ -353,16 +403,16 @@ class TopRequest(_OfLogits[tuple[list[int], ...]]):
         return self.count, self.allowed
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[TopRequest]") -> list[tuple[list[int], ...]]:
+    def run(self, requests: "Sequence[TopRequest]") -> list[Sequence[list[int]]]:
         """As in `SamplerRequest`."""
         scores = columns_of(joined([one.logits for one in requests]), self.allowed)
         places = scores.topk(min(self.count, scores.shape[-1])).indices.cpu().numpy()
         found = places if self.allowed is None else self.allowed.numbers[places]
-        return _split(found.tolist(), [len(one.logits) for one in requests])
+        return _split(found.tolist(), [one.logits.shape[0] for one in requests])
 
 
 @dataclass(frozen=True, eq=False)
-class DrawRequest(_OfLogits[tuple[list[int], ...]]):
+class DrawRequest(_OfLogits[Sequence[list[int]]]):
     """A draw from the whole distribution of each row; for the first row also what came nearest to being drawn."""
 
     options: SamplingOptions  # penalties and biases are not used
@@ -377,9 +427,9 @@ class DrawRequest(_OfLogits[tuple[list[int], ...]]):
         return self.options, self.clocks, type(self.chances[0]), self.beside, self.allowed
 
     @torch.inference_mode()
-    def run(self, requests: "Sequence[DrawRequest]") -> list[tuple[list[int], ...]]:
+    def run(self, requests: "Sequence[DrawRequest]") -> list[Sequence[list[int]]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
-        sizes = [len(one.logits) for one in requests]
+        sizes = [one.logits.shape[0] for one in requests]
         scores = columns_of(joined([one.logits for one in requests]), self.allowed)
         drawn, distances, possible = self._drawn(scores, [chance for one in requests for chance in one.chances])
         places, certain = torch.stack([drawn, possible.long()]).tolist()
@@ -387,7 +437,7 @@ class DrawRequest(_OfLogits[tuple[list[int], ...]]):
             raise ValueError(NOT_FINITE)
         found = [[place] for place in places]
         if self.beside:
-            firsts = [sum(sizes[:index]) for index in range(len(sizes))]
+            firsts = [*accumulate(sizes, initial=0)][:-1]
             for first, others in zip(firsts, self._nearest(scores[firsts], distances[firsts]), strict=True):
                 found[first] = list(dict.fromkeys([places[first], *others]))[: 1 + self.beside]
         if self.allowed is not None:
@@ -400,10 +450,10 @@ class DrawRequest(_OfLogits[tuple[list[int], ...]]):
             best = scores.argmax(-1)
             return best, -scores, torch.ones_like(best)
         distribution = tempered(scores, self.options)
-        moments = [chance for chance in chances if not isinstance(chance, float)]
-        if moments:
+        at = [chance for chance in chances if not isinstance(chance, float)]
+        if at:
             columns = None if self.allowed is None else self.allowed.on_device
-            distances = self.clocks.arrivals(distribution, moments, columns)
+            distances = self.clocks.arrivals(distribution, at, columns)
             drawn = distances.argmin(-1)
         else:
             drawn = _inverted(distribution, torch.tensor(chances, dtype=distribution.dtype))

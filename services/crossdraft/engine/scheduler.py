@@ -18,9 +18,9 @@ k (d - w) - r w = k d - (k + r) w seconds in all, so the k with the largest gain
 never longer than `PATIENCE` of a step in all. A session that is alone thus never waits.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from crossdraft.engine.requests import ForwardRequest
 
@@ -31,8 +31,7 @@ LEAST = 4  # tokens of long requests that any step computes
 PATIENCE = 0.7  # of a step's time, in all
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """A request that is ready for a step."""
 
     session: Hashable
@@ -97,13 +96,13 @@ class Scheduler:
 
     def _step(self, ready: Sequence[Ready], expected: Sequence[float]) -> Step:
         """The short requests, the oldest first, then tokens of the long ones."""
-        ordered = sorted(range(len(ready)), key=lambda index: ready[index].since)
-        long = [index for index in ordered if ready[index].long]
+        ordered = sorted(enumerate(ready), key=lambda one: one[1].since)
+        long = [index for index, one in ordered if one.long]
         room = self._chunk - (LEAST if long else 0)
         short: dict[int, int] = {}
-        for index in ordered:
-            tokens = max(1, ready[index].tokens)
-            if ready[index].long or (short and tokens > room):
+        for index, one in ordered:
+            tokens = max(1, one.tokens)
+            if one.long or (short and tokens > room):
                 continue
             short[index] = tokens
             room -= tokens if tokens <= room else 0  # a tree larger than a chunk keeps no others out of its step
@@ -227,7 +226,6 @@ class _Gap:
 
     mean: float  # seconds
     deviation: float  # seconds
-    answered: float | None = None  # when, if there was no request since
 
     @property
     def longest(self) -> float:
@@ -239,37 +237,31 @@ class ReturnTimes:
 
     def __init__(self) -> None:
         self._gaps: dict[Hashable, _Gap] = {}
-        self._answered: dict[Hashable, float] = {}  # sessions that never returned yet
+        self._away: dict[Hashable, float] = {}  # sessions that have a result and no request since: when they had it
         self._usual: _Gap | None = None  # over all: what is expected of a session that never returned yet
 
     def answered(self, session: Hashable, now: float) -> None:
         """The session has its result."""
-        if session in self._gaps:
-            self._gaps[session].answered = now
-        else:
-            self._answered[session] = now
+        self._away[session] = now
 
     def asked(self, session: Hashable, now: float) -> None:
         """The session has a new request."""
-        known = self._gaps.get(session)
-        answered = self._answered.pop(session, None) if known is None else known.answered
-        if answered is None:
-            return
-        gap = max(0.0, now - answered)
-        self._usual = _learned(self._usual, gap)
-        self._gaps[session] = _learned(known, gap)
+        answered = self._away.pop(session, None)
+        if answered is not None:
+            gap = max(0.0, now - answered)
+            self._usual = _learned(self._usual, gap)
+            self._gaps[session] = _learned(self._gaps.get(session), gap)
 
     def over(self, session: Hashable) -> None:
         """The session has ended."""
         self._gaps.pop(session, None)
-        self._answered.pop(session, None)
+        self._away.pop(session, None)
 
     def expected(self, now: float) -> dict[Hashable, float]:
         """Seconds until each session should be back at the latest; without those that are late already."""
-        found = {session: gap.answered + gap.longest for session, gap in self._gaps.items() if gap.answered is not None}
-        if self._usual is not None:
-            found |= {session: answered + self._usual.longest for session, answered in self._answered.items()}
-        return {session: at - now for session, at in found.items() if at > now}
+        known = [(session, at, self._gaps.get(session, self._usual)) for session, at in self._away.items()]
+        left = {session: at + gap.longest - now for session, at, gap in known if gap is not None}
+        return {session: seconds for session, seconds in left.items() if seconds > 0}
 
 
 def _learned(before: _Gap | None, gap: float) -> _Gap:
@@ -339,13 +331,17 @@ class Admission:
 
     def stepped(self, session: Hashable, now: float) -> None:
         """The session took part in a step, and so has slots."""
-        self._sessions.setdefault(session, _InUse(now)).used = now
+        known = self._sessions.get(session)
+        if known is None:
+            self._sessions[session] = _InUse(now)
+        else:
+            known.used = now
 
-    def answered(self, session: Hashable, now: float, recomputing: float) -> None:
-        """The session has a result; recomputing its whole text would take so many seconds."""
+    def answered(self, session: Hashable, now: float, recomputing: Callable[[], float]) -> None:
+        """The session has a result; `recomputing` says how many seconds it would take to compute its whole text."""
         known = self._sessions[session]
         if known.until == float("inf"):
-            known.until = now + max(LEAST_TURN, RECOMPUTING * recomputing)
+            known.until = now + max(LEAST_TURN, RECOMPUTING * recomputing())
 
     def close(self, session: Hashable) -> None:
         """Frees the session's slots."""
@@ -363,25 +359,26 @@ class Admission:
         first: dict[Hashable, W] = {}
         for one in waiting:
             first.setdefault(one.request.session, one)
-        busy = {*first, *expected}
-        admitted: dict[Hashable, W] = {}
+        admitted: list[W] = []
         overdue = False  # somebody has waited long: what becomes free is not for those behind
+        before = self.preemptions
         for session, one in first.items():
             newcomer = session not in self._sessions
-            if not (newcomer and overdue) and self._admit(one, busy, now):
-                admitted[session] = one
+            if not (newcomer and overdue) and self._admit(one, first, expected, now):
+                admitted.append(one)
             elif now >= one.asked + WAIT:
                 overdue = True
         if not admitted and first and not self._sessions.keys() - first.keys():
-            session, one = next(iter(first.items()))
-            self._force(one)
-            admitted[session] = one
-        return [one for one in admitted.values() if self._slots.admits(one.request)]
+            admitted.append(next(iter(first.values())))
+            self._force(admitted[0])
+        elif before == self.preemptions:
+            return admitted
+        return [one for one in admitted if self._slots.admits(one.request)]
 
-    def _admit(self, one: Waiting, busy: Collection[Hashable], now: float) -> bool:
+    def _admit(self, one: Waiting, waiting: Collection[Hashable], expected: Collection[Hashable], now: float) -> bool:
         """Whether it has slots, after preempting those that must give way."""
         while not self._slots.admits(one.request):
-            victim = self._victim(one, busy, now)
+            victim = self._victim(one, {*waiting, *expected}, now)
             if victim is None:
                 return False
             self._preempt(victim)

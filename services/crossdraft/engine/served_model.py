@@ -1,5 +1,6 @@
 """A model as a service runs it: loaded, in its thread, with its tokenization and its noise."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,6 +88,11 @@ class RunningModel:
     def clocks(self) -> Clocks:
         """The noise of each column of its logits, on the same device."""
         return Clocks(self.noise, self.thread.engine.device, self.kept)
+
+    @cached_property
+    def lengths(self) -> Sequence[int]:
+        """How many letters each id has."""
+        return [len(letters) for letters in self.tokenization.vocabulary.letters]
 
     def columns(self, allowed: Ids | None) -> Ids | None:
         """The columns of logits whose ids are among `allowed` (None: all); None: every column."""

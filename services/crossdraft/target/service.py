@@ -3,15 +3,15 @@
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TextIO
 
-from crossdraft.engine.distributions import History, Nodes, distribution, to_rows
+from crossdraft.engine.distributions import History, Logits, Nodes, distribution, row_table
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import RowRequest, SampleRequest
+from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, TableSlice
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.rpc.handlers import TARGET, Replies
@@ -29,7 +29,6 @@ from crossdraft.types.messages import (
     Sample,
 )
 from crossdraft.types.rows import Ids, Row
-from crossdraft.types.trees import Path
 
 Request = Pass | FetchRow | RunTo
 Reply = PassDone | RowFetched
@@ -67,38 +66,25 @@ class TargetService:
         await asyncio.to_thread(self.running.close)
 
 
+@dataclass
 class Run:
-    """A run: tokens that a target draws one after another in the model thread.
+    """Tokens that the target draws one after another."""
 
-    Args:
-        tokens: how many are wanted at most; this may change.
-        drew: is told of each in the model thread, as a reply with one sample; the last one says that no more will come.
-    """
-
-    def __init__(self, tokens: int, drew: Callable[[PassDone], None]) -> None:
-        self.tokens = tokens
-        self.over = False  # no token is wanted after the one that is being drawn
-        self.drew = drew
+    tokens: int  # that are wanted at most; this may change
+    over: bool  # no token is wanted after the one that is being drawn
 
 
 def joined(before: Reply, after: Reply) -> PassDone | None:
     """One reply in place of two that follow each other, if they are of one run."""
-    if isinstance(before, PassDone) and isinstance(after, PassDone) and before.number == after.number:
-        return merged((before, after))
-    return None
-
-
-def merged(replies: Sequence[PassDone]) -> PassDone:
-    """One reply in place of several of a run that follow each other."""
-    if len(replies) == 1:
-        return replies[0]
+    if not (isinstance(before, PassDone) and isinstance(after, PassDone) and before.number == after.number):
+        return None
     return replace(
-        replies[-1],
-        nodes=tuple(node for done in replies for node in done.nodes),
-        seconds=sum(done.seconds for done in replies),
-        queued=sum(done.queued for done in replies),
-        forwards=sum(done.forwards for done in replies),
-        first=replies[0].first,
+        after,
+        nodes=before.nodes + after.nodes,
+        seconds=before.seconds + after.seconds,
+        queued=before.queued + after.queued,
+        forwards=before.forwards + after.forwards,
+        first=before.first,
     )
 
 
@@ -123,6 +109,7 @@ class TargetSession:
         self._offset = 0  # letters of the output
         self._number = 0  # of the latest pass
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
+        self._lengths = running.lengths
         self._check_room(len(opening.prompt), "the prompt")
 
     def receive(self, request: Request) -> None:
@@ -166,17 +153,17 @@ class TargetSession:
         else:
             self._begin(request)
             self._busy = self._running.thread.submit(self._run_job(request) if request.run > 1 else self._pass(request))
-        self._busy.add_done_callback(self._done)
+        self._busy.add_done_callback(partial(self._ended, request))
 
-    def _done(self, done: asyncio.Future[Any]) -> None:
+    def _ended(self, request: Pass | FetchRow, done: asyncio.Future[Any]) -> None:
         """What was under way has ended; a run has sent its replies by itself."""
         self._busy = self._run = None
         if self._closed or done.cancelled():
             return
         try:
-            reply = done.result()
-            if reply is not None:
-                self._replies.send(reply)
+            found = done.result()
+            if found is not None:
+                self._replies.send(_done(request, *found) if isinstance(request, Pass) else found)
             self._go_on()
         except Exception as error:  # whatever a job raised ends its session
             self._replies.fail(error)
@@ -195,16 +182,13 @@ class TargetSession:
         self._check_room(size + request.tokens - 1, f"the text with a run of {request.tokens}")
         run.tokens = request.tokens
 
-    def _drew(self, done: PassDone) -> None:
-        """In the model thread: a token of a run."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(self._send_drawn, done)
-
-    def _send_drawn(self, done: PassDone) -> None:
-        """The first and the last token of a run wait for nothing."""
+    def _drew(
+        self, request: Pass, found: TableSlice[Row | Sample], answer: ForwardResult, more: bool, first: int
+    ) -> None:
+        """A token of a run. The first one and the last wait for nothing."""
         if not self._closed:
-            soon = not done.first or not done.more
-            self._replies.send(done, 0.0 if soon else self._left_at + BATCHED_SECONDS - self._loop.time(), joined)
+            within = self._left_at + BATCHED_SECONDS - self._loop.time() if first and more else 0.0
+            self._replies.send(_done(request, found, answer, more, first), within, joined)
 
     def _begin(self, request: Pass) -> None:
         """Checks that a pass is the next one, and takes over what it commits."""
@@ -228,28 +212,30 @@ class TargetSession:
             raise ContextTooLong(f"{what} has {size} tokens, and the context holds {context}")
 
     def _letters(self, ids: tuple[int, ...]) -> int:
-        return len(self._running.tokenization.letters_of(ids))
+        return sum(map(self._lengths.__getitem__, ids))
 
-    def _pass(self, request: Pass) -> Job[PassDone]:
+    def _pass(self, request: Pass) -> Job[tuple[TableSlice[Row | Sample], ForwardResult]]:
         """Runs in the model thread."""
-        every = tuple(request.tree.paths())
-        paths = tuple(every[row] for row in request.answered)
-        answer: ForwardResult = yield ForwardRequest(
-            self, (*self._opening.prompt, *self._output), request.tree, request.answered
-        )
-        asked = self._nodes(answer, paths)
+        context = (*self._opening.prompt, *self._output)
+        answer: ForwardResult = yield ForwardRequest(self, context, request.tree, request.wanted)
+        asked = self._nodes(answer.logits, request)
         self._answered, self._latest = request.answered, replace(asked, logits=asked.logits.clone())
-        nodes: tuple[Row | Sample, ...]
+        sampling: SamplerRequest[Any]
         if request.draws:
-            offsets = [self._offset + self._letters(path) for path in paths]
-            nodes = yield from self._sampling(asked, offsets).result()
+            ends = [self._offset]  # of the root's path, and of each node's: letters since the start of the output
+            for token, parent in zip(request.tree.tokens, request.tree.parents, strict=True):
+                ends.append(ends[parent + 1] + self._lengths[token])
+            sampling = self._sampling(asked, ends if request.wanted is None else [ends[row] for row in request.wanted])
         else:
-            nodes = yield from RowRequest(asked, self._opening.head, request.listed).result()
-        return PassDone(request.number, nodes, answer.seconds, answer.queued, shared=answer.sessions, fed=answer.tokens)
+            sampling = RowRequest(asked, self._opening.head, request.listed)
+        return (yield sampling), answer
 
-    def _nodes(self, answer: ForwardResult, paths: Sequence[Path]) -> Nodes:
-        history = History(self._opening.prompt, self._output, paths)
-        return Nodes(answer.logits, self._opening.options, history)
+    def _nodes(self, logits: Logits, request: Pass) -> Nodes:
+        history = None
+        if self._opening.options.penalises:
+            paths = tuple(request.tree.paths())
+            history = History(self._opening.prompt, self._output, [paths[row] for row in request.answered])
+        return Nodes(logits, self._opening.options, history)
 
     def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> SampleRequest:
         assert self._opening.noise is not None
@@ -257,24 +243,28 @@ class TargetSession:
 
     def _run_job(self, request: Pass) -> Job[None]:
         """Draws each token after those before it; it is committed when the next pass says so."""
-        run = self._run = Run(request.run, self._drew)
-        run.over = bool(self._waiting)
+        run = self._run = Run(request.run, bool(self._waiting))
         return self._draw_run(request, run)
 
     def _draw_run(self, request: Pass, run: Run) -> Job[None]:
         """Runs in the model thread."""
         opening = self._opening
-        drawn: tuple[int, ...] = ()
-        offset, more = self._offset, True
+        context, offset, more, first = (*opening.prompt, *self._output), self._offset, True, 0
         stops = () if opening.ignore_stops else self._running.description.stops
         while more:
-            answer: ForwardResult = yield ForwardRequest(self, (*opening.prompt, *self._output, *drawn))
-            (sample,) = yield from self._sampling(self._nodes(answer, (drawn,)), [offset]).result()
-            drawn = (*drawn, sample.token)
-            offset += self._letters(drawn[-1:])
-            more = len(drawn) < run.tokens and sample.token not in stops and not run.over
-            shared, fed, first = answer.sessions, answer.tokens, len(drawn) - 1
-            run.drew(PassDone(request.number, (sample,), answer.seconds, answer.queued, more, 1, shared, fed, first))
+            answer: ForwardResult = yield ForwardRequest(self, context)
+            history = None
+            if opening.options.penalises:
+                history = History(opening.prompt, context[len(opening.prompt) :], ((),))
+            found = yield self._sampling(Nodes(answer.logits, opening.options, history), [offset])
+            token = int(found.table.tokens[found.begin])
+            context = (*context, token)
+            offset += self._lengths[token]
+            more = first + 1 < run.tokens and token not in stops and not run.over
+            # The loop makes the reply: the model thread has other things to do.
+            drew = partial(self._drew, request, found, answer, more, first)
+            self._running.thread.call_soon(self._loop, drew)
+            first += 1
 
     def _fetch(self, request: FetchRow) -> asyncio.Future[RowFetched]:
         """From the logits of the latest pass, in a thread; no forward."""
@@ -289,15 +279,24 @@ class TargetSession:
 
 
 def _fetched(request: FetchRow, nodes: Nodes, place: int, head: int, listed: Sequence[Ids]) -> RowFetched:
-    (row,) = _rows(nodes, place, head, listed)
-    return RowFetched(request.number, request.node, row)
+    return RowFetched(request.number, request.node, _row(nodes, place, head, listed))
 
 
-def _rows(nodes: Nodes, place: int, head: int, listed: Sequence[Ids]) -> list[Row]:
+def _done(
+    request: Pass, found: TableSlice[Row | Sample], answer: ForwardResult, more: bool = False, first: int = 0
+) -> PassDone:
+    """What was found, as it is sent."""
+    times = answer.seconds, answer.queued
+    return PassDone(request.number, found.nodes(), *times, more, 1, answer.sessions, answer.tokens, first)
+
+
+def _row(nodes: Nodes, place: int, head: int, listed: Sequence[Ids]) -> Row:
     """The row of one of them."""
-    assert nodes.history is not None
-    history = replace(nodes.history, paths=nodes.history.paths[place : place + 1])
-    return to_rows(distribution(nodes.logits[place : place + 1], nodes.options, history), head, listed)
+    history = nodes.history
+    if history is not None:
+        history = replace(history, paths=history.paths[place : place + 1])
+    (row,) = row_table(distribution(nodes.logits[place : place + 1], nodes.options, history), head, listed).nodes()
+    return row
 
 
 async def target_server(options: ServeTarget) -> TargetServer:

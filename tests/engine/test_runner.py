@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from crossdraft.engine import cuda_graphs, runner
+from crossdraft.engine import runner
 from crossdraft.engine.batch import NODES, TOKENS
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import KVCache
@@ -24,7 +24,7 @@ from tests.engine.tiny import examples, tiny_gemma2, tiny_llama, tiny_qwen2
 @pytest.fixture(autouse=True, scope="module")
 def recorder() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_graphs, "recorder_for", lambda _: taped)
+        patch.setattr(runner, "recorder_for", lambda _: taped)
         yield
 
 
@@ -150,9 +150,9 @@ def only_logits(run: Callable[[], None]) -> Callable[[], None]:
 
 @pytest.mark.parametrize("wrong", [nothing, only_logits])
 def test_recordings_that_are_wrong_are_not_used(
-    wrong: cuda_graphs.Recorder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    wrong: runner.Recorder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graphs, "recorder_for", lambda _: wrong)
+    monkeypatch.setattr(runner, "recorder_for", lambda _: wrong)
     engine = Engine(made(tiny_llama), graphs=True)
     assert (engine.captured, engine.runner.graphs) == (0, None)
     assert "are not used: " in caplog.text
@@ -174,7 +174,7 @@ def test_long_texts_and_large_trees_go_as_they_are_among_the_others() -> None:
 
 
 def test_recordings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "MOST", 2)
+    monkeypatch.setattr(runner, "MOST", 2)
     engine = Engine(made(tiny_llama), graphs=True)
     for number in range(1, 6):
         serve(engine, *(Request((number, session), PROMPT[session:]) for session in range(number)))
@@ -217,9 +217,7 @@ def test_only_where_it_is_asked_for_on_a_cpu() -> None:
 
 def test_a_capture_is_warmed_up_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch, broken=False)
-    replay = cuda_graphs.CudaGraphRecorder(torch.device("cuda:0"))(
-        lambda: cuda.events.append(f"run, {cuda.streams[-1]}")
-    )
+    replay = runner.CudaGraphRecorder(torch.device("cuda:0"))(lambda: cuda.events.append(f"run, {cuda.streams[-1]}"))
     assert cuda.events == ["side waits for usual", "run, side", "usual waits for side", "run, capturing"]
     replay()
     assert cuda.events[4:] == ["replayed"]
@@ -228,6 +226,6 @@ def test_a_capture_is_warmed_up_on_its_own_stream(monkeypatch: pytest.MonkeyPatc
 def test_a_capture_that_fails_leaves_the_usual_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch, broken=True)
     with pytest.raises(RuntimeError, match="captured nothing"):
-        cuda_graphs.CudaGraphRecorder(torch.device("cuda:0"))(lambda: None)
+        runner.CudaGraphRecorder(torch.device("cuda:0"))(lambda: None)
     assert cuda.streams == ["usual"]
-    assert not cuda_graphs.CAPTURING.locked()
+    assert not runner.CAPTURING.locked()
