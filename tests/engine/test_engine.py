@@ -196,24 +196,6 @@ def test_what_a_session_could_not_compute_reaches_no_other_one() -> None:
     serve(engine, Request("a", (*PROMPT * 11, 7)), Request("b", (*PROMPT * 12, 7)), Request("c", (*PROMPT * 13, 7)))
 
 
-def test_greedy_text_equals_generate(model: PreTrainedModel) -> None:
-    engine = Engine(model)
-    prompt = torch.tensor([PROMPT])
-    reference = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=30,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    ids = PROMPT
-    while len(ids) < len(PROMPT) + 30:
-        (logits,) = engine.forward([Request("a", ids)])
-        ids = (*ids, int(logits[0].argmax()))
-    assert ids == tuple(reference[0].tolist())
-
-
 @settings(max_examples=examples(10, 25))
 @given(st.data())
 def test_random_histories(data: st.DataObject) -> None:

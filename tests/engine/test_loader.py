@@ -13,13 +13,11 @@ from torch import nn
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from crossdraft.engine.device import leave_out_cudnn
-from crossdraft.engine.distributions import drafting_distributions
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotPruneError, cut_head, load_model
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.tiny import CONTEXT, VOCABULARY, seeded, tiny_gpt2, tiny_llama, tiny_qwen2
 
@@ -165,19 +163,6 @@ def test_logits_are_the_full_models_at_kept_ids(make, kept: np.ndarray) -> None:
     torch.testing.assert_close(cut, full[:, kept], atol=1e-5, rtol=0)
     assert model.get_input_embeddings().weight is embeddings
     assert torch.equal(embeddings, before)
-
-
-def test_softmax_is_over_the_kept_ids_only() -> None:
-    model = tiny_llama()
-    (full,) = Engine(model).forward([REQUEST])
-    cut_head(model, KEPT)
-    (cut,) = Engine(model).forward([REQUEST])
-    expected = full[:, KEPT].double().softmax(-1)
-    for (columns, weights), distribution in zip(
-        drafting_distributions(cut, SamplingOptions(), 0), expected, strict=True
-    ):
-        assert weights.sum() == pytest.approx(1)
-        np.testing.assert_allclose(weights, distribution[columns].numpy(), atol=1e-6)
 
 
 class Doubled(nn.Linear):
