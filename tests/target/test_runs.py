@@ -14,7 +14,7 @@ from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
-from crossdraft.target.service import BATCHED_SECONDS, joined, merged
+from crossdraft.target.service import BATCHED_SECONDS, joined
 from crossdraft.types.messages import (
     MOST_RUN,
     FetchRow,
@@ -293,5 +293,4 @@ def test_replies_that_wait_are_told_together() -> None:
     assert [node.token for node in both.nodes if isinstance(node, Sample)] == [4, 5]
     assert (both.seconds, both.queued, both.forwards, both.shared, both.fed) == (1.0, 0.5, 2, 5, 5)
     assert (both.first, both.more) == (4, True)
-    assert merged([one]) is one
     assert joined(one, replace(other, number=4)) is None
