@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,12 @@ from crossdraft.engine.distributions import distribution
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
 from crossdraft.engine.loader import LoadedModel, load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.target.service import TargetSession
 from crossdraft.text.letters import Side
-from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, PassDone, Sample, SamplingOptions
+from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, Sample, SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
+from tests.engine.gathering import nothing
 from tests.prompts import prompts
+from tests.target.talking import Talk
 
 BEGINNING = 96  # tokens that a quarter of the prompts have in common
 GREEDY = SamplingOptions(temperature=0)
@@ -77,32 +78,6 @@ def alone(plain: LoadedModel, running: RunningModel, case: Case) -> tuple[int, .
     return output
 
 
-class Talk:
-    """Passes of a session, one after another."""
-
-    def __init__(self, session: TargetSession) -> None:
-        self._requests: asyncio.Queue[Pass] = asyncio.Queue()
-        self._replies = session.converse(self._each())
-
-    async def _each(self) -> AsyncIterator[Pass]:
-        while True:
-            yield await self._requests.get()
-
-    async def drawn(self, request: Pass) -> tuple[int, ...]:
-        """All that is drawn for a pass: at each node of its tree, or token after token of its run."""
-        self._requests.put_nowait(request)
-        found: tuple[int, ...] = ()
-        async for done in self._replies:
-            assert isinstance(done, PassDone)
-            found += tuple(node.token for node in done.nodes if isinstance(node, Sample))
-            if not done.more:
-                break
-        return found
-
-    async def close(self) -> None:
-        await self._replies.aclose()
-
-
 async def together(
     running: RunningModel, case: Case, due: tuple[int, ...], rest: asyncio.Event | None = None
 ) -> tuple[int, ...]:
@@ -110,8 +85,7 @@ async def together(
 
     With `rest` it asks for nothing after its first tokens until then: others take its places meanwhile.
     """
-    session, draw = TargetSession(running, case.opening), random.Random(case.count)
-    talk, number = Talk(session), 0
+    talk, draw, number = Talk(running, case.opening), random.Random(case.count), 0
     output: tuple[int, ...] = ()
     found: tuple[int, ...] = ()
     try:
@@ -120,7 +94,8 @@ async def together(
             run = min(left, 5) if case.manner == 2 else 1
             guess = [token if draw.random() < 0.8 else 7 for token in due[len(output) :][: min(left - 1, 4)]]
             tree = TokenTree(tuple(guess), tuple(range(ROOT, len(guess) - 1))) if case.manner == 1 else TokenTree()
-            drawn = await talk.drawn(Pass(number, found, tree, draws=True, run=run))
+            replies = await talk.draw(Pass(number, found, tree, draws=True, run=run))
+            drawn = tuple(node.token for done in replies for node in done.nodes if isinstance(node, Sample))
             right = 0
             while right < len(tree) and tree.tokens[right] == drawn[right]:
                 right += 1
@@ -129,8 +104,7 @@ async def together(
             if rest is not None:
                 await rest.wait()
     finally:
-        await talk.close()
-        await session.close()
+        talk.close()
     return output
 
 
@@ -180,4 +154,5 @@ async def test_many_sessions_have_the_outputs_that_they_have_alone(
     assert done.evictions > 0
     assert sum(tokens >= BEGINNING for tokens in shared) >= sessions // 16
     assert max(done.batches) >= 8
+    await crowded.thread.run(nothing())  # after the sessions' ends
     assert crowded.thread.engine.sessions == 0

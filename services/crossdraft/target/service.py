@@ -100,7 +100,7 @@ class TargetSession:
         self._opening = opening
         self._replies = replies
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Pass | FetchRow] = deque()
+        self._waiting: deque[Request] = deque()
         self._busy: asyncio.Future[Any] | None = None  # the request under way
         self._run: Run | None = None  # if that is a run
         self._closed = False
@@ -122,7 +122,7 @@ class TargetSession:
                 the latest pass has not answered this node; or too many requests wait.
             ContextTooLong: committed ids and tree do not fit into the context; commit less, or ask for a smaller tree.
         """
-        if isinstance(request, RunTo):
+        if isinstance(request, RunTo) and not self._waiting:  # else it is about what waits
             self._change_run(request)
             return
         if len(self._waiting) == MOST_WAITING:
@@ -145,15 +145,17 @@ class TargetSession:
 
     def _go_on(self) -> None:
         """Begins the next request, if none is under way."""
-        if self._busy is not None or not self._waiting:
-            return
-        request = self._waiting.popleft()
-        if isinstance(request, FetchRow):
-            self._busy = self._fetch(request)
-        else:
-            self._begin(request)
-            self._busy = self._running.thread.submit(self._run_job(request) if request.run > 1 else self._pass(request))
-        self._busy.add_done_callback(partial(self._ended, request))
+        while self._busy is None and self._waiting:
+            request = self._waiting.popleft()
+            if isinstance(request, RunTo):  # what it is about is over
+                continue
+            if isinstance(request, FetchRow):
+                self._busy = self._fetch(request)
+            else:
+                self._begin(request)
+                job = self._run_job(request) if request.run > 1 else self._pass(request)
+                self._busy = self._running.thread.submit(job)
+            self._busy.add_done_callback(partial(self._ended, request))
 
     def _ended(self, request: Pass | FetchRow, done: asyncio.Future[Any]) -> None:
         """What was under way has ended; a run has sent its replies by itself."""
@@ -171,7 +173,7 @@ class TargetSession:
     def _change_run(self, request: RunTo) -> None:
         """Changes the length of the run under way, if it is that one."""
         run = self._run
-        if run is None or request.number != self._number or self._waiting:
+        if run is None or request.number != self._number:
             return
         if request.tokens > run.tokens + MOST_RUN:
             raise ProtocolBroken(
@@ -243,7 +245,11 @@ class TargetSession:
 
     def _run_job(self, request: Pass) -> Job[None]:
         """Draws each token after those before it; it is committed when the next pass says so."""
-        run = self._run = Run(request.run, bool(self._waiting))
+        run = self._run = Run(request.run, False)
+        while self._waiting and isinstance(change := self._waiting[0], RunTo):
+            self._waiting.popleft()
+            self._change_run(change)
+        run.over = bool(self._waiting)
         return self._draw_run(request, run)
 
     def _draw_run(self, request: Pass, run: Run) -> Job[None]:
