@@ -146,11 +146,11 @@ async def test_an_error_in_the_middle_leaves_what_arrived(visit: Visit) -> None:
 
 
 async def test_a_field_that_the_server_refuses_is_marked(visit: Visit) -> None:
-    await visit.page.locator("#k").evaluate("one => { one.max = 1000; one.value = 999; }")
+    await visit.page.locator("#num-speculative-tokens").evaluate("one => { one.max = 1000; one.value = 999; }")
     await visit.fill(Prompt="x")
     await visit.press("Generate")
     await visit.page.get_by_role("alert").wait_for()
-    assert await visit.page.locator("#k").get_attribute("aria-invalid") == "true"
+    assert await visit.page.locator("#num-speculative-tokens").get_attribute("aria-invalid") == "true"
 
 
 async def test_a_server_that_is_gone_is_said_so(visit: Visit) -> None:
@@ -233,7 +233,8 @@ async def test_every_field_has_a_name_and_the_keyboard_reaches_all(visit: Visit)
     for _ in range(16):
         await visit.page.keyboard.press("Tab")
         reached.add(await visit.page.evaluate("() => document.activeElement.id"))
-    assert {"model", "drafter", "method", "overlap", "k", "temperature", "seed", "max-tokens", "generate"} <= reached
+    fields = "model drafter method overlap num-speculative-tokens temperature seed max-tokens generate"
+    assert set(fields.split()) <= reached
 
 
 async def test_cuts_change_nothing_and_what_has_no_end_is_no_event(visit: Visit) -> None:

@@ -63,7 +63,7 @@ export class Settings {
         ...(INEXACT.has(value("method")) && { allow_inexact: true }),
         drafter: value("drafter"),
         overlap: value("overlap"),
-        num_speculative_tokens: Number(value("k")),
+        num_speculative_tokens: Number(value("num-speculative-tokens")),
         trace: true,
       },
     };
