@@ -7,6 +7,11 @@ from typing import Any
 from crossdraft.engine.model_thread import Job, ModelThread
 
 
+def nothing() -> Job[None]:
+    """A job without a request; what was submitted before it has been taken in when it is over."""
+    yield from ()
+
+
 class Gate:
     """A job that stands still in the model thread until it is let go, so that others gather behind it."""
 

@@ -15,11 +15,11 @@ from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
 from crossdraft.engine.loader import LoadedModel, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import Side
-from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, PassDone, Sample, SamplingOptions
+from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, Sample, SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
+from tests.engine.gathering import nothing
 from tests.prompts import prompts
-from tests.rpc.linked import Direct
-from tests.target.conftest import opened
+from tests.target.talking import Talk
 
 BEGINNING = 96  # tokens that a quarter of the prompts have in common
 GREEDY = SamplingOptions(temperature=0)
@@ -78,19 +78,6 @@ def alone(plain: LoadedModel, running: RunningModel, case: Case) -> tuple[int, .
     return output
 
 
-async def drawn_for(session: Direct, request: Pass) -> tuple[int, ...]:
-    """All that is drawn for a pass: at each node of its tree, or token after token of its run."""
-    session.ask(request)
-    found: tuple[int, ...] = ()
-    more = True
-    while more:
-        done = await session.receive()
-        assert isinstance(done, PassDone)
-        found += tuple(node.token for node in done.nodes if isinstance(node, Sample))
-        more = done.more
-    return found
-
-
 async def together(
     running: RunningModel, case: Case, due: tuple[int, ...], rest: asyncio.Event | None = None
 ) -> tuple[int, ...]:
@@ -98,8 +85,7 @@ async def together(
 
     With `rest` it asks for nothing after its first tokens until then: others take its places meanwhile.
     """
-    session = opened(running, case.opening)
-    draw, number = random.Random(case.count), 0
+    talk, draw, number = Talk(running, case.opening), random.Random(case.count), 0
     output: tuple[int, ...] = ()
     found: tuple[int, ...] = ()
     try:
@@ -108,7 +94,8 @@ async def together(
             run = min(left, 5) if case.manner == 2 else 1
             guess = [token if draw.random() < 0.8 else 7 for token in due[len(output) :][: min(left - 1, 4)]]
             tree = TokenTree(tuple(guess), tuple(range(ROOT, len(guess) - 1))) if case.manner == 1 else TokenTree()
-            drawn = await drawn_for(session, Pass(number, found, tree, draws=True, run=run))
+            replies = await talk.draw(Pass(number, found, tree, draws=True, run=run))
+            drawn = tuple(node.token for done in replies for node in done.nodes if isinstance(node, Sample))
             right = 0
             while right < len(tree) and tree.tokens[right] == drawn[right]:
                 right += 1
@@ -117,7 +104,7 @@ async def together(
             if rest is not None:
                 await rest.wait()
     finally:
-        session.close()
+        talk.close()
     return output
 
 
@@ -167,5 +154,5 @@ async def test_many_sessions_have_the_outputs_that_they_have_alone(
     assert done.evictions > 0
     assert sum(tokens >= BEGINNING for tokens in shared) >= sessions // 16
     assert max(done.batches) >= 8
-    await asyncio.to_thread(crowded.close)  # after the sessions
+    await crowded.thread.run(nothing())  # after the sessions' ends
     assert crowded.thread.engine.sessions == 0

@@ -1,6 +1,7 @@
 """A target's sessions: rows and draws are those of its model, and bad input ends a session only."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +12,21 @@ from crossdraft.engine.loader import load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import TargetClient, TargetSession
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken
+from crossdraft.target.service import MOST_WAITING
 from crossdraft.text.letters import Side
-from crossdraft.types.messages import FetchRow, NoiseKey, OpenTarget, Pass, PassDone, Sample, SamplingOptions
+from crossdraft.types.messages import (
+    FetchRow,
+    NoiseKey,
+    OpenTarget,
+    Pass,
+    PassDone,
+    RowFetched,
+    Sample,
+    SamplingOptions,
+)
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
-from tests.rpc.linked import Direct
-from tests.target.conftest import opened
+from tests.target.talking import Talk
 
 PROMPT = (40, 41, 42, 300, 7)
 GREEDY = SamplingOptions(temperature=0)
@@ -208,20 +218,20 @@ OPENING = OpenTarget(PROMPT, PENALISED, None, head=300)
 DEEP_TREE = TokenTree((5, 6, 7, 90, 8), (ROOT, 0, 0, ROOT, 3))  # 5 6, 5 7, 90 8
 
 
-async def passed(session: Direct, request: Pass) -> PassDone:
-    done = await session.answer(request)
-    assert isinstance(done, PassDone)
-    assert done.number == request.number
-    return done
-
-
 async def row_alone(model: RunningModel, opening: OpenTarget, output: tuple[int, ...]) -> Row:
     """The row after an output, in a session of its own."""
-    session = opened(model, opening)
-    (row,) = (await passed(session, Pass(1, output, TokenTree()))).nodes
-    session.close()
+    talk = Talk(model, opening)
+    (row,) = (await talk.passed(Pass(1, output, TokenTree()))).nodes
+    talk.close()
     assert isinstance(row, Row)
     return row
+
+
+async def fetched(talk: Talk, request: FetchRow) -> Row:
+    reply = await talk.ask(request)
+    assert isinstance(reply, RowFetched)
+    assert (reply.number, reply.node) == (request.number, request.node)
+    return reply.row
 
 
 @pytest.mark.parametrize("wanted", [(0,), (2, 5), (0, 1, 4), (5,)])
@@ -231,9 +241,9 @@ async def test_a_pass_answers_what_is_wanted_and_computes_no_other_logits(
     heads: list[int] = []
     head = target_model.thread.engine.model.get_output_embeddings()
     listed = tuple(np.array([400 + row]) for row in wanted)
-    session = opened(target_model, OPENING)
+    talk = Talk(target_model, OPENING)
     hook = head.register_forward_hook(lambda _, __, logits: heads.append(logits[..., 0].numel()))
-    done = await passed(session, Pass(1, (60,), DEEP_TREE, listed, wanted))
+    done = await talk.passed(Pass(1, (60,), DEEP_TREE, listed, wanted))
     hook.remove()
     assert heads == [len(wanted)]
     paths = list(DEEP_TREE.paths())
@@ -247,21 +257,21 @@ async def test_a_pass_answers_what_is_wanted_and_computes_no_other_logits(
 
 async def test_samples_of_wanted_nodes_are_those_of_the_whole_pass(target_model: RunningModel) -> None:
     opening = OpenTarget(PROMPT, PENALISED, NoiseKey(11))
-    whole, part = opened(target_model, opening), opened(target_model, opening)
-    every = (await passed(whole, Pass(1, (60,), DEEP_TREE, draws=True))).nodes
-    some = (await passed(part, Pass(1, (60,), DEEP_TREE, wanted=(1, 3), draws=True))).nodes
+    whole, part = Talk(target_model, opening), Talk(target_model, opening)
+    every = (await whole.passed(Pass(1, (60,), DEEP_TREE, draws=True))).nodes
+    some = (await part.passed(Pass(1, (60,), DEEP_TREE, wanted=(1, 3), draws=True))).nodes
     assert [node.token for node in some] == [every[1].token, every[3].token]
-    assert (await passed(part, Pass(2, (5,), DEEP_TREE, wanted=(), draws=True))).nodes == ()
+    assert (await part.passed(Pass(2, (5,), DEEP_TREE, wanted=(), draws=True))).nodes == ()
 
 
 async def test_a_branch_that_was_emitted_stays_and_the_next_passes_follow_it(target_model: RunningModel) -> None:
-    session = opened(target_model, OPENING)
-    await passed(session, Pass(1, (60,), DEEP_TREE, wanted=(1, 3)))
+    talk = Talk(target_model, OPENING)
+    await talk.passed(Pass(1, (60,), DEEP_TREE, wanted=(1, 3)))
     engine = target_model.thread.engine
     fed = engine.computed
-    done = await passed(session, Pass(2, (5, 7, 91), DEEP_TREE, wanted=(0, 2, 5)))  # 5 7 moves: the places of 5 and 6
+    done = await talk.passed(Pass(2, (5, 7, 91), DEEP_TREE, wanted=(0, 2, 5)))  # 5 7 moves: the places of 5 and 6
     assert engine.computed - fed == 1 + len(DEEP_TREE)
-    again = await passed(session, Pass(3, (90, 8), TokenTree((3, 4), (ROOT, ROOT))))  # and moves again
+    again = await talk.passed(Pass(3, (90, 8), TokenTree((3, 4), (ROOT, ROOT))))  # and moves again
     assert engine.computed - fed == 1 + len(DEEP_TREE) + 1 + 2  # the row after 8 is computed by feeding it again
     paths = list(DEEP_TREE.paths())
     for row, node in zip((0, 2, 5), done.nodes, strict=True):
@@ -271,11 +281,10 @@ async def test_a_branch_that_was_emitted_stays_and_the_next_passes_follow_it(tar
 
 
 async def test_more_of_a_row_comes_from_the_latest_pass_without_a_forward(target_model: RunningModel) -> None:
-    session = opened(target_model, OpenTarget(PROMPT, PENALISED, None, head=4))
-    done = await passed(session, Pass(1, (60,), DEEP_TREE, wanted=(1, 4)))
+    talk = Talk(target_model, OpenTarget(PROMPT, PENALISED, None, head=4))
+    done = await talk.passed(Pass(1, (60,), DEEP_TREE, wanted=(1, 4)))
     steps, listed = target_model.thread.steps, np.array([401, 3, 401])
-    whole = (await session.answer(FetchRow(1, 4))).row
-    more = (await session.answer(FetchRow(1, 4, listed))).row
+    whole, more = await fetched(talk, FetchRow(1, 4)), await fetched(talk, FetchRow(1, 4, listed))
     assert target_model.thread.steps == steps
     assert whole.whole
     assert set(more.ids.tolist()) == {*done.nodes[1].ids.tolist(), 401, 3}
@@ -295,10 +304,32 @@ async def test_more_of_a_row_comes_from_the_latest_pass_without_a_forward(target
     ],
 )
 async def test_nodes_that_no_pass_answers(target_model: RunningModel, request_sent, complaint: str) -> None:
-    session = opened(target_model, OPENING)
-    await passed(session, Pass(1, (60,), DEEP_TREE, wanted=(1, 4)))
+    talk = Talk(target_model, OPENING)
+    await talk.passed(Pass(1, (60,), DEEP_TREE, wanted=(1, 4)))
     with pytest.raises(ProtocolBroken, match=complaint):
-        await session.answer(request_sent)
+        await talk.ask(request_sent)
+
+
+async def test_requests_wait_for_each_other_and_a_bad_one_for_the_replies_before_it(target_model: RunningModel) -> None:
+    """The client does not wait for a reply before it asks again."""
+    talk = Talk(target_model, OPENING)
+    talk.tell(Pass(1, (60,), DEEP_TREE), FetchRow(1, 4), Pass(2, (5,), TREE), Pass(4, (), TREE), Pass(5, (), TREE))
+    one, row, other = [await talk.said.next() for _ in range(3)]
+    assert isinstance(row, RowFetched)
+    assert isinstance(one, PassDone)
+    assert isinstance(other, PassDone)
+    assert (one.number, row.number, row.node, other.number) == (1, 1, 4, 2)
+    same_row(row.row, await row_alone(target_model, replace(OPENING, head=row.row.ids.size), (60, 90)))
+    with pytest.raises(ProtocolBroken, match="pass 4 is out of order; pass 3 is next"):
+        await talk.said.next()
+
+
+async def test_so_many_requests_may_wait(target_model: RunningModel) -> None:
+    talk = Talk(target_model, OPENING)
+    talk.tell(*(Pass(number, (), TokenTree()) for number in range(1, MOST_WAITING + 2)))  # one is under way
+    with pytest.raises(ProtocolBroken, match="64 requests of this session wait already"):
+        talk.tell(Pass(MOST_WAITING + 2, (), TokenTree()))
+    talk.close()
 
 
 async def test_a_session_that_was_lost_elsewhere_goes_on_with_its_whole_output(target_folder) -> None:
@@ -310,14 +341,14 @@ async def test_a_session_that_was_lost_elsewhere_goes_on_with_its_whole_output(t
     with_chunks.thread.engine = engine
     try:
         output: tuple[int, ...] = ()
-        session = opened(without, opening)
+        talk = Talk(without, opening)
         for number in range(1, 101):
-            (sample,) = (await passed(session, Pass(number, output[-1:], TokenTree(), draws=True))).nodes
+            (sample,) = (await talk.passed(Pass(number, output[-1:], TokenTree(), draws=True))).nodes
             output = (*output, sample.token)
         tree = TokenTree((5, 6), (ROOT, ROOT))
-        due = await passed(session, Pass(101, output[-1:], tree, draws=True))
-        reopened = opened(with_chunks, opening)
-        assert [node.token for node in (await passed(reopened, Pass(1, output, tree, draws=True))).nodes] == [
+        due = await talk.passed(Pass(101, output[-1:], tree, draws=True))
+        reopened = Talk(with_chunks, opening)
+        assert [node.token for node in (await reopened.passed(Pass(1, output, tree, draws=True))).nodes] == [
             node.token for node in due.nodes
         ]
     finally:
