@@ -13,10 +13,9 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import DrafterClient
+from crossdraft.rpc.clients import DrafterClient, DrafterSession
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
-from crossdraft.rpc.streams import DrafterSession
 from crossdraft.types.messages import Branch, Drafted
 from crossdraft.types.rows import DraftToken
 from tests.services.conftest import AT_ONCE

@@ -1,7 +1,6 @@
 """Epochs and their replies, without services and threads; and a client that asks and never reads."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,12 +10,12 @@ from hypothesis import strategies as st
 
 from crossdraft.drafter.conversation import (
     MOST_UNREAD,
+    MOST_WAITING,
     UNREAD_SCORES,
     Conversation,
     Epoch,
     Epochs,
     ReplyBuffer,
-    Request,
     Send,
 )
 from crossdraft.drafter.drafting import BranchShape, DraftTree, Tip, branch_keys
@@ -25,6 +24,7 @@ from crossdraft.text.letters import Letters
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Branch, Draft, Drafted, Score, Scored
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT
+from tests.rpc.linked import Direct
 from tests.vocabularies import toy_vocabulary
 
 NOTHING = Letters("")
@@ -163,12 +163,16 @@ class Eager:
 
     made: int = 0
     scored: int = 0
+    closed: int = 0
     began: list[int] = field(default_factory=list)
 
     def begin(self, epoch: Epoch) -> None:
         self.began.append(epoch.number)
 
-    async def draft(self, epoch: Epoch, send: Send) -> None:
+    def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
+        return asyncio.ensure_future(self._draft(epoch, send))
+
+    async def _draft(self, epoch: Epoch, send: Send) -> None:
         while epoch.wanted:
             send(Drafted(epoch.number, (DraftToken(epoch.sent),), 0.0, first=epoch.sent))
             epoch.sent += 1
@@ -178,18 +182,12 @@ class Eager:
         self.scored += 1
         return Scored(request.epoch, np.zeros(1), 0.0)
 
+    def close(self) -> None:
+        self.closed += 1
 
-@dataclass
-class SamplerSteps:
-    """Requests one after another, and whether all of them were taken."""
 
-    requests: Iterable[Request]
-    all_taken: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def stream(self) -> AsyncIterator[Request]:
-        for request in self.requests:
-            yield request
-        self.all_taken.set()
+def talking(drafter: Eager) -> Direct:
+    return Direct(lambda replies: Conversation(drafter, replies))
 
 
 async def settled() -> None:
@@ -200,38 +198,59 @@ async def settled() -> None:
 
 async def test_a_window_does_not_run_away_from_who_reads() -> None:
     drafter = Eager()
+    talk = talking(drafter)
     advances = [Advance(1, MOST_DRAFT_TOKENS * (2 + place)) for place in range(ADVANCES)]
-    asking = SamplerSteps([Draft(1, 0, NOTHING, MOST_DRAFT_TOKENS, 1), *advances])
-    replies = Conversation(drafter).replies(asking.stream())
-    first = await anext(replies)
-    await asyncio.wait_for(asking.all_taken.wait(), 60)
+    talk.ask(Draft(1, 0, NOTHING, MOST_DRAFT_TOKENS, 1), *advances)
     await settled()
     assert drafter.made == MOST_UNREAD
-    draft_tokens = [draft_token.token async for reply in replies for draft_token in reply.draft_tokens]
-    assert [*(draft_token.token for draft_token in first.draft_tokens), *draft_tokens] == list(range(WANTED))
+    draft_tokens: list[int] = []
+    while len(draft_tokens) < WANTED:
+        draft_tokens += [draft_token.token for draft_token in (await talk.receive()).draft_tokens]
+    assert draft_tokens == list(range(WANTED))
     assert drafter.made == WANTED
+    talk.close()
+    assert drafter.closed == 1
 
 
 async def test_epochs_that_nobody_reads_are_forgotten() -> None:
     drafter = Eager()
-    asking = SamplerSteps([Draft(number, 0, NOTHING, MOST_DRAFT_TOKENS, 1) for number in range(ADVANCES)])
-    conversation = Conversation(drafter)
-    replies = conversation.replies(asking.stream())
-    await anext(replies)
-    await asyncio.wait_for(asking.all_taken.wait(), 60)
+    talk = talking(drafter)
+    for number in range(ADVANCES):
+        talk.ask(Draft(number, 0, NOTHING, MOST_DRAFT_TOKENS, 1))
+        if number % 2:
+            await asyncio.sleep(0)
     await settled()
     assert drafter.began == list(range(ADVANCES))
-    assert conversation._replies.qsize() <= MOST_DRAFT_TOKENS + 1  # with the mark of the end
-    left = [reply async for reply in replies]
-    assert {reply.epoch for reply in left} <= {ADVANCES - 1}
+    assert 0 < len(talk.waiting) <= MOST_DRAFT_TOKENS
+    assert {reply.epoch for reply in talk.waiting} == {ADVANCES - 1}
 
 
 async def test_scores_are_computed_as_they_are_read() -> None:
     drafter = Eager()
-    asking = SamplerSteps([Draft(1, 0, NOTHING, 1), *[Score(1, 0, (Letters("a"),), 1)] * 200])
-    replies = Conversation(drafter).replies(asking.stream())
-    await anext(replies)
+    talk = talking(drafter)
+    await talk.answer(Draft(1, 0, NOTHING, 1))
+    score = Score(1, 0, (Letters("a"),), 1)
+    for _ in range(200):
+        assert isinstance(await talk.answer(score), Scored)
+    talk.ask(*[score] * (UNREAD_SCORES + 1))
     await settled()
-    assert 0 < drafter.scored <= UNREAD_SCORES + 1
-    assert not asking.all_taken.is_set()
-    assert len([reply async for reply in replies if isinstance(reply, Scored)]) == 200
+    assert drafter.scored == 200 + UNREAD_SCORES
+    assert isinstance(talk.error, ProtocolBroken)
+    assert f"{UNREAD_SCORES} scores wait" in str(talk.error)
+
+
+async def test_requests_behind_a_score_wait_and_not_more_of_them_than_there_may_be() -> None:
+    talk = talking(Eager())
+    talk.ask(Draft(1, 0, NOTHING, 1), Score(1, 0, (Letters("a"),), 1))
+    talk.ask(*[Advance(1, 1)] * MOST_WAITING)
+    with pytest.raises(ProtocolBroken, match=f"{MOST_WAITING} requests of this session wait already"):
+        talk.ask(Advance(1, 1))
+    assert [type(await talk.receive()) for _ in range(2)] == [Drafted, Scored]
+
+
+async def test_after_it_is_closed_nothing_is_said() -> None:
+    talk = talking(Eager())
+    talk.ask(Draft(1, 0, NOTHING, 1), Score(1, 0, (Letters("a"),), 1))
+    talk.close()
+    await settled()
+    assert (talk.waiting, talk.error) == ([], None)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import grpc
 import numpy as np
@@ -11,17 +11,19 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from crossdraft.drafter.conversation import Conversation
 from crossdraft.drafter.service import DrafterService, DrafterSession
 from crossdraft.engine.requests import ScheduledRequest
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc import drafter_codec
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.frames import Begin
+from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.text.letters import Letters, Side, from_bytes
-from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
+from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Opened, SamplingOptions, Score
 from crossdraft.v1 import drafter_pb2
 from tests.drafter.streaming import PATIENCE, Epoch, gated
-from tests.rpc.services import exchange
+from tests.rpc.linked import Direct, RawLink
 
 PROMPT = from_bytes(b"The quick brown fox")
 NOTHING = Letters("")
@@ -210,17 +212,19 @@ async def test_bad_drafts_end_the_session_and_the_service_lives_on(drafter: Draf
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a", count=0)), "count must be between 1 and 64"),
-        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"\xff", count=1)), "letters is not the UTF-8"),
-        (drafter_pb2.DraftRequest(), "one of open, draft, advance and score"),
+        ({"draft": {"letters": b"a", "count": 0}}, "count must be between 1 and 64"),
+        ({"draft": {"letters": b"\xff", "count": 1}}, "letters is not the UTF-8"),
+        ({}, "one of open, draft, advance, score and close"),
     ],
 )
 async def test_messages_that_mean_nothing_are_refused(drafter: DrafterClient, bad, complaint) -> None:
-    opening = drafter_codec.encode_request(OPEN).SerializeToString()
-    messages = [opening, bad.SerializeToString()]
-    replies, code, text = await exchange(drafter.address, "/crossdraft.v1.Drafter/Draft", messages)
-    assert (len(replies), code) == (1, grpc.StatusCode.INVALID_ARGUMENT)
-    assert complaint in text
+    async with RawLink(drafter.address, DRAFTER) as link:
+        await link.send((1, Begin(OPEN)))
+        assert isinstance((await link.receive())[1], Opened)
+        await link.send_raw(drafter_pb2.DraftRequests(requests=[{"session": 1} | bad]).SerializeToString())
+        number, ended = await link.receive()
+    assert (number, ended.code) == (1, grpc.StatusCode.INVALID_ARGUMENT.value[0])
+    assert complaint in ended.text
     async with drafter.session(OPEN) as session:
         assert len((await session.draft(FIRST)).draft_tokens) == 4
 
@@ -237,9 +241,9 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
         assert go_on.wait(60)
         return engine.step(shares)
 
-    async def seen_close(session: DrafterSession) -> None:
+    def seen_close(session: DrafterSession) -> None:
         closing.set()
-        await close(session)
+        close(session)
 
     monkeypatch.setattr(thread, "_engine_step", held_step)
     monkeypatch.setattr(DrafterSession, "close", seen_close)
@@ -318,13 +322,13 @@ async def test_the_text_of_an_epoch_that_was_never_drafted_counts(
 ) -> None:
     words = [Letters(f" word{number % 3}") for number in range(12)]
 
-    async def asked() -> AsyncIterator[Draft]:
-        for number, word in enumerate(words):  # nothing waits between them: only the last one is drafted
-            yield Draft(number, number * len(word), word, 4)
-
     session = DrafterSession(DrafterService(drafter_model), OPEN)
-    (reply,) = [reply async for reply in session.converse(asked())]
-    await session.close()
+    talk = Direct(lambda replies: Conversation(session, replies))
+    # Nothing waits between them: only the last one is drafted.
+    talk.ask(*(Draft(number, number * len(word), word, 4) for number, word in enumerate(words)))
+    reply = await talk.receive()
+    assert reply.epoch == len(words) - 1
+    talk.close()
     async with drafter.session(OPEN) as fresh:
         await fresh.send(Draft(1, 0, Letters("".join(words)), 4))
         assert (await Epoch(1).complete(fresh, 4)).tokens == [draft_token.token for draft_token in reply.draft_tokens]

@@ -280,3 +280,58 @@ async def all_lost(heard: Iterable[Heard]) -> list[ServiceError]:
     for one in heard:
         await one.news.until(lambda one=one: one.errors)  # type: ignore[misc]
     return [error for one in heard for error in one.errors]
+
+
+class Direct:
+    """A service's session without a link, whose replies wait until the test takes them.
+
+    Args:
+        make: makes the session, which tells its replies here.
+    """
+
+    def __init__(self, make: Callable[["Direct"], Any]) -> None:
+        self.waiting: list[Any] = []
+        self.withins: list[float] = []  # seconds that each reply might wait when it was sent
+        self.error: BaseException | None = None
+        self.news = News()
+        self.session = make(self)
+
+    def send(self, reply: Any, within: float = 0.0, join: Callable[[Any, Any], Any] | None = None) -> None:
+        """As in `Replies`."""
+        self.withins.append(within)
+        joined = join(self.waiting[-1], reply) if join is not None and self.waiting else None
+        self.waiting[-1:] = [*self.waiting[-1:], reply] if joined is None else [joined]
+        self.news.changed()
+
+    def drop(self) -> None:
+        """As in `Replies`."""
+        self.waiting.clear()
+
+    def fail(self, error: BaseException) -> None:
+        """As in `Replies`."""
+        self.error = error
+        self.news.changed()
+
+    def ask(self, *requests: Any) -> None:
+        """Requests that come at once."""
+        for request in requests:
+            self.session.receive(request)
+
+    async def receive(self) -> Any:
+        """The next reply, which leaves now; raises what the session failed with."""
+        await self.news.until(lambda: self.waiting or self.error)
+        if not self.waiting:
+            assert self.error is not None
+            raise self.error
+        reply = self.waiting.pop(0)
+        self.session.left(reply)
+        return reply
+
+    async def answer(self, request: Any) -> Any:
+        """The next reply after a request."""
+        self.ask(request)
+        return await self.receive()
+
+    def close(self) -> None:
+        """Nothing more is wanted of it."""
+        self.session.close()
