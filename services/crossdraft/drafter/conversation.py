@@ -75,12 +75,6 @@ class Epochs:
         """Of the latest epoch; -1 before the first."""
         return self._latest.number if self._latest is not None else -1
 
-    @property
-    def held(self) -> bool:
-        """Whether more is to be drafted once the client has read what there is."""
-        epoch = self._latest
-        return epoch is not None and epoch.asked > epoch.count and not (epoch.over or epoch.aside)
-
     def begin(self, request: Draft) -> Epoch:
         """A new epoch; the one before is over."""
         if request.epoch < self.number:
@@ -293,7 +287,7 @@ class Conversation:
         self._draft(epoch)
 
     async def _score(self, epoch: Epoch, request: Score) -> None:
-        if self._drafting is not None:
+        while self._drafting is not None and not self._drafting.done():  # what was asked for since is drafted as well
             await asyncio.wait((self._drafting,))
         self._replies.send(await self._drafter.score(epoch, request))
 
