@@ -164,10 +164,14 @@ class Eager:
     made: int = 0
     scored: int = 0
     closed: int = 0
-    began: list[int] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)
+
+    @property
+    def began(self) -> list[int]:
+        return [epoch.number for epoch in self.epochs]
 
     def begin(self, epoch: Epoch) -> None:
-        self.began.append(epoch.number)
+        self.epochs.append(epoch)
 
     def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
         return asyncio.ensure_future(self._draft(epoch, send))
@@ -184,6 +188,29 @@ class Eager:
 
     def close(self) -> None:
         self.closed += 1
+
+
+@dataclass
+class Told(Eager):
+    """Has what is wanted when it is told to."""
+
+    drafts: list[asyncio.Future[None]] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+
+    def draft(self, epoch: Epoch, send: Send) -> asyncio.Future[None]:
+        self.drafts.append(asyncio.get_running_loop().create_future())
+        self.sends.append(send)
+        return self.drafts[-1]
+
+    def finish(self, first: int, count: int) -> None:
+        """The latest call ends with so many draft tokens, though more may be wanted by now."""
+        self.epochs[-1].sent += count
+        self.sends[-1](drafted(self.epochs[-1].number, first, count))
+        self.drafts[-1].set_result(None)
+
+
+def drafted(epoch: int, first: int, count: int) -> Drafted:
+    return Drafted(epoch, tuple(map(DraftToken, range(first, first + count))), 0.0, first=first)
 
 
 def talking(drafter: Eager) -> Direct:
@@ -239,6 +266,15 @@ async def test_scores_are_computed_as_they_are_read() -> None:
     assert f"{UNREAD_SCORES} scores wait" in str(talk.error)
 
 
+async def test_a_new_epoch_forgets_the_scores_that_nobody_read() -> None:
+    talk = talking(Eager())
+    for epoch in (1, 2):
+        talk.ask(Draft(epoch, 0, NOTHING, 1), *[Score(epoch, 0, (Letters("a"),), 1)] * UNREAD_SCORES)
+        await settled()
+        assert [reply.epoch for reply in talk.waiting] == [epoch] * (1 + UNREAD_SCORES)
+    assert talk.error is None
+
+
 async def test_requests_behind_a_score_wait_and_not_more_of_them_than_there_may_be() -> None:
     talk = talking(Eager())
     talk.ask(Draft(1, 0, NOTHING, 1), Score(1, 0, (Letters("a"),), 1))
@@ -246,6 +282,52 @@ async def test_requests_behind_a_score_wait_and_not_more_of_them_than_there_may_
     with pytest.raises(ProtocolBroken, match=f"{MOST_WAITING} requests of this session wait already"):
         talk.ask(Advance(1, 1))
     assert [type(await talk.receive()) for _ in range(2)] == [Drafted, Scored]
+
+
+async def test_what_waited_behind_a_score_is_taken_after_it_and_its_faults_end_the_session() -> None:
+    drafter = Eager()
+    talk = talking(drafter)
+    score = Score(1, 0, (Letters("a"),), 1)
+    talk.ask(Draft(1, 0, NOTHING, 1), score, Draft(2, 0, NOTHING, 1), score, Draft(3, 0, NOTHING, 1))
+    assert drafter.began == [1]
+    await settled()
+    assert (drafter.began, drafter.scored) == ([1, 2], 1)
+    assert isinstance(talk.error, ProtocolBroken)
+    assert "epoch 1 cannot be scored; the latest is 2" in str(talk.error)
+
+
+async def test_a_score_waits_for_all_that_was_asked_for_before_it() -> None:
+    drafter = Told()
+    talk = talking(drafter)
+    talk.ask(Draft(1, 0, NOTHING, 2, 2), Advance(1, 4), Score(1, 0, (Letters("a"),), 4))
+    for first in (0, 2):
+        await settled()
+        assert (len(drafter.drafts), drafter.scored) == (1 + first // 2, 0)
+        drafter.finish(first, 2)
+    await settled()
+    assert (len(drafter.drafts), drafter.scored) == (2, 1)
+    assert [type(reply) for reply in talk.waiting] == [Drafted, Drafted, Scored]
+
+
+async def test_once_a_new_epoch_was_asked_for_nothing_of_the_one_before_is_sent() -> None:
+    drafter = Told()
+    talk = talking(drafter)
+    talk.ask(Draft(1, 0, NOTHING, 4, 1))
+    drafter.sends[0](drafted(1, 0, 1))  # waits still
+    talk.ask(Draft(2, 0, NOTHING, 4, 1))
+    assert drafter.drafts[0].cancelled()
+    drafter.sends[0](drafted(1, 1, 1))  # was on its way
+    drafter.sends[1](drafted(2, 0, 1))
+    assert [reply.epoch for reply in talk.waiting] == [2]
+
+
+async def test_what_ends_the_drafting_ends_the_session() -> None:
+    drafter = Told()
+    talk = talking(drafter)
+    talk.ask(Draft(1, 0, NOTHING, 4, 1))
+    drafter.drafts[0].set_exception(ProtocolBroken("cannot be drafted"))
+    with pytest.raises(ProtocolBroken, match="cannot be drafted"):
+        await talk.receive()
 
 
 async def test_after_it_is_closed_nothing_is_said() -> None:

@@ -328,6 +328,7 @@ async def test_the_text_of_an_epoch_that_was_never_drafted_counts(
     talk.ask(*(Draft(number, number * len(word), word, 4) for number, word in enumerate(words)))
     reply = await talk.receive()
     assert reply.epoch == len(words) - 1
+    assert not talk.waiting
     talk.close()
     async with drafter.session(OPEN) as fresh:
         await fresh.send(Draft(1, 0, Letters("".join(words)), 4))
