@@ -68,12 +68,13 @@ class Outbox:
         while self._calls:
             loop, calls = self._calls.popitem()
             with suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(_call_all, calls)
+                loop.call_soon_threadsafe(_call_all, loop, calls)
 
 
-def _call_all(calls: Sequence[Callable[[], object]]) -> None:
+def _call_all(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], object]]) -> None:
+    """Each by itself: one that raises must not keep others from being made."""
     for call in calls:
-        call()
+        loop.call_soon(call)
 
 
 class RunningJob(Generic[T]):

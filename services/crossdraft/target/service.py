@@ -160,7 +160,9 @@ class TargetSession:
     def _ended(self, request: Pass | FetchRow, done: asyncio.Future[Any]) -> None:
         """What was under way has ended; a run has sent its replies by itself."""
         self._busy = self._run = None
-        if self._closed or done.cancelled():
+        if self._closed:
+            if not done.cancelled():
+                done.exception()  # nobody else asks for it
             return
         try:
             found = done.result()
