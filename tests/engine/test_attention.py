@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from crossdraft.engine.attention import Gathered, attend
-from crossdraft.engine.batch import ALONE, CALL, BatchSlice, batch_of, grouped
+from crossdraft.engine.batch import ALONE, CALL, BatchSlice, batch_of, grouped, visible
 from crossdraft.engine.kv_cache_manager import Extent
 from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
@@ -82,7 +82,7 @@ def _expected(
     """Token by token and head by head."""
     rows = []
     for one in pieces:
-        for seen in torch.from_numpy(one.inputs.visible(one.used)):
+        for seen in torch.from_numpy(visible([one], one.count, one.used)[0]):
             places = one.extent.start + seen.nonzero()[:, 0]
             heads = []
             for head, asked in enumerate(query[:, len(rows)]):

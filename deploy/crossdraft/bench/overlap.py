@@ -379,6 +379,8 @@ class OverlapBenchmark(OfPair[OverlapPlan, Cell]):
             TargetClient(target) as verify,
             DrafterClient(drafter.address) as draft,
         ):
+            await verify.described()
+            await draft.described()
             sides = Side(plain.models, Services.of(verify)), Side(drafted.models, Services.of(verify, draft))
             stage = Stage(self.task(conditions.temperature), *sides, assisted, advance)
             compared = await self._best_of_each_kind(stage)

@@ -207,8 +207,12 @@ class _Client(ABC, Generic[Open, Session]):
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """For what begins now."""
-        return self._channel.current()
+        """For what begins now; a link on one with other credentials ends with its last session."""
+        channel = self._channel.current()
+        if self._link is not None and self._link.channel is not channel:
+            self._link.retire()
+            self._link = None
+        return channel
 
     @property
     def service(self) -> str:
@@ -244,9 +248,9 @@ class _Client(ABC, Generic[Open, Session]):
         channel, description = self.channel, self._description
         assert description is not None
         link = self._link
-        if link is None or link.ended or link.channel is not channel or link.fingerprint != description.fingerprint:
+        if link is None or link.ended or link.fingerprint != description.fingerprint:
             if link is not None:
-                link.retire()  # of renewed credentials, or of another model
+                link.retire()  # of another model
             link = self._link = Link(
                 channel,
                 self.stream_method,
