@@ -333,33 +333,40 @@ class SpeculationPlan(PairPlan):
     ] = 4
 
 
-@command("controller", SPEED, "controller.Simulated")
+@command("controller", SPEED, "controller.ControllerBenchmark")
 @dataclass(frozen=True)
 class ControllerPlan:
-    """Simulated: the controller beside the best fixed choice, over acceptance, speeds and distance; no model runs."""
+    """The controller beside fixed choices and no drafter, on paced services: near the best, and never slower?
 
-    acceptance: Annotated[
-        tuple[float, ...], Option(min=0, max=1, help="Acceptance of a draft token; repeatable, like the next three.")
-    ] = (0.0, 0.3, 0.6, 0.8, 0.95)
-    token: Annotated[tuple[float, ...], Option(min=0.001, help="Time of a draft token, in plain passes.")] = (
-        0.05,
-        0.2,
-        0.5,
-        1.0,
+    Scenarios: grid (cells of outputs, acceptance, pass, round trip and method), pair (real models), bad (drafters that
+    are useless, slow or dead), and with the middle value of each list: short (40 short requests on a new connection),
+    turning (the drafter becomes useless, then good again), load (one output, many, one).
+    """
+
+    scenario: Annotated[tuple[str, ...], Option(help="grid, pair, bad, short, turning or load; repeatable.")] = (
+        "grid",
     )
-    trip: Annotated[tuple[float, ...], Option(min=0, help="Round trip to the drafter, in plain passes.")] = (
-        0.0,
-        0.1,
-        0.5,
-        2.0,
+    outputs: Annotated[str, Option(metavar="N,N", help="Outputs at once.")] = "1,4,16,64"
+    acceptance: Annotated[str, Option(metavar="SHARE,SHARE", help="Draft tokens that are accepted.")] = "0.5,0.8,0.95"
+    pass_ms: Annotated[str, Option(metavar="MS,MS", help="Pass of the target; a node takes 1/400 of it.")] = "8,25,60"
+    trip_ms: Annotated[str, Option(metavar="MS,MS", help="Round trip to the drafter.")] = "0,5,20"
+    methods: Annotated[str, Option("--method", metavar="NAME,NAME", help="slem is greedy, others sample.")] = (
+        "seeded,coupled,slem"
     )
-    node: Annotated[tuple[float, ...], Option(min=0, help="Time of a node of the token tree, in plain passes.")] = (
-        0.01,
-        0.05,
-        0.2,
+    all_cells: Annotated[
+        bool, Option("--all", help="All cells; by default some 50 in which any three values of different lists meet.")
+    ] = False
+    cells: Annotated[int | None, Option(min=1, help="Only the first N cells; any two values meet in the first 15.")] = (
+        None
     )
-    tokens: Annotated[int, Option(min=100, help="Tokens of a run.")] = 8000
-    branches: Annotated[bool, Option(help="Prepared continuations, of which half match.")] = False
+    drafter_pace: Annotated[str, Option(metavar="A,B", help="A draft step of n tokens takes A + B n ms.")] = "1,0.01"
+    turns: Annotated[int, Option(min=1, help="How often each choice runs.")] = 3
+    seconds: Annotated[
+        float, Option(min=0.0, help="Of a turn without a drafter; the others are as long in tokens.")
+    ] = 2.0
+    target: Annotated[str, Option(help="The target of pair; its drafter is bundled:drafter-b.")] = (
+        "inflated:8x1024:bundled:target"
+    )
 
 
 @command("throughput", SPEED, "throughput.Throughput")

@@ -1,135 +1,607 @@
-"""`crossdraft bench controller`: controlled generations beside the best fixed choice, in simulations of many pairs."""
+"""`crossdraft bench controller`: controlled generations (auto) beside fixed choices and no drafter, on real services.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
-from statistics import median
-from typing import ClassVar
+Target and drafter are one small model that costs next to nothing. Their steps are paced, noise on the drafter's logits
+sets how much of its draft is accepted, and it stands behind an emulated network; the scenario `pair` runs real models
+instead. What is compared takes turns on the same prompts, and all turns of auto share one connection, as in a server,
+so that it may learn. The best fixed choice, which may be no drafter, is chosen afterwards from the same runs: chance
+is in its favour.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, count, pairwise, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
 
 import numpy as np
 
-from crossdraft.bench.commands import ControllerPlan
-from crossdraft.bench.harness import Advance, Benchmark, Columns, Table
-from crossdraft.speculation.choice import PLAIN, Choice, Controller, Workload, lock_step
-from crossdraft.speculation.controller import Adaptive, Limits
-from crossdraft.speculation.cost_model import forecast
-from crossdraft.speculation.simulator import simulate
+from crossdraft.bench.commands import DRAFTER, ControllerPlan
+from crossdraft.bench.harness import (
+    Advance,
+    Benchmark,
+    Columns,
+    Ratio,
+    Table,
+    Timed,
+    drafts_accepted,
+    finished,
+    in_turns,
+    on_core,
+    optional,
+    speed_of,
+    speed_ratio,
+    total_of,
+)
+from crossdraft.bench.models import write_free
+from crossdraft.bench.services import Distant, Killable, Served, service
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.console.processes import Wanted
+from crossdraft.console.running import PROMPTS, STARTS_PROCESSES, Run, UsageError, checked_options
+from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.engine.emulation import Emulation, Pace
+from crossdraft.engine.served_model import ModelOptions
+from crossdraft.rpc.server import Listening, freeze_heap
+from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.verification.methods import method_named
 
-PASS = 0.02  # seconds of a plain pass
-JITTER = 0.1
-MATCHES = 0.7  # of the acceptance: what agrees with a token that the target drew by itself
-SHORT = 512  # tokens
-SHORT_RUNS = 7
-FINALISTS = 4  # fixed choices that are simulated, the best by forecast
-LOW = 0.97  # a share of a speed below which a cell is counted
+NONE, AUTO = "no drafter", "auto"
+
+
+CHOICES: dict[str, dict[str, Any]] = {  # what a request says for each
+    NONE: {},
+    AUTO: {},
+    **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 3, 4, 8)},
+    "overlapped, 8": {"overlap": Overlap.ON, "max_draft_tokens": 8, "min_draft_tokens": 2},
+    "overlapped, 16": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 4},
+}
+ALL = tuple(name for name in CHOICES if name != "lock-step, K = 3")
+FEW = (NONE, AUTO, "lock-step, K = 4", "overlapped, 8")
+OF_REAL_PAIR = (NONE, AUTO, "lock-step, K = 3", "overlapped, 8")
+
+NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
+SLOW_PACE = "100,0"  # of a drafter that is slow
+PAIR_PASS_MS = 20.0  # about what the inflated target takes on a core
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One pair. Costs in plain passes, speeds in tokens a plain pass."""
+class Conditions:
+    """What all choices of a comparison have in common."""
 
-    acceptance: float  # of a draft token
-    token: float  # that the drafter takes for a token
-    trip: float  # to the drafter and back
-    node: float  # that the target takes for a node of a pass's tree
-    best: float  # the fastest fixed choice
-    choice: str  # ... which that is
-    controlled: float  # in the long run, what the controller learns included
-    short: float  # 512 tokens, from no knowledge; median
+    scenario: str
+    method: str
+    temperature: float
+    outputs: int  # at once
+    acceptance: float | None  # of a draft token, as wanted; None: what the drafter has
+    pass_ms: float  # of a pass of the target that computes few tokens
+    trip_ms: float  # to the drafter and back
+    drafter: str = "good"
 
 
-class Simulated(Benchmark[ControllerPlan, Cell]):
-    """Every combination of the plan's values; all but acceptance in plain passes."""
+@dataclass(frozen=True)
+class Sample(Timed):
+    """All outputs of one choice, once or for a while."""
 
-    unit: ClassVar[str] = "pairs"
-    title: ClassVar[str] = "Speeds in tokens a plain pass"
-    columns: ClassVar[Columns] = {
-        "acceptance": lambda cell: f"{cell.acceptance:g}",
-        "token": lambda cell: f"{cell.token:g}",
-        "round trip": lambda cell: f"{cell.trip:g}",
-        "node": lambda cell: f"{cell.node:g}",
-        "best fixed": lambda cell: f"{cell.best:.2f}",
-        "controlled / best": lambda cell: f"{cell.controlled / cell.best:.3f}",
-        "512 tokens / plain": lambda cell: f"{cell.short:.3f}",
-        "best fixed choice": lambda cell: cell.choice,
+    figures: Statistics | None = None  # of outputs that have ended
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All choices under the same conditions, or a part of their time."""
+
+    conditions: Conditions
+    part: str  # empty: all
+    speeds: Mapping[str, float]  # tokens a second of all outputs together, by choice
+    best: str  # the fastest choice besides auto
+    to_best: Ratio | None  # of auto's speed; None: there was none to compare with
+    to_none: Ratio | None  # ... to no drafter's
+    accepted: float | None  # share of the draft tokens that were judged, of all choices; None: nothing was counted
+    tokens_per_pass: float | None  # of auto
+    lost: int  # times that a drafter was lost, of all choices
+
+
+def compared(conditions: Conditions, part: str, found: Mapping[str, Sequence[Sample]]) -> Compared:
+    """Sums up; samples at the same place are of the same prompts or the same time."""
+    speeds = {choice: speed_of(samples) for choice, samples in found.items()}
+    best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
+    auto = [one.figures for one in found[AUTO] if one.figures is not None]
+    drafting = [one.figures for samples in found.values() for one in samples if one.figures and one.figures.judged_at]
+    return Compared(
+        conditions,
+        part,
+        speeds,
+        best,
+        _ratio(found[AUTO], found[best]),
+        _ratio(found[AUTO], found[NONE]),
+        drafts_accepted(total_of(drafting)) if drafting else None,
+        total_of(auto).tokens_per_pass if auto else None,
+        sum(one.drafters_lost for one in [*drafting, *auto]),
+    )
+
+
+def _ratio(ours: Sequence[Sample], others: Sequence[Sample]) -> Ratio | None:
+    return speed_ratio(ours, others) if all(one.tokens for one in others) else None
+
+
+def summary(results: Sequence[Compared]) -> str:
+    """Of one scenario."""
+    parts = [
+        f"auto is at least {limit:g} of {name} in {sum(one.value >= limit for one in ratios)} of {len(ratios)} "
+        f"({np.mean([one.value >= limit for one in ratios]):.0%}), least {min(one.value for one in ratios):.2f}"
+        for name, limit, ratios in (
+            ("the best fixed choice", NEAR_BEST, [one.to_best for one in results if one.to_best is not None]),
+            ("no drafter", AS_WITHOUT, [one.to_none for one in results if one.to_none is not None]),
+        )
+        if ratios
+    ]
+    return f"{results[0].conditions.scenario}: {'; '.join(parts)}"
+
+
+# The cells of the grid.
+
+
+def covering(dimensions: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Combinations in which any three values of different dimensions meet; in the first few any two do.
+
+    Greedy: the next one is the one in which most meet that have not yet.
+    """
+    met = {one: [_groups(one, size) for size in (2, 3)] for one in product(*dimensions)}
+    left = [set[Any]().union(*(groups[place] for groups in met.values())) for place in range(2)]
+    found = []
+    while any(left):
+        best = max(met, key=lambda one: [len(new & wanted) for new, wanted in zip(met[one], left, strict=True)])
+        for new, wanted in zip(met[best], left, strict=True):
+            wanted -= new
+        found.append(best)
+    return found
+
+
+def _groups(values: tuple[Any, ...], size: int) -> set[Any]:
+    return set(combinations(enumerate(values), size))
+
+
+def _numbers(option: str, text: str, least: float, most: float) -> tuple[float, ...]:
+    """Numbers with commas between; raises UsageError."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"{option} takes numbers with commas between, such as 4,16, got {text}") from error
+    if not all(least <= one <= most for one in found):
+        raise UsageError(f"{option} must be between {least:g} and {most:g}, got {text}")
+    return found
+
+
+# Noise for a wanted acceptance.
+
+NOISES = (0.02, 0.1, 0.4, 1.0, 2.0, 4.0)  # standard deviations on the drafter's logits
+USELESS = 100.0
+MIB = 32  # for keys and values
+CALIBRATED_ON, CALIBRATED_TOKENS = 8, 96  # outputs of each method with each noise, and tokens of each
+AT_ONCE = Listening(grace_seconds=0)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Acceptance of one method with each of `NOISES`."""
+
+    noises: tuple[float, ...]  # ascending
+    acceptances: tuple[float, ...]
+
+    def noise(self, acceptance: float) -> float:
+        """The noise for it, between two that were measured; the nearest one if it is outside of them."""
+        falling = np.minimum.accumulate(self.acceptances)
+        return float(np.exp(np.interp(acceptance, falling[::-1], np.log(self.noises)[::-1])))
+
+
+async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
+    """By method, with services in this process and as fast as they are: only shares are measured."""
+    found: dict[str, list[float]] = {method: [] for method in methods}
+    async with await target_server(ServeTarget(ModelOptions(folder, budget=MIB, threads=1), AT_ONCE)) as target:
+        for noise in NOISES:
+            options = ModelOptions(folder, budget=MIB, threads=1, emulation=Emulation(logit_noise=noise))
+            async with (
+                await drafter_server(ServeDrafter(options, AT_ONCE)) as drafter,
+                connect(target.address, drafter.address, needs_drafter=True) as pipeline,
+            ):
+                for method in methods:
+                    found[method].append(await _acceptance(pipeline, method))
+    return {method: Curve(NOISES, tuple(acceptances)) for method, acceptances in found.items()}
+
+
+async def _acceptance(pipeline: Pipeline, method: str) -> float:
+    given = Conditions("", method, temperature_of(method), CALIBRATED_ON, None, 0.0, 0.0)
+    stage = Stage(given, CALIBRATED_TOKENS, {})
+    sample = await stage.sample("lock-step, K = 4", 0, pipeline)
+    assert sample.figures is not None
+    return drafts_accepted(sample.figures)
+
+
+def temperature_of(method: str) -> float:
+    """At which a method is measured: greedy with the target's own draws, which repeat by themselves, else sampling."""
+    return 0.0 if method == "slem" else 1.0
+
+
+# What generates.
+
+LEAST_TOKENS, MOST_TOKENS = 48, 2048  # of an output
+OUTPUT_MS = 0.3  # about what a token of one more output adds to a pass, on two cores
+WARM_UP, WARM_UP_TOKENS = 100_000, 8  # number of the first prompt
+SHORT = {"request 1": (0, 1), "request 2": (1, 2), "requests 3 to 10": (2, 10), "requests 11 to 40": (10, 40)}
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Connections for one comparison."""
+
+    given: Conditions
+    tokens: int  # of each output
+    pipelines: Mapping[str, Pipeline]  # NONE, AUTO, and the one of all other choices under an empty name
+
+    def pipeline(self, choice: str) -> Pipeline:
+        """The connection that a choice generates on."""
+        return self.pipelines.get(choice) or self.pipelines[""]
+
+    def request(self, choice: str, number: int, tokens: int | None = None) -> GenerationRequest:
+        """For the prompt of this number."""
+        given = self.given
+        return GenerationRequest(
+            PROMPTS[number % len(PROMPTS)] if given.scenario == "pair" else f"Prompt number {number}: ",
+            method=given.method,
+            max_tokens=tokens or self.tokens,
+            options=SamplingOptions(given.temperature),
+            seed=number if method_named(given.method).keyed else None,
+            ignore_eos=True,
+            **CHOICES[choice],
+        )
+
+    async def sample(
+        self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
+    ) -> Sample:
+        """All outputs at once, of the prompts from a number on."""
+        pipeline, began = pipeline or self.pipeline(choice), time.monotonic()
+        requests = [self.request(choice, first + number, tokens) for number in range(self.given.outputs)]
+        figures = await asyncio.gather(*(finished(pipeline.run(request), lost=True) for request in requests))
+        total = total_of(figures)
+        return Sample(total.tokens, time.monotonic() - began, total)
+
+    async def warm_up(self) -> None:
+        """A few tokens on each connection, from which nothing can be learnt for auto."""
+        for name, pipeline in self.pipelines.items():
+            choice = NONE if name == NONE else "lock-step, K = 2"
+            await self.sample(choice, WARM_UP, pipeline, WARM_UP_TOKENS)
+
+    async def in_turns(self, choices: Sequence[str], turns: int) -> Compared:
+        """Each choice on the same prompts, others in each turn."""
+        found = await in_turns(choices, turns, lambda choice, turn: self.sample(choice, turn * self.given.outputs))
+        return compared(self.given, "", found)
+
+
+@dataclass(eq=False)
+class Floor:
+    """The services of a run. Once started they stay, since loading one takes seconds of a core."""
+
+    plan: ControllerPlan
+    folder: str  # of the free model
+    curves: Mapping[str, Curve]
+    stack: AsyncExitStack
+    started: dict[Any, Distant] = field(default_factory=dict)
+
+    async def target(self, given: Conditions) -> str:
+        """Its address. A node of a token tree costs what it does beside an accelerator's pass of 8 ms."""
+        if given.scenario == "pair":
+            return (await self._service("target", Served(self.plan.target), False)).address
+        pace = f"{given.pass_ms:g},{given.pass_ms / 400:g}"
+        return (await self._service("target", Served(self.folder, pace), False)).address
+
+    def drafted_by(self, given: Conditions) -> Served:
+        """The drafter that these conditions ask for."""
+        if given.scenario == "pair":
+            return Served(DRAFTER)
+        assert given.acceptance is not None
+        noise = USELESS if given.drafter == "useless" else self.curves[given.method].noise(given.acceptance)
+        pace = SLOW_PACE if given.drafter == "slow" else self.plan.drafter_pace
+        return Served(self.folder, pace, noise)
+
+    async def drafter(self, given: Conditions) -> Distant:
+        """At its distance. It is behind the emulated network also if that is 0, so that all are."""
+        found = await self._service("drafter", self.drafted_by(given), given.scenario in ("grid", "short", "load"))
+        await found.delay(given.trip_ms / 2)
+        return found
+
+    async def _service(self, role: str, served: Served, distant: bool) -> Distant:
+        key = (role, served, distant)
+        if key not in self.started:
+            core = 0 if role == "target" else 1
+            self.started[key] = await self.stack.enter_async_context(service(role, served, core, distant))
+        return self.started[key]
+
+    @asynccontextmanager
+    async def stage(self, given: Conditions, drafter: str) -> AsyncIterator[Stage]:
+        """New connections, warmed up."""
+        target = await self.target(given)
+        tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
+        async with (
+            connect(target) as plain,
+            connect(target, drafter, needs_drafter=True) as auto,
+            connect(target, drafter, needs_drafter=True) as fixed,
+        ):
+            pipelines = {NONE: plain, AUTO: auto, "": fixed}
+            stage = Stage(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
+            await stage.warm_up()
+            freeze_heap()
+            yield stage
+
+
+# The scenarios.
+
+
+async def grid(floor: Floor, given: Conditions) -> list[Compared]:
+    """All choices in turns."""
+    drafter = await floor.drafter(given)
+    async with floor.stage(given, drafter.address) as stage:
+        return [await stage.in_turns(OF_REAL_PAIR if given.scenario == "pair" else ALL, floor.plan.turns)]
+
+
+async def short(floor: Floor, given: Conditions) -> list[Compared]:
+    """Short requests one after another, on new connections for each choice and turn."""
+    drafter = await floor.drafter(given)
+
+    async def run(choice: str, turn: int) -> list[Sample]:
+        async with floor.stage(given, drafter.address) as stage:
+            return [await stage.sample(choice, place, tokens=LEAST_TOKENS) for place in range(max(SHORT.values())[1])]
+
+    found = await in_turns(ALL, floor.plan.turns, run)
+    return [
+        compared(
+            given,
+            part,
+            {choice: [one for run in runs for one in run[slice(*places)]] for choice, runs in found.items()},
+        )
+        for part, places in SHORT.items()
+    ]
+
+
+@contextmanager
+def stopped(process_id: int) -> Iterator[None]:
+    """The process accepts connections, since the kernel does, and answers nothing."""
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+
+
+async def bad(floor: Floor, given: Conditions) -> list[Compared]:
+    """A drafter of no use beside none."""
+    async with AsyncExitStack() as stack:
+        if given.drafter == "dead":
+            drafter = await stack.enter_async_context(service("drafter", floor.drafted_by(given), 1, False))
+        else:
+            drafter = await floor.drafter(given)
+        stage = await stack.enter_async_context(floor.stage(given, drafter.address))
+        if given.drafter == "dead":
+            stack.enter_context(stopped(drafter.process_id))
+        return [await stage.in_turns((NONE, AUTO), floor.plan.turns)]
+
+
+# Outputs that go on while something changes.
+
+WINDOW, WINDOWS = 2.0, 3  # seconds that a speed is measured for, and their number in each phase
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a course."""
+
+    name: str
+    outputs: int  # at once
+    enter: Callable[[], Awaitable[None]] | None = None  # what changes before, while outputs go on
+
+
+async def course(stage: Stage, choice: str, phases: Sequence[Phase]) -> dict[str, Sample]:
+    """By window: one output after another at each of so many places, as the phases say."""
+    moments: list[float] = []
+    marks: list[tuple[str, float]] = []
+    places: list[asyncio.Task[None]] = []
+    try:
+        for phase in phases:
+            if phase.enter is not None:
+                marks.append((f"until {phase.name}", time.monotonic()))
+                await phase.enter()
+            await _ended(places[phase.outputs :])
+            del places[phase.outputs :]
+            for number in range(len(places), phase.outputs):
+                places.append(asyncio.create_task(_place(stage, choice, number, moments)))
+            for window in range(WINDOWS):
+                name = f"{phase.name}, {window * WINDOW:g} to {(window + 1) * WINDOW:g} s"
+                marks.append((name, time.monotonic()))
+                await asyncio.sleep(WINDOW)
+        marks.append(("", time.monotonic()))
+    finally:
+        await _ended(places)
+    return {
+        name: Sample(bisect_left(moments, end) - bisect_left(moments, begin), end - begin)
+        for (name, begin), (_, end) in pairwise(marks)
     }
+
+
+async def _place(stage: Stage, choice: str, number: int, moments: list[float]) -> None:
+    for again in count():
+        request = stage.request(choice, number + 1000 * again, MOST_TOKENS)
+        async with stage.pipeline(choice).run(request) as generation:
+            async for _ in generation:
+                moments.append(time.monotonic())
+
+
+async def _ended(places: Sequence[asyncio.Task[None]]) -> None:
+    """Cancels them; raises what one of them has failed with."""
+    for place in places:
+        place.cancel()
+    for error in await asyncio.gather(*places, return_exceptions=True):
+        if isinstance(error, Exception):
+            raise error
+
+
+async def _courses(floor: Floor, given: Conditions, drafter: str, phases: Sequence[Phase]) -> list[Compared]:
+    async def run(choice: str, turn: int) -> dict[str, Sample]:
+        async with floor.stage(replace(given, outputs=1), drafter) as stage:
+            return await course(stage, choice, phases)
+
+    found = await in_turns(FEW, floor.plan.turns, run)
+    parts = found[NONE][0]
+    return [
+        compared(given, part, {choice: [run[part] for run in runs] for choice, runs in found.items()}) for part in parts
+    ]
+
+
+async def load(floor: Floor, given: Conditions) -> list[Compared]:
+    """One output, then many at once, then one again."""
+    drafter = await floor.drafter(given)
+    many = Phase(f"{given.outputs} outputs", given.outputs)
+    return await _courses(floor, given, drafter.address, [Phase("1 output", 1), many, Phase("1 output again", 1)])
+
+
+async def turning(floor: Floor, given: Conditions) -> list[Compared]:
+    """A good drafter is replaced by a useless one at the same port, and that by a good one, while outputs go on."""
+    good, useless = (floor.drafted_by(replace(given, drafter=kind)).options for kind in ("good", "useless"))
+    async with AsyncExitStack() as stack:
+        drafter = await Killable.started(Wanted("drafter", floor.folder, 1, good, on_core(1)), stack)
+
+        async def become(options: tuple[str, ...]) -> None:
+            nonlocal drafter
+            at_its_port = (*options, *drafter.wanted.more[len(good) :])
+            drafter.kill()
+            drafter = await replace(drafter, wanted=replace(drafter.wanted, more=at_its_port)).restarted()
+
+        phases = [
+            Phase("good", given.outputs),
+            Phase("useless", given.outputs, lambda: become(useless)),
+            Phase("good again", given.outputs, lambda: become(good)),
+        ]
+        return await _courses(floor, given, drafter.address, phases)
+
+
+SCENARIOS: dict[str, Callable[[Floor, Conditions], Awaitable[list[Compared]]]] = {
+    "grid": grid,
+    "pair": grid,
+    "short": short,
+    "turning": turning,
+    "load": load,
+    "bad": bad,
+}
+
+
+# The benchmark.
+
+
+class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
+    """Every scenario that is asked for."""
+
+    needs_statistics: ClassVar[bool] = True
+    unit: ClassVar[str] = "comparisons"
+    runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
+    title: ClassVar[str] = "Tokens a second, and auto's speed as a ratio [95 %]"
+    columns: ClassVar[Columns] = {
+        "scenario": lambda one: one.conditions.scenario,
+        "method": lambda one: f"{one.conditions.method}, T = {one.conditions.temperature:g}",
+        "outputs": lambda one: one.conditions.outputs,
+        "pass, ms": lambda one: f"{one.conditions.pass_ms:g}",
+        "trip, ms": lambda one: f"{one.conditions.trip_ms:g}",
+        "drafter": lambda one: one.part or one.conditions.drafter,
+        "wanted": lambda one: optional(one.conditions.acceptance, ".0%"),
+        "accepted": lambda one: optional(one.accepted, ".0%"),
+        NONE: lambda one: f"{one.speeds[NONE]:,.1f}",
+        AUTO: lambda one: f"{one.speeds[AUTO]:,.1f}",
+        "best fixed": lambda one: f"{one.speeds[one.best]:,.1f}",
+        "choice": lambda one: one.best,
+        "auto / best": lambda one: one.to_best or "",
+        "auto / no drafter": lambda one: one.to_none or "",
+        "tokens/pass": lambda one: optional(one.tokens_per_pass, ".2f"),
+        "lost": lambda one: one.lost or "",
+    }
+
+    @cached_property
+    def dimensions(self) -> tuple[tuple[Any, ...], ...]:
+        """Values of outputs, acceptance, pass, round trip and method; raises UsageError."""
+        plan = self.plan
+        methods = tuple(plan.methods.split(","))
+        with checked_options():
+            for method in methods:
+                method_named(method)
+        return (
+            tuple(map(int, _numbers("--outputs", plan.outputs, 1, 1024))),
+            _numbers("--acceptance", plan.acceptance, 0, 1),
+            _numbers("--pass-ms", plan.pass_ms, 0.1, 10_000),
+            _numbers("--trip-ms", plan.trip_ms, 0, 10_000),
+            methods,
+        )
+
+    @cached_property
+    def comparisons(self) -> list[Conditions]:
+        """In their order; raises UsageError."""
+        return [one for scenario in self.plan.scenario for one in self._of(scenario)]
+
+    def _of(self, scenario: str) -> list[Conditions]:
+        middle = [values[len(values) // 2] for values in self.dimensions]
+        given = self._conditions(scenario, middle)
+        if scenario == "grid":
+            cells = covering(self.dimensions)
+            if self.plan.all_cells:
+                cells += [one for one in product(*self.dimensions) if one not in cells]
+            return [self._conditions(scenario, cell) for cell in cells[: self.plan.cells]]
+        if scenario == "pair":
+            real = replace(given, outputs=1, acceptance=None, pass_ms=PAIR_PASS_MS, trip_ms=0.0)
+            return [replace(real, method="slem", temperature=0.0), replace(real, method="coupled", temperature=0.8)]
+        if scenario == "bad":
+            kinds = product(("useless", "slow", "dead"), self.dimensions[0])
+            return [replace(given, drafter=kind, outputs=outputs, trip_ms=0.0) for kind, outputs in kinds]
+        if scenario == "short":
+            return [replace(given, outputs=1)]
+        return [replace(given, outputs=max(self.dimensions[0])) if scenario == "load" else replace(given, trip_ms=0.0)]
+
+    def _conditions(self, scenario: str, cell: Sequence[Any]) -> Conditions:
+        outputs, acceptance, pass_ms, trip_ms, method = cell
+        return Conditions(scenario, method, temperature_of(method), outputs, acceptance, pass_ms, trip_ms)
 
     @property
     def total(self) -> int:
-        plan = self.plan
-        return len(plan.acceptance) * len(plan.token) * len(plan.trip) * len(plan.node)
+        """As `Benchmark.total`."""
+        return len(self.comparisons)
 
-    def measure(self, advance: Advance) -> Iterator[Cell]:
-        plan = self.plan
-        for acceptance, token, trip, node in product(plan.acceptance, plan.token, plan.trip, plan.node):
-            yield self._cell(acceptance, token, trip, node)
-            advance()
+    def check(self) -> None:
+        """As `Benchmark.check`."""
+        for scenario in self.plan.scenario:
+            if scenario not in SCENARIOS:
+                raise UsageError(f"--scenario must be one of {', '.join(SCENARIOS)}, got {scenario}")
+        with checked_options():
+            Pace.parsed(self.plan.drafter_pace)
+        if not self.comparisons:
+            raise UsageError("there is nothing to compare: give at least one --scenario")
 
-    def _cell(self, acceptance: float, token: float, trip: float, node: float) -> Cell:
-        workload = Workload(
-            (acceptance,),
-            MATCHES * acceptance,
-            token * PASS,
-            PASS,
-            node * PASS,
-            slope=0.17,
-            drafter_trip=trip * PASS,
-            branch_hit=0.5,
-        )
-        choices = sorted(fixed_choices(workload, self.plan.branches), key=lambda one: -forecast(workload, one).speed)
-        # Chosen with other random numbers than its speed is reported for.
-        best = max([PLAIN, *choices[:FINALISTS]], key=lambda one: _speed(workload, one, self.plan.tokens, 1))
-        limits = Limits(branch_depth=None if self.plan.branches else 0)
-        controlled = _speed(workload, Adaptive(limits=limits), self.plan.tokens, 3)
-        short = median(_speed(workload, Adaptive(limits=limits), SHORT, 10 + run) for run in range(SHORT_RUNS))
-        fixed = _speed(workload, best, self.plan.tokens, 2)
-        return Cell(acceptance, token, trip, node, fixed, _name(best), controlled, short)
+    async def measure(self, advance: Advance) -> AsyncGenerator[Compared, None]:
+        """As `Benchmark.measure`."""
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory())
+            await asyncio.to_thread(write_free, Path(folder))
+            advance(0, "calibrating")
+            dialled = {one.method for one in self.comparisons if one.acceptance is not None}
+            curves = await calibrated(folder, sorted(dialled)) if dialled else {}
+            floor = Floor(self.plan, folder, curves, stack)
+            for given in self.comparisons:
+                advance(0, f"{given.scenario}, {given.method}, {given.outputs} at once")
+                for one in await SCENARIOS[given.scenario](floor, given):
+                    yield one
+                advance()
 
-    def report(self, results: Sequence[Cell]) -> Iterator[Table | str]:
+    def report(self, results: Sequence[Compared]) -> Iterator[Table | str]:
+        """As `Benchmark.report`."""
         yield from super().report(results)
-        for name, shares in (
-            ("controlled / best fixed", [cell.controlled / cell.best for cell in results]),
-            ("512 tokens / plain", [cell.short for cell in results]),
-        ):
-            low = sum(share < LOW for share in shares)
-            yield (
-                f"{name}: least {min(shares):.3f}, median {median(shares):.3f}, "
-                f"below {LOW:g} in {low} of {len(results)} cells"
-            )
-
-
-def fixed_choices(workload: Workload, branches: bool) -> Sequence[Choice]:
-    """Plain, lock-step, and overlapped ones with many windows, waits, patiences and branches."""
-    rounds = [lock_step(k).choice for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)]
-    patiences = (0.5 * PASS, workload.drafter_trip + 3 * workload.token + 0.2 * PASS, 1.0)
-    chains = [Choice(window, patience=0.0) for window in (1, 2, 4, 6, 8, 12, 16, 24, 32)]
-    chains += [
-        Choice(window, wait, patience=patience)
-        for window in (2, 4, 8, 16, 32)
-        for wait in (0, 1, 2, 4, 8)
-        if wait <= window
-        for patience in patiences
-    ]
-    if not branches:
-        return [*rounds, *chains]
-    prepared = [
-        Choice(one.max_draft_tokens, one.min_draft_tokens, True, one.patience, depth, width)
-        for one in chains
-        for depth, width in ((2, 1), (4, 1), (8, 1), (4, 2))
-    ]
-    return [*rounds, *chains, *prepared]
-
-
-def _speed(workload: Workload, how: Choice | Controller, tokens: int, seed: int) -> float:
-    return PASS * simulate(workload, how, tokens, np.random.default_rng(seed), JITTER).speed
-
-
-def _name(choice: Choice) -> str:
-    if not choice.drafts:
-        return "plain"
-    if not choice.overlap:
-        return f"lock-step {choice.max_draft_tokens}"
-    branches = f", branches {choice.branch_depth} x {choice.branch_width}" if choice.branch_depth else ""
-    return (
-        f"{choice.max_draft_tokens}/{choice.min_draft_tokens} draft tokens for {choice.patience / PASS:.1f}{branches}"
-    )
+        for scenario in dict.fromkeys(one.conditions.scenario for one in results):
+            yield summary([one for one in results if one.conditions.scenario == scenario])
