@@ -111,8 +111,8 @@ def compared(conditions: Conditions, part: str, found: Mapping[str, Sequence[Sam
     """Sums up; samples at the same place are of the same prompts or the same time."""
     speeds = {choice: speed_of(samples) for choice, samples in found.items()}
     best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
-    auto = [one.figures for one in found[AUTO] if one.figures is not None]
-    drafting = [one.figures for samples in found.values() for one in samples if one.figures and one.figures.judged_at]
+    figures = {choice: [one.figures for one in samples if one.figures] for choice, samples in found.items()}
+    judged = [one for figured in figures.values() for one in figured if one.judged_at]
     return Compared(
         conditions,
         part,
@@ -120,9 +120,9 @@ def compared(conditions: Conditions, part: str, found: Mapping[str, Sequence[Sam
         best,
         _ratio(found[AUTO], found[best]),
         _ratio(found[AUTO], found[NONE]),
-        drafts_accepted(total_of(drafting)) if drafting else None,
-        total_of(auto).tokens_per_pass if auto else None,
-        sum(one.drafters_lost for one in [*drafting, *auto]),
+        drafts_accepted(total_of(judged)) if judged else None,
+        total_of(figures[AUTO]).tokens_per_pass if figures[AUTO] else None,
+        sum(one.drafters_lost for figured in figures.values() for one in figured),
     )
 
 
@@ -133,7 +133,7 @@ def _ratio(ours: Sequence[Sample], others: Sequence[Sample]) -> Ratio | None:
 def summary(results: Sequence[Compared]) -> str:
     """Of one scenario."""
     parts = [
-        f"auto is at least {limit:g} of {name} in {sum(one.value >= limit for one in ratios)} of {len(ratios)} "
+        f"at least {limit:g} of {name} in {sum(one.value >= limit for one in ratios)} of {len(ratios)} "
         f"({np.mean([one.value >= limit for one in ratios]):.0%}), least {min(one.value for one in ratios):.2f}"
         for name, limit, ratios in (
             ("the best fixed choice", NEAR_BEST, [one.to_best for one in results if one.to_best is not None]),
@@ -141,7 +141,7 @@ def summary(results: Sequence[Compared]) -> str:
         )
         if ratios
     ]
-    return f"{results[0].conditions.scenario}: {'; '.join(parts)}"
+    return f"{results[0].conditions.scenario}: auto is {'; '.join(parts)}"
 
 
 # The cells of the grid.
@@ -182,7 +182,7 @@ def _numbers(option: str, text: str, least: float, most: float) -> tuple[float, 
 
 NOISES = (0.02, 0.1, 0.4, 1.0, 2.0, 4.0)  # standard deviations on the drafter's logits
 USELESS = 100.0
-MIB = 32  # for keys and values
+FREE_MIB = 128  # for keys and values: those of a token of the free model are small
 CALIBRATED_ON, CALIBRATED_TOKENS = 8, 96  # outputs of each method with each noise, and tokens of each
 AT_ONCE = Listening(grace_seconds=0)
 
@@ -203,9 +203,9 @@ class Curve:
 async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
     """By method, with services in this process and as fast as they are: only shares are measured."""
     found: dict[str, list[float]] = {method: [] for method in methods}
-    async with await target_server(ServeTarget(ModelOptions(folder, budget=MIB, threads=1), AT_ONCE)) as target:
+    async with await target_server(ServeTarget(ModelOptions(folder, budget=FREE_MIB, threads=1), AT_ONCE)) as target:
         for noise in NOISES:
-            options = ModelOptions(folder, budget=MIB, threads=1, emulation=Emulation(logit_noise=noise))
+            options = ModelOptions(folder, budget=FREE_MIB, threads=1, emulation=Emulation(logit_noise=noise))
             async with (
                 await drafter_server(ServeDrafter(options, AT_ONCE)) as drafter,
                 connect(target.address, drafter.address, needs_drafter=True) as pipeline,
@@ -298,7 +298,7 @@ class Floor:
         if given.scenario == "pair":
             return (await self._service("target", Served(self.plan.target), False)).address
         pace = f"{given.pass_ms:g},{given.pass_ms / 400:g}"
-        return (await self._service("target", Served(self.folder, pace), False)).address
+        return (await self._service("target", Served(self.folder, pace, cache_mib=FREE_MIB), False)).address
 
     def drafted_by(self, given: Conditions) -> Served:
         """The drafter that these conditions ask for."""
@@ -307,7 +307,7 @@ class Floor:
         assert given.acceptance is not None
         noise = USELESS if given.drafter == "useless" else self.curves[given.method].noise(given.acceptance)
         pace = SLOW_PACE if given.drafter == "slow" else self.plan.drafter_pace
-        return Served(self.folder, pace, noise)
+        return Served(self.folder, pace, noise, FREE_MIB)
 
     async def drafter(self, given: Conditions) -> Distant:
         """At its distance. It is behind the emulated network also if that is 0, so that all are."""
@@ -572,11 +572,9 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
 
     @property
     def total(self) -> int:
-        """As `Benchmark.total`."""
         return len(self.comparisons)
 
     def check(self) -> None:
-        """As `Benchmark.check`."""
         for scenario in self.plan.scenario:
             if scenario not in SCENARIOS:
                 raise UsageError(f"--scenario must be one of {', '.join(SCENARIOS)}, got {scenario}")
@@ -586,7 +584,6 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             raise UsageError("there is nothing to compare: give at least one --scenario")
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Compared, None]:
-        """As `Benchmark.measure`."""
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
             await asyncio.to_thread(write_free, Path(folder))
@@ -601,7 +598,6 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
                 advance()
 
     def report(self, results: Sequence[Compared]) -> Iterator[Table | str]:
-        """As `Benchmark.report`."""
         yield from super().report(results)
         for scenario in dict.fromkeys(one.conditions.scenario for one in results):
             yield summary([one for one in results if one.conditions.scenario == scenario])

@@ -40,6 +40,7 @@ class Served:
     model: str
     pace: str | None = None  # A,B in ms, as --pace has it; None: as fast as it is
     logit_noise: float = 0.0  # of a drafter
+    cache_mib: int | None = None  # of keys and values; None: the default
 
     def __post_init__(self) -> None:
         with checked_options():
@@ -52,7 +53,8 @@ class Served:
     def options(self) -> tuple[str, ...]:
         """Of its command."""
         pace = () if self.pace is None else ("--pace", self.pace)
-        return (*pace, *(("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()))
+        noise = ("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()
+        return (*pace, *noise, *(() if self.cache_mib is None else ("--cache-mib", str(self.cache_mib))))
 
 
 class OfPair(Prompted[PairPlanned, Result]):
