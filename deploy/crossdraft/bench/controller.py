@@ -488,14 +488,8 @@ async def turning(floor: Floor, given: Conditions) -> list[Compared]:
         return await _courses(floor, given, drafter.address, phases)
 
 
-SCENARIOS: dict[str, Callable[[Floor, Conditions], Awaitable[list[Compared]]]] = {
-    "grid": grid,
-    "pair": grid,
-    "short": short,
-    "turning": turning,
-    "load": load,
-    "bad": bad,
-}
+Scenario = Callable[[Floor, Conditions], Awaitable[list[Compared]]]
+SCENARIOS: dict[str, Scenario] = {one.__name__: one for one in (grid, short, turning, load, bad)} | {"pair": grid}
 
 
 # The benchmark.
@@ -562,9 +556,8 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         if scenario == "bad":
             kinds = product(("useless", "slow", "dead"), self.dimensions[0])
             return [replace(given, drafter=kind, outputs=outputs, trip_ms=0.0) for kind, outputs in kinds]
-        if scenario == "short":
-            return [replace(given, outputs=1)]
-        return [replace(given, outputs=max(self.dimensions[0])) if scenario == "load" else replace(given, trip_ms=0.0)]
+        outputs = {"short": 1, "load": max(self.dimensions[0])}.get(scenario, given.outputs)
+        return [replace(given, outputs=outputs, trip_ms=0.0 if scenario == "turning" else given.trip_ms)]
 
     def _conditions(self, scenario: str, cell: Sequence[Any]) -> Conditions:
         outputs, acceptance, pass_ms, trip_ms, method = cell
