@@ -180,10 +180,10 @@ def _numbers(option: str, text: str, least: float, most: float) -> tuple[float, 
 
 # Noise for a wanted acceptance.
 
-NOISES = (0.02, 0.1, 0.4, 1.0, 2.0, 4.0)  # standard deviations on the drafter's logits
+NOISES = (0.05, 0.2, 0.6, 1.2, 2.4)  # standard deviations on the drafter's logits
 USELESS = 100.0
 FREE_MIB = 128  # for keys and values: those of a token of the free model are small
-CALIBRATED_ON, CALIBRATED_TOKENS = 8, 96  # outputs of each method with each noise, and tokens of each
+CALIBRATED_ON, CALIBRATED_TOKENS = 6, 64  # outputs of each method with each noise, and tokens of each
 AT_ONCE = Listening(grace_seconds=0)
 
 
@@ -489,7 +489,7 @@ async def turning(floor: Floor, given: Conditions) -> list[Compared]:
 
 
 Scenario = Callable[[Floor, Conditions], Awaitable[list[Compared]]]
-SCENARIOS: dict[str, Scenario] = {one.__name__: one for one in (grid, short, turning, load, bad)} | {"pair": grid}
+SCENARIOS: Mapping[str, Scenario] = {one.__name__: one for one in (grid, short, turning, load, bad)} | {"pair": grid}
 
 
 # The benchmark.
