@@ -32,8 +32,6 @@ from crossdraft.session.events import (
     Timer,
 )
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import Told
-from crossdraft.speculation.shared import Member
 from crossdraft.trace.recording import Recorder, Step
 from crossdraft.types.messages import (
     Advance,
@@ -310,16 +308,12 @@ class Driver:
         session: not begun.
         services: where it may open lanes.
         recorder: is told every step.
-        member: its part in sharing estimates with other outputs (`speculation.shared`).
     """
 
-    def __init__(
-        self, session: Session, services: Services, recorder: Recorder | None = None, member: Member | None = None
-    ) -> None:
+    def __init__(self, session: Session, services: Services, recorder: Recorder | None = None) -> None:
         self._session = session
         self._services = services
         self._recorder = recorder
-        self._member = member
         self._events: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()  # with the time of each one's arrival
         self._lanes: dict[Lane, ServiceLane] = {}
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
@@ -338,8 +332,6 @@ class Driver:
         async with asyncio.TaskGroup() as group:
             try:
                 self._clock.begin()
-                if self._member is not None:
-                    self._member.begin()
                 return await self._loop(group, emit)
             except asyncio.CancelledError:
                 self._advance(Cancelled(), time.monotonic())
@@ -347,10 +339,6 @@ class Driver:
             finally:
                 self._clock.end()
                 self._release()
-
-    def tell(self, told: Told) -> None:
-        """Pass on estimates of another output."""
-        self._report(told)
 
     async def _loop(self, group: asyncio.TaskGroup, emit: Emit) -> Finished:
         commands = self._advance(None, time.monotonic())
@@ -379,8 +367,6 @@ class Driver:
                 commands = self._session.start(now) if event is None else self._session.handle(event, now)
         finally:
             self._record(event, now, commands)
-        if self._member is not None:
-            self._member.look()
         return commands
 
     def _record(self, event: Event | None, now: float, commands: list[Command]) -> None:
@@ -389,7 +375,8 @@ class Driver:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
             spent, misses = self._clock.latest, self._session.counts.row_misses
             bytes_out, bytes_in = sum(sent.values()), sum(received.values())
-            self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in))
+            made = tuple(self._session.choices)
+            self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in, made))
 
     def _carry_out(self, commands: list[Command], group: asyncio.TaskGroup, emit: Emit) -> Finished | None:
         """Never waits: what takes time has its own task. Returns Finished if it is among the commands."""
@@ -455,5 +442,3 @@ class Driver:
             lane.close()
         if self._recorder is not None:
             self._recorder.close()
-        if self._member is not None:
-            self._member.close()
