@@ -36,7 +36,7 @@ PROCESS = 1234  # "of" the services that are there: nothing is sent to it
 NOTHING: dict[str, Any] = dict.fromkeys(Statistics.__annotations__, 0) | {
     "method": "slem",
     "drafter_lost": "",
-    **dict.fromkeys(("proposed_at", "judged_at", "accepted_at"), ()),
+    **dict.fromkeys(("drafted_at", "judged_at", "accepted_at"), ()),
 }
 AT_ONCE = Listening(grace_seconds=0)
 Pair = dict[str, str]  # addresses by role

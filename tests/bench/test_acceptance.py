@@ -109,10 +109,10 @@ def test_trees_have_more_paths_and_branches_only_where_there_is_overlap() -> Non
         (("acceptance", "--prompts", "nowhere.jsonl"), "--prompts"),
         (("acceptance", "--method", "guess"), "unknown method"),
         (("acceptance", "--temperature", "-1"), "temperature must be 0 or more"),
-        (("acceptance", "-k", "0"), "k must be between"),
+        (("acceptance", "-k", "0"), "num_speculative_tokens must be between"),
         (("acceptance", "--concurrency", "0"), "--concurrency"),
         (("acceptance", "--limit", "0"), "--limit"),
-        (("trees", "-k", "0"), "k must be between"),
+        (("trees", "-k", "0"), "num_speculative_tokens must be between"),
         (("trees", "--method", "none"), "none"),
     ],
 )
@@ -144,11 +144,11 @@ def test_a_cell_is_a_ratio_of_sums_with_the_error_over_prompts() -> None:
             "tokens": 10,
             "accepted": 3,
             "corrected": 1,
-            "proposed_at": (4, 2),
+            "drafted_at": (4, 2),
             "judged_at": (4, 1),
             "accepted_at": (3, 1),
         },
-        {"tokens": 20, "accepted": 6, "proposed_at": (4,), "judged_at": (4,), "accepted_at": (2,)},
+        {"tokens": 20, "accepted": 6, "drafted_at": (4,), "judged_at": (4,), "accepted_at": (2,)},
     ]
     cell = cell_of(SETTING, [figures(passes=10, row_misses=2, draft_tokens=50, **count) for count in counts], 1.5)
     assert cell.standard_error == pytest.approx(0.5)

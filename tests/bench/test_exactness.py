@@ -72,7 +72,7 @@ def test_a_distribution_that_is_not_the_targets_fails(
         (("--count", "0"), "--count must be at least 1"),
         (("--concurrency", "0"), "--concurrency must be at least 1"),
         (("--transformers", "-1"), "--transformers must be at least 0"),
-        (("-k", "0"), "k must be between 1"),
+        (("-k", "0"), "num_speculative_tokens must be between 1"),
         (("--prompt", ""), "the prompt is empty"),
         (("--method", "guess"), "unknown method"),
     ],

@@ -40,13 +40,13 @@ def test_each_way_is_asked_for_what_it_says() -> None:
         *("plain", "lock-step, K = 3", "overlapped, 16/4", "with branches, 16/4, branches 4×2", "controlled")
     ]
     request = TASK.request(locked, 0)
-    assert (request.overlap, request.k, request.window) == (Overlap.OFF, 3, None)
+    assert (request.overlap, request.num_speculative_tokens, request.max_draft_tokens) == (Overlap.OFF, 3, None)
     request = TASK.request(with_branches, 1, max_tokens=7)
     assert (request.prompt, request.max_tokens, request.choice) == ("two", 7, 1)
-    assert (request.overlap, request.window, request.wait) == (Overlap.ON, 16, 4)
+    assert (request.overlap, request.max_draft_tokens, request.min_draft_tokens) == (Overlap.ON, 16, 4)
     assert (request.branches, request.branch_width) == (4, 2)
     request = TASK.request(CONTROLLED, 0)
-    assert (request.overlap, request.window, request.branches) == (Overlap.AUTO, None, None)
+    assert (request.overlap, request.max_draft_tokens, request.branches) == (Overlap.AUTO, None, None)
 
 
 def test_only_a_method_that_takes_a_seed_gets_one() -> None:
@@ -140,7 +140,7 @@ async def test_every_condition_is_a_cell(started: list[Served], monkeypatch: pyt
         (("--delay-ms", "5,-1"), "got -1\n"),
         (("--window", "8"), "--draft-tokens: MAX,MIN expected, two whole numbers such as 16,4, got 8\n"),
         (("--branches", "1,2,3"), "--branches: DEPTH,WIDTH expected"),
-        (("--window", "4,5"), "got window 4, wait 5"),
+        (("--window", "4,5"), "got min_draft_tokens 5, max_draft_tokens 4"),
         (("--branches", "0,0"), "got depth 0, width 0"),
         (("--pace-target", "fast"), "a pace is A,B, two numbers of milliseconds such as 20,0.5, got fast\n"),
         (("--pace-drafter", "-1,0"), "0 or more, got -1,0\n"),

@@ -30,7 +30,9 @@ def test_each_configuration_is_asked_for_what_it_says() -> None:
     }
     for configuration, request in asked.items():
         assert (request.prompt, request.choice, request.speculation) == ("two", 1, configuration.speculation)
-        assert (request.window, request.wait) == ((None, None) if configuration.controlled else (16, 4))
+        assert (request.max_draft_tokens, request.min_draft_tokens) == (
+            (None, None) if configuration.controlled else (16, 4)
+        )
 
 
 def test_what_means_nothing_is_refused(cli: Cli) -> None:

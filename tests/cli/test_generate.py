@@ -30,14 +30,19 @@ def test_json_has_every_token_and_the_whole(cli: Cli, pair: Pair) -> None:
     assert all(set(token) == {"id", "text", "kind", "log_probability"} for token in tokens)
     assert all(token["log_probability"] < 0 for token in tokens)
     figures = whole["statistics"]
-    assert (whole["reason"], figures["tokens"], figures["method"], figures["k"]) == ("length", 12, "seeded", 3)
+    assert (whole["reason"], figures["tokens"], figures["method"], figures["num_speculative_tokens"]) == (
+        "length",
+        12,
+        "seeded",
+        3,
+    )
     for kind in ("accepted", "corrected", "bonus"):
         assert figures[kind] == [token["kind"] for token in tokens].count(kind)
     assert figures["tokens_per_pass"] == figures["tokens"] / figures["passes"]
     ratios = {"tokens_per_pass", "acceptance", "acceptance_at", "accepted_length", "tokens_per_second"}
     ratios |= {"idle_share", "branch_hits", "round_milliseconds", "bytes_per_token"}
     assert set(figures) == {*Statistics.__dataclass_fields__} | ratios
-    assert sum(figures["proposed_at"]) == figures["draft_tokens"]
+    assert sum(figures["drafted_at"]) == figures["draft_tokens"]
     assert figures["judged_at"] == sorted(figures["judged_at"], reverse=True)
     assert all(figures["accepted_at"][place] >= figures["judged_at"][place + 1] for place in (0, 1))
 
@@ -55,7 +60,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None
     options = ("--seed", "5", *ROUNDS, *SHORT)
     shown = cli("generate", *pair, *options)
     assert shown.out == cli("generate", *pair, "--json", *options).records[-1]["text"] + "\n"
-    assert shown.err.startswith("seeded, k = 5")
+    assert shown.err.startswith("seeded, K = 5")
     names = ("tokens per pass", "acceptance", "tokens/s", "in the drafter", "on the wire", "target idle", "bytes per")
     assert all(name in shown.err for name in names)
 
@@ -92,7 +97,7 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
         (("--method", "guess"), "unknown method 'guess'; choose one of standard"),
         (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
         (("--method", "rdk"), "needs a drafter with an affinity matrix for this target, and the drafter has none"),
-        (("-k", "0"), "k must be between 1 and"),
+        (("-k", "0"), "num_speculative_tokens must be between 1 and"),
         (("--seed", "-1"), "seed must be between 0"),
         (("--stop", ""), "a stop string must not be empty"),
         (("--logit-bias", "often"), "--logit-bias must be ID:BIAS, such as 42:-100, got 'often'"),
@@ -136,10 +141,15 @@ def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
 
 
 def test_options_that_change_nothing_are_noted() -> None:
-    request = GenerationRequest("x", window=8, speculation=True, explain=True)
+    request = GenerationRequest("x", max_draft_tokens=8, speculation=True, explain=True)
     assert without_effect(request, WhereToGenerate(target="a:1,b:1"), alone=False) == []
     notes = without_effect(request, WhereToGenerate(untrusted_drafter=True), alone=True)
-    assert [line.split()[0] for line in notes] == ["--speculation", "--window", "--explain", "--untrusted-drafter"]
+    assert [line.split()[0] for line in notes] == [
+        "--speculation",
+        "--max-draft-tokens",
+        "--explain",
+        "--untrusted-drafter",
+    ]
 
 
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:

@@ -48,7 +48,7 @@ def test_rounds_are_sums_over_generations() -> None:
         figures(epochs=4, tokens=8, passes=5, draft_tokens=8, drafter_seconds=0.8, target_seconds=1.0, wire_seconds=0.4)
         for _ in range(2)
     ]
-    places = {"proposed_at": (4, 4), "judged_at": (4, 2), "accepted_at": (2, 1)}
+    places = {"drafted_at": (4, 4), "judged_at": (4, 2), "accepted_at": (2, 1)}
     found = Rounds.of(2, [replace(one, **places) for one in measured])
     assert (found.tokens, found.passes, found.accepted_at) == (2.0, 1.25, (0.5, 0.5))
     assert (found.draft_token_seconds, found.pass_seconds, found.beside_seconds) == pytest.approx((0.1, 0.2, 0.1))
@@ -136,7 +136,7 @@ def test_a_table_for_people(cli: Cli, pair: tuple[str, ...], prompts_file: Path)
         (("--prompts", "broken.jsonl"), 2, "prompt 1: not JSON"),
         (("--prompts", "bin.dat"), 2, "bin.dat is not UTF-8"),
         (("--method", "guess"), 2, "unknown method 'guess'"),
-        (("-k", "0"), 2, "k must be between"),
+        (("-k", "0"), 2, "num_speculative_tokens must be between"),
         (("--plot", "nowhere/picture.png"), 2, "there is no folder nowhere"),
         (("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1"), 1, "127.0.0.1:1"),
     ],

@@ -66,14 +66,23 @@ def test_the_same_as_without_a_server(cli: Cli, pair: Pair, server: str, options
         name: theirs[name] for name in ("text", "ids", "reason")
     }
     assert set(ours["statistics"]) == set(theirs["statistics"])
-    for figure in ("method", "k", "tokens", "accepted", "passes", "draft_tokens", "acceptance", "tokens_per_pass"):
+    for figure in (
+        "method",
+        "num_speculative_tokens",
+        "tokens",
+        "accepted",
+        "passes",
+        "draft_tokens",
+        "acceptance",
+        "tokens_per_pass",
+    ):
         assert ours["statistics"][figure] == theirs["statistics"][figure]
 
 
 def test_text_and_figures(cli: Cli, server: str) -> None:
     shown = cli("generate", "--server", server, *SHORT)
     assert shown.out == cli("generate", "--server", server, "--json", *SHORT).records[-1]["text"] + "\n"
-    assert shown.err.startswith("slem, k = 5")
+    assert shown.err.startswith("slem, K = 5")
     alone = cli("generate", "--server", server, "--drafter", "none", "--json", *SHORT).records[-1]
     assert alone["statistics"]["draft_tokens"] == 0
 

@@ -29,7 +29,7 @@ LONE = {"meta", "rect", "line", "circle"}  # may be without an end
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    return virtual_recording(WORLD, Fixed(Choice(12, wait=1, patience=0.3, branch_depth=2)))
+    return virtual_recording(WORLD, Fixed(Choice(12, min_draft_tokens=1, patience=0.3, branch_depth=2)))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from crossdraft.rpc.server import Listening, Server
 from crossdraft.speculation.choice import Told
 from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
+from crossdraft.types.request import ALIASES
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import open_together
 from tests.rpc.services import DESCRIPTION, ToyTargetService
@@ -53,8 +54,15 @@ async def test_a_seed_gives_the_same_text_with_and_without_drafter(pipeline: Pip
         assert await ids_of(plain, seed=8) != wanted
     for k in (1, 3, 8):
         for overlap in Overlap:
-            assert await ids_of(pipeline, seed=7, k=k, overlap=overlap) == wanted
-    ahead = {"overlap": "on", "window": 6, "wait": 1, "branches": 2, "branch_width": 2, "paths": 4}
+            assert await ids_of(pipeline, seed=7, num_speculative_tokens=k, overlap=overlap) == wanted
+    ahead = {
+        "overlap": "on",
+        "max_draft_tokens": 6,
+        "min_draft_tokens": 1,
+        "branches": 2,
+        "branch_width": 2,
+        "paths": 4,
+    }
     assert await ids_of(pipeline, seed=7, **ahead) == wanted
 
 
@@ -76,6 +84,15 @@ async def test_the_target_as_its_own_drafter(target: TargetClient, target_model:
     assert generation.statistics.tokens_per_pass > 2
 
 
+@pytest.mark.parametrize("settings", [{"k": 0}, {"window": 0}, {"wait": -1}])
+async def test_short_names_of_settings(pipeline: Pipeline, settings: dict[str, int]) -> None:
+    ((short, value),) = settings.items()
+    with pytest.raises(RequestError, match=f"^{ALIASES[short]} must be between"):
+        pipeline.generate(PROMPT, **settings)
+    with pytest.raises(TypeError, match=ALIASES[short]):
+        pipeline.generate(PROMPT, **settings | {ALIASES[short]: value})
+
+
 async def test_sampling_ends_and_counts(pipeline: Pipeline) -> None:
     generation = pipeline.generate(PROMPT, method="tli", max_tokens=16, overlap="on")
     tokens = [token async for token in generation]
@@ -90,7 +107,7 @@ async def test_sampling_ends_and_counts(pipeline: Pipeline) -> None:
 
 async def test_scores_come_from_the_drafters_model(pipeline: Pipeline) -> None:
     generation = pipeline.generate(
-        PROMPT, method="slrs", k=3, max_tokens=16, row_width=4096, overlap="off", ignore_eos=True
+        PROMPT, method="slrs", num_speculative_tokens=3, max_tokens=16, row_width=4096, overlap="off", ignore_eos=True
     )
     kinds = [token.kind async for token in generation]
     assert len(kinds) == 16

@@ -16,14 +16,14 @@ from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.methods import COUPLED, SLEM, SLRS, TLI, TOKENTIMING, Method
 from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
 
-OVERLAPPED = Fixed(Choice(window=6, wait=2))
+OVERLAPPED = Fixed(Choice(max_draft_tokens=6, min_draft_tokens=2))
 CONTROLLERS = pytest.mark.parametrize("controller", [lock_step(3), OVERLAPPED], ids=["lock-step", "overlapped"])
 
 
 def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, MemoryTarget, MemoryDrafter]:
     target, drafter = toys(method)
     services = MemoryTarget(toy=target), MemoryDrafter(toy=drafter)
-    return Generation(assignment(method, **changes), Services.of(*services), k=3), *services
+    return Generation(assignment(method, **changes), Services.of(*services), num_speculative_tokens=3), *services
 
 
 async def texts(running: Generation) -> list[str]:
@@ -40,7 +40,7 @@ async def test_tokens_text_and_figures_agree(controller: Controller) -> None:
     assert running.reason is Reason.LENGTH
     figures = running.statistics
     assert figures is not None
-    assert (figures.tokens, figures.k, figures.drafter_lost) == (12, 3, "")
+    assert (figures.tokens, figures.num_speculative_tokens, figures.drafter_lost) == (12, 3, "")
     assert figures.accepted + figures.corrected + figures.bonus == 12
     assert 0 < figures.passes < 12
     assert 0 < figures.idle_share < 1

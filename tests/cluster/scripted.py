@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 from crossdraft.client import GenerationRequest, Kind, Token
 from crossdraft.cluster.failover import Began, Lost, Replies, Reply
-from crossdraft.serving.backend import OutputRequest, ServedModel
+from crossdraft.serving.backend import OutputRequest
+from crossdraft.types.output import ServedModel
 
 SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
 REQUEST = OutputRequest("one", "small", GenerationRequest("go", seed=1))

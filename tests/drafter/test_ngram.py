@@ -189,7 +189,7 @@ async def test_output_is_that_without_it_in_fewer_passes(
     options = SamplingOptions(temperature, logit_bias=tuple((token, 90.0) for token in words))  # nothing else comes
     method = "seeded" if temperature else "slem"
     request = GenerationRequest(
-        "The quick dog", method=method, k=24, max_tokens=60, options=options, seed=5, overlap="off"
+        "The quick dog", method=method, num_speculative_tokens=24, max_tokens=60, options=options, seed=5, overlap="off"
     )
     outputs, passes = [], []
     for drafter in (None, ngram.address):

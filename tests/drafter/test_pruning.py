@@ -143,7 +143,7 @@ async def test_outputs_are_those_of_no_drafter(
 
     # The seed's draws of `slem` are the target's own, with a drafter or without.
     plain, _ = await ids_of(None, **({"method": method} if "seed" in settings else {}))
-    drafted, statistics = await ids_of(pruned.address, method=method, k=4, overlap="off")
+    drafted, statistics = await ids_of(pruned.address, method=method, num_speculative_tokens=4, overlap="off")
     assert drafted == plain
     assert statistics is not None
     assert (statistics.drafter_lost, statistics.stood_aside) == ("", 0)

@@ -12,7 +12,7 @@ from tests.endtoend.stack import TARGET, Stack, statistics
 PROMPT = "for i in range("
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 ROUNDS = {"overlap": "off"}
-AHEAD = {"overlap": "on", "window": 4, "wait": 1, "branches": 2, "branch_width": 2, "paths": 4}
+AHEAD = {"overlap": "on", "max_draft_tokens": 4, "min_draft_tokens": 1, "branches": 2, "branch_width": 2, "paths": 4}
 CASES = [
     ("coupled", "drafter-b", AHEAD),
     pytest.param("coupled", "drafter-b", ROUNDS, marks=pytest.mark.full),
@@ -31,7 +31,9 @@ def trial() -> Trial:
 async def test_the_first_two_tokens(
     stack: Stack, trial: Trial, method: str, drafter: str, settings: dict[str, Any]
 ) -> None:
-    request = GenerationRequest(PROMPT, method, k=2, max_tokens=TOKENS, ignore_eos=True, **settings)
+    request = GenerationRequest(
+        PROMPT, method, num_speculative_tokens=2, max_tokens=TOKENS, ignore_eos=True, **settings
+    )
     for last in (False, True):  # each draw has some tests: what is right fails in one draw of a thousand, not in two
         generations = await stack.run(drafter, COUNT * [request])
         figures = [statistics(generation) for generation in generations]

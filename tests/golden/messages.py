@@ -16,7 +16,6 @@ from crossdraft.rpc.generation import (
     Generate,
     Generated,
     GenerationEnded,
-    Served,
     decode_models,
     encode_models,
 )
@@ -51,6 +50,7 @@ from crossdraft.types.messages import (
     Score,
     Scored,
 )
+from crossdraft.types.output import ServedModel, Token
 from crossdraft.types.request import Chat, GenerationRequest, Overlap
 from crossdraft.types.request import Message as ChatMessage
 from crossdraft.types.rows import DraftToken, Row, Whose
@@ -167,7 +167,7 @@ VALUES: dict[str, tuple[Codec, object]] = {
                 "héllo",
                 options=OPTIONS,
                 method="coupled",
-                k=4,
+                num_speculative_tokens=4,
                 max_tokens=9,
                 drafter_temperature=0.0,
                 seed=2**64 - 1,
@@ -179,8 +179,8 @@ VALUES: dict[str, tuple[Codec, object]] = {
                 allow_inexact=True,
                 audit=True,
                 overlap=Overlap.ON,
-                window=8,
-                wait=0,
+                max_draft_tokens=8,
+                min_draft_tokens=0,
                 branches=0,
                 branch_width=2,
                 paths=3,
@@ -200,13 +200,13 @@ VALUES: dict[str, tuple[Codec, object]] = {
     ),
     "token": (
         FROM_FRONT,
-        Generated(5, b"\xe2\x82", "", Kind.ACCEPTED, -0.5, ((5, b"\xe2\x82", -0.5), (6, b"", -1.0)), 12.5),
+        Generated(Token(5, "", b"\xe2\x82", Kind.ACCEPTED, -0.5, ((5, b"\xe2\x82", -0.5), (6, b"", -1.0))), 12.5),
     ),
-    "token, corrected": (FROM_FRONT, Generated(6, b"a", "a", Kind.CORRECTED, None, (), 0.0)),
-    "token, bonus": (FROM_FRONT, Generated(7, b"b", "b", Kind.BONUS, 0.0, (), 1.0)),
+    "token, corrected": (FROM_FRONT, Generated(Token(6, "a", b"a", Kind.CORRECTED, None), 0.0)),
+    "token, bonus": (FROM_FRONT, Generated(Token(7, "b", b"b", Kind.BONUS, 0.0), 1.0)),
     **{
         f"ended, {reason.value}": (FROM_FRONT, GenerationEnded("r-1", reason, figures))
         for reason, figures in zip(Reason, (FIGURES, FIGURES, NONE, NONE), strict=True)
     },
-    "models": (MODELS, (Served("a", 7, 64, ("x", "y"), ("slem",), True), Served("b", 0, 1, (), (), False))),
+    "models": (MODELS, (ServedModel("a", 7, 64, ("x", "y"), ("slem",), True), ServedModel("b", 0, 1, (), (), False))),
 }

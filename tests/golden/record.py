@@ -27,7 +27,7 @@ METHODS = {
 }
 OVERLAPS = {
     "off": ("--overlap", "off"),
-    "on": ("--overlap", "on", "--window", "8", "--wait", "2", "--branches", "2"),
+    "on": ("--overlap", "on", "--max-draft-tokens", "8", "--min-draft-tokens", "2", "--branches", "2"),
 }
 CASES = {
     f"{method}-{overlap}": (*options, *how) for method, options in METHODS.items() for overlap, how in OVERLAPS.items()

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from crossdraft.rpc import generation
 from crossdraft.rpc.errors import BadMessage, BadRequest
-from crossdraft.rpc.generation import Generate, Generated, GenerationEnded, Served
+from crossdraft.rpc.generation import Generate, Generated, GenerationEnded
 from crossdraft.session.events import Reason
 from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.output import ServedModel, Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap
 from crossdraft.types.statistics import Counts, Kind, LaneFigures, Statistics, Times, statistics_of
 from crossdraft.v1 import generation_pb2 as pb
@@ -33,10 +34,10 @@ REQUESTS = st.builds(
     stop=st.lists(TEXTS.filter(bool), max_size=3).map(tuple),
     committed=IDS,
     overlap=st.sampled_from([Overlap.AUTO, Overlap.ON]),
-    window=st.none() | st.integers(16, 64),
+    max_draft_tokens=st.none() | st.integers(16, 64),
     logprobs=st.none() | st.integers(0, 20),
-    **dict.fromkeys(("wait", "branches", "branch_width"), st.none() | FEW),
-    **dict.fromkeys(("k", "max_tokens", "paths", "head", "row_width"), FEW),
+    **dict.fromkeys(("min_draft_tokens", "branches", "branch_width"), st.none() | FEW),
+    **dict.fromkeys(("num_speculative_tokens", "max_tokens", "paths", "head", "row_width"), FEW),
     **dict.fromkeys(("ignore_eos", "allow_inexact", "audit", "speculation"), st.booleans()),
 )
 
@@ -48,7 +49,7 @@ def test_requests(asked: Generate) -> None:
 
 
 def names(kind: type) -> set[str]:
-    return {generation.IN_PROTO.get(one.name, one.name) for one in fields(kind)}
+    return {one.name for one in fields(kind)}
 
 
 def test_every_field_has_its_place() -> None:
@@ -60,18 +61,17 @@ def test_every_field_has_its_place() -> None:
 
 
 TOKENS = st.builds(
-    Generated,
+    Token,
     COUNTS,
-    st.binary(max_size=4),
     TEXTS,
+    st.binary(max_size=4),
     st.sampled_from(Kind),
     st.none() | st.floats(-99, 0),
     st.lists(st.tuples(COUNTS, st.binary(max_size=4), st.floats(-99, 0)), max_size=3).map(tuple),
-    st.floats(0, 1e6),
 )
 
 
-@given(TOKENS)
+@given(st.builds(Generated, TOKENS, st.floats(0, 1e6)))
 def test_tokens(token: Generated) -> None:
     sent = generation.encode_reply(token).SerializeToString()
     assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == token
@@ -79,14 +79,21 @@ def test_tokens(token: Generated) -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_ends(reason: Reason) -> None:
-    given = {"method": "slem", "tokens": 3, "seconds": 0.5, "accepted_at": (2, 1), "bytes_sent": 2**40, "k": 4}
-    ended = GenerationEnded("r", reason, replace(NONE, **given, proposed_at=(3, 3)))
+    given = {
+        "method": "slem",
+        "tokens": 3,
+        "seconds": 0.5,
+        "accepted_at": (2, 1),
+        "bytes_sent": 2**40,
+        "num_speculative_tokens": 4,
+    }
+    ended = GenerationEnded("r", reason, replace(NONE, **given, drafted_at=(3, 3)))
     sent = generation.encode_reply(ended).SerializeToString()
     assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == ended
 
 
 def test_models() -> None:
-    models = (Served("a", 7, 64, ("x", "y"), ("slem",), True), Served("b", 0, 1, (), (), False))
+    models = (ServedModel("a", 7, 64, ("x", "y"), ("slem",), True), ServedModel("b", 0, 1, (), (), False))
     assert (
         generation.decode_models(pb.ModelsReply.FromString(generation.encode_models(models).SerializeToString()))
         == models
@@ -123,8 +130,14 @@ def test_values_that_mean_nothing() -> None:
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        (pb.GenerateRequest(text="x", num_speculative_tokens=65), "k must be between 1 and 64, got 65"),
-        (pb.GenerateRequest(text="x", overlap=2, max_draft_tokens=3), "window has no effect with overlap off"),
+        (
+            pb.GenerateRequest(text="x", num_speculative_tokens=65),
+            "num_speculative_tokens must be between 1 and 64, got 65",
+        ),
+        (
+            pb.GenerateRequest(text="x", overlap=2, max_draft_tokens=3),
+            "max_draft_tokens has no effect with overlap off",
+        ),
     ],
 )
 def test_requests_that_cannot_be(message: pb.GenerateRequest, complaint: str) -> None:

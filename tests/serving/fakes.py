@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from crossdraft.client import Kind, Reason, Statistics, Token
-from crossdraft.serving.backend import Ended, OutputRequest, ServedModel, UnknownModelError
+from crossdraft.serving.backend import Ended, OutputRequest, UnknownModelError
+from crossdraft.types.output import ServedModel
 
 TOY = ServedModel("toy", 1_700_000_000, 64, ("ngram", "small"), ("slem", "seeded"), chats=True)
 TOKENS = (
@@ -71,7 +72,7 @@ def figures(tokens: int) -> Statistics:
     """Of an output of so many tokens."""
     return Statistics(
         method="slem",
-        k=5,
+        num_speculative_tokens=5,
         prompt_tokens=3,
         tokens=tokens,
         accepted=2,
@@ -92,7 +93,7 @@ def figures(tokens: int) -> Statistics:
         verification_seconds=0.001,
         bytes_sent=100,
         bytes_received=200,
-        proposed_at=(2, 1),
+        drafted_at=(2, 1),
         judged_at=(2, 1),
         accepted_at=(2, 0),
     )

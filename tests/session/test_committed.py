@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from crossdraft.client.api import Generation, Token
+from crossdraft.client import Generation, Token
 from crossdraft.client.driver import Services
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Finished, Reason
@@ -31,7 +31,7 @@ from tests.vocabularies import pair_of
 EXACT = 1e-12
 CONTROLLERS: dict[str, Controller] = {
     "lock-step": lock_step(3),
-    "overlapped": Fixed(Choice(window=6, wait=2)),
+    "overlapped": Fixed(Choice(max_draft_tokens=6, min_draft_tokens=2)),
     "plain": Fixed(PLAIN),
 }
 governed = pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)

@@ -150,18 +150,21 @@ def test_an_audit_needs_a_drafter() -> None:
     ("settings", "complaint"),
     [
         ({"overlap": "often"}, "overlap must be auto, on or off, got 'often'"),
-        ({"window": 0}, "window must be between 1 and 64, got 0"),
-        ({"window": 65}, "window must be between 1 and 64, got 65"),
-        ({"window": 3, "wait": 4}, "wait must be at most window, which is 3, got 4"),
-        ({"wait": -1}, "wait must be between 0 and 64"),
+        ({"max_draft_tokens": 0}, "max_draft_tokens must be between 1 and 64, got 0"),
+        ({"max_draft_tokens": 65}, "max_draft_tokens must be between 1 and 64, got 65"),
+        (
+            {"max_draft_tokens": 3, "min_draft_tokens": 4},
+            "min_draft_tokens must be at most max_draft_tokens, which is 3, got 4",
+        ),
+        ({"min_draft_tokens": -1}, "min_draft_tokens must be between 0 and 64"),
         ({"branches": -1}, "branches must be between 0 and 64"),
         ({"branch_width": 0}, "branch_width must be between 1 and 64"),
         ({"paths": 0}, "paths must be between 1 and 16"),
-        ({"overlap": "off", "window": 4}, "window has no effect with overlap off"),
+        ({"overlap": "off", "max_draft_tokens": 4}, "max_draft_tokens has no effect with overlap off"),
         ({"overlap": "off", "branches": 0}, "branches has no effect with overlap off"),
         ({"overlap": "on", "method": "slrs"}, "method 'slrs' judges a whole draft at once"),
         ({"method": "magic"}, "unknown method 'magic'"),
-        ({"k": 0}, "k must be between 1"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be between 1"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": ("",)}, "stop string"),
     ],
@@ -187,25 +190,29 @@ def chosen(**settings: object) -> Choice:
 
 
 def test_rounds_in_lock_step_have_k_draft_tokens() -> None:
-    choice = chosen(overlap="off", k=3)
-    assert (choice.window, choice.wait, choice.overlap) == (3, 3, False)
+    choice = chosen(overlap="off", num_speculative_tokens=3)
+    assert (choice.max_draft_tokens, choice.min_draft_tokens, choice.overlap) == (3, 3, False)
 
 
 def test_overlap_by_itself_waits_for_k_and_drafts_as_many_ahead() -> None:
-    choice = chosen(overlap="on", k=3)
-    assert (choice.window, choice.wait, choice.overlap, choice.branch_depth) == (6, 3, True, 0)
-    assert chosen(overlap="on", k=64).window == 64
-    assert chosen(overlap="on", window=2).wait == 2
-    assert chosen(overlap="on", wait=40).window == 40
-    given = chosen(overlap="on", window=9, wait=1, branches=4, branch_width=2)
-    assert (given.window, given.wait, given.branch_depth, given.branch_width) == (9, 1, 4, 2)
+    choice = chosen(overlap="on", num_speculative_tokens=3)
+    assert (choice.max_draft_tokens, choice.min_draft_tokens, choice.overlap, choice.branch_depth) == (6, 3, True, 0)
+    assert chosen(overlap="on", num_speculative_tokens=64).max_draft_tokens == 64
+    assert chosen(overlap="on", max_draft_tokens=2).min_draft_tokens == 2
+    assert chosen(overlap="on", min_draft_tokens=40).max_draft_tokens == 40
+    given = chosen(overlap="on", max_draft_tokens=9, min_draft_tokens=1, branches=4, branch_width=2)
+    assert (given.max_draft_tokens, given.min_draft_tokens, given.branch_depth, given.branch_width) == (9, 1, 4, 2)
 
 
 def test_the_controller_decides_by_itself_within_what_is_allowed() -> None:
-    request = GenerationRequest("x", "coupled", window=7, wait=2, branches=3, branch_width=1, speculation=True)
+    request = GenerationRequest(
+        "x", "coupled", max_draft_tokens=7, min_draft_tokens=2, branches=3, branch_width=1, speculation=True
+    )
     controller = resolve(request, models(), targets=2).controller
     assert isinstance(controller, Adaptive)
-    assert controller.limits == Limits(window=7, wait=2, branch_depth=3, branch_width=1, targets=2)
+    assert controller.limits == Limits(
+        max_draft_tokens=7, min_draft_tokens=2, branch_depth=3, branch_width=1, targets=2
+    )
     whole = resolve(GenerationRequest("x", "slrs"), models()).controller
     assert isinstance(whole, Adaptive)
     assert whole.limits.rounds_only
@@ -227,7 +234,7 @@ def test_two_targets_are_held_only_for_speculation() -> None:
 def test_without_a_drafter_nothing_is_drafted() -> None:
     alone = Models(models().target, models().tokenization)
     for overlap in Overlap:
-        assert resolve(GenerationRequest("x", overlap=overlap), alone).controller.choose(0.0).window == 0
+        assert resolve(GenerationRequest("x", overlap=overlap), alone).controller.choose(0.0).max_draft_tokens == 0
 
 
 def test_explained_choices_are_kept() -> None:

@@ -30,7 +30,7 @@ def test_each_place_has_its_own_share() -> None:
     counts.round(3, 1, False)  # the end came before the second was judged
     counts.round(0, 0, False)  # nothing was proposed
     found = figures(counts)
-    assert (found.proposed_at, found.judged_at, found.accepted_at) == ((4, 4, 3), (4, 2, 1), (3, 1, 1))
+    assert (found.drafted_at, found.judged_at, found.accepted_at) == ((4, 4, 3), (4, 2, 1), (3, 1, 1))
     assert found.acceptance_at == (0.75, 0.5, 1.0)
     assert found.accepted_length == pytest.approx(5 / 4)
 
@@ -50,12 +50,12 @@ def test_judged_are_those_after_accepted_ones_only(rounds: list[tuple[int, int, 
     counts = Counts()
     for proposed, accepted, refused in rounds:
         counts.round(proposed, accepted, refused)
-    places = range(len(counts.proposed_at))
+    places = range(len(counts.drafted_at))
     assert len(counts.judged_at) == len(counts.accepted_at) == len(places)
-    assert all(counts.accepted_at[at] <= counts.judged_at[at] <= counts.proposed_at[at] for at in places)
+    assert all(counts.accepted_at[at] <= counts.judged_at[at] <= counts.drafted_at[at] for at in places)
     assert all(counts.judged_at[at] <= counts.accepted_at[at - 1] for at in places if at)
     assert sum(counts.accepted_at) == sum(accepted for _, accepted, _ in rounds)
-    assert sum(counts.proposed_at) == sum(proposed for proposed, _, _ in rounds)
+    assert sum(counts.drafted_at) == sum(proposed for proposed, _, _ in rounds)
 
 
 def epoch(step: Refused | Emit, start: int = 2) -> Epoch:

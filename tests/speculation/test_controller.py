@@ -25,7 +25,7 @@ def test_never_slower_than_plain_decoding(cell: tuple[float, float, float, float
 def test_a_long_run_is_near_the_best_fixed_way(cell: tuple[float, float, float, float]) -> None:
     given = workload(*cell)
     ways = [PLAIN, *(lock_step(k).choice for k in (2, 4, 8))]
-    ways += [Choice(window, wait=wait, patience=patience)
+    ways += [Choice(window, min_draft_tokens=wait, patience=patience)
              for window in (8, 24) for wait, patience in ((0, 0.0), (2, 1.0), (6, 1.0))]  # fmt: skip
     best = max(run(given, way, 2000, 1).speed for way in ways)
     assert run(given, Adaptive(limits=CHAINS), 4000, 2).speed >= 0.91 * best  # the runs are good to some 4 %
@@ -94,7 +94,7 @@ def test_estimates_seed_the_next_generation() -> None:
     """What is learnt late counts most: far away, a good drafter shows only where the target waits for it."""
     far = replace(GOOD, acceptance=(0.95,), match=0.35, drafter_trip=2 * PASS)
     known = estimates(far)
-    assert Adaptive(known).choose(0.0).window > 6
+    assert Adaptive(known).choose(0.0).max_draft_tokens > 6
     cold = np.median([run(far, Adaptive(), 64, seed).speed for seed in range(12)])
     warm = np.median([run(far, Adaptive(known), 64, seed).speed for seed in range(12)])
     assert warm > 1.05 * cold
@@ -114,7 +114,7 @@ def test_noise_does_not_make_it_waver() -> None:
 
 
 def test_a_stall_makes_the_target_wait_for_nothing_for_a_while() -> None:
-    controller = Adaptive(estimates(replace(GOOD, drafter_trip=0.0)), Limits(wait=2, branch_depth=0))
+    controller = Adaptive(estimates(replace(GOOD, drafter_trip=0.0)), Limits(min_draft_tokens=2, branch_depth=0))
     assert controller.choose(0.0).patience > 0
     controller.observe(StallSeen(0.1), 1.0)
     assert controller.choose(1.0).patience == 0
@@ -124,15 +124,20 @@ def test_a_stall_makes_the_target_wait_for_nothing_for_a_while() -> None:
 
 def test_limits_are_kept() -> None:
     known = estimates()
-    for limits in (Limits(window=3), Limits(rounds_only=True), Limits(branch_depth=0), Limits(wait=2, window=5)):
+    for limits in (
+        Limits(max_draft_tokens=3),
+        Limits(rounds_only=True),
+        Limits(branch_depth=0),
+        Limits(min_draft_tokens=2, max_draft_tokens=5),
+    ):
         for rated in vars(rank(known.workload(), limits)).values():
             choice = rated.choice
-            assert choice.window <= limits.window
+            assert choice.max_draft_tokens <= limits.max_draft_tokens
             assert not (limits.rounds_only and choice.drafts and choice.overlap)
             assert not (limits.branch_depth == 0 and choice.branch_depth)
     assert rank(known.workload(), Limits(branch_depth=3)).best.choice.branch_depth in (0, 3)
-    with pytest.raises(ValueError, match="window"):
-        Limits(window=0)
+    with pytest.raises(ValueError, match="max_draft_tokens"):
+        Limits(max_draft_tokens=0)
 
 
 def test_rounds_only_is_never_slower_either() -> None:

@@ -47,7 +47,7 @@ def test_lock_step_at_its_best_k_is_as_in_the_first_simulation(acceptance: float
 )
 def test_overlapped_is_as_in_the_first_simulation(acceptance: float, trip: float, expected: float) -> None:
     given = workload(acceptance, trip)
-    ways = [Choice(window, wait=wait, patience=trip + 1) for window in (8, 64) for wait in (0, 2)]
+    ways = [Choice(window, min_draft_tokens=wait, patience=trip + 1) for window in (8, 64) for wait in (0, 2)]
     ways.append(Choice(64, patience=0.0))
     assert max(speed(given, way, 3000) for way in ways) == pytest.approx(expected, rel=0.08)
 
@@ -63,9 +63,9 @@ def test_lock_step_is_its_closed_form() -> None:
 CHOICES = (
     Choice(4),
     Choice(16, patience=0.0),
-    Choice(8, wait=2),
-    Choice(8, wait=3, patience=0.4),
-    Choice(8, wait=1, branch_depth=3),
+    Choice(8, min_draft_tokens=2),
+    Choice(8, min_draft_tokens=3, patience=0.4),
+    Choice(8, min_draft_tokens=1, branch_depth=3),
     Choice(4, branch_depth=2, branch_width=2),
     lock_step(4).choice,
 )
@@ -89,7 +89,7 @@ def test_forecasts_agree_with_simulations() -> None:
 
 def test_idle_share_and_passes_agree_as_well() -> None:
     given = workload(0.8, 0.5)
-    for choice in (lock_step(4).choice, Choice(8, wait=3), Choice(16, patience=0.0)):
+    for choice in (lock_step(4).choice, Choice(8, min_draft_tokens=3), Choice(16, patience=0.0)):
         run = simulate(given, choice, 10_000, np.random.default_rng(2), 0.1)
         expected = forecast(given, choice)
         assert run.idle == pytest.approx(expected.idle, abs=0.03)
@@ -98,14 +98,14 @@ def test_idle_share_and_passes_agree_as_well() -> None:
 
 def test_a_drafter_that_never_answers_costs_one_wait() -> None:
     given = workload(0.8, 0.5, token=inf)
-    run = simulate(given, Choice(8, wait=4, patience=2.0), 100, np.random.default_rng(0))
+    run = simulate(given, Choice(8, min_draft_tokens=4, patience=2.0), 100, np.random.default_rng(0))
     assert run.seconds == pytest.approx(100 * PASS + 2.0)
 
 
 def test_branches_pay_at_a_distance_and_what_they_cost_is_charged() -> None:
     near = workload(0.6, 0.5, branch_hit=0.5, samples=True)
     dear = replace(near, slope=1.0)
-    without, with_branches = Choice(8, wait=2), Choice(8, wait=2, branch_depth=4)
+    without, with_branches = Choice(8, min_draft_tokens=2), Choice(8, min_draft_tokens=2, branch_depth=4)
     run = simulate(near, with_branches, 10_000, np.random.default_rng(0))
     assert run.hits / run.tried == pytest.approx(0.5, abs=0.03)
     assert run.speed > 1.1 * speed(near, without)
@@ -114,7 +114,7 @@ def test_branches_pay_at_a_distance_and_what_they_cost_is_charged() -> None:
 
 def test_rows_of_adopted_draft_tokens_take_a_round_trip() -> None:
     given = workload(0.6, 2, branch_hit=0.8)
-    choice = Choice(8, wait=2, branch_depth=4)
+    choice = Choice(8, min_draft_tokens=2, branch_depth=4)
     assert speed(replace(given, samples=True), choice) > 1.1 * speed(given, choice)
 
 
@@ -137,7 +137,7 @@ def test_draft_tokens_are_worth_tokens() -> None:
 
 def test_a_second_target_hides_passes() -> None:
     given = workload(0.95, 0, targets=2, token=0.2)
-    alone, both = Choice(16, wait=3), Choice(16, wait=3, speculate=True)
+    alone, both = Choice(16, min_draft_tokens=3), Choice(16, min_draft_tokens=3, speculate=True)
     assert speed(given, both) > 1.03 * speed(given, alone)
 
 
@@ -148,7 +148,9 @@ def test_numbers_that_mean_nothing_are_refused() -> None:
         workload(0.5, -1)
 
 
-@pytest.mark.parametrize("choice", [Choice(4), Choice(16, patience=0.0), Choice(8, wait=3, patience=0.4)], ids=str)
+@pytest.mark.parametrize(
+    "choice", [Choice(4), Choice(16, patience=0.0), Choice(8, min_draft_tokens=3, patience=0.4)], ids=str
+)
 def test_a_drafter_on_the_same_machine_slows_the_target(choice: Choice) -> None:
     alone = workload(0.6, 0.1, token=0.1)
     shared = replace(alone, contention=1.6)

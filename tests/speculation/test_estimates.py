@@ -63,7 +63,7 @@ def learnt(given: Workload, *choices: Choice, tokens: int = 3000) -> Estimates:
 
 
 def test_a_generation_teaches_all_numbers() -> None:
-    found = learnt(GIVEN, Choice(8, wait=2, patience=0.1), Choice(8, patience=0.0, branch_depth=3))
+    found = learnt(GIVEN, Choice(8, min_draft_tokens=2, patience=0.1), Choice(8, patience=0.0, branch_depth=3))
     assert found.token == pytest.approx(GIVEN.token, rel=0.15)
     assert found.drafter_trip == pytest.approx(GIVEN.drafter_trip, rel=0.3)
     assert found.pass_base + found.target_trip == pytest.approx(0.019, rel=0.07)
@@ -78,14 +78,14 @@ def test_a_generation_teaches_all_numbers() -> None:
 
 
 def test_a_lock_step_generation_teaches_what_it_can() -> None:
-    found = learnt(GIVEN, Choice(4, wait=4, overlap=False))
+    found = learnt(GIVEN, Choice(4, min_draft_tokens=4, overlap=False))
     assert found.token == pytest.approx(GIVEN.token, rel=0.1)
     assert found.drafter_trip == pytest.approx(GIVEN.drafter_trip, rel=0.2)
     assert found.acceptance[0] == pytest.approx(0.5, abs=0.12)
 
 
 def test_one_stall_changes_nothing() -> None:
-    watched = Watched([Choice(8, wait=2, patience=0.1)])
+    watched = Watched([Choice(8, min_draft_tokens=2, patience=0.1)])
     simulate(GIVEN, watched, 500, np.random.default_rng(3))
     before = watched.learner.estimates
     watched.learner.observe(DraftSeen(1, 3, None, 4.0, 3.0, 0), 1e3)
@@ -154,7 +154,7 @@ def test_what_has_not_been_seen_is_the_prior() -> None:
 
 
 def test_estimates_seed_the_next_learner() -> None:
-    found = learnt(GIVEN, Choice(8, wait=2, patience=0.1))
+    found = learnt(GIVEN, Choice(8, min_draft_tokens=2, patience=0.1))
     again = Learner(found).estimates
     assert again.known
     for name, value in asdict(replace(found, judged=0, compared=0, tried=0)).items():
@@ -162,7 +162,7 @@ def test_estimates_seed_the_next_learner() -> None:
 
 
 def test_estimates_are_plain_numbers() -> None:
-    for value in asdict(learnt(GIVEN, Choice(8, wait=2, patience=0.1), tokens=200)).values():
+    for value in asdict(learnt(GIVEN, Choice(8, min_draft_tokens=2, patience=0.1), tokens=200)).values():
         assert all(isfinite(one) for one in (value if isinstance(value, tuple) else (value,)))
     hits = Learner(Estimates())
     hits.begin(Choice(4, branch_depth=2, branch_width=2), 0.0)
@@ -215,7 +215,7 @@ def test_plain_passes_and_others_are_told_apart() -> None:
 def test_a_pass_that_says_nothing_of_its_time_is_not_known() -> None:
     """A plain one beside a drafter that is still at work: forecasts cannot start from it."""
     learner = Learner(Estimates())
-    learner.begin(Choice(1, wait=1, overlap=False), 0.0)
+    learner.begin(Choice(1, min_draft_tokens=1, overlap=False), 0.0)
     learner.observe(DraftSeen(1, 0, 0.2, None, 0.1, 0), 0.2)
     learner.begin(PLAIN, 0.2)
     learner.observe(PassSeen(1, 0.02, 0.02, 0.0, 0), 0.23)

@@ -89,7 +89,7 @@ def test_less_is_drafted_for_a_busy_target_and_more_again_when_it_is_not() -> No
     for sessions in (1, 4, 32, 4, 1):
         now = taught(learner, sessions, each=4, now=now)
         found = choose(learner.estimates, CHAINS)
-        windows.append(found.choice.window)
+        windows.append(found.choice.max_draft_tokens)
     assert windows[0] > windows[1] > windows[2] == 0
     assert windows[3] > 0
     assert windows[4] >= windows[0] - 1

@@ -22,7 +22,7 @@ def world(acceptance: float, round_trip: float, **changes: float) -> World:
 
 def test_drafting_on_beats_the_best_round_where_most_is_accepted() -> None:
     near = world(0.95, 0.5)
-    overlapped = outcome(near, Choice(24, wait=1, patience=0.5))
+    overlapped = outcome(near, Choice(24, min_draft_tokens=1, patience=0.5))
     assert overlapped.speed > 1.2 * best_lock_step(near)
     assert overlapped.idle < 0.2
 
@@ -40,13 +40,13 @@ def test_prepared_continuations_bridge_a_distance() -> None:
 def test_a_drafter_that_is_never_right_costs_its_nodes_only(round_trip: float) -> None:
     useless = world(0.0, round_trip, node=0.001)
     plain = outcome(useless, PLAIN).speed
-    assert outcome(useless, Choice(2, wait=0, patience=0)).speed > 0.95 * plain
+    assert outcome(useless, Choice(2, min_draft_tokens=0, patience=0)).speed > 0.95 * plain
 
 
 def test_a_second_target_works_on_what_comes_later() -> None:
     both = world(0.95, 0.1, targets=2)
-    one = outcome(both, Choice(24, wait=1, patience=0.5))
-    two = outcome(both, Choice(24, wait=1, patience=0.5, speculate=True))
+    one = outcome(both, Choice(24, min_draft_tokens=1, patience=0.5))
+    two = outcome(both, Choice(24, min_draft_tokens=1, patience=0.5, speculate=True))
     assert two.counts.speculated > 0
     assert two.speed > 1.03 * one.speed
 
@@ -54,7 +54,7 @@ def test_a_second_target_works_on_what_comes_later() -> None:
 @pytest.mark.parametrize("acceptance", [0.8, 0.95])
 def test_a_pass_that_waits_loses_nothing_to_replies_of_several_draft_tokens(acceptance: float) -> None:
     near = world(acceptance, 0.1, node=0.01)
-    single, several = (Run(near, Fixed(Choice(24, wait=6, patience=2.0, chunk=chunk))) for chunk in (1, 3))
+    single, several = (Run(near, Fixed(Choice(24, min_draft_tokens=6, patience=2.0, chunk=chunk))) for chunk in (1, 3))
     assert several.run().speed > 0.96 * single.run().speed
     assert several.replies < 0.45 * single.replies
 
@@ -62,8 +62,8 @@ def test_a_pass_that_waits_loses_nothing_to_replies_of_several_draft_tokens(acce
 def test_fewer_replies_and_no_starving_drafter() -> None:
     """With a window that is always used up, what matters is that it moves on in time."""
     narrow = world(1.0, 0.0, node=0.0)
-    single = Run(narrow, Fixed(Choice(8, wait=4, patience=2.0)))
-    several = Run(narrow, Fixed(Choice(8, wait=4, patience=2.0, chunk=3)))
+    single = Run(narrow, Fixed(Choice(8, min_draft_tokens=4, patience=2.0)))
+    several = Run(narrow, Fixed(Choice(8, min_draft_tokens=4, patience=2.0, chunk=3)))
     assert several.run().speed > 0.98 * single.run().speed
     assert several.replies < 0.5 * single.replies
     assert several.advances <= single.advances

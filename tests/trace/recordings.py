@@ -58,7 +58,9 @@ def described(name: str, side: Side) -> Description:
 
 def header_of(method: str = "coupled", overlap: Overlap = Overlap.OFF, drafts: bool = True) -> Header:
     """What a recording of a small request begins with."""
-    request = GenerationRequest("The quick", method=method, k=3, max_tokens=12, overlap=overlap, ignore_eos=True)
+    request = GenerationRequest(
+        "The quick", method=method, num_speculative_tokens=3, max_tokens=12, overlap=overlap, ignore_eos=True
+    )
     drafter = described("llama2", Side.DRAFTER) if drafts else None
     return Header("1.2.3", 1.75e9, request, described("gpt2", Side.TARGET), drafter, SECRETS)
 

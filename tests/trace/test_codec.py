@@ -90,7 +90,7 @@ def test_arrays_are_as_narrow_as_their_numbers() -> None:
 
 
 def test_lists_that_are_fields_stay_lists() -> None:
-    counts = Counts(proposed_at=[3, 2], kinds={Kind.BONUS: 4})
+    counts = Counts(drafted_at=[3, 2], kinds={Kind.BONUS: 4})
     assert there_and_back(Finished(Reason.STOP, counts), KNOWN) == Finished(Reason.STOP, counts)
 
 

@@ -20,7 +20,7 @@ from tests.ports import MemoryDrafter, MemoryTarget, assignment, toys
 from tests.trace.recordings import virtual_recording
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
-CONTROLLERS = (lock_step(4), Fixed(Choice(12, wait=1, patience=0.3, branch_depth=2)), Fixed(Choice(0)))
+CONTROLLERS = (lock_step(4), Fixed(Choice(12, min_draft_tokens=1, patience=0.3, branch_depth=2)), Fixed(Choice(0)))
 DRAFTED = (What.DRAFT, What.BRANCHES, What.LATE)
 WAYS = (What.SENT, What.RECEIVED)
 
@@ -109,7 +109,7 @@ async def test_a_generation_tells_its_watch_before_the_tokens_that_came_of_it() 
     target, drafter = toys()
     watch = Watch()
     services = Services.of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
-    running = Generation(assignment(controller=lock_step(3)), services, k=3, watch=watch)
+    running = Generation(assignment(controller=lock_step(3)), services, num_speculative_tokens=3, watch=watch)
     seen: list[Span] = []
     tokens = 0
     async with asyncio.timeout(30), running:

@@ -175,7 +175,7 @@ def test_an_empty_recording_has_an_empty_timeline() -> None:
 
 
 WORLD = World(0.8, token=0.05, round_trip=0.4, tokens=60)
-CHOICES = (lock_step(4), Fixed(Choice(12, wait=1, patience=0.3, branch_depth=2)), Fixed(Choice(0)))
+CHOICES = (lock_step(4), Fixed(Choice(12, min_draft_tokens=1, patience=0.3, branch_depth=2)), Fixed(Choice(0)))
 
 
 @pytest.mark.parametrize("controller", CHOICES)

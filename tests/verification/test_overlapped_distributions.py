@@ -56,7 +56,7 @@ def toys_of(method: Method, window: int) -> tuple[Toy, ...]:
 
 def check(method: Method, choices: tuple[Choice, ...], schedule: Schedule, **changes: int) -> None:
     """Every toy of the method, and rows of one id besides what is asked for; with all tests also of two."""
-    for toy in toys_of(method, max(choice.window for choice in choices)):
+    for toy in toys_of(method, max(choice.max_draft_tokens for choice in choices)):
         length = 3 if len(toy.target) == 2 else 2
         for head in range(1, len(toy.target) if FULL and not method.samples else 2):
             given = replace(Overlapped(toy, method, choices, schedule, length, head), **changes)

@@ -56,7 +56,7 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
     squares = sum((figure.tokens - tokens / passes * figure.passes) ** 2 for figure in figures)
     count = len(figures)
     misses = sum(figure.row_misses for figure in figures)
-    proposed_at = summed([figure.proposed_at for figure in figures])
+    drafted_at = summed([figure.drafted_at for figure in figures])
     judged_at = summed([figure.judged_at for figure in figures])
     accepted_at = summed([figure.accepted_at for figure in figures])
     return Cell(
@@ -68,7 +68,7 @@ def cell_of(setting: Setting, figures: Sequence[Statistics], seconds: float) -> 
         standard_error=sqrt(count / (count - 1) * squares) / passes if count > 1 else 0.0,
         tokens_per_planned_pass=tokens / (passes - misses),
         acceptance=accepted / judged if judged else 0.0,
-        accepted_length=sum(accepted_at) / proposed_at[0] if proposed_at else 0.0,
+        accepted_length=sum(accepted_at) / drafted_at[0] if drafted_at else 0.0,
         acceptance_at=tuple(one / all_ if all_ else 0.0 for one, all_ in zip(accepted_at, judged_at, strict=True)),
         row_misses=misses,
         draft_tokens=sum(figure.draft_tokens for figure in figures),

@@ -380,8 +380,8 @@ def speculation(
         delays=delays_of(delay_ms),
         prompts=prompts_of(prompts, limit),
         tokens=tokens,
-        window=window,
-        wait=wait,
+        max_draft_tokens=window,
+        min_draft_tokens=wait,
     ).run(json_file, markdown_file)
 
 

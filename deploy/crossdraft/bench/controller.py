@@ -118,7 +118,7 @@ def fixed_choices(workload: Workload, branches: bool) -> Sequence[Choice]:
     if not branches:
         return [*rounds, *chains]
     prepared = [
-        Choice(one.window, one.wait, True, one.patience, depth, width)
+        Choice(one.max_draft_tokens, one.min_draft_tokens, True, one.patience, depth, width)
         for one in chains
         for depth, width in ((2, 1), (4, 1), (8, 1), (4, 2))
     ]
@@ -133,6 +133,8 @@ def _name(choice: Choice) -> str:
     if not choice.drafts:
         return "plain"
     if not choice.overlap:
-        return f"lock-step {choice.window}"
+        return f"lock-step {choice.max_draft_tokens}"
     branches = f", branches {choice.branch_depth} x {choice.branch_width}" if choice.branch_depth else ""
-    return f"window {choice.window}, wait {choice.wait} for {choice.patience / PASS:.1f}{branches}"
+    return (
+        f"{choice.max_draft_tokens}/{choice.min_draft_tokens} draft tokens for {choice.patience / PASS:.1f}{branches}"
+    )

@@ -144,7 +144,7 @@ class Overhead(Benchmark[Cost]):
         return GenerationRequest(
             PROMPT,
             method.name,
-            k=self.k,
+            num_speculative_tokens=self.k,
             max_tokens=self.tokens,
             seed=SEED if method.seedable else None,
             choice=number,
@@ -288,7 +288,9 @@ async def _record(
 ) -> Recording:
     """Runs one generation to its end, then its messages through the codecs."""
     verified, drafted = WatchedPort(target, keeps_messages=True), WatchedPort(drafter, keeps_messages=True)
-    figures = await finished(Generation(resolve(request, models), Services.of(verified, drafted), request.k))
+    figures = await finished(
+        Generation(resolve(request, models), Services.of(verified, drafted), request.num_speculative_tokens)
+    )
     sizes = [(await client.described()).vocabulary_size for client in (target, drafter)]
     seconds = codec_seconds(TARGET, target_codec, verified, sizes[0])
     return Recording(figures, seconds + codec_seconds(DRAFTER, drafter_codec, drafted, sizes[1]))

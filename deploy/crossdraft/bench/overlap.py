@@ -71,8 +71,8 @@ class Configuration:
         if self.choice is None or not self.choice.drafts:
             return self.name
         if not self.choice.overlap:
-            return f"{self.name}, K = {self.choice.window}"
-        numbers = f"{self.name}, {self.choice.window}/{self.choice.wait}"
+            return f"{self.name}, K = {self.choice.max_draft_tokens}"
+        numbers = f"{self.name}, {self.choice.max_draft_tokens}/{self.choice.min_draft_tokens}"
         depth, width = self.choice.branch_depth, self.choice.branch_width
         return f"{numbers}, branches {depth}×{width}" if depth else numbers
 
@@ -111,7 +111,7 @@ def overlapped(windows: Sequence[tuple[int, int]]) -> tuple[Configuration, ...]:
 def branched(unbranched: Configuration, shapes: Sequence[tuple[int, int]]) -> tuple[Configuration, ...]:
     """The same configuration with prepared continuations of each depth and width."""
     assert unbranched.choice is not None
-    window, wait = unbranched.choice.window, unbranched.choice.wait
+    window, wait = unbranched.choice.max_draft_tokens, unbranched.choice.min_draft_tokens
     return tuple(
         Configuration("with branches", Choice(window, wait, branch_depth=depth, branch_width=width))
         for depth, width in shapes
@@ -181,12 +181,12 @@ class Task:
 
 def _chosen(request: GenerationRequest, choice: Choice) -> GenerationRequest:
     if not choice.overlap:
-        return replace(request, overlap=Overlap.OFF, k=choice.window)
+        return replace(request, overlap=Overlap.OFF, num_speculative_tokens=choice.max_draft_tokens)
     return replace(
         request,
         overlap=Overlap.ON,
-        window=choice.window,
-        wait=choice.wait,
+        max_draft_tokens=choice.max_draft_tokens,
+        min_draft_tokens=choice.min_draft_tokens,
         branches=choice.branch_depth,
         branch_width=choice.branch_width,
     )

@@ -308,7 +308,7 @@ class Output:
         self._known = self._judged = self._ahead = 0
         self._rows, self._begun = -1, False
         self._choice = choice or self._controller.choose(self._now)
-        self._asked, self._asked_at = self._choice.window, self._now
+        self._asked, self._asked_at = self._choice.max_draft_tokens, self._now
         if self._choice.drafts:
             self._tell()
 
@@ -365,7 +365,7 @@ class Output:
     def _held(self) -> None:
         self._judged += 1
         if self._choice.overlap:
-            wanted = self._judged + self._choice.window
+            wanted = self._judged + self._choice.max_draft_tokens
             if wanted >= self._asked + (self._choice.chunk if self._due else 1):
                 self._asked = wanted
                 self._tell()
@@ -423,7 +423,7 @@ class Output:
         if self._flight is not None or self._frontier <= self._rows:
             return
         known = max(0, self._known - self._frontier)
-        if self._choice.drafts and known < self._choice.wait and self._due and not self._hurried:
+        if self._choice.drafts and known < self._choice.min_draft_tokens and self._due and not self._hurried:
             self._stand_idle()
             return
         self._stalled = None

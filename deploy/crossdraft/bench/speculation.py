@@ -35,7 +35,7 @@ class Configuration:
 
     targets: int
     speculation: bool
-    controlled: bool  # else window and wait are fixed
+    controlled: bool  # else max_draft_tokens and min_draft_tokens are fixed
 
     @property
     def label(self) -> str:
@@ -85,8 +85,8 @@ class SpeculationParallelism(Benchmark[Measured]):
     delays: tuple[float, ...]  # ms to the drafter, one way
     prompts: tuple[str, ...]
     tokens: int  # of each output
-    window: int  # most draft tokens of an epoch, where they are fixed
-    wait: int  # fewest that a pass waits for, likewise
+    max_draft_tokens: int  # of an epoch, where they are fixed
+    min_draft_tokens: int  # that a pass waits for, likewise
 
     needs_statistics: ClassVar[bool] = True
     unit: ClassVar[str] = "generations"
@@ -118,8 +118,8 @@ class SpeculationParallelism(Benchmark[Measured]):
             choice=number,
             ignore_eos=True,
             overlap=Overlap.AUTO if configuration.controlled else Overlap.ON,
-            window=None if configuration.controlled else self.window,
-            wait=None if configuration.controlled else self.wait,
+            max_draft_tokens=None if configuration.controlled else self.max_draft_tokens,
+            min_draft_tokens=None if configuration.controlled else self.min_draft_tokens,
             speculation=configuration.speculation,
         )
 

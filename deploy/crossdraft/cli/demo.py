@@ -35,7 +35,7 @@ def demo(
     with checked_options():
         request = GenerationRequest(
             read_prompt(prompt),
-            k=k,
+            num_speculative_tokens=k,
             max_tokens=max_tokens,
             options=SamplingOptions(temperature),
             seed=seed,

@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.client import Choice, Generation, Kind, Statistics, Token
+from crossdraft.client import Generation, Kind, Statistics, Token
 from crossdraft.console.running import PlainConsole
 from crossdraft.serving.client import RemoteGeneration
 
@@ -127,7 +127,11 @@ def legend() -> Text:
 
 def figures(statistics: Statistics, audit: bool = False) -> Table:
     """The table of one generation; `audit`: with the audit, also if it checked nothing."""
-    title = f"{statistics.method}, k = {statistics.k}" if statistics.k else statistics.method
+    title = (
+        f"{statistics.method}, K = {statistics.num_speculative_tokens}"
+        if statistics.num_speculative_tokens
+        else statistics.method
+    )
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows_of(statistics) + events_of(statistics):
         table.add_row(name, value)
@@ -184,7 +188,10 @@ def explanation_of(generation: Generated) -> list[str]:
         count = "1 epoch" if decision.epochs == 1 else f"{decision.epochs} epochs"
         lines.append(f"  after {decision.seconds:.3f} s, {count}: {choice.settings} ({choice.reason})")
     if generation.estimates:
-        lines += ["what the controller decided from last, for all outputs on this target:", *(f"  {line}" for line in generation.estimates)]
+        lines += [
+            "what the controller decided from last, for all outputs on this target:",
+            *(f"  {line}" for line in generation.estimates),
+        ]
     return lines
 
 

@@ -33,7 +33,7 @@ def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest
         request = GenerationRequest(
             read_prompt(prompt),
             method=options.method,
-            k=options.k,
+            num_speculative_tokens=options.num_speculative_tokens,
             max_tokens=options.max_tokens,
             options=sampling,
             drafter_temperature=options.drafter_temperature,
@@ -43,8 +43,8 @@ def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest
             allow_inexact=options.allow_inexact,
             audit=options.audit,
             overlap=Overlap(options.overlap.value),
-            window=options.window,
-            wait=options.wait,
+            max_draft_tokens=options.max_draft_tokens,
+            min_draft_tokens=options.min_draft_tokens,
             branches=options.branches,
             branch_width=options.branch_width,
             paths=options.paths,
@@ -114,7 +114,11 @@ def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bo
     few_targets = request.speculation and (where.target is None or "," not in where.target)
     notes = ["--speculation has no effect with fewer than two targets"] * few_targets
     if alone:
-        given = ("window", request.window), ("wait", request.wait), ("branches", request.branches)
+        given = (
+            ("max-draft-tokens", request.max_draft_tokens),
+            ("min-draft-tokens", request.min_draft_tokens),
+            ("branches", request.branches),
+        )
         names = [f"--{name}" for name, value in given if value is not None]
         names += ["--explain"] * request.explain + ["--untrusted-drafter"] * where.untrusted_drafter
         notes += [f"{name} has no effect without a drafter" for name in names]

@@ -282,7 +282,7 @@ class RequestOptions:
     method: Annotated[
         str | None, option(f"{', '.join(METHODS)}; by default the best for the models and the temperature.")
     ] = None
-    k: Annotated[
+    num_speculative_tokens: Annotated[
         int,
         typer.Option(
             "--num-speculative-tokens", "-k", help="Draft tokens in a round, if the drafter works in lock-step."
@@ -309,10 +309,10 @@ class RequestOptions:
     overlap: Annotated[
         Overlaps, option("Draft on while the target verifies; off is lock-step, rounds of -k draft tokens.")
     ] = Overlaps.AUTO
-    window: Annotated[
+    max_draft_tokens: Annotated[
         int | None, typer.Option("--max-draft-tokens", "--window", help="Max draft tokens ahead of what is verified.")
     ] = None
-    wait: Annotated[
+    min_draft_tokens: Annotated[
         int | None, typer.Option("--min-draft-tokens", "--wait", help="Draft tokens that a target pass waits for.")
     ] = None
     branches: Annotated[

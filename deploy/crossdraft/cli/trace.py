@@ -101,7 +101,11 @@ def title_of(recording: Recording) -> str:
     """Models, method and temperature of a recording. Raises CommandFailed if its request cannot be resolved."""
     header = recording.header
     request, temperature = header.request, header.request.options.temperature
-    way = {Overlap.OFF: f"lock-step, k = {request.k}", Overlap.ON: "overlapped", Overlap.AUTO: "controlled"}
+    way = {
+        Overlap.OFF: f"lock-step, K = {request.num_speculative_tokens}",
+        Overlap.ON: "overlapped",
+        Overlap.AUTO: "controlled",
+    }
     try:
         method = request.method or assignment_of(header).method.name
     except RecordingError as error:

@@ -45,12 +45,13 @@ from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.serving.backend import OutputRequest, OverloadedError, ServedModel
+from crossdraft.serving.backend import OutputRequest, OverloadedError
 from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
 from crossdraft.serving.http import HttpOptions, RateLimit, make_app
 from crossdraft.serving.limits import KeyRefusedError, Keys
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
+from crossdraft.types.output import ServedModel
 
 MIB = 2**20
 RETRY_SECONDS = 1.0  # before a client may try again where all replicas are full

@@ -20,6 +20,7 @@ from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.resolution import fault_of_pair, requested_method
 from crossdraft.trace.live_spans import Span, Watch
+from crossdraft.types.output import ServedModel
 from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)
@@ -27,19 +28,6 @@ NO_DRAFTER = ""  # as the name of a drafter: decode without one
 MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
 Addresses = tuple[str, ...]  # host:port
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A model that a backend serves."""
-
-    name: str
-    created: int  # seconds since 1970, when it began to be served
-    context: int  # tokens, prompt and output together
-    drafters: tuple[str, ...]  # names that a request may choose, the default first; none: plain decoding
-    methods: tuple[str, ...]  # of `verification.methods.METHODS`, that its pairs allow
-    chats: bool  # it has a chat template of its own
-    there: bool = True  # one of its targets can be reached now; else requests fail until one is back
 
 
 @dataclass(frozen=True)

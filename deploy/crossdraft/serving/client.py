@@ -13,8 +13,8 @@ from crossdraft.rpc.errors import BadRequest
 from crossdraft.rpc.generation import Generate, GenerationClient, GenerationEnded, Reply
 from crossdraft.rpc.security import ClientCredentials
 from crossdraft.serving import grpc
-from crossdraft.serving.backend import ServedModel
 from crossdraft.speculation.choice import Decision
+from crossdraft.types.output import ServedModel
 
 
 class Client:
@@ -39,7 +39,7 @@ class Client:
 
     async def models(self) -> tuple[ServedModel, ...]:
         """What is served now; raises ServiceError."""
-        return tuple(grpc.model_of(model) for model in await self._client.models())
+        return await self._client.models()
 
     def generate(self, prompt: str, **settings: Any) -> "RemoteGeneration":
         """One output of the server's only model; `settings` are the fields of GenerationRequest.
@@ -47,7 +47,7 @@ class Client:
         Raises:
             RequestError: the request cannot be served.
         """
-        return self.run(GenerationRequest(prompt, **settings))
+        return self.run(GenerationRequest.of(prompt, **settings))
 
     def run(
         self, request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = ""
@@ -114,7 +114,8 @@ class RemoteGeneration:
             self.id, self.reason, self.statistics = reply.id, reply.reason, reply.statistics
             await self.aclose()
             raise StopAsyncIteration
-        self.ids.append(reply.id)
-        self.text += reply.text
+        token = reply.token
+        self.ids.append(token.id)
+        self.text += token.text
         self.milliseconds.append(reply.milliseconds)
-        return grpc.token_of(reply)
+        return token

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import NoReturn, Self
 
 from crossdraft.client import GenerationRequest, RequestError, Token
@@ -18,7 +18,6 @@ from crossdraft.rpc.generation import (
     GenerationEnded,
     GenerationHandlers,
     Reply,
-    Served,
 )
 from crossdraft.rpc.server import Endpoint, Listening
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
@@ -28,11 +27,11 @@ from crossdraft.serving.backend import (
     Ended,
     OutputRequest,
     OverloadedError,
-    ServedModel,
     UnknownModelError,
 )
 from crossdraft.serving.limits import KeyRefusedError, Keys, RateLimit, Rates
 from crossdraft.session.resolution import requested_method
+from crossdraft.types.output import ServedModel
 
 log = logging.getLogger(__name__)
 REQUEST_LIMIT = MessageLimit(4)  # MiB; enough for a prompt of a million tokens
@@ -79,9 +78,9 @@ class GenerationService:
         if wait:
             raise errors.Overloaded("too many requests of this client", wait)
 
-    async def models(self) -> tuple[Served, ...]:
+    async def models(self) -> tuple[ServedModel, ...]:
         """What is served now."""
-        return tuple(served(model) for model in await self._backend.models())
+        return await self._backend.models()
 
     async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
         """Tokens, then the end; closing it early releases everything. Raises ServiceError."""
@@ -93,7 +92,7 @@ class GenerationService:
                 async for item in items:
                     match item:
                         case Token():
-                            yield generated(item, 1000 * (time.monotonic() - began))
+                            yield Generated(item, 1000 * (time.monotonic() - began))
                         case Ended():
                             yield GenerationEnded(request.id, item.reason, item.statistics)
 
@@ -216,25 +215,3 @@ def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = 
         if getattr(request, setting):
             raise RequestError(f"{setting} is not for a server: leave it out (--{setting}), or generate with --target")
     return Generate(request, name, model, drafter)
-
-
-def generated(token: Token, milliseconds: float) -> Generated:
-    """The message for a token."""
-    return Generated(token.id, token.raw, token.text, token.kind, token.log_probability, token.top, milliseconds)
-
-
-def token_of(sent: Generated) -> Token:
-    """The token of a message."""
-    return Token(sent.id, sent.text, sent.raw, sent.kind, sent.log_probability, sent.top)
-
-
-def served(model: ServedModel) -> Served:
-    """The message for a model; the health service reports whether it can be reached."""
-    figures = asdict(model)
-    del figures["there"]
-    return Served(**figures)
-
-
-def model_of(sent: Served) -> ServedModel:
-    """The model of a message."""
-    return ServedModel(**asdict(sent))

@@ -27,9 +27,9 @@ from crossdraft.serving.backend import (
     OutputItem,
     OutputRequest,
     OverloadedError,
-    ServedModel,
     UnknownModelError,
 )
+from crossdraft.types.output import ServedModel
 from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     (
         "spec_decode_num_drafts",
         "Epochs that had a draft token.",
-        lambda one: one.proposed_at[0] if one.proposed_at else 0,
+        lambda one: one.drafted_at[0] if one.drafted_at else 0,
     ),
     ("spec_decode_num_draft_tokens", "Draft tokens, in tokens of the drafter.", lambda one: one.draft_tokens),
     ("spec_decode_num_accepted_tokens", "Draft tokens that are wholly in an output.", lambda one: sum(one.accepted_at)),

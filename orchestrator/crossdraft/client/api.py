@@ -10,7 +10,7 @@ import contextvars
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,25 +32,13 @@ from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import Estimates, OutputController, TargetController
 from crossdraft.text.letters import to_bytes
 from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
+from crossdraft.types.output import Token
 from crossdraft.types.request import GenerationRequest, Overlap, Prompt, RequestError
-from crossdraft.types.statistics import Kind, Statistics, statistics_of
+from crossdraft.types.statistics import Statistics, statistics_of
 
 log = logging.getLogger(__name__)
 
 Addresses = str | Sequence[str]  # HOST:PORT, several separated by commas, or a sequence of them
-
-
-@dataclass(frozen=True)
-class Token:
-    """A committed token."""
-
-    id: int  # target id
-    text: str  # newly final text: whole characters, none that may belong to a stop string
-    raw: bytes  # the token's own bytes; empty for a control symbol
-    kind: Kind
-    log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
-    # The most probable ids in its place, each with its bytes and log-probability, if the request asked for logprobs.
-    top: tuple[tuple[int, bytes, float], ...] = ()
 
 
 class Generation:
@@ -64,7 +52,7 @@ class Generation:
     Args:
         assignment: of its session.
         services: where lanes may be opened.
-        k: draft tokens in each lock-step round, for the statistics; 0: epochs are run in other ways.
+        num_speculative_tokens: in each lock-step round, for the statistics; 0: epochs are run in other ways.
         recorder: makes the recorder of the session; called when the session begins.
         watch: is told the same steps while it runs.
     """
@@ -73,7 +61,7 @@ class Generation:
         self,
         assignment: Assignment,
         services: Services,
-        k: int = 0,
+        num_speculative_tokens: int = 0,
         recorder: Callable[[], FileRecorder] | None = None,
         watch: Recorder | None = None,
     ) -> None:
@@ -82,7 +70,7 @@ class Generation:
         self.reason: Reason | None = None
         self.statistics: Statistics | None = None
         self._assignment = assignment
-        self._k = k
+        self._num_speculative_tokens = num_speculative_tokens
         self._services = services
         self._make_recorder = recorder
         self._recorder: FileRecorder | None = None
@@ -169,7 +157,7 @@ class Generation:
         assert self._driver is not None
         prompt_tokens = len(given.open_target.prompt)
         self.statistics = statistics_of(
-            given.method.name, self._k, prompt_tokens, finished.counts, self._driver.times()
+            given.method.name, self._num_speculative_tokens, prompt_tokens, finished.counts, self._driver.times()
         )
         if isinstance(finished.error, TimeoutError):
             raise TimedOut(str(finished.error)) from finished.error
@@ -233,10 +221,12 @@ class Pipeline:
     def generate(self, prompt: Prompt, **settings: Any) -> Generation:
         """One output for a text, target ids or a Chat; `settings` are the other fields of GenerationRequest.
 
+        `k`, `window` and `wait` stand for `num_speculative_tokens`, `max_draft_tokens` and `min_draft_tokens`.
+
         Raises:
             RequestError: the request cannot be served by this pair.
         """
-        return self.run(GenerationRequest(prompt, **settings))
+        return self.run(GenerationRequest.of(prompt, **settings))
 
     def run(self, request: GenerationRequest, watch: Recorder | None = None) -> Generation:
         """One output for a request; `watch`, such as `trace.timeline.Watch`, is told the session's steps.
@@ -254,8 +244,8 @@ class Pipeline:
             asked = replace(request, record=None)
             header = Header(_software(), time.time(), asked, models.target, models.drafter, drawn, targets)
             recorder = partial(_recorder, header, request.record)
-        k = request.k if request.overlap is Overlap.OFF else 0
-        generation = Generation(assignment, services, k, recorder, watch)
+        in_round = request.num_speculative_tokens if request.overlap is Overlap.OFF else 0
+        generation = Generation(assignment, services, in_round, recorder, watch)
         self._generations.add(generation)
         return generation
 

@@ -91,7 +91,7 @@ class DrafterSide:
         choice = epoch.choice
         start, drafted = self._known
         same = common_length(drafted, text[start : epoch.start])
-        count = choice.window if branch is None else max(choice.window, len(branch.tokens))
+        count = choice.max_draft_tokens if branch is None else max(choice.max_draft_tokens, len(branch.tokens))
         draft = Draft(
             epoch.number,
             start + same,
@@ -114,7 +114,7 @@ class DrafterSide:
         """Ask for more of the running epoch: `count` draft tokens from its first one on.
 
         Sent at once to a drafter that owes nothing. A drafter that is still drafting gets it only once a whole reply
-        more is wanted, which still reaches it in time because the window is larger than that.
+        more is wanted, which still reaches it in time because max_draft_tokens is larger than that.
         """
         least = chunk if self.due else 1
         if not self.ready or self._aside or count < self.asked + least:

@@ -154,14 +154,14 @@ def controller_of(
     """The controller that a request asks for: one that always chooses the same, or its part of the shared one."""
     match request.overlap:
         case Overlap.OFF:
-            return lock_step(request.k)
+            return lock_step(request.num_speculative_tokens)
         case Overlap.ON:
             return Fixed(_always_overlapped(request))
     limits = Limits(
         rounds_only=method.whole_draft,
         samples=method.samples,
-        window=most_draft_tokens(request),
-        wait=request.wait,
+        max_draft_tokens=most_draft_tokens(request),
+        min_draft_tokens=request.min_draft_tokens,
         branch_depth=request.branches or 0,
         branch_width=request.branch_width or 1,
         speculate=targets > 1,
@@ -171,24 +171,26 @@ def controller_of(
 
 
 def most_draft_tokens(request: GenerationRequest) -> int:
-    """Most draft tokens beyond those revealed (`Choice.window`)."""
-    if request.window is not None:
-        return request.window
-    usual = {Overlap.OFF: request.k, Overlap.ON: 2 * request.k, Overlap.AUTO: Limits().window}[request.overlap]
-    return min(MOST_DRAFT_TOKENS, max(usual, request.wait or 0))
+    """Most draft tokens beyond those revealed (`Choice.max_draft_tokens`)."""
+    if request.max_draft_tokens is not None:
+        return request.max_draft_tokens
+    in_round = request.num_speculative_tokens
+    usual = {Overlap.OFF: in_round, Overlap.ON: 2 * in_round, Overlap.AUTO: Limits().max_draft_tokens}[request.overlap]
+    return min(MOST_DRAFT_TOKENS, max(usual, request.min_draft_tokens or 0))
 
 
 def _always_overlapped(request: GenerationRequest) -> Choice:
-    """A pass waits for k draft tokens, and as many again are drafted meanwhile, in two replies.
+    """A pass waits for num_speculative_tokens draft tokens, and as many again are drafted meanwhile, in two replies.
 
-    If the request sets window or wait, each draft token is a reply: the drafter may be slow beside a pass.
+    If the request sets one of max_draft_tokens and min_draft_tokens, each draft token is a reply: the drafter may be
+    slow beside a pass.
     """
     window = most_draft_tokens(request)
-    wait = min(request.k, window) if request.wait is None else request.wait
-    usual = request.window is None and request.wait is None
+    wait = min(request.num_speculative_tokens, window) if request.min_draft_tokens is None else request.min_draft_tokens
+    usual = request.max_draft_tokens is None and request.min_draft_tokens is None
     return Choice(
-        window=window,
-        wait=wait,
+        max_draft_tokens=window,
+        min_draft_tokens=wait,
         chunk=(wait + 1) // 2 if usual else 1,
         branch_depth=request.branches or 0,
         branch_width=request.branch_width or 1,

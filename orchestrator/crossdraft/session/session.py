@@ -342,7 +342,7 @@ class Session:
             match epoch.step:
                 case NeedDraftToken():
                     if epoch.exhausted:
-                        commands += self._advance()  # what the window allows is due, not used up
+                        commands += self._advance()  # what max_draft_tokens allows is due, not used up
                     if not self._reveal():
                         return commands
                 case Emit(token, kind):
@@ -430,18 +430,20 @@ class Session:
             if epoch.begun and isinstance(epoch.step, NeedDraftToken) and not self.target.flights:
                 return self._stall()
             return self.target.send_ahead(lane, epoch, self._now)
-        few = not epoch.begun or epoch.beyond(len(self.output.text)) < epoch.choice.wait
+        few = not epoch.begun or epoch.beyond(len(self.output.text)) < epoch.choice.min_draft_tokens
         if few and self.drafter.due and not self._hurried:
             return self._stall()
         self._stalled_since = None
         return [self.target.send_pass(lane, epoch, self._now)]
 
     def _advance(self) -> list[Command]:
-        """Ask for draft tokens up to the choice's window beyond the frontier."""
+        """Ask for draft tokens up to the choice's max_draft_tokens beyond the frontier."""
         choice, epoch = self.epoch.choice, self.epoch
         if not (choice.drafts and choice.overlap and self.drafter.received):
             return []
-        return self.drafter.advance(epoch.passed(len(self.output.text)) + choice.window, choice.chunk, self._now)
+        return self.drafter.advance(
+            epoch.passed(len(self.output.text)) + choice.max_draft_tokens, choice.chunk, self._now
+        )
 
     # A stall: the target stands idle for draft tokens.
 

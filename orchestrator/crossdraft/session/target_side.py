@@ -387,7 +387,7 @@ class TargetSide:
             return []
         if lane.owed:
             return []  # another pass would take away the row that the walk waits for
-        if epoch.beyond(epoch.reach) < max(1, epoch.choice.wait):
+        if epoch.beyond(epoch.reach) < max(1, epoch.choice.min_draft_tokens):
             return []  # a pass sent with fewer draft tokens would not include the next ones
         plan = self._plan(epoch)
         paths = enumerate(plan.tree.paths())

@@ -10,14 +10,15 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_RUN
 class Choice:
     """How an epoch is run.
 
-    Lock-step with K draft tokens is window = wait = K without overlap; plain decoding is window = 0.
+    Lock-step with K draft tokens is max_draft_tokens = min_draft_tokens = K without overlap; plain decoding is
+    max_draft_tokens = 0.
 
     Raises:
         ValueError: a value is out of its range.
     """
 
-    window: int  # most draft tokens asked for beyond those revealed; 0: none, the target decodes by itself
-    wait: int = 0  # least unrevealed draft tokens that a pass waits for while more are due
+    max_draft_tokens: int  # asked for beyond those revealed; 0: none, the target decodes by itself
+    min_draft_tokens: int = 0  # unrevealed ones that a pass waits for while more are due
     overlap: bool = True  # the drafter drafts on while a pass is under way; else an epoch is one round
     patience: float = 30.0  # seconds that the target stands idle for draft tokens at most, then it goes on without
     branch_depth: int = 0  # draft tokens of each prepared continuation; 0: none
@@ -28,9 +29,12 @@ class Choice:
     reason: str = ""  # shown to users
 
     def __post_init__(self) -> None:
-        if not (0 <= self.window <= MOST_DRAFT_TOKENS and 0 <= self.wait <= self.window and self.patience >= 0):
-            got = f"window {self.window}, wait {self.wait}, patience {self.patience:g}"
-            raise ValueError(f"0 <= wait <= window <= {MOST_DRAFT_TOKENS} and patience >= 0 must hold, got {got}")
+        if not (0 <= self.min_draft_tokens <= self.max_draft_tokens <= MOST_DRAFT_TOKENS and self.patience >= 0):
+            raise ValueError(
+                f"0 <= min_draft_tokens <= max_draft_tokens <= {MOST_DRAFT_TOKENS} and patience >= 0 must hold, "
+                f"got min_draft_tokens {self.min_draft_tokens}, max_draft_tokens {self.max_draft_tokens}, "
+                f"patience {self.patience:g}"
+            )
         if not (0 <= self.branch_depth <= MOST_DRAFT_TOKENS and 1 <= self.branch_width <= MOST_DRAFT_TOKENS):
             raise ValueError(
                 f"0 <= branch_depth <= {MOST_DRAFT_TOKENS} and 1 <= branch_width <= {MOST_DRAFT_TOKENS} must hold, "
@@ -44,12 +48,12 @@ class Choice:
     @property
     def drafts(self) -> bool:
         """Whether the drafter is asked at all."""
-        return self.window > 0
+        return self.max_draft_tokens > 0
 
     @property
     def first(self) -> int:
         """Draft tokens in the drafter's first reply: a whole round, or what a pass waits for."""
-        return (self.wait or self.chunk) if self.overlap else self.window
+        return (self.min_draft_tokens or self.chunk) if self.overlap else self.max_draft_tokens
 
     def reply(self, sent: int) -> int:
         """Draft tokens in the drafter's next reply, once it has sent so many of the epoch and while more are wanted."""
@@ -62,11 +66,11 @@ class Choice:
             return "no drafter"
         branches = f", {self.branch_width} x {self.branch_depth} prepared" if self.branch_depth else ""
         mode = "overlap" if self.overlap else "lock-step"
-        return f"{mode}, max_draft_tokens {self.window}, min_draft_tokens {self.wait}{branches}"
+        return f"{mode}, max_draft_tokens {self.max_draft_tokens}, min_draft_tokens {self.min_draft_tokens}{branches}"
 
 
 LONG_RUN = 32  # tokens: half of them cover a round trip, and a draft that follows waits for at most half
-PLAIN = Choice(window=0, run=LONG_RUN, reason="plain decoding")
+PLAIN = Choice(max_draft_tokens=0, run=LONG_RUN, reason="plain decoding")
 
 
 @dataclass(frozen=True)
@@ -167,9 +171,10 @@ class Fixed:
         return self.choice
 
 
-def lock_step(k: int) -> Fixed:
+def lock_step(num_speculative_tokens: int) -> Fixed:
     """The classic round: K draft tokens, one pass, a walk."""
-    return Fixed(Choice(window=k, wait=k, overlap=False, reason=f"lock-step, K = {k}"))
+    drafted = num_speculative_tokens
+    return Fixed(Choice(drafted, drafted, overlap=False, reason=f"lock-step, K = {drafted}"))
 
 
 @dataclass(frozen=True)

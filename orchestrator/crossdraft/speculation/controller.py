@@ -42,6 +42,7 @@ TRUSTED = 64.0  # tokens of each output that the forecast of a mode weighs again
 FADED = 1500.0  # tokens of each output after which a mode that is not in use is forecast without correction again
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 SILENT = 16.0  # passes without an answer after which a drafter is taken to be silent
+NOISE = 0.1  # difference of an output's acceptance from that of all that is not acted upon
 FIRM = 64.0  # draft tokens expected to be accepted that an output's own acceptance needs against that of all
 KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
 
@@ -76,23 +77,24 @@ class Limits:
 
     rounds_only: bool = False  # lock-step, for methods that must know the number of draft tokens beforehand
     samples: bool = False  # the method's target draws by itself
-    window: int = 32  # most draft tokens beyond those revealed
-    wait: int | None = None  # fixed; None: the controller decides
+    max_draft_tokens: int = 32  # most draft tokens beyond those revealed
+    min_draft_tokens: int | None = None  # fixed; None: the controller decides
     branch_depth: int = 0
     branch_width: int = 1
     speculate: bool = False
 
     def __post_init__(self) -> None:
-        if not (1 <= self.window <= MOST_DRAFT_TOKENS and 0 <= (self.wait or 0) <= self.window):
-            raise ValueError(f"1 <= window <= {MOST_DRAFT_TOKENS} and 0 <= wait <= window must hold: got {self}")
+        least = self.min_draft_tokens or 0
+        if not (1 <= self.max_draft_tokens <= MOST_DRAFT_TOKENS and least <= self.max_draft_tokens):
+            raise ValueError(f"max_draft_tokens must be between {max(1, least)} and {MOST_DRAFT_TOKENS}: got {self}")
 
 
 @dataclass(frozen=True)
 class Estimates:
     """What a controller has learned, to begin another one with: plain numbers."""
 
-    target: StepCost = StepCost()
-    drafter: StepCost = StepCost()
+    target: StepCost = field(default_factory=StepCost)
+    drafter: StepCost = field(default_factory=StepCost)
     target_trip: float = 0.0  # seconds
     drafter_trip: float = 0.0  # seconds
     acceptance: Mapping[Kind, tuple[tuple[float, float], ...]] = field(default_factory=dict)
@@ -264,9 +266,11 @@ class TargetController:
         rated = {Mode.PLAIN: self._rated(given, PLAIN)}
         rated[Mode.LOCK_STEP] = self._best(given, rounds(given, limits))
         if not limits.rounds_only:
-            widest = self._best(given, overlapped(given, limits, [limits.window], WAITS))
-            rated[Mode.OVERLAPPED] = self._best(given, overlapped(given, limits, SIZES, [widest.choice.wait]))
-        if not (limits.rounds_only or limits.wait):
+            widest = self._best(given, overlapped(given, limits, [limits.max_draft_tokens], WAITS))
+            rated[Mode.OVERLAPPED] = self._best(
+                given, overlapped(given, limits, SIZES, [widest.choice.min_draft_tokens])
+            )
+        if not (limits.rounds_only or limits.min_draft_tokens):
             rated[Mode.HURRIED] = self._best(given, overlapped(given, limits, SIZES, [None]))
         best = max(rated.values(), key=lambda one: one.speed)
         if before is not None:
@@ -290,9 +294,8 @@ class TargetController:
 def rounds(given: Conditions, limits: Limits) -> Iterable[Choice]:
     """Lock-step choices."""
     for size in SIZES:
-        if size <= limits.window:
-            patience = PATIENCE * (given.drafter_trip + size * given.draft_seconds)
-            yield Choice(size, size, overlap=False, patience=patience)
+        if size <= limits.max_draft_tokens:
+            yield Choice(size, size, overlap=False, patience=PATIENCE * given.draft_arrives(size))
 
 
 def overlapped(
@@ -300,15 +303,19 @@ def overlapped(
 ) -> Iterable[Choice]:
     """Overlapped choices; those without a number of draft tokens to wait for never wait."""
     chunk = max(1, min(4, int(given.pass_seconds(0) / 6 / given.draft_seconds)))  # a sixth of a pass: it costs nothing
-    base = Choice(
-        1, chunk=chunk, branch_depth=limits.branch_depth, branch_width=limits.branch_width, speculate=limits.speculate
-    )
-    for window, wait in product(windows, waits):
-        wait = limits.wait if limits.wait and wait is not None else wait
-        if window > limits.window or (wait or 0) > window:
-            continue
-        patience = PATIENCE * (given.drafter_trip + ((wait or 0) + chunk) * given.draft_seconds)
-        yield replace(base, window=window, wait=wait or 0, patience=0.0 if wait is None else patience)
+    fixed = limits.min_draft_tokens
+    for window, number in product(windows, waits):
+        wait = 0 if number is None else fixed or number
+        if wait <= window <= limits.max_draft_tokens:
+            yield Choice(
+                window,
+                wait,
+                patience=0.0 if number is None else PATIENCE * given.draft_arrives(wait + chunk),
+                branch_depth=limits.branch_depth,
+                branch_width=limits.branch_width,
+                chunk=chunk,
+                speculate=limits.speculate,
+            )
 
 
 class OutputController:
@@ -417,28 +424,27 @@ class OutputController:
         choice, given = policy.best.choice, policy.conditions
         self._chances = given.chances
         factor = self._fared.mean(1.0, FIRM)
-        count = (choice.wait or choice.window) if abs(factor - 1) < 0.1 else self._count(policy, factor)
-        size = min(self._limits.window, choice.window + count - choice.wait) if choice.overlap else count
-        wait = choice.wait and count
-        if not choice.wait:
-            size = count
+        usual = choice.min_draft_tokens or choice.max_draft_tokens
+        more = 0 if abs(factor - 1) < NOISE else self._count(policy, factor) - usual
+        most = min(self._limits.max_draft_tokens, choice.max_draft_tokens + more)
+        least = min(most, choice.min_draft_tokens + more) if choice.min_draft_tokens else 0
         reason = f"{policy.gain:.2f} times plain decoding expected"
-        return replace(choice, window=max(size, wait), wait=wait, reason=reason)
+        return replace(choice, max_draft_tokens=most, min_draft_tokens=least, reason=reason)
 
     def _count(self, policy: Policy, factor: float) -> int:
         """Draft tokens that have the chance here that the last one of all has."""
         choice, alive = policy.best.choice, policy.conditions.alive
-        usual = choice.wait or choice.window
+        usual = choice.min_draft_tokens or choice.max_draft_tokens
         least, own = (alive[usual] * alive[usual - 1]) ** 0.5, 1.0
-        for place, chance in enumerate(policy.conditions.chances[: self._limits.window]):
+        for place, chance in enumerate(policy.conditions.chances[: self._limits.max_draft_tokens]):
             own *= min(0.995, factor * chance)
             if own < least:
                 return max(1, place)
-        return self._limits.window if self._limits.wait is None else usual
+        return self._limits.max_draft_tokens if self._limits.min_draft_tokens is None else usual
 
     def _first(self, reason: str, window: int) -> Choice:
         """Draft tokens beside passes that do not wait for them: it costs next to nothing with any drafter."""
-        window = min(window, self._limits.window)
+        window = min(window, self._limits.max_draft_tokens)
         if self._limits.rounds_only:
             return Choice(min(2, window), min(2, window), overlap=False, patience=0.05, reason=reason)
         return Choice(window, patience=0.0, reason=reason)

@@ -86,7 +86,10 @@ class FittedCost:
         c = last[2] - tokens * tokens / all_ + stiff
         x = row[3] - sessions * seconds / all_ + stiff * prior[0]
         y = last[3] - tokens * seconds / all_ + stiff * prior[1]
-        each_session, each_token = max(0.0, (c * x - b * y) / (a * c - b * b)), max(0.0, (a * y - b * x) / (a * c - b * b))
+        each_session, each_token = (
+            max(0.0, (c * x - b * y) / (a * c - b * b)),
+            max(0.0, (a * y - b * x) / (a * c - b * b)),
+        )
         base = (seconds - each_session * sessions - each_token * tokens) / all_
         return StepCost(max(base, slope), each_session, each_token)
 
@@ -157,7 +160,9 @@ class Acceptance:
         for place in range(first, first + accepted + refused):
             self._places[_range_of(place)].add(float(place < first + accepted), 1)
         usual, latest = self._all.mean(0.5), self._latest.mean(0.5)
-        if (latest - usual) ** 2 > 9 * usual * (1 - usual) / (self._latest.seen + PRIOR):  # three deviations: it changed
+        if (latest - usual) ** 2 > 9 * usual * (1 - usual) / (
+            self._latest.seen + PRIOR
+        ):  # three deviations: it changed
             self._all = Share(self._latest.held, self._latest.seen)
             for share in self._places:
                 share.limit(1.0)

@@ -41,6 +41,10 @@ class Conditions:
         """Of a draft token."""
         return self.drafter.seconds(self.outputs)
 
+    def draft_arrives(self, draft_tokens: int) -> float:
+        """Seconds from asking for so many draft tokens to their arrival."""
+        return self.drafter_trip + draft_tokens * self.draft_seconds
+
     @cached_property
     def alive(self) -> list[float]:
         """For each place, the probability that all draft tokens before it were accepted."""
@@ -60,7 +64,9 @@ def speed(given: Conditions, choice: Choice) -> float:
         return 1.0 / given.target.seconds(given.outputs)
     if choice.overlap:
         return _overlapped(given, choice)
-    return (1 + given.worth * sum(given.alive[1 : choice.window + 1])) / _round(given, choice.window)
+    return (1 + given.worth * sum(given.alive[1 : choice.max_draft_tokens + 1])) / _round(
+        given, choice.max_draft_tokens
+    )
 
 
 def _round(given: Conditions, draft_tokens: int) -> float:
@@ -71,7 +77,7 @@ def _overlapped(given: Conditions, choice: Choice) -> float:
     """Follows an epoch. Times are seconds since it began, when the drafter was told of it in the middle of a step."""
     most = len(given.alive) - 1
     match = given.chances[0] * (1.0 if given.samples else MATCHES)
-    draft = _Draft(given, choice.window)
+    draft = _Draft(given, choice.max_draft_tokens)
     now = seconds = tokens = passes = 0.0
     judged = behind = 0  # places; of them, those where the target's own tokens are to be compared
     sure, kept, last = 1.0, 0.0, (0.0, 0.0, 0.0)
@@ -80,7 +86,7 @@ def _overlapped(given: Conditions, choice: Choice) -> float:
         if alive < NEGLIGIBLE or judged + 1 >= most:
             break
         if choice.patience > 0:
-            now = max(now, draft.arrival(judged + choice.wait))
+            now = max(now, draft.arrival(judged + choice.min_draft_tokens))
         known = max(0, min(draft.known(now), most - 1) - judged)
         if known and behind:
             sure, behind = sure * match**behind, 0
@@ -99,9 +105,7 @@ def _overlapped(given: Conditions, choice: Choice) -> float:
         passes += alive
         kept, last = sure * given.alive[judged] / alive, (tokens - had, alive * (now - began), alive)
     further = kept / (1 - kept) if kept < 1 and sure * given.alive[judged] >= NEGLIGIBLE else 0.0
-    tokens, seconds, passes = (
-        all_ + further * one for all_, one in zip((tokens, seconds, passes), last, strict=True)
-    )
+    tokens, seconds, passes = (all_ + further * one for all_, one in zip((tokens, seconds, passes), last, strict=True))
     if choice.patience > 0:  # outputs in the same pass wait for those whose draft was refused
         refused = 1 - (1 - min(1.0, 1 / passes)) ** (given.outputs - 1)
         seconds += max(0.0, passes - 1) * refused * draft.first

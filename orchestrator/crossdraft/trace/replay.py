@@ -1,8 +1,9 @@
 """Verification once more, from a recording: the same events into a new session, its commands beside the recorded ones.
 
 A session is a function of its assignment, its chooser's draws, its controller's choices and its events with their
-times, so equal commands are expected to the last bit. An event that the session refuses changes nothing, and has no commands. What a replay cannot
-know is whether the services told the truth: it takes their replies as they were recorded.
+times, so equal commands are expected to the last bit. An event that the session refuses changes nothing, and has no
+commands. What a replay cannot know is whether the services told the truth: it takes their replies as they were
+recorded.
 """
 
 from collections import deque

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
+from typing import Any, Self
 
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_LIKELY, SamplingOptions
@@ -44,8 +45,8 @@ WIDEST = 4096  # ids of a row on the wire; wider ones cannot be rounded to a gri
 
 # Fields by what they must be instances of, and how an error says so; the tuple that follows may also be None.
 NUMBERS = (
-    "k", "max_tokens", "row_width", "head", "seed", "choice", "window", "wait", "branches", "branch_width", "paths",
-    "logprobs",
+    "num_speculative_tokens", "max_tokens", "row_width", "head", "seed", "choice", "max_draft_tokens",
+    "min_draft_tokens", "branches", "branch_width", "paths", "logprobs",
 )  # fmt: skip
 SWITCHES = ("ignore_eos", "allow_inexact", "audit", "speculation", "explain")
 KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
@@ -60,11 +61,12 @@ KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
     ("record", Path, "a Path"),
 )
 MAY_BE_LEFT_OUT = frozenset(
-    {"method", "drafter_temperature", "seed", "window", "wait", "branches", "branch_width", "record", "logprobs"}
-)
+    ("method", "drafter_temperature", "seed", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width",
+     "record", "logprobs")
+)  # fmt: skip
 # Fields with a range: least and most, and how an error writes the most.
 RANGES = (
-    ("k", 1, MOST_DRAFT_TOKENS, f"{MOST_DRAFT_TOKENS}"),
+    ("num_speculative_tokens", 1, MOST_DRAFT_TOKENS, f"{MOST_DRAFT_TOKENS}"),
     ("row_width", 1, WIDEST, f"{WIDEST}"),
     ("head", 1, WIDEST, f"{WIDEST}"),
     ("choice", 0, 2**32 - 1, "2**32 - 1"),
@@ -72,7 +74,10 @@ RANGES = (
     ("logprobs", 0, MOST_LIKELY, f"{MOST_LIKELY}"),
     ("paths", 1, MOST_PATHS, f"{MOST_PATHS}"),
 )
-OVERLAP_RANGES = (("window", 1), ("wait", 0), ("branches", 0), ("branch_width", 1))  # to MOST_DRAFT_TOKENS
+# To MOST_DRAFT_TOKENS, from:
+OVERLAP_LEAST = {"max_draft_tokens": 1, "min_draft_tokens": 0, "branches": 0, "branch_width": 1}
+# Short names of fields, in keyword arguments and JSON.
+ALIASES = {"k": "num_speculative_tokens", "window": "max_draft_tokens", "wait": "min_draft_tokens"}
 
 
 class RequestError(ValueError):
@@ -92,7 +97,7 @@ class Overlap(StrEnum):
 
     AUTO = "auto"  # the controller decides, from what it measures
     ON = "on"
-    OFF = "off"  # the classic lock-step round of k draft tokens
+    OFF = "off"  # the classic lock-step round of num_speculative_tokens draft tokens
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ class GenerationRequest:
 
     prompt: Prompt
     method: str | None = None  # None: the default for temperature, seed and pair
-    k: int = 5  # draft tokens of a lock-step round
+    num_speculative_tokens: int = 5  # draft tokens of a lock-step round
     max_tokens: int = 128
     options: SamplingOptions = field(default_factory=SamplingOptions)
     drafter_temperature: float | None = None  # None: the target's
@@ -118,9 +123,9 @@ class GenerationRequest:
     allow_inexact: bool = False  # permits methods whose output does not have the target's distribution
     audit: bool = False  # every draw of the drafter is recomputed from its row; a wrong one ends its session
     overlap: Overlap = Overlap.AUTO
-    # None in the next four: the controller decides; with overlap on: 2 k, k, none and 1.
-    window: int | None = None  # max draft tokens ahead of the walk
-    wait: int | None = None  # unrevealed draft tokens that a pass waits for
+    # None in the next four: the controller decides; with overlap on: 2 K, K, none and 1 (K: num_speculative_tokens).
+    max_draft_tokens: int | None = None  # max draft tokens ahead of the walk
+    min_draft_tokens: int | None = None  # unrevealed draft tokens that a pass waits for
     branches: int | None = None  # draft tokens of each prepared continuation; 0: none are prepared
     branch_width: int | None = None  # prepared continuations for each draft token
     paths: int = 2  # max guessed paths in the tree of a pass; 1: a chain
@@ -157,6 +162,12 @@ class GenerationRequest:
         self._check_prompt()
         self._check_overlap()
 
+    @classmethod
+    def of(cls, prompt: Prompt, **settings: Any) -> Self:
+        """A request for these settings; the names of `ALIASES` stand for fields, too. Raises RequestError."""
+        short = {name: settings.pop(alias) for alias, name in ALIASES.items() if alias in settings}
+        return cls(prompt, **short, **settings)
+
     @property
     def greedy(self) -> bool:
         """Whether every token is the target's most probable one."""
@@ -184,7 +195,7 @@ class GenerationRequest:
         if self.overlap not in [*Overlap]:
             raise RequestError(f"overlap must be auto, on or off, got {self.overlap!r}", "overlap")
         object.__setattr__(self, "overlap", Overlap(self.overlap))  # accepts the plain text, too
-        for name, least in OVERLAP_RANGES:
+        for name, least in OVERLAP_LEAST.items():
             value = getattr(self, name)
             if value is None:
                 continue
@@ -193,8 +204,10 @@ class GenerationRequest:
             if self.overlap is Overlap.OFF:
                 complaint = f"{name} has no effect with overlap off: leave it out, or turn overlap on (--overlap on)"
                 raise RequestError(complaint, name)
-        if self.wait is not None and self.wait > (self.window or MOST_DRAFT_TOKENS):
-            raise RequestError(f"wait must be at most window, which is {self.window}, got {self.wait}", "wait")
+        if self.min_draft_tokens is not None and self.min_draft_tokens > (self.max_draft_tokens or MOST_DRAFT_TOKENS):
+            most, got = self.max_draft_tokens, self.min_draft_tokens
+            complaint = f"min_draft_tokens must be at most max_draft_tokens, which is {most}, got {got}"
+            raise RequestError(complaint, "min_draft_tokens")
 
 
 def check_text(name: str, text: object) -> None:

@@ -43,7 +43,7 @@ class Statistics:
     """The final figures of one generation."""
 
     method: str
-    k: int  # draft tokens of each lock-step round; 0: the epochs were not lock-step rounds
+    num_speculative_tokens: int  # draft tokens of each lock-step round; 0: the epochs were not lock-step rounds
     prompt_tokens: int
     tokens: int  # emitted
     accepted: int
@@ -66,7 +66,7 @@ class Statistics:
     bytes_received: int
     scores: int = 0  # strings whose probability the drafter was asked for (`slrs`)
     audited: int = 0  # draws of the drafter that an audit recomputed and confirmed
-    proposed_at: tuple[int, ...] = ()  # by position in a round, from 0: rounds with a draft token there
+    drafted_at: tuple[int, ...] = ()  # by position in a round, from 0: rounds with a draft token there
     judged_at: tuple[int, ...] = ()  # ... rounds in which it was accepted or refused
     accepted_at: tuple[int, ...] = ()  # ... rounds in which it was accepted: all its letters are in the output
     rows_completed: int = 0  # rows extended by further ids because a draft token came after its pass was sent
@@ -98,7 +98,7 @@ class Statistics:
     @property
     def accepted_length(self) -> float:
         """Mean number of draft tokens accepted in a round that had any."""
-        return sum(self.accepted_at) / self.proposed_at[0] if self.proposed_at else 0.0
+        return sum(self.accepted_at) / self.drafted_at[0] if self.drafted_at else 0.0
 
     @property
     def tokens_per_pass(self) -> float:
@@ -173,7 +173,7 @@ class Counts:
     stalls: int = 0
     speculated: int = 0
     audited: int = 0
-    proposed_at: list[int] = field(default_factory=list)
+    drafted_at: list[int] = field(default_factory=list)
     judged_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
 
@@ -186,7 +186,7 @@ class Counts:
             refused: whether the next one was refused; if not, it was not judged.
         """
         judged = min(proposed, accepted + refused)
-        for counted, reached in ((self.proposed_at, proposed), (self.judged_at, judged), (self.accepted_at, accepted)):
+        for counted, reached in ((self.drafted_at, proposed), (self.judged_at, judged), (self.accepted_at, accepted)):
             counted += [0] * (proposed - len(counted))
             for place in range(reached):
                 counted[place] += 1
@@ -210,15 +210,19 @@ class Times:
     lanes: tuple[LaneFigures, ...] = ()
 
 
-def statistics_of(method: str, k: int, prompt_tokens: int, counts: Counts, times: Times) -> Statistics:
+def statistics_of(
+    method: str, num_speculative_tokens: int, prompt_tokens: int, counts: Counts, times: Times
+) -> Statistics:
     """The final figures of a session: its counts and measured times under their own names, its tokens by kind."""
     own = {one.name for one in fields(Statistics)}
     figures: dict[str, Any] = {
         one.name: getattr(record, one.name) for record in (counts, times) for one in fields(record) if one.name in own
     }
-    figures |= {name: tuple(figures[name]) for name in ("proposed_at", "judged_at", "accepted_at")}
+    figures |= {name: tuple(figures[name]) for name in ("drafted_at", "judged_at", "accepted_at")}
     figures |= {kind.value: counts.kinds[kind] for kind in Kind}
-    return Statistics(method=method, k=k, prompt_tokens=prompt_tokens, **figures)
+    return Statistics(
+        method=method, num_speculative_tokens=num_speculative_tokens, prompt_tokens=prompt_tokens, **figures
+    )
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit
 from crossdraft.session.events import Reason
 from crossdraft.types.messages import SamplingOptions
+from crossdraft.types.output import ServedModel, Token
 from crossdraft.types.request import Chat, GenerationRequest, Message, Overlap, Prompt, RequestError
 from crossdraft.types.statistics import Kind, LaneFigures, Statistics, Trips
 from crossdraft.v1 import generation_pb2 as pb
@@ -50,14 +51,9 @@ class Generate:
 
 @dataclass(frozen=True)
 class Generated:
-    """A committed token."""
+    """A committed token, and when it was."""
 
-    id: int
-    raw: bytes  # its own; empty for a control symbol
-    text: str  # to show after the text of the token before
-    kind: Kind
-    log_probability: float | None  # nats, of the model itself
-    top: tuple[tuple[int, bytes, float], ...]  # id, own bytes, nats; the most probable first
+    token: Token
     milliseconds: float  # from the request's arrival until it was committed
 
 
@@ -70,28 +66,8 @@ class GenerationEnded:
     statistics: Statistics  # without the addresses of services
 
 
-@dataclass(frozen=True)
-class Served:
-    """A model that is served."""
-
-    name: str
-    created: int  # seconds since 1970, when it began to be served
-    context: int  # tokens, prompt and output together
-    drafters: tuple[str, ...]  # the default one first; none: decoding is plain
-    methods: tuple[str, ...]  # that its drafters allow
-    chats: bool  # it has a chat template of its own
-
-
 Reply = Generated | GenerationEnded
 
-# Fields with other names in the protos than in the records.
-IN_PROTO = {
-    "k": "num_speculative_tokens",
-    "window": "max_draft_tokens",
-    "wait": "min_draft_tokens",
-    "proposed_at": "drafted_at",
-}
-FROM_PROTO = {name: own for own, name in IN_PROTO.items()}
 # Fields of GenerationRequest as the proto has them, but for the prompt, the options and the method of overlap.
 SETTINGS = tuple(
     one.name
@@ -111,7 +87,7 @@ def encode_request(asked: Generate) -> pb.GenerateRequest:
     given = {name: value for name in SETTINGS if (value := getattr(request, name)) != DEFAULTS[name]}
     try:
         message = pb.GenerateRequest(
-            **{IN_PROTO.get(name, name): value for name, value in given.items()},
+            **given,
             id=asked.id,
             model=asked.model,
             drafter=asked.drafter,
@@ -137,7 +113,7 @@ def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
 
 def decode_request(message: pb.GenerateRequest) -> Generate:
     """One request; raises BadRequest."""
-    given = {name: _value(message, name) for name in SETTINGS if _is_set(message, IN_PROTO.get(name, name))}
+    given = {name: _value(message, name) for name in SETTINGS if _is_set(message, name)}
     if message.HasField("options"):
         given["options"] = codec.decode_options(message.options, None)
     overlap = _name(pb.GenerateRequest.Overlap, message.overlap, "overlap")
@@ -150,7 +126,7 @@ def decode_request(message: pb.GenerateRequest) -> Generate:
 
 
 def _value(message: pb.GenerateRequest, name: str) -> Any:
-    value = getattr(message, IN_PROTO.get(name, name))
+    value = getattr(message, name)
     return value if isinstance(value, str | int | float) else tuple(value)
 
 
@@ -194,39 +170,41 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
             raise BadMessage("a GenerateReply must be one of token and ended")
 
 
-def _encode_token(token: Generated) -> pb.Token:
+def _encode_token(generated: Generated) -> pb.Token:
+    token = generated.token
     top = [pb.Candidate(id=other, raw=raw, log_probability=value) for other, raw, value in token.top]
-    return pb.Token(**vars(token) | {"kind": token.kind.name, "top": top})
+    return pb.Token(**vars(token) | {"kind": token.kind.name, "top": top}, milliseconds=generated.milliseconds)
 
 
 def _decode_token(message: pb.Token) -> Generated:
     kind = _name(pb.Token.Kind, message.kind, "token.kind", needed=True)
-    return Generated(
+    token = Token(
         id=message.id,
         raw=message.raw,
         text=message.text,
         kind=Kind(kind),
         log_probability=message.log_probability if message.HasField("log_probability") else None,
         top=tuple((one.id, one.raw, one.log_probability) for one in message.top),
-        milliseconds=message.milliseconds,
     )
+    return Generated(token, message.milliseconds)
 
 
-def encode_models(models: Iterable[Served]) -> pb.ModelsReply:
-    """What is served."""
-    return pb.ModelsReply(models=[pb.Model(**vars(model)) for model in models])
+def encode_models(models: Iterable[ServedModel]) -> pb.ModelsReply:
+    """What is served, without whether it can be reached."""
+    fields = pb.Model.DESCRIPTOR.fields_by_name
+    return pb.ModelsReply(models=[pb.Model(**{name: getattr(model, name) for name in fields}) for model in models])
 
 
-def decode_models(message: pb.ModelsReply) -> tuple[Served, ...]:
+def decode_models(message: pb.ModelsReply) -> tuple[ServedModel, ...]:
     """What is served."""
     return tuple(
-        Served(model.name, model.created, model.context, tuple(model.drafters), tuple(model.methods), model.chats)
+        ServedModel(model.name, model.created, model.context, tuple(model.drafters), tuple(model.methods), model.chats)
         for model in message.models
     )
 
 
 def _encode_statistics(statistics: Statistics) -> pb.Statistics:
-    given = {IN_PROTO.get(name, name): value for name, value in vars(statistics).items() if name != "lanes"}
+    given = {name: value for name, value in vars(statistics).items() if name != "lanes"}
     return pb.Statistics(**given, lanes=map(_encode_lane, statistics.lanes))
 
 
@@ -238,8 +216,7 @@ def _encode_lane(lane: LaneFigures) -> pb.Lane:
 
 
 def _decode_statistics(message: pb.Statistics) -> Statistics:
-    given = {FROM_PROTO.get(name, name): value for name, value in _plain(message).items()}
-    return Statistics(**given | {"lanes": tuple(map(_decode_lane, message.lanes))})
+    return Statistics(**_plain(message) | {"lanes": tuple(map(_decode_lane, message.lanes))})
 
 
 def _decode_lane(message: pb.Lane) -> LaneFigures:
@@ -286,7 +263,7 @@ class GenerationClient:
         """What error texts call it."""
         return f"server at {self.address}"
 
-    async def models(self) -> tuple[Served, ...]:
+    async def models(self) -> tuple[ServedModel, ...]:
         """What is served now; raises ServiceError."""
         method = self._channel.unary_unary(
             f"/{SERVICE}/Models", pb.ModelsRequest.SerializeToString, pb.ModelsReply.FromString
@@ -379,7 +356,7 @@ class Generator(Protocol):
         """
         ...
 
-    async def models(self) -> tuple[Served, ...]:
+    async def models(self) -> tuple[ServedModel, ...]:
         """What is served now."""
         ...
 

@@ -64,12 +64,12 @@ async def test_every_option_reaches_the_pipeline(served: Front, outputs: FakeBac
         "ignore_eos": True,
         "speculative": {
             "method": "coupled",
-            "k": 3,
+            "num_speculative_tokens": 3,
             "drafter": "small",
             "drafter_temperature": 0.5,
             "overlap": "on",
-            "window": 9,
-            "wait": 2,
+            "max_draft_tokens": 9,
+            "min_draft_tokens": 2,
             "branches": 4,
             "branch_width": 2,
             "paths": 3,
@@ -92,9 +92,15 @@ async def test_every_option_reaches_the_pipeline(served: Front, outputs: FakeBac
     assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0.7, 0.9, 5, 0.1)
     assert (options.presence_penalty, options.repetition_penalty, options.logit_bias) == (0.5, 1.1, ((5, -3.0),))
     assert (request.max_tokens, request.stop, request.ignore_eos, request.seed) == (7, ("x", "y"), True, None)
-    assert (request.method, request.k, request.drafter_temperature) == ("coupled", 3, 0.5)
-    assert (request.overlap, request.window, request.wait) == (Overlap.ON, 9, 2)
+    assert (request.method, request.num_speculative_tokens, request.drafter_temperature) == ("coupled", 3, 0.5)
+    assert (request.overlap, request.max_draft_tokens, request.min_draft_tokens) == (Overlap.ON, 9, 2)
     assert (request.branches, request.branch_width, request.paths) == (4, 2, 3)
+
+
+async def test_short_names_of_options(served: Front, outputs: FakeBackend) -> None:
+    await served.post("/v1/completions", prompt="Say", speculative={"k": 3, "window": 9, "wait": 2})
+    request = outputs.requests[0].generation
+    assert (request.num_speculative_tokens, request.max_draft_tokens, request.min_draft_tokens) == (3, 9, 2)
 
 
 async def test_no_drafter_and_the_only_model(served: Front, outputs: FakeBackend) -> None:

@@ -35,7 +35,12 @@ from tests.serving.http.faults import CHAT, COMPLETIONS, fault
         (COMPLETIONS, {"prompt": "a", "best_of": 2}, None, "best_of is not served"),
         (COMPLETIONS, {"prompt": [1], "echo": True}, None, "echo is served for prompts of text"),
         (COMPLETIONS, {"prompt": "a", "stream_options": {}}, None, "needs stream"),
-        (COMPLETIONS, {"prompt": "a", "speculative": {"k": 0}}, "speculative.k", "greater than or equal to 1"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "speculative": {"num_speculative_tokens": 0}},
+            "speculative.num_speculative_tokens",
+            "greater than or equal to 1",
+        ),
         (
             COMPLETIONS,
             {"prompt": "a", "speculative": {"method": "best"}},
@@ -44,15 +49,15 @@ from tests.serving.http.faults import CHAT, COMPLETIONS, fault
         ),
         (
             COMPLETIONS,
-            {"prompt": "a", "speculative": {"overlap": "off", "window": 3}},
-            "speculative.window",
+            {"prompt": "a", "speculative": {"overlap": "off", "max_draft_tokens": 3}},
+            "speculative.max_draft_tokens",
             "overlap off",
         ),
         (
             COMPLETIONS,
-            {"prompt": "a", "speculative": {"window": 2, "wait": 3}},
-            "speculative.wait",
-            "at most window",
+            {"prompt": "a", "speculative": {"max_draft_tokens": 2, "min_draft_tokens": 3}},
+            "speculative.min_draft_tokens",
+            "at most max_draft_tokens",
         ),
         (
             COMPLETIONS,

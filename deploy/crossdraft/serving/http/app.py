@@ -9,7 +9,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from crossdraft.serving.backend import Backend, ServedModel, UnknownModelError
+from crossdraft.serving.backend import Backend, UnknownModelError
 from crossdraft.serving.http.errors import (
     ABSENT,
     BUG,
@@ -43,6 +43,7 @@ from crossdraft.serving.http.streaming import (
     whole,
 )
 from crossdraft.serving.page import mount
+from crossdraft.types.output import ServedModel
 
 CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads it
 OWNER = "crossdraft"

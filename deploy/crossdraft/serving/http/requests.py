@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -78,12 +79,24 @@ class Speculative(Body):
     """How an output is made; whatever it says, exact methods keep the model's distribution."""
 
     method: str | None = Field(None, max_length=40, description="By default the best for the request.")
-    k: DraftTokens = Field(5, description="Draft tokens in a lock-step round.")
+    num_speculative_tokens: DraftTokens = Field(
+        5,
+        validation_alias=AliasChoices("num_speculative_tokens", "k"),
+        description="Draft tokens in a lock-step round.",
+    )
     drafter: str | None = Field(None, max_length=200, description='One of the model\'s drafters, or "none".')
     drafter_temperature: Temperature | None = Field(None, description="By default the target's.")
     overlap: Overlap = Field(Overlap.AUTO, description="Whether the drafter drafts on while the target verifies.")
-    window: DraftTokens | None = Field(None, description="Max draft tokens ahead of what is verified.")
-    wait: MaybeDraftTokens | None = Field(None, description="Draft tokens that a pass waits for.")
+    max_draft_tokens: DraftTokens | None = Field(
+        None,
+        validation_alias=AliasChoices("max_draft_tokens", "window"),
+        description="Max draft tokens ahead of what is verified.",
+    )
+    min_draft_tokens: MaybeDraftTokens | None = Field(
+        None,
+        validation_alias=AliasChoices("min_draft_tokens", "wait"),
+        description="Draft tokens that a pass waits for.",
+    )
     branches: MaybeDraftTokens | None = Field(None, description="Draft tokens of each prepared continuation.")
     branch_width: DraftTokens | None = Field(None, description="Prepared continuations for each draft token.")
     paths: Whole = Field(2, ge=1, le=16, description="Max guessed paths in a pass.")
@@ -182,7 +195,7 @@ class GenerationBody(Body):
         return GenerationRequest(
             prompt,
             method=how.method,
-            k=how.k,
+            num_speculative_tokens=how.num_speculative_tokens,
             max_tokens=self.max_output_tokens,
             options=self._sampling_options(),
             drafter_temperature=how.drafter_temperature,
@@ -191,8 +204,8 @@ class GenerationBody(Body):
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             allow_inexact=how.allow_inexact,
             overlap=how.overlap,
-            window=how.window,
-            wait=how.wait,
+            max_draft_tokens=how.max_draft_tokens,
+            min_draft_tokens=how.min_draft_tokens,
             branches=how.branches,
             branch_width=how.branch_width,
             paths=how.paths,

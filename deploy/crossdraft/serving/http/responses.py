@@ -82,7 +82,7 @@ class Figures(BaseModel):
     verification_seconds: float
     idle_share: float  # of the target's time
     wire_bytes: int
-    proposed_at: list[int]  # by position in a round, from the first: rounds with a draft token there
+    drafted_at: list[int]  # by position in a round, from the first: rounds with a draft token there
     judged_at: list[int]  # ... rounds in which it was accepted or rejected
     accepted_at: list[int]  # ... rounds in which it was accepted
     lanes: list[Lane]  # sessions with services, in the order of their opening

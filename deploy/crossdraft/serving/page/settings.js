@@ -63,7 +63,7 @@ export class Settings {
         ...(INEXACT.has(value("method")) && { allow_inexact: true }),
         drafter: value("drafter"),
         overlap: value("overlap"),
-        k: Number(value("k")),
+        num_speculative_tokens: Number(value("k")),
         trace: true,
       },
     };

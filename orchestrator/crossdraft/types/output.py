@@ -1,0 +1,31 @@
+"""What clients see of outputs and of models."""
+
+from dataclasses import dataclass
+
+from crossdraft.types.statistics import Kind
+
+
+@dataclass(frozen=True)
+class Token:
+    """A committed token."""
+
+    id: int  # target id
+    text: str  # newly final text: whole characters, none that may belong to a stop string
+    raw: bytes  # the token's own bytes; empty for a control symbol
+    kind: Kind
+    log_probability: float | None  # nats, of the model itself; None if it was drawn from a row
+    # The most probable ids in its place, each with its bytes and log-probability, if the request asked for logprobs.
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that is served."""
+
+    name: str
+    created: int  # seconds since 1970, when it began to be served
+    context: int  # tokens, prompt and output together
+    drafters: tuple[str, ...]  # names that a request may choose, the default first; none: plain decoding
+    methods: tuple[str, ...]  # of `verification.methods.METHODS`, that its pairs allow
+    chats: bool  # it has a chat template of its own
+    there: bool = True  # one of its targets can be reached now; over gRPC the health service says so
