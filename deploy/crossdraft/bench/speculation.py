@@ -26,7 +26,7 @@ from crossdraft.client import Generation, GenerationRequest, Overlap, Statistics
 from crossdraft.console.processes import Wanted, running
 from crossdraft.console.running import Misused, checked_options
 from crossdraft.session.resolution import Models, resolve
-from crossdraft.speculation.shared import SharedEstimates
+from crossdraft.speculation.controller import TargetController
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class Stage:
     targets: tuple[str, ...]  # addresses
     watches: Mapping[int, Watch]  # by the number of targets
     advance: Advance
-    experiences: Mapping[Configuration, SharedEstimates] = field(
-        default_factory=lambda: {one: SharedEstimates() for one in CONFIGURATIONS}
+    controllers: Mapping[Configuration, TargetController] = field(
+        default_factory=lambda: {one: TargetController() for one in CONFIGURATIONS}
     )
 
     async def compare(self) -> dict[Configuration, list[Run]]:
@@ -173,10 +173,8 @@ class Stage:
         return await in_turns(CONFIGURATIONS, len(self.plan.prompts), run)
 
     async def _run(self, configuration: Configuration, number: int) -> Run:
-        request, experience = self.plan.request(configuration, number), self.experiences[configuration]
-        before = experience.of(request)
-        assignment = resolve(request, self.models, targets=configuration.targets, before=before)
-        experience.keep(request, assignment.controller)
+        request, shared = self.plan.request(configuration, number), self.controllers[configuration]
+        assignment = resolve(request, self.models, targets=configuration.targets, shared=shared)
         watch, targets = self.watches[configuration.targets], self.targets[: configuration.targets]
         watch.busy(targets)
         generation = Generation(assignment, watch.services)

@@ -107,9 +107,8 @@ class Generation:
     @property
     def estimates(self) -> Sequence[str]:
         """What the controller decided from last, as lines of text, if the request has `explain`."""
-        given = self._assignment
-        explained = given.explain and isinstance(given.controller, OutputController)
-        return given.controller.explain() if explained else ()
+        given, controller = self._assignment, self._assignment.controller
+        return controller.explain() if given.explain and isinstance(controller, OutputController) else ()
 
     def __aiter__(self) -> Self:
         return self

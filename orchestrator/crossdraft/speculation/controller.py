@@ -97,7 +97,7 @@ class Estimates:
     drafter: StepCost = field(default_factory=StepCost)
     target_trip: float = 0.0  # seconds
     drafter_trip: float = 0.0  # seconds
-    acceptance: Mapping[Kind, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    acceptance: tuple[tuple[Kind, tuple[tuple[float, float], ...]], ...] = ()  # (accepted, judged), as `Acceptance` has
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class TargetController:
         self.target, self.drafter = FittedCost(before.target), FittedCost(before.drafter)
         self.target_trip = Recent(before.target_trip or None)
         self.drafter_trip = Recent(before.drafter_trip or None)
-        self._acceptance = {kind: Acceptance(state) for kind, state in before.acceptance.items()}
+        self._acceptance = {kind: Acceptance(state) for kind, state in before.acceptance}
         self._brought = {mode: Share(memory=0.0) for mode in Mode}  # tokens, of those that were forecast
         self._outputs: WeakSet[OutputController] = WeakSet()  # under way
         self._others = Recent()  # outputs of other orchestrators in a pass
@@ -156,7 +156,7 @@ class TargetController:
             self.drafter.cost,
             self.target_trip.value,
             self.drafter_trip.value,
-            {kind: acceptance.state for kind, acceptance in self._acceptance.items()},
+            tuple((kind, acceptance.state) for kind, acceptance in self._acceptance.items()),
         )
 
     def output(self, kind: Kind, limits: Limits) -> "OutputController":
@@ -218,6 +218,11 @@ class TargetController:
     # What is decided.
 
     @property
+    def known(self) -> bool:
+        """Whether both services have been seen at work."""
+        return self.target.known and self.drafter.known
+
+    @property
     def outputs(self) -> float:
         """Outputs that share the target, those of other orchestrators included."""
         return max(1.0, len(self._outputs) + self._others.value)
@@ -242,7 +247,7 @@ class TargetController:
             load = before.conditions.outputs / self.outputs
             if self._seen - before.seen < min(before.seen / 8, 8 + 2 * self.outputs) and 0.8 < load < 1.25:
                 return before
-        if not (self.target.known and self.drafter.known):
+        if not self.known:
             return None
         policy = self._decide(limits, acceptance, before)
         if len(self._policies) > KINDS:
@@ -252,8 +257,9 @@ class TargetController:
             self._interval = EXPLORED
         return policy
 
-    def _decide(self, limits: Limits, acceptance: Acceptance, before: Policy | None) -> Policy:
-        given = Conditions(
+    def conditions(self, acceptance: Acceptance, samples: bool) -> Conditions:
+        """What forecasts depend on now."""
+        return Conditions(
             acceptance.chances(),
             self.outputs,
             self.target.cost,
@@ -261,8 +267,11 @@ class TargetController:
             self.target_trip.value,
             self.drafter_trip.value,
             max(0.1, acceptance.worth.mean(1.0)),
-            limits.samples,
+            samples,
         )
+
+    def _decide(self, limits: Limits, acceptance: Acceptance, before: Policy | None) -> Policy:
+        given = self.conditions(acceptance, limits.samples)
         rated = {Mode.PLAIN: self._rated(given, PLAIN)}
         rated[Mode.LOCK_STEP] = self._best(given, rounds(given, limits))
         if not limits.rounds_only:
@@ -324,7 +333,7 @@ class OutputController:
     waits_for_drafter = False
 
     def __init__(self, target: TargetController, kind: Kind, limits: Limits, acceptance: Acceptance) -> None:
-        self._target, self._kind, self._limits, self._acceptance = target, kind, limits, acceptance
+        self.target, self._kind, self._limits, self._acceptance = target, kind, limits, acceptance
         self._there = True
         self._running = PLAIN
         self._chances: Sequence[float] = ()
@@ -344,18 +353,18 @@ class OutputController:
         """Learn from an observation; `now` in seconds of the session's clock."""
         match seen:
             case PassSeen():
-                self._target.passed(seen)
+                self.target.passed(seen)
             case DraftSeen():
-                self._target.drafted(seen)
+                self.target.drafted(seen)
             case Judged():
                 self._judged(seen)
             case StallSeen(seconds):
-                self._target.drafter_trip.add(max(seconds, self._target.drafter_trip.value))
+                self.target.drafter_trip.add(max(seconds, self.target.drafter_trip.value))
             case DrafterSeen(there):
                 self._there = there
             case Ended():
                 self._compare(now)
-                self._target.ended(self)
+                self.target.ended(self)
 
     def _judged(self, seen: Judged) -> None:
         """While the draft is behind, its tokens are compared with the target's own; the others were judged."""
@@ -378,18 +387,27 @@ class OutputController:
                 self._acceptance.worth.add(max(0, seen.tokens - seen.settled - refused), judged)
         self._behind = 0.0 if seen.refused else self._behind + seen.settled * self._running.drafts
 
+    @property
+    def conditions(self) -> Conditions:
+        """What forecasts for this output depend on now."""
+        return self.target.conditions(self._acceptance, self._limits.samples)
+
+    def explain(self) -> Sequence[str]:
+        """What was decided from last, as lines of text: costs, and what each number of draft tokens brings."""
+        return explanation(self.conditions, self._policy)
+
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
-        self._target.begun(self)
+        self.target.begun(self)
         self._compare(now)
         self._behind = 0.0
         choice = self._choice(now)
         if choice.drafts:
             self._run = 2
-            self._target.asked(now)
+            self.target.asked(now)
         else:
             self._run = min(LONG_RUN, 2 * self._run)
-            left = self._target.may_try() if self._there else LONG_RUN
+            left = self.target.may_try() if self._there else LONG_RUN
             choice = replace(choice, run=max(1, min(self._run, left)))
         self._running = choice
         return choice
@@ -398,11 +416,11 @@ class OutputController:
         """Compare what was emitted since the last time with the forecast."""
         if self._policy is not None and now > self._since and self._tokens:
             rated = self._policy.rated[self.mode]
-            self._target.brought(self.mode, self._tokens, rated.forecast * (now - self._since))
+            self.target.brought(self.mode, self._tokens, rated.forecast * (now - self._since))
         self._since, self._tokens = now, 0
 
     def _choice(self, now: float) -> Choice:
-        target, limits = self._target, self._limits
+        target, limits = self.target, self._limits
         if not self._there:
             self._policy = None
             return replace(PLAIN, reason="there is no drafter")
@@ -448,3 +466,38 @@ class OutputController:
         if self._limits.rounds_only:
             return Choice(min(2, window), min(2, window), overlap=False, patience=0.05, reason=reason)
         return Choice(window, patience=0.0, reason=reason)
+
+
+def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:
+    """Costs, the marginal table of lock-step rounds, and the best choice of each mode, as lines of text."""
+    target, drafter = given.target, given.drafter
+    lines = [
+        f"target: {_ms(target.base)} a pass, {_ms(target.session)} more for each output, {_ms(target.token)} for each "
+        f"draft token, round trip {_ms(given.target_trip)}; {given.outputs:.1f} outputs share it",
+        f"drafter: {_ms(drafter.base)} a draft token, {_ms(drafter.session)} more for each output, round trip "
+        f"{_ms(given.drafter_trip)}; an accepted draft token is worth {given.worth:.2f} tokens",
+    ]
+    if policy is None:
+        return [*lines, "nothing decided: too little has been seen of target or drafter"]
+    given = policy.conditions
+    lines.append("draft tokens  accepted so far  tokens a round  ms a round  tokens/s of all outputs")
+    for size in (0, *SIZES):
+        if size <= max(8, policy.best.choice.max_draft_tokens):
+            choice = Choice(size, size, overlap=False)
+            tokens = 1 + given.worth * sum(given.alive[1 : size + 1])
+            each = speed(given, choice)
+            total = each * given.outputs
+            lines.append(
+                f"{size:12}  {given.alive[size]:15.3f}  {tokens:14.2f}  {1e3 * tokens / each:10.2f}  {total:23.1f}"
+            )
+    for mode, rated in policy.rated.items():
+        settings = f" with {rated.choice.settings}" if rated.choice.drafts else ""
+        lines.append(
+            f"{mode.value}{settings}: {rated.forecast * given.outputs:.1f} tokens/s forecast, "
+            f"{rated.speed * given.outputs:.1f} after correction by what it has brought"
+        )
+    return [*lines, f"decided: {Mode.of(policy.best.choice).value}, {policy.gain:.2f} times plain decoding"]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"

@@ -78,20 +78,22 @@ class FittedCost:
 
     def _fitted(self) -> StepCost:
         """Two slopes around the mean step, drawn to those before: where steps are alike, these stay."""
-        before, ((all_, sessions, tokens, seconds), row, last) = self._cost, self._sums
-        stiff, slope = PRIOR * all_ / self._steps, SLOPE * before.base
-        prior = before.session or slope, before.token or slope
-        a = row[1] - sessions * sessions / all_ + stiff
-        b = row[2] - sessions * tokens / all_
-        c = last[2] - tokens * tokens / all_ + stiff
-        x = row[3] - sessions * seconds / all_ + stiff * prior[0]
-        y = last[3] - tokens * seconds / all_ + stiff * prior[1]
-        each_session, each_token = (
-            max(0.0, (c * x - b * y) / (a * c - b * b)),
-            max(0.0, (a * y - b * x) / (a * c - b * b)),
-        )
-        base = (seconds - each_session * sessions - each_token * tokens) / all_
-        return StepCost(max(base, slope), each_session, each_token)
+        before, (one, row, last) = self._cost, self._sums
+        sessions, tokens, seconds = (number / one[0] for number in one[1:])
+        usual = PRIOR * one[0] / self._steps  # weighs differences of a quarter of the mean step
+        stiff_session, stiff_token = (usual * max(1.0, (mean / 4) ** 2) for mean in (sessions, tokens))
+        slope = SLOPE * before.base
+        a = row[1] - sessions * one[1] + stiff_session
+        b = row[2] - sessions * one[2]
+        c = last[2] - tokens * one[2] + stiff_token
+        x = row[3] - sessions * one[3] + stiff_session * (before.session or slope)
+        y = last[3] - tokens * one[3] + stiff_token * (before.token or slope)
+        each_session = max(0.0, (c * x - b * y) / (a * c - b * b))
+        each_token = max(0.0, (a * y - b * x) / (a * c - b * b))
+        # A tenth of the mean step is for its own sake at least, however the rest is divided.
+        share = min(1.0, 0.9 * seconds / max(each_session * sessions + each_token * tokens, 1e-9))
+        base = seconds - share * (each_session * sessions + each_token * tokens)
+        return StepCost(base, share * each_session, share * each_token)
 
 
 class Recent:

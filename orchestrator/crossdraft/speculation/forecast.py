@@ -5,6 +5,7 @@ the probability that it still goes on. Epochs follow each other independently: t
 epoch over its seconds (renewal-reward theorem). Others that share target and drafter are in the costs of steps.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from crossdraft.speculation.estimates import StepCost
 
 LONGEST = 12  # passes of an epoch that are followed: those after them go on like the last
 NEGLIGIBLE = 0.02  # probability that an epoch goes on below which it is not followed
+WAITED = 0.7  # share of a pass that the target waits for more outputs at most (PATIENCE of its scheduler)
 MATCHES = 0.7  # share of acceptable draft tokens that equal one drawn by the target, measured with several pairs
 
 
@@ -86,12 +88,13 @@ def _overlapped(given: Conditions, choice: Choice) -> float:
         if alive < NEGLIGIBLE or judged + 1 >= most:
             break
         if choice.patience > 0:
-            now = max(now, draft.arrival(judged + choice.min_draft_tokens))
+            now = max(now, draft.arrival(judged + choice.min_draft_tokens, now))
         known = max(0, min(draft.known(now), most - 1) - judged)
         if known and behind:
-            sure, behind = sure * match**behind, 0
+            sure, behind = sure * match**behind, 0  # where they differ, the next epoch has begun
+            alive = sure * given.alive[judged]
         now += given.pass_seconds(known)
-        following = draft.arrival(judged + known + 1)  # the draft token on which the last row decides
+        following = draft.arrival(judged + known + 1, now)  # the draft token on which the last row decides
         if following <= now or choice.patience > 0:
             now = max(now, following)
             tokens += sure * (given.gains[judged + known + 1] - given.gains[judged])
@@ -100,37 +103,44 @@ def _overlapped(given: Conditions, choice: Choice) -> float:
             sure /= max(given.chances[judged + known], NEGLIGIBLE)  # emitted without a draft token: nothing is refused
             behind += 1
         judged += known + 1
-        draft.revealed(judged, now)
+        draft.revealed(judged - behind, now)
         seconds += alive * (now - began)
         passes += alive
         kept, last = sure * given.alive[judged] / alive, (tokens - had, alive * (now - began), alive)
-    further = kept / (1 - kept) if kept < 1 and sure * given.alive[judged] >= NEGLIGIBLE else 0.0
+    further = kept / (1 - kept) if kept < 0.999 and sure * given.alive[judged] >= NEGLIGIBLE else 0.0
     tokens, seconds, passes = (all_ + further * one for all_, one in zip((tokens, seconds, passes), last, strict=True))
-    if choice.patience > 0:  # outputs in the same pass wait for those whose draft was refused
-        refused = 1 - (1 - min(1.0, 1 / passes)) ** (given.outputs - 1)
-        seconds += max(0.0, passes - 1) * refused * draft.first
+    if choice.patience > 0 and given.outputs > 1:
+        if draft.first < WAITED * given.pass_seconds(0):  # outputs in the same pass wait for those that were refused
+            refused = 1 - (1 - min(1.0, 1 / passes)) ** (given.outputs - 1)
+            seconds += max(0.0, passes - 1) * refused * draft.first
+        else:  # one that was refused comes in the middle of a pass of others
+            seconds += given.pass_seconds(0) / 2
     return tokens / seconds
 
 
 class _Draft:
-    """When draft tokens arrive, if none is refused."""
+    """When draft tokens arrive, if none is refused; `first` is when the first one does."""
 
     def __init__(self, given: Conditions, window: int) -> None:
         self._each, self._trip, self._window = given.draft_seconds, given.drafter_trip, window
-        self._begin = given.drafter_trip + given.draft_seconds / 2  # seconds: when the place `_base` is begun
-        self._base, self._asked = 0, window
-        self.first = self._begin + self._each  # seconds of the first draft token
+        self.first = self._trip + 1.5 * self._each
+        self._arrivals = [self.first + place * self._each for place in range(window)]
 
     def known(self, now: float) -> int:
         """Draft tokens that have arrived."""
-        return min(self._asked, self._base + max(0, int((now - self._begin) / self._each + 1e-9)))
+        return bisect_right(self._arrivals, now)
 
-    def arrival(self, count: int) -> float:
-        """When so many have."""
-        return self._begin + (count - self._base) * self._each if count else 0.0
+    def arrival(self, count: int, now: float) -> float:
+        """When so many have; those that were not asked for are asked for now."""
+        late = count - len(self._arrivals)
+        if late <= 0:
+            return self._arrivals[count - 1] if count else 0.0
+        return max(self._arrivals[-1], now + self._trip) + late * self._each
 
     def revealed(self, judged: int, now: float) -> None:
         """The walk has gone on, and more are asked for."""
-        if self.known(now + self._trip) >= self._asked:  # the drafter has stopped, or does before it is told
-            self._base, self._begin = self._asked, max(now + self._trip, self.arrival(self._asked))
-        self._asked = max(self._asked, judged + self._window)
+        more = judged + self._window - len(self._arrivals)
+        if more > 0:
+            latest = self._arrivals[-1]
+            begin = latest if latest > now + self._trip else now + self._trip
+            self._arrivals += [begin + place * self._each for place in range(1, more + 1)]
