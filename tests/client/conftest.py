@@ -11,7 +11,7 @@ from crossdraft.drafter import service
 from crossdraft.engine.sampler import RandomDraws
 from crossdraft.session.resolution import Secrets
 from crossdraft.speculation.choice import Fixed
-from crossdraft.speculation.controller import Adaptive
+from crossdraft.speculation.controller import OutputController
 from tests.rpc.unhurried import LIMIT, unhurry
 from tests.services.conftest import (  # noqa: F401 - fixtures
     drafter,
@@ -47,7 +47,7 @@ def same_chance(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """No output begins before its drafter has opened, which the target need not wait for and a test may."""
-    for controller in (Adaptive, Fixed):
+    for controller in (OutputController, Fixed):
         monkeypatch.setattr(controller, "waits_for_drafter", True)
 
 

@@ -85,7 +85,7 @@ def decided(golden: Golden) -> Iterator[Step]:
             commands = session.start(now) if event is None else session.handle(event, now)
         except IllegalEventError:
             commands = []
-        yield Step(now, event, tuple(commands))
+        yield Step(now, event, tuple(commands), choices=tuple(session.choices))
 
 
 def packed_event(event: Event | None) -> list[Any] | None:

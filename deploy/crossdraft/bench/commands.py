@@ -22,10 +22,10 @@ HEADS = [*DRAFTERS[:2], "random:qwen2.5-0.5b", "random:eagle-llama-3-8b"]
 SHARES = [0.5, 0.25, 0.125, 0.0625]
 METHODS = ["standard", "tli", "slem", "seeded"]  # what a round costs is measured with these
 VERIFIED = ["standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded"]
-ACCEPTANCES = [0.0, 0.3, 0.6, 0.8, 0.95]
-TOKEN_COSTS = [0.05, 0.2, 0.5, 1.0]  # in plain passes, like the next two
-TRIPS = [0.0, 0.1, 0.5, 2.0]
-NODE_COSTS = [0.01, 0.05, 0.2]
+OUTPUTS = [1, 4, 16, 64]  # at once
+ACCEPTANCES = [0.5, 0.8, 0.95]
+PASSES_MS = [8.0, 25.0, 60.0]
+TRIPS_MS = [0.0, 5.0, 20.0]
 KS = [1, 2, 3, 5, 8]
 WINDOWS = ["8,1", "8,4", "16,1", "16,4", "32,1", "32,8"]
 BRANCHES = ["2,1", "4,1", "4,2"]
@@ -387,25 +387,21 @@ def speculation(
 
 @app.command(rich_help_panel=SPEED)
 def controller(
-    acceptance: Annotated[
-        list[float], typer.Option(min=0, max=1, help="Acceptance of a draft token; repeatable, like the next three.")
-    ] = ACCEPTANCES,
-    token: Annotated[
-        list[float], typer.Option(min=0.001, help="Time of a draft token, in plain passes.")
-    ] = TOKEN_COSTS,
-    trip: Annotated[list[float], typer.Option(min=0, help="Round trip to the drafter, in plain passes.")] = TRIPS,
-    node: Annotated[
-        list[float], typer.Option(min=0, help="Time of a node of the token tree, in plain passes.")
-    ] = NODE_COSTS,
-    tokens: Annotated[int, typer.Option(min=100, help="Tokens of a run.")] = 8000,
-    branches: Annotated[bool, typer.Option(help="Prepared continuations, of which half match.")] = False,
+    outputs: Annotated[
+        list[int], typer.Option(min=1, help="Outputs at once; repeatable, like the next three.")
+    ] = OUTPUTS,
+    acceptance: Annotated[list[float], typer.Option(min=0, max=1, help="Acceptance of a draft token.")] = ACCEPTANCES,
+    pass_ms: Annotated[list[float], typer.Option(min=0.1, help="Time of a pass, in ms.")] = PASSES_MS,
+    trip_ms: Annotated[list[float], typer.Option(min=0, help="Round trip to the drafter, in ms.")] = TRIPS_MS,
+    passes: Annotated[int, typer.Option(min=10, help="Plain passes that a run takes.")] = 200,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
-    """Simulated: the controller beside the best fixed choice, over acceptance, speeds and distance; no model runs."""
-    from crossdraft.bench.controller import Simulated
+    """Simulated: the controller beside the best fixed choice, over load, acceptance and distance; no model runs."""
+    from crossdraft.bench.controller import SimulatedControl
 
-    Simulated(tuple(acceptance), tuple(token), tuple(trip), tuple(node), tokens, branches).run(json_file, markdown_file)
+    grid = tuple(outputs), tuple(acceptance), tuple(pass_ms), tuple(trip_ms)
+    SimulatedControl(*grid, passes).run(json_file, markdown_file)
 
 
 @app.command(rich_help_panel=SPEED)

@@ -333,7 +333,7 @@ class OutputController:
     waits_for_drafter = False
 
     def __init__(self, target: TargetController, kind: Kind, limits: Limits, acceptance: Acceptance) -> None:
-        self.target, self._kind, self._limits, self._acceptance = target, kind, limits, acceptance
+        self.target, self._kind, self.limits, self._acceptance = target, kind, limits, acceptance
         self._there = True
         self._running = PLAIN
         self._chances: Sequence[float] = ()
@@ -376,7 +376,7 @@ class OutputController:
             self._behind = max(0.0, self._behind - worth)
         judged, match = seen.accepted - compared, seen.refused and self._behind > 0
         if compared or match:
-            self._acceptance.compare(compared, match, 1.0 if self._limits.samples else MATCHES)
+            self._acceptance.compare(compared, match, 1.0 if self.limits.samples else MATCHES)
         if judged or (seen.refused and not match):
             refused = seen.refused and not match
             first = seen.first + compared
@@ -390,7 +390,7 @@ class OutputController:
     @property
     def conditions(self) -> Conditions:
         """What forecasts for this output depend on now."""
-        return self.target.conditions(self._acceptance, self._limits.samples)
+        return self.target.conditions(self._acceptance, self.limits.samples)
 
     def explain(self) -> Sequence[str]:
         """What was decided from last, as lines of text: costs, and what each number of draft tokens brings."""
@@ -420,7 +420,7 @@ class OutputController:
         self._since, self._tokens = now, 0
 
     def _choice(self, now: float) -> Choice:
-        target, limits = self.target, self._limits
+        target, limits = self.target, self.limits
         if not self._there:
             self._policy = None
             return replace(PLAIN, reason="there is no drafter")
@@ -444,7 +444,7 @@ class OutputController:
         factor = self._fared.mean(1.0, FIRM)
         usual = choice.min_draft_tokens or choice.max_draft_tokens
         more = 0 if abs(factor - 1) < NOISE else self._count(policy, factor) - usual
-        most = min(self._limits.max_draft_tokens, choice.max_draft_tokens + more)
+        most = min(self.limits.max_draft_tokens, choice.max_draft_tokens + more)
         least = min(most, choice.min_draft_tokens + more) if choice.min_draft_tokens else 0
         reason = f"{policy.gain:.2f} times plain decoding expected"
         return replace(choice, max_draft_tokens=most, min_draft_tokens=least, reason=reason)
@@ -454,16 +454,16 @@ class OutputController:
         choice, alive = policy.best.choice, policy.conditions.alive
         usual = choice.min_draft_tokens or choice.max_draft_tokens
         least, own = (alive[usual] * alive[usual - 1]) ** 0.5, 1.0
-        for place, chance in enumerate(policy.conditions.chances[: self._limits.max_draft_tokens]):
+        for place, chance in enumerate(policy.conditions.chances[: self.limits.max_draft_tokens]):
             own *= min(0.995, factor * chance)
             if own < least:
                 return max(1, place)
-        return self._limits.max_draft_tokens if self._limits.min_draft_tokens is None else usual
+        return self.limits.max_draft_tokens if self.limits.min_draft_tokens is None else usual
 
     def _first(self, reason: str, window: int) -> Choice:
         """Draft tokens beside passes that do not wait for them: it costs next to nothing with any drafter."""
-        window = min(window, self._limits.max_draft_tokens)
-        if self._limits.rounds_only:
+        window = min(window, self.limits.max_draft_tokens)
+        if self.limits.rounds_only:
             return Choice(min(2, window), min(2, window), overlap=False, patience=0.05, reason=reason)
         return Choice(window, patience=0.0, reason=reason)
 
