@@ -93,13 +93,14 @@ class Session:
         Raises:
             IllegalEventError: the rules do not allow it; nothing has changed.
         """
-        self.choices = []
         if outdated(event, self.state, self.target, self.drafter):
+            self.choices = []
             return []
         fault = fault_of(event, self.state, self.target, self.drafter)
         if fault:
             raise IllegalEventError(fault)
         self._now = now
+        self.choices = []
         commands = self._take(event)
         if self.state is State.OPENING and self._may_begin():
             self.state = State.RUNNING
