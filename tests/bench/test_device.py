@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crossdraft.bench import device
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 
 DEVICE = device.DeviceBenchmark(("1b", "14b"), "d", "cuda:0", "bfloat16", "1,16", 32, 10, 512, 100.0, Path("p.jsonl"))
 
@@ -23,7 +23,7 @@ def test_passes_of_all_sizes_come_before_any_throughput() -> None:
 
 
 def test_only_shapes_that_can_be_read_are_measured() -> None:
-    with pytest.raises(Misused, match="LAYERSxHIDDEN"):
+    with pytest.raises(UsageError, match="LAYERSxHIDDEN"):
         replace(DEVICE, device="cpu", sizes=("inflated:big:bundled:target",)).check()
 
 
@@ -42,7 +42,7 @@ def test_only_shapes_that_can_be_read_are_measured() -> None:
 def test_what_no_measurement_could_use_is_said_at_once(changes: dict[str, object], why: str) -> None:
     plan = replace(DEVICE, device="cpu", drafter="bundled:drafter-b")
     plan.check()
-    with pytest.raises(Misused, match=why):
+    with pytest.raises(UsageError, match=why):
         replace(plan, **changes).check()
 
 

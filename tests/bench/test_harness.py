@@ -23,7 +23,7 @@ from crossdraft.bench.harness import (
     speed_of,
     speed_ratio,
 )
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
 def test_files_are_checked_and_a_missing_scipy_is_said_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Misused, match="no such folder"):
+    with pytest.raises(UsageError, match="no such folder"):
         Squares((), 5).run(tmp_path / "none" / "out.json")
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
     with pytest.raises(CommandFailed, match=r"pip install 'crossdraft\[bench\]'"):

@@ -9,14 +9,14 @@ from crossdraft.bench.engine import Floor, Load, PassTime, loads_of
 from crossdraft.bench.harness import Table
 from crossdraft.bench.memory import Memory, Sample, grown
 from crossdraft.bench.prefill import Arrival, Prefill, Stream
-from crossdraft.console.running import Misused
+from crossdraft.console.running import UsageError
 from tests.bench.conftest import Cli, Measure
 
 
 def test_loads_are_sessions_and_tokens() -> None:
     assert loads_of(["1x1", "16x6"]) == (Load(1, 1), Load(16, 6))
     for text in ("16", "0x1", "axb"):
-        with pytest.raises(Misused, match="--load takes"):
+        with pytest.raises(UsageError, match="--load takes"):
             loads_of([text])
 
 

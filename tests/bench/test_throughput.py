@@ -29,7 +29,7 @@ from crossdraft.bench.throughput import (
 )
 from crossdraft.bench.transformers_peer import Answer, Made, Question, answer_of
 from crossdraft.console.processes import Running, Startable, Wanted
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 from tests.bench.conftest import PROMPTS, Measure, figures
 
 
@@ -129,7 +129,7 @@ def test_no_two_prompts_begin_alike_and_too_few_texts_are_refused() -> None:
     found = prompts_of(texts, 5, 10)
     assert [ids[0] for ids in found] == [100, 0, 108, 8, 116]
     assert max(map(len, found)) == 10
-    with pytest.raises(Misused, match=r"enough for \d+ outputs, and 20 are asked for"):
+    with pytest.raises(UsageError, match=r"enough for \d+ outputs, and 20 are asked for"):
         prompts_of(texts, 20, 10)
 
 
@@ -142,13 +142,13 @@ def test_a_run_has_a_few_outputs_at_least() -> None:
     [{"configurations": ("vllm",)}, {"configurations": ()}, {"at_once": (0,)}, {"prompts": ()}, {"method": "none"}],
 )
 def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
-    with pytest.raises(Misused):
+    with pytest.raises(UsageError):
         plan(**changed).check()
 
 
 def test_concurrency_is_numbers() -> None:
     assert concurrencies_of("1,16") == (1, 16)
-    with pytest.raises(Misused, match="takes numbers such as 1,4,16, got 'many'"):
+    with pytest.raises(UsageError, match="takes numbers such as 1,4,16, got 'many'"):
         concurrencies_of("many")
 
 

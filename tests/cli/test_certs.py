@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.rpc.authority import Use, ends, subject_of
+from crossdraft.rpc.authority import Purpose, ends, subject_of
 from crossdraft.rpc.security import TlsFiles
 from tests.cli.conftest import Cli
 
@@ -32,7 +32,7 @@ def test_a_ca_and_certificates_that_can_be_loaded(cli: Cli, folder: Path) -> Non
     for name, hosts in names.items():
         certificate = files(folder, name).load().certificate
         subject = subject_of(certificate)
-        assert (subject.hosts, subject.use) == (hosts, Use.BOTH)
+        assert (subject.hosts, subject.purpose) == (hosts, Purpose.BOTH)
         assert abs(ends(certificate) - datetime.now(UTC) - timedelta(days=30)) < timedelta(minutes=5)
         assert f"copy them to {name} only ({', '.join(hosts)}; to serve and to connect)" in made.out
     assert f"{folder}/ca.pem: copy it to every host" in made.out
@@ -55,7 +55,7 @@ def test_hosts_are_added_to_the_same_ca_and_nothing_is_overwritten(cli: Cli, fol
     assert added.code == 0
     assert "the CA that exists" in added.out
     assert "drafter7; to serve)" in added.out
-    assert subject_of(files(folder, "drafter7").load().certificate).use is Use.SERVICE
+    assert subject_of(files(folder, "drafter7").load().certificate).purpose is Purpose.SERVICE
     refused = cli("certs", folder, "--host", "node2", "--host", "node1")
     assert refused.code == 1
     assert f"{folder}/node1.pem exists and is not overwritten: to replace it, add --renew" in refused.err
@@ -77,7 +77,7 @@ def test_renewing_makes_new_keys_for_the_same_hosts(cli: Cli, folder: Path) -> N
     for name in ("node1", "front"):
         files(folder, name).load()
         assert ends(every[f"{name}.pem"]) > datetime.now(UTC) + timedelta(days=364)
-    assert subject_of(every["front.pem"]).use is Use.ORCHESTRATOR
+    assert subject_of(every["front.pem"]).purpose is Purpose.ORCHESTRATOR
 
 
 @pytest.mark.parametrize(

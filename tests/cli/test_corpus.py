@@ -12,7 +12,7 @@ from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, conne
 from crossdraft.rpc.clients import DrafterClient
 from crossdraft.text.affinity import FirstOrder, Kernel, Matrix, load_affinity
 from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence, first_pieces
-from crossdraft.text.frequencies import count_frequencies, read_ranking
+from crossdraft.text.frequencies import count_frequencies, read_frequencies
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
@@ -145,7 +145,7 @@ def test_the_file_is_the_count_and_a_table_says_what_to_keep(
     some = kind("llama2")
     wanted = count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS)
     assert ended.code == 0
-    assert read_ranking(tmp_path / "out", some.json, "").counts.tolist() == wanted.counts.tolist()
+    assert read_frequencies(tmp_path / "out", some.json, "").counts.tolist() == wanted.counts.tolist()
     first, *table = ended.out.splitlines()
     assert first.startswith(f"counted {wanted.tokens:,} tokens of {corpus}")
     shares = {int(cells[1].split()[0]): cells[3].strip() for line in table if len(cells := line.split("│")) > 3}

@@ -1,14 +1,16 @@
 """The tiny models and services of the service tests, here too; chance and limits in time that do not decide a test."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
 import numpy as np
 import pytest
 
+from crossdraft.client import Pipeline, connect
 from crossdraft.drafter import service
 from crossdraft.engine.sampler import RandomDraws
+from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.resolution import Secrets
 from crossdraft.speculation.choice import Fixed
 from crossdraft.speculation.controller import OutputController
@@ -42,6 +44,12 @@ def same_chance(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Secrets, "drawn", staticmethod(drawn))
     monkeypatch.setattr(service, "RandomDraws", lambda _: RandomDraws(np.random.default_rng(next(seeds))))
+
+
+@pytest.fixture
+async def pipeline(target: TargetClient, drafter: DrafterClient) -> AsyncIterator[Pipeline]:  # noqa: F811
+    async with connect(target.address, drafter.address) as connected:
+        yield connected
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.client import Generation, Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
+from crossdraft.client import Kind, Overlap, Pipeline, Reason, RequestError, SamplingOptions, connect
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
@@ -18,7 +18,7 @@ from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.types.request import ALIASES
 from crossdraft.verification.noise import KeyedNoise
-from tests.client.together import open_together
+from tests.client.together import ended, open_together
 from tests.rpc.services import DESCRIPTION, ToyTargetService
 from tests.text.kinds import kind
 
@@ -26,17 +26,8 @@ PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
 
 
-@pytest.fixture
-async def pipeline(target: TargetClient, drafter: DrafterClient):  # type: ignore[no-untyped-def]
-    async with connect(target.address, drafter.address) as connected:
-        yield connected
-
-
 async def ids_of(pipeline: Pipeline, **settings: object) -> list[int]:
-    generation = pipeline.generate(PROMPT, max_tokens=24, **settings)
-    async for _ in generation:
-        pass
-    return generation.ids
+    return (await ended(pipeline.generate(PROMPT, max_tokens=24, **settings))).ids
 
 
 @pytest.mark.parametrize("method", ["slem", "tli", "coupled", "seeded", "slrs", "tokentiming", None])
@@ -54,15 +45,8 @@ async def test_a_seed_gives_the_same_text_with_and_without_drafter(pipeline: Pip
     for k in (1, 3, 8):
         for overlap in Overlap:
             assert await ids_of(pipeline, seed=7, num_speculative_tokens=k, overlap=overlap) == wanted
-    ahead = {
-        "overlap": "on",
-        "max_draft_tokens": 6,
-        "min_draft_tokens": 1,
-        "branches": 2,
-        "branch_width": 2,
-        "paths": 4,
-    }
-    assert await ids_of(pipeline, seed=7, **ahead) == wanted
+    ahead = {"max_draft_tokens": 6, "min_draft_tokens": 1, "branches": 2, "branch_width": 2, "paths": 4}
+    assert await ids_of(pipeline, seed=7, overlap="on", **ahead) == wanted
 
 
 async def test_the_target_as_its_own_drafter(target: TargetClient, target_model: RunningModel) -> None:
@@ -79,7 +63,6 @@ async def test_the_target_as_its_own_drafter(target: TargetClient, target_model:
         generation = own.generate(PROMPT, max_tokens=24, **settings)
         kinds = [token.kind async for token in generation]
     assert kinds.count(Kind.ACCEPTED) > 2 * kinds.count(Kind.CORRECTED)
-    assert generation.statistics is not None
     assert generation.statistics.tokens_per_pass > 2
 
 
@@ -96,7 +79,6 @@ async def test_sampling_ends_and_counts(pipeline: Pipeline) -> None:
     generation = pipeline.generate(PROMPT, method="tli", max_tokens=16, overlap="on")
     tokens = [token async for token in generation]
     assert generation.reason in (Reason.LENGTH, Reason.STOP)
-    assert generation.statistics is not None
     figures = generation.statistics
     assert figures.accepted + figures.corrected + figures.bonus == figures.tokens == len(tokens)
     assert figures.bytes_sent > 0
@@ -110,7 +92,6 @@ async def test_scores_come_from_the_drafters_model(pipeline: Pipeline) -> None:
     )
     kinds = [token.kind async for token in generation]
     assert len(kinds) == 16
-    assert generation.statistics is not None
     assert generation.statistics.drafter_lost == ""
     assert generation.statistics.scores > 0
     assert Kind.CORRECTED in kinds
@@ -135,9 +116,6 @@ async def test_noise_is_never_made_in_the_event_loop(
 async def test_what_cannot_be_served_is_refused(pipeline: Pipeline) -> None:
     with pytest.raises(RequestError, match="unknown method 'magic'"):
         pipeline.generate(PROMPT, method="magic")
-
-
-async def test_prompts_that_cannot_be_served(pipeline: Pipeline) -> None:
     with pytest.raises(RequestError, match="the prompt is empty"):
         pipeline.generate("")
     with pytest.raises(RequestError, match=r"the prompt has \d+ tokens, and the target's context holds 128"):
@@ -170,10 +148,7 @@ async def test_a_tokenizer_that_cannot_be_used_is_a_fault_of_its_service(
 @pytest.mark.usefixtures("drafter_first")
 async def test_a_drafter_with_a_shorter_context_goes_on(pipeline: Pipeline) -> None:
     """The drafter holds 64 tokens; prompt and output are longer."""
-    generation = pipeline.generate(PROMPT * 8, max_tokens=40, options=GREEDY, overlap="on")
-    async for _ in generation:
-        pass
-    assert generation.statistics is not None
+    generation = await ended(pipeline.generate(PROMPT * 8, max_tokens=40, options=GREEDY, overlap="on"))
     assert generation.statistics.drafter_lost == ""
     assert generation.statistics.draft_tokens > 0
 
@@ -208,13 +183,7 @@ async def test_outputs_at_once_share_a_controller_and_each_recording_has_its_cho
         pipeline.generate(PROMPT, max_tokens=24, seed=seed, record=file, explain=True)
         for seed, file in enumerate(files)
     ]
-
-    async def ids(generation: Generation) -> list[int]:
-        async for _ in generation:
-            pass
-        return generation.ids
-
-    assert await asyncio.gather(*map(ids, runs)) == due
+    assert [one.ids for one in await asyncio.gather(*map(ended, runs))] == due
     for run in runs:
         assert run.decisions[0].choice.drafts  # it begins by drafting
         assert run.statistics is not None

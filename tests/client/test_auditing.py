@@ -1,6 +1,6 @@
 """Audits: honest drafters pass, one that lies about its rows is caught."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from crossdraft.client import Generation, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.drafter import service
 from crossdraft.engine.sampler import KeyedDraws
-from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.rpc.clients import TargetClient
 from crossdraft.types.messages import Drafted, NoiseKey
 from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose
 from crossdraft.verification.methods import SLEM
 from crossdraft.verification.noise import Audit, KeyedNoise
+from tests.client.together import ended
 from tests.ports import assignment
 from tests.tables import pseudo_distribution
 from tests.vocabularies import pair_of
@@ -102,18 +103,10 @@ class Liar(KeyedDraws):
         return super().draw(ids, flattened(probabilities), offset)
 
 
-@pytest.fixture
-async def pipeline(target: TargetClient, drafter: DrafterClient) -> AsyncIterator[Pipeline]:
-    async with connect(target.address, drafter.address) as connected:
-        yield connected
-
-
 async def finished(pipeline: Pipeline, method: str, audit: bool = True, overlap: Overlap = Overlap.OFF) -> Generation:
     settings = {"method": method, "audit": audit, "allow_inexact": True, "drafter_temperature": PEAKED}
-    generation = pipeline.generate("def main(argument):", max_tokens=24, options=GREEDY, overlap=overlap, **settings)
-    async for _ in generation:
-        pass
-    return generation
+    prompt = "def main(argument):"
+    return await ended(pipeline.generate(prompt, max_tokens=24, options=GREEDY, overlap=overlap, **settings))
 
 
 METHODS = ["union", "tli", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming"]
@@ -126,14 +119,12 @@ AHEAD = ["coupled", "seeded"]  # a key for each epoch, and the target's
 )
 async def test_a_real_drafter_passes_with_every_method(pipeline: Pipeline, method: str, overlap: Overlap) -> None:
     figures = (await finished(pipeline, method, overlap=overlap)).statistics
-    assert figures is not None
     assert figures.drafter_lost == ""
     assert figures.audited == figures.draft_tokens > 0
 
 
 async def test_nothing_is_audited_unasked(pipeline: Pipeline) -> None:
     figures = (await finished(pipeline, "tli", audit=False)).statistics
-    assert figures is not None
     assert figures.audited == 0 < figures.draft_tokens
 
 
@@ -143,7 +134,6 @@ async def test_a_real_drafter_that_lies_is_given_up(
 ) -> None:
     monkeypatch.setattr(service, "KeyedDraws", Liar)
     generation = await finished(pipeline, method)
-    assert generation.statistics is not None
     assert "was not drawn from its row" in generation.statistics.drafter_lost
     assert generation.statistics.draft_tokens < 60
     assert len(generation.ids) == generation.statistics.tokens > 0  # the target goes on alone
@@ -152,10 +142,6 @@ async def test_a_real_drafter_that_lies_is_given_up(
 async def test_greedy_text_is_the_same_under_an_audit(pipeline: Pipeline, target: TargetClient) -> None:
     settings = {"options": GREEDY, "max_tokens": 24}
     async with connect(target.address) as alone:
-        wanted = alone.generate("def main", **settings)
-        async for _ in wanted:
-            pass
-    drafted = pipeline.generate("def main", audit=True, method="slem", overlap="on", **settings)
-    async for _ in drafted:
-        pass
+        wanted = await ended(alone.generate("def main", **settings))
+    drafted = await ended(pipeline.generate("def main", audit=True, method="slem", overlap="on", **settings))
     assert drafted.ids == wanted.ids

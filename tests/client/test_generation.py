@@ -39,7 +39,6 @@ async def test_tokens_text_and_figures_agree(controller: Controller) -> None:
     assert len(running.ids) == 12
     assert running.reason is Reason.LENGTH
     figures = running.statistics
-    assert figures is not None
     assert (figures.tokens, figures.num_speculative_tokens, figures.drafter_lost) == (12, 3, "")
     assert figures.accepted + figures.corrected + figures.bonus == 12
     assert 0 < figures.passes < 12
@@ -81,7 +80,6 @@ async def test_without_its_drafter_it_goes_on(trouble: str, controller: Controll
     else:
         drafter.first = (Opened("f1"),)
     assert len(await texts(running)) == 12
-    assert running.statistics is not None
     assert running.statistics.draft_tokens == 0
     if trouble != "silent" or controller is not OVERLAPPED:
         assert running.statistics.drafter_lost
@@ -116,7 +114,6 @@ async def test_a_target_that_fails_is_opened_again_and_nothing_is_lost(
     assert "".join(await texts(running)) == running.text
     assert running.ids == undisturbed.ids
     assert len(target.opened) == target.closed == 2
-    assert running.statistics is not None
     assert running.statistics.targets_lost == 1
 
 
@@ -156,7 +153,6 @@ async def test_a_drafter_that_answers_another_epoch_is_given_up(controller: Cont
     running, _, drafter = generation(controller=controller)
     drafter.first = (Drafted(77, (), 0.0),)
     assert len(await texts(running)) == 12
-    assert running.statistics is not None
     assert running.statistics.drafters_lost
 
 
@@ -185,7 +181,6 @@ async def test_cancelling_while_it_waits_closes_both_sessions() -> None:
 async def test_methods_that_judge_a_whole_draft(method: Method) -> None:
     running, _, _ = generation(method, max_tokens=40)
     assert len("".join(await texts(running))) >= 40
-    assert running.statistics is not None
     assert running.statistics.drafter_lost == ""
     assert running.statistics.accepted > 0
     assert (running.statistics.scores > 0) == (method is SLRS)
@@ -195,7 +190,6 @@ async def test_a_drafter_that_does_not_score_is_given_up() -> None:
     running, _, drafter = generation(SLRS, draft_seconds=0.01)
     drafter.scoreless = True
     assert len(await texts(running)) == 12
-    assert running.statistics is not None
     assert running.statistics.drafters_lost
     assert running.statistics.drafter_lost
 
@@ -209,7 +203,6 @@ async def test_scores_of_another_epoch_cost_the_drafter() -> None:
 
     drafter.toy.score = wrong  # type: ignore[method-assign]
     assert len(await texts(running)) == 12
-    assert running.statistics is not None
     assert running.statistics.drafters_lost
 
 
@@ -234,7 +227,6 @@ async def test_draft_tokens_that_cannot_be_verified_cost_the_drafter(
     drafter.first = (Drafted(1, draft_tokens, 0.0),)
     drafter.silent = True
     assert len(await texts(running)) == 12
-    assert running.statistics is not None
     assert fault in running.statistics.drafter_lost
 
 

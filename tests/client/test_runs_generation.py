@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from crossdraft.client import Pipeline, SamplingOptions, connect
-from crossdraft.client.api import Generation
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.session import session
@@ -15,6 +14,7 @@ from crossdraft.speculation.choice import Choice
 from crossdraft.trace.recording import read
 from crossdraft.trace.replay import replay
 from crossdraft.trace.timeline import spans_of
+from tests.client.together import ended
 
 PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
@@ -25,12 +25,6 @@ ONE_BY_ONE = Choice(0)
 async def pipeline(target: TargetClient) -> AsyncIterator[Pipeline]:
     async with connect(target.address) as connected:
         yield connected
-
-
-async def ended(generation: Generation) -> Generation:
-    async for _ in generation:
-        pass
-    return generation
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,22 @@
-"""Outputs whose sessions begin in one moment, however slow the machine is."""
+"""Outputs to their end, and outputs whose sessions begin in one moment, however slow the machine is."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from crossdraft.client import Generation
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 
 Opens = Callable[..., Awaitable[object]]
 HANGS = 120.0  # seconds after which the others never come
+
+
+async def ended(generation: Generation) -> Generation:
+    """The output, once all its tokens have come."""
+    async for _ in generation:
+        pass
+    return generation
 
 
 def open_together(sessions: int, monkeypatch: pytest.MonkeyPatch) -> None:

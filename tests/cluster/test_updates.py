@@ -9,7 +9,7 @@ import pytest
 from crossdraft.client import connect
 from crossdraft.cluster.config import NAMESPACE
 from crossdraft.cluster.directory import Role
-from crossdraft.rpc.authority import Subject, Use, issue, new_authority
+from crossdraft.rpc.authority import Purpose, Subject, issue, new_authority
 from crossdraft.rpc.errors import ServiceError
 from tests.cluster.running import (
     HEAD,
@@ -109,7 +109,7 @@ def test_a_port_that_is_taken_is_said(cluster: RunningCluster) -> None:
 @pytest.mark.full
 async def test_with_certificates(cluster: RunningCluster, tmp_path: Path) -> None:
     authority = new_authority(10)
-    issued = issue(authority, Subject((HEAD, TARGETS), Use.BOTH), 5)
+    issued = issue(authority, Subject((HEAD, TARGETS), Purpose.BOTH), 5)
     files = {"ca.pem": authority.certificate, "node.pem": issued.certificate, "node.key": issued.key}
     for name, raw in files.items():
         (tmp_path / name).write_bytes(raw)

@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.console import corpora
 from crossdraft.console.corpora import corpus_texts
-from crossdraft.console.running import Misused, check_output
+from crossdraft.console.running import UsageError, check_output
 
 LINES = "".join(f"line {number} is größer\n" for number in range(300))
 
@@ -69,10 +69,10 @@ def refuse(path: Path) -> bool:
 
 def test_folders_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "is_file", refuse)
-    with pytest.raises(Misused, match="cannot be read: Permission denied"):
+    with pytest.raises(UsageError, match="cannot be read: Permission denied"):
         corpus_texts(tmp_path / "text.txt", "reading")
     monkeypatch.setattr(Path, "is_dir", refuse)
-    with pytest.raises(Misused, match=f"cannot write {tmp_path / 'out'}: Permission denied"):
+    with pytest.raises(UsageError, match=f"cannot write {tmp_path / 'out'}: Permission denied"):
         check_output(tmp_path / "out")
 
 
@@ -81,14 +81,14 @@ def test_places_that_may_not_be_written_to(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     refused = {tmp_path / "out": "Permission denied", tmp_path: "it is a folder", tmp_path / "none" / "out": "no such"}
     for place, complaint in refused.items():
-        with pytest.raises(Misused, match=complaint):
+        with pytest.raises(UsageError, match=complaint):
             check_output(place)
 
 
 def test_corpora_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(Misused, match=r"there is no corpus .*nowhere"):
+    with pytest.raises(UsageError, match=r"there is no corpus .*nowhere"):
         corpus_texts(tmp_path / "nowhere", "reading")
-    with pytest.raises(Misused, match="has no files"):
+    with pytest.raises(UsageError, match="has no files"):
         corpus_texts(tmp_path, "reading")
 
 
@@ -104,7 +104,7 @@ def test_corpora_that_are_not_there(tmp_path: Path) -> None:
 )
 def test_corpora_without_text(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(Misused, match=complaint):
+    with pytest.raises(UsageError, match=complaint):
         texts(tmp_path / name)
 
 
@@ -112,5 +112,5 @@ def test_a_line_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(corpora, "LONGEST_LINE", 1 << 20)
     file = tmp_path / "corpus.jsonl"
     file.write_text('{"text": "' + "a" * (1 << 21) + '"}')
-    with pytest.raises(Misused, match="line 1 is longer than 1 MiB"):
+    with pytest.raises(UsageError, match="line 1 is longer than 1 MiB"):
         texts(file)

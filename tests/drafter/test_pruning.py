@@ -14,7 +14,7 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
-from crossdraft.text.frequencies import RankingError, count_frequencies
+from crossdraft.text.frequencies import FrequenciesError, count_frequencies
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, Score
 from tests.services.conftest import AT_ONCE
@@ -166,10 +166,10 @@ async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: 
     [(0, "must be 1 to"), (100_000, r"must be 1 to \d+, the whole vocabulary, got 100000")],
 )
 def test_how_many_are_kept_is_checked(drafter_folder: Path, frequencies: Path, keep: int, complaint: str) -> None:
-    with pytest.raises(RankingError, match=complaint):
+    with pytest.raises(FrequenciesError, match=complaint):
         load_model(str(drafter_folder), pruning=Pruning(keep, frequencies))
 
 
 def test_frequencies_of_another_tokenizer_are_refused(target_folder: Path, frequencies: Path) -> None:
-    with pytest.raises(RankingError, match="another tokenizer; make one with: crossdraft frequencies --model"):
+    with pytest.raises(FrequenciesError, match="another tokenizer; make one with: crossdraft frequencies --model"):
         load_model(str(target_folder), pruning=Pruning(KEEP, frequencies))

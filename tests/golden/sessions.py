@@ -84,7 +84,7 @@ def decided(golden: Golden) -> Iterator[Step]:
         try:
             commands = session.start(now) if event is None else session.handle(event, now)
         except IllegalEventError:
-            commands = []
+            commands, session.choices = [], []
         yield Step(now, event, tuple(commands), choices=tuple(session.choices))
 
 

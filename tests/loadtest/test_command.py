@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from crossdraft.cli.loadtest import Files, Plan, Stage, run
+from crossdraft.cli.loadtest import Files, LoadTestPlan, Stage, run
 from crossdraft.console.running import CommandFailed
 from crossdraft.loadtest.requests import Prompt, Request, RequestOptions
 from crossdraft.loadtest.runner import ClosedLoop
@@ -73,7 +73,7 @@ class InMemory:
             yield Stage(delay, self.clients)
 
 
-PLAN = Plan(ClosedLoop(2), RequestOptions(), Goal(60_000), (Prompt("text", "a"),), "here", 3, 1, 2, 0, 60.0)
+PLAN = LoadTestPlan(ClosedLoop(2), RequestOptions(), Goal(60_000), (Prompt("text", "a"),), "here", 3, 1, 2, 0, 60.0)
 
 
 def test_stages_are_measured_compared_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

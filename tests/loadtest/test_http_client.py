@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from crossdraft.cli.loadtest import base_url
-from crossdraft.console.running import Misused
+from crossdraft.console.running import UsageError
 from crossdraft.loadtest.http_client import EventParser, HttpClient
 from crossdraft.loadtest.requests import Prompt, Request, RequestOptions
 from crossdraft.loadtest.timeline import Chunk, End, RequestFailedError
@@ -195,7 +195,7 @@ async def test_bytes_that_are_no_http() -> None:
     "url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a?b=c", "http://a:99999", "http://[", "http://me:x@a"]
 )
 def test_no_url(url: str) -> None:
-    with pytest.raises(Misused, match="--url must be such as"):
+    with pytest.raises(UsageError, match="--url must be such as"):
         base_url(url)
 
 

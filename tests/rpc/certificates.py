@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from crossdraft.rpc.authority import Issued, Subject, Use, issue, new_authority
+from crossdraft.rpc.authority import Issued, Purpose, Subject, issue, new_authority
 from crossdraft.rpc.security import TlsFiles
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -24,12 +24,12 @@ class Cluster:
         self,
         name: str,
         hosts: tuple[str, ...] = LOOPBACK,
-        use: Use = Use.BOTH,
+        purpose: Purpose = Purpose.BOTH,
         begins: datetime | None = None,
         days: int = 10,
     ) -> TlsFiles:
         """The files of one side; written anew if they are there."""
-        return self.write(name, issue(self.authority, Subject(hosts, use), days, begins))
+        return self.write(name, issue(self.authority, Subject(hosts, purpose), days, begins))
 
     def write(self, name: str, issued: Issued) -> TlsFiles:
         """The same for a certificate that is made already."""

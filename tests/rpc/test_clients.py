@@ -183,20 +183,15 @@ async def test_a_drafter_is_no_target(address):
             await client.describe()
 
 
-async def test_errors_of_the_service_arrive_as_themselves_and_it_lives_on(client, service):
-    with pytest.raises(ContextTooLong, match="the context is full"):
-        async with client.session(OPEN) as session:
-            await session.run(one_pass(1, FULL))
-    async with client.session(OPEN) as session:
-        assert (await session.run(one_pass(1))).number == 1
-    await service.wait_closed(2)
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_fault_of_the_service_is_internal_and_it_lives_on(client, service):
-    with pytest.raises(Internal, match="a fault of the service"):
+@pytest.mark.parametrize(
+    ("token", "error", "text"),
+    [(FULL, ContextTooLong, "the context is full"), (FAULTY, Internal, "a fault of the service")],
+)
+async def test_errors_and_faults_of_the_service_arrive_and_it_lives_on(client, service, token, error, text):
+    with pytest.raises(error, match=text):
         async with client.session(OPEN) as session:
-            await session.run(one_pass(1, FAULTY))
+            await session.run(one_pass(1, token))
     async with client.session(OPEN) as session:
         assert (await session.run(one_pass(1))).number == 1
     await service.wait_closed(2)

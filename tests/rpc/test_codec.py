@@ -33,30 +33,20 @@ def plain(value: object) -> object:
     return [type(value).__name__, *(plain(getattr(value, name)) for name in fields)]
 
 
-@given(values.target_requests)
-def test_requests_to_a_target_survive_the_wire(request_sent):
-    raw = target_codec.encode_request(request_sent).SerializeToString()
-    got = target_codec.decode_request(target_pb2.VerifyRequest.FromString(raw), SIZE)
-    assert plain(got) == plain(request_sent)
+TRAVELLERS = (
+    (values.target_requests, target_codec.encode_request, target_pb2.VerifyRequest, target_codec.decode_request),
+    (values.target_replies, target_codec.encode_reply, target_pb2.VerifyReply, target_codec.decode_reply),
+    (values.drafter_requests, drafter_codec.encode_request, drafter_pb2.DraftRequest, drafter_codec.decode_request),
+    (values.drafter_replies, drafter_codec.encode_reply, drafter_pb2.DraftReply, drafter_codec.decode_reply),
+)
 
 
-@given(values.target_replies)
-def test_replies_of_a_target_survive_the_wire(reply):
-    raw = target_codec.encode_reply(reply).SerializeToString()
-    assert plain(target_codec.decode_reply(target_pb2.VerifyReply.FromString(raw), SIZE)) == plain(reply)
-
-
-@given(values.drafter_requests)
-def test_requests_to_a_drafter_survive_the_wire(request_sent):
-    raw = drafter_codec.encode_request(request_sent).SerializeToString()
-    got = drafter_codec.decode_request(drafter_pb2.DraftRequest.FromString(raw), SIZE)
-    assert plain(got) == plain(request_sent)
-
-
-@given(values.drafter_replies)
-def test_replies_of_a_drafter_survive_the_wire(reply):
-    raw = drafter_codec.encode_reply(reply).SerializeToString()
-    assert plain(drafter_codec.decode_reply(drafter_pb2.DraftReply.FromString(raw), SIZE)) == plain(reply)
+@pytest.mark.parametrize(("sent", "encode", "message", "decode"), TRAVELLERS)
+@given(data=st.data())
+def test_requests_and_replies_survive_the_wire(sent, encode, message, decode, data):
+    value = data.draw(sent)
+    got = decode(message.FromString(encode(value).SerializeToString()), SIZE)
+    assert plain(got) == plain(value)
 
 
 @given(values.descriptions)
@@ -275,61 +265,6 @@ def test_whole_rows_that_are_no_distribution_are_refused(bad, complaint):
 def test_no_list_is_not_an_empty_one():
     assert codec.encode_ids(None) is None
     assert codec.encode_ids(NO_IDS) is not None
-
-
-def opening(**changes: object) -> target_pb2.VerifyRequest:
-    return target_pb2.VerifyRequest(open=target_pb2.OpenTarget(**{"prompt": [1]} | changes))
-
-
-def zeros(count: int, bits: int = 1) -> common_pb2.Numbers:
-    return common_pb2.Numbers(count=count, bits=bits, data=bytes((count * bits + 7) // 8))
-
-
-@pytest.mark.parametrize(
-    ("much", "complaint"),
-    [
-        (opening(head=2**32 - 1), f"head has {2**32 - 1}; at most {target_codec.MAX_HEAD}"),
-        (opening(prompt=[1] * (codec.MAX_IDS + 1)), f"prompt has {codec.MAX_IDS + 1}"),
-        (opening(options={"logit_bias": [{}] * (codec.MAX_BIASES + 1)}), "options.logit_bias has 65537"),
-        (
-            target_pb2.VerifyRequest(next_pass={"number": 1, "tree": {"tokens": [1] * (target_codec.MAX_NODES + 1)}}),
-            "tree.tokens has 1089; at most 1088 are taken",
-        ),
-        (
-            target_pb2.VerifyRequest(fetch={"number": 1, "listed": zeros(codec.MAX_NUMBERS + 1)}),
-            f"listed has {codec.MAX_NUMBERS + 1}; at most",
-        ),
-    ],
-)
-def test_requests_to_a_target(much: target_pb2.VerifyRequest, complaint: str) -> None:
-    with pytest.raises(BadMessage, match=complaint):
-        target_codec.decode_request(much, SIZE)
-
-
-@pytest.mark.parametrize(
-    ("much", "complaint"),
-    [
-        (drafter_pb2.DraftRequest(open={"row_width": drafter_codec.MAX_ROW_WIDTH + 1}), "row_width has 65537"),
-        (drafter_pb2.DraftRequest(open={"allowed": zeros(codec.MAX_NUMBERS + 1)}), "allowed has"),
-        (
-            drafter_pb2.DraftRequest(score={"strings": [b"a"] * (drafter_codec.MAX_STRINGS + 1), "tokens": 1}),
-            "strings has 4097",
-        ),
-        (
-            drafter_pb2.DraftRequest(score={"strings": [b"a" * (drafter_codec.MAX_STRING + 1)], "tokens": 1}),
-            "the longest of strings has 65537",
-        ),
-    ],
-)
-def test_requests_to_a_drafter(much: drafter_pb2.DraftRequest, complaint: str) -> None:
-    with pytest.raises(BadMessage, match=complaint):
-        drafter_codec.decode_request(much, SIZE)
-
-
-def test_replies_of_a_drafter() -> None:
-    branches = [{"number": 1, "letters": b"a", "tokens": [1]}] * (drafter_codec.MAX_BRANCHES + 1)
-    with pytest.raises(BadMessage, match="branches has 4097"):
-        drafter_codec.decode_reply(drafter_pb2.DraftReply(drafted={"branches": branches}), SIZE)
 
 
 def test_the_bounds_leave_room_for_what_an_orchestrator_asks() -> None:

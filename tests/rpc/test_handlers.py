@@ -24,7 +24,6 @@ from crossdraft.rpc.handlers import (
 from crossdraft.rpc.log_context import MAX_LENGTH, REQUEST_ID, RequestIdError, request_id
 from crossdraft.rpc.security import client_credentials
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.rpc.target_codec import encode_request
 from crossdraft.types.messages import OpenTarget, Pass, PassDone, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import LOOPBACK, Cluster
@@ -96,7 +95,7 @@ def serving(service: ToyTargetService, **limits: float) -> Server:
     return Server(TARGET, service, Listening(grace_seconds=0, sessions=SessionLimits(**limits)))
 
 
-async def test_no_more_sessions_than_there_may_be_and_a_place_is_free_again():
+async def test_no_more_sessions_than_there_may_be_and_one_that_ends_makes_room():
     service = ToyTargetService()
     async with serving(service, sessions=2) as server, TargetClient(server.address) as client:
         first, second = await client.open(OPEN), await client.open(OPEN)
@@ -112,7 +111,7 @@ async def test_no_more_sessions_than_there_may_be_and_a_place_is_free_again():
             assert (await again.run(Pass(1, (), TokenTree()))).number == 1
 
 
-async def test_a_stream_that_says_nothing_has_a_place_too():
+async def test_a_stream_that_says_nothing_counts_as_a_session():
     async with serving(ToyTargetService(), sessions=1) as server, TargetClient(server.address) as client:
         await client.describe()
         silent = client.channel.stream_stream(VERIFY)(None)
@@ -212,8 +211,6 @@ async def test_a_timeout_of_the_session_itself_is_not_taken_for_silence():
             raise TimeoutError("its own")
 
 
-OPENING = OpenTarget((1, 2), SamplingOptions(), None)
-TARGET_OPENING = encode_request(OPENING).SerializeToString()
 AT_ONCE = Listening(grace_seconds=0)
 
 
@@ -259,7 +256,7 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
     with caplog.at_level(logging.INFO, "crossdraft"):
         async with Server(TARGET, service, AT_ONCE) as server, TargetClient(server.address) as client:
             with log_context.about(request="req-7"):
-                session = await client.open(OPENING)
+                session = await client.open(OPEN)
             await session.run(Pass(1, (1,), TokenTree()))
             assert server.activity.open == 1
             await session.close()
@@ -283,7 +280,7 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
 @pytest.mark.parametrize(("token", "outcome"), [(FULL, "context_too_long"), (FAULTY, "internal")])
 async def test_how_a_session_failed_is_counted(token: int, outcome: str) -> None:
     async with Server(TARGET, ToyTargetService(), AT_ONCE) as server, TargetClient(server.address) as client:
-        async with client.session(OPENING) as session:
+        async with client.session(OPEN) as session:
             with pytest.raises(ServiceError):
                 await session.run(Pass(1, (token,), TokenTree()))
         assert dict(server.activity.ended) == {outcome: 1}
@@ -292,12 +289,10 @@ async def test_how_a_session_failed_is_counted(token: int, outcome: str) -> None
 async def test_an_id_that_cannot_be_used_is_refused() -> None:
     async with Server(TARGET, ToyTargetService(), AT_ONCE) as server:
         async with grpc.aio.insecure_channel(server.address) as channel:
-            call = channel.stream_stream("/crossdraft.v1.Target/Verify")(
-                iter([TARGET_OPENING]), metadata=((REQUEST_ID, "a b"),), timeout=60
-            )
+            call = channel.stream_stream(VERIFY)(iter([RAW_OPEN]), metadata=((REQUEST_ID, "a b"),), timeout=60)
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "x-request-id" in await call.details()
-        _, code, _ = await exchange(server.address, "/crossdraft.v1.Target/Verify", [TARGET_OPENING])
+        _, code, _ = await exchange(server.address, VERIFY, [RAW_OPEN])
         assert code is grpc.StatusCode.OK
         assert server.activity.opened == 1
 

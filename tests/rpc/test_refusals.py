@@ -36,12 +36,24 @@ def fetching(**changes: object) -> target_pb2.VerifyRequest:
     return target_pb2.VerifyRequest(fetch=target_pb2.FetchRow(**changes))
 
 
+def zeros(count: int) -> common_pb2.Numbers:
+    return common_pb2.Numbers(count=count, bits=1, data=bytes((count + 7) // 8))
+
+
 def done(**changes: object) -> target_pb2.VerifyReply:
     return target_pb2.VerifyReply(done=target_pb2.PassDone(**changes))
 
 
 def fetched(**changes: object) -> target_pb2.VerifyReply:
     return target_pb2.VerifyReply(fetched=target_pb2.RowFetched(**changes))
+
+
+def opening_drafter(**changes: object) -> drafter_pb2.DraftRequest:
+    return drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(**changes))
+
+
+def scoring(**changes: object) -> drafter_pb2.DraftRequest:
+    return drafter_pb2.DraftRequest(score=drafter_pb2.Score(**changes))
 
 
 def drafting(**changes: object) -> drafter_pb2.DraftRequest:
@@ -60,113 +72,107 @@ def tree(tokens: list[int], parents: list[int]) -> target_pb2.TokenTree:
     return target_pb2.TokenTree(tokens=tokens, parents=parents)
 
 
-@pytest.mark.parametrize(
-    ("bad", "complaint"),
-    [
-        (target_pb2.VerifyRequest(), "one of open, next_pass, fetch and run_to"),
-        (opening(prompt=[]), "prompt is empty"),
-        (opening(prompt=[SIZE]), "prompt has the id 300"),
-        (opening(options=common_pb2.SamplingOptions(temperature=-1)), "temperature must be 0 or more"),
-        (opening(options=common_pb2.SamplingOptions(top_p=0)), "top_p must be above 0"),
-        (opening(options=common_pb2.SamplingOptions(logit_bias=[common_pb2.LogitBias(id=SIZE)])), "logit_bias has"),
-        (passing(committed=[SIZE]), "committed has the id 300"),
-        (passing(tree=tree([SIZE], [0])), "tree.tokens has the id 300"),
-        (passing(tree=tree([1, 2], [0])), "2 tokens but 1 parents"),
-        (passing(tree=tree([1], [1])), "parents must come first"),
-        (passing(tree=tree([1], [0]), listed=lists(1, ids=(7,))), "listed has 1 lists; it needs none or 2"),
-        (passing(wanted=[0], listed=lists(1, 0, ids=(7,))), "listed has 2 lists; it needs none or 1"),
-        (passing(listed=lists(1, ids=(SIZE,))), "listed has the id 300"),
-        (passing(listed=lists(2, ids=(7,))), "listed has 1 ids for lists of 2"),
-        (passing(tree=tree([1], [0]), wanted=[1, 0]), "wanted must be ascending"),
-        (passing(tree=tree([1], [0]), wanted=[1, 1]), "wanted must be ascending"),
-        (passing(tree=tree([1], [0]), wanted=[2]), r"from 0 \(the root\) to 1 \(the last node\), got \(2,\)"),
-        (passing(run=2), "a run of several tokens needs draws"),
-        (passing(run=2, draws=True, tree=tree([1], [0])), "a run of several tokens needs draws, and has no tree"),
-        (passing(run=65, draws=True), "run has 65; at most 64"),
-        (fetching(listed=numbers(SIZE)), "listed has the id 300"),
-        (fetching(listed={"count": 3, "bits": 9, "data": b"abc"}), "3 bytes, which are not 3 numbers of 9 bits"),
-        (fetching(listed={"count": 1, "bits": 33, "data": b"abcde"}), "not 1 numbers of 33 bits"),
-        (fetching(listed={"count": 2**32 - 1, "bits": 0}), "numbers of 0 bits"),
-    ],
-)
-def test_bad_requests_to_a_target_are_refused(bad, complaint):
-    with pytest.raises(BadMessage, match=complaint):
-        target_codec.decode_request(bad, SIZE)
+TARGET_REQUESTS = [
+    (target_pb2.VerifyRequest(), "one of open, next_pass, fetch and run_to"),
+    (opening(prompt=[]), "prompt is empty"),
+    (opening(prompt=[SIZE]), "prompt has the id 300"),
+    (opening(options=common_pb2.SamplingOptions(temperature=-1)), "temperature must be 0 or more"),
+    (opening(options=common_pb2.SamplingOptions(top_p=0)), "top_p must be above 0"),
+    (opening(options=common_pb2.SamplingOptions(logit_bias=[common_pb2.LogitBias(id=SIZE)])), "logit_bias has"),
+    (passing(committed=[SIZE]), "committed has the id 300"),
+    (passing(tree=tree([SIZE], [0])), "tree.tokens has the id 300"),
+    (passing(tree=tree([1, 2], [0])), "2 tokens but 1 parents"),
+    (passing(tree=tree([1], [1])), "parents must come first"),
+    (passing(tree=tree([1], [0]), listed=lists(1, ids=(7,))), "listed has 1 lists; it needs none or 2"),
+    (passing(wanted=[0], listed=lists(1, 0, ids=(7,))), "listed has 2 lists; it needs none or 1"),
+    (passing(listed=lists(1, ids=(SIZE,))), "listed has the id 300"),
+    (passing(listed=lists(2, ids=(7,))), "listed has 1 ids for lists of 2"),
+    (passing(tree=tree([1], [0]), wanted=[1, 0]), "wanted must be ascending"),
+    (passing(tree=tree([1], [0]), wanted=[1, 1]), "wanted must be ascending"),
+    (passing(tree=tree([1], [0]), wanted=[2]), r"from 0 \(the root\) to 1 \(the last node\), got \(2,\)"),
+    (passing(run=2), "a run of several tokens needs draws"),
+    (passing(run=2, draws=True, tree=tree([1], [0])), "a run of several tokens needs draws, and has no tree"),
+    (passing(run=65, draws=True), "run has 65; at most 64"),
+    (fetching(listed=numbers(SIZE)), "listed has the id 300"),
+    (fetching(listed={"count": 3, "bits": 9, "data": b"abc"}), "3 bytes, which are not 3 numbers of 9 bits"),
+    (fetching(listed={"count": 1, "bits": 33, "data": b"abcde"}), "not 1 numbers of 33 bits"),
+    (fetching(listed={"count": 2**32 - 1, "bits": 0}), "numbers of 0 bits"),
+    (opening(head=2**32 - 1), f"head has {2**32 - 1}; at most {target_codec.MAX_HEAD}"),
+    (opening(prompt=[1] * (codec.MAX_IDS + 1)), f"prompt has {codec.MAX_IDS + 1}"),
+    (opening(options={"logit_bias": [{}] * (codec.MAX_BIASES + 1)}), "options.logit_bias has 65537"),
+    (passing(tree={"tokens": [1] * (target_codec.MAX_NODES + 1)}), "tree.tokens has 1089; at most 1088 are taken"),
+    (fetching(number=1, listed=zeros(codec.MAX_NUMBERS + 1)), f"listed has {codec.MAX_NUMBERS + 1}; at most"),
+]
+TARGET_REPLIES = [
+    (target_pb2.VerifyReply(), "one of opened, done and fetched"),
+    (done(number=1), "no rows and no samples"),
+    (done(rows={}), "no rows and no samples"),
+    (done(samples={"tokens": [1], "log_probabilities": [0.5]}), "log-probability 0.5"),
+    (done(samples={"tokens": [1], "log_probabilities": [float("nan")]}), "log-probability nan"),
+    (done(samples={"tokens": [SIZE], "log_probabilities": [-1]}), "samples.tokens has the id 300"),
+    (done(samples={"tokens": [1, 2], "log_probabilities": [-1]}), "2 tokens but 1 log-probabilities"),
+    (done(samples=LIKELY | {"likely": [1]}), "1 likely ids and 2 values for 2 tokens"),
+    (done(samples=LIKELY | {"likely": [1] * 3, "likely_log_probabilities": [-1] * 3}), "3 likely ids and 3 values"),
+    (done(samples=LIKELY | {"likely": [1, SIZE]}), "samples.likely has the id 300"),
+    (done(samples=LIKELY | {"likely_log_probabilities": [-1, 0.5]}), "log-probability 0.5"),
+    (fetched(number=1), "a head or a whole row"),
+    (fetched(head={}), "head has 0 rows"),
+]
+DRAFTER_REQUESTS = [
+    (drafter_pb2.DraftRequest(), "one of open, draft, advance and score"),
+    (opening_drafter(audited=True), "audited needs noise"),
+    (scoring(strings=[b"a"]), "tokens must be between 1 and 64"),
+    (scoring(strings=[b"a"], tokens=65), "between 1 and 64, got 65"),
+    (scoring(strings=[b"a", b""], tokens=1), r"strings\[1\] is empty"),
+    (scoring(strings=[b"\xff"], tokens=1), r"strings\[0\] is not"),
+    (opening_drafter(prompt=b"\xff"), "prompt is not the UTF-8"),
+    (opening_drafter(prompt="中".encode()), r"U\+4E2D, which is no letter"),
+    (opening_drafter(allowed=numbers(SIZE)), "allowed has the id"),
+    (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"\xed\xa0\x80", count=1)), "letters is not"),
+    (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a")), "count must be between 1 and 64"),
+    (drafting(count=2**32 - 1), "count must be between"),
+    (drafting(chunk=0), "chunk must be between 1 and 64, got 0"),
+    (drafting(chunk=65), "chunk must be between 1 and 64, got 65"),
+    (drafting(branch_depth=65), "branch_depth must be at most 64, got 65"),
+    (drafting(first=65), "first must be at most 64, got 65"),
+    (drafting(branch_width=0), "branch_width must be between 1 and 64, got 0"),
+    (drafting(branch_width=65), "branch_width must be between"),
+    (drafter_pb2.DraftRequest(advance=drafter_pb2.Advance(epoch=1)), "count must be at least 1"),
+    (opening_drafter(row_width=drafter_codec.MAX_ROW_WIDTH + 1), "row_width has 65537"),
+    (opening_drafter(allowed=zeros(codec.MAX_NUMBERS + 1)), "allowed has"),
+    (scoring(strings=[b"a"] * (drafter_codec.MAX_STRINGS + 1), tokens=1), "strings has 4097"),
+    (scoring(strings=[b"a" * (drafter_codec.MAX_STRING + 1)], tokens=1), "the longest of strings has 65537"),
+]
+DRAFTER_REPLIES = [
+    (drafter_pb2.DraftReply(), "one of opened, drafted and scored"),
+    (drafted(tokens=[SIZE]), "tokens has the id 300"),
+    (drafted(tokens=[0] * 65), "tokens has 65; one reply has at most 64"),
+    (drafted(tokens=[1, 2], rows=ROWS), "rows has 1 for 2 tokens"),
+    (drafted(tokens=[3], rows=ROWS), "tokens has 3, which its own row cannot give"),
+    (drafted(branches=[branch(number=0)]), r"branches\[0\].number must be at least 1"),
+    (drafted(branches=[branch(letters=b"")]), r"branches\[0\].letters is empty"),
+    (drafted(branches=[branch(letters=b"\xff")]), r"branches\[0\].letters is not the UTF-8"),
+    (drafted(branches=[branch(), branch(tokens=[])]), r"branches\[1\].tokens must be between 1 and 64"),
+    (drafted(branches=[branch(tokens=[0] * 65)]), r"branches\[0\].tokens must be between 1 and 64"),
+    (drafted(branches=[branch(tokens=[SIZE])]), r"branches\[0\].tokens has the id 300"),
+    (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[1.5])), "not between 0 and 1"),
+    (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[float("nan")])), "not between 0 and 1"),
+    (drafted(branches=[branch()] * (drafter_codec.MAX_BRANCHES + 1)), "branches has 4097"),
+]
+REFUSED = {
+    target_codec.decode_request: TARGET_REQUESTS,
+    target_codec.decode_reply: TARGET_REPLIES,
+    drafter_codec.decode_request: DRAFTER_REQUESTS,
+    drafter_codec.decode_reply: DRAFTER_REPLIES,
+}
 
 
 @pytest.mark.parametrize(
-    ("bad", "complaint"),
-    [
-        (target_pb2.VerifyReply(), "one of opened, done and fetched"),
-        (done(number=1), "no rows and no samples"),
-        (done(rows={}), "no rows and no samples"),
-        (done(samples={"tokens": [1], "log_probabilities": [0.5]}), "log-probability 0.5"),
-        (done(samples={"tokens": [1], "log_probabilities": [float("nan")]}), "log-probability nan"),
-        (done(samples={"tokens": [SIZE], "log_probabilities": [-1]}), "samples.tokens has the id 300"),
-        (done(samples={"tokens": [1, 2], "log_probabilities": [-1]}), "2 tokens but 1 log-probabilities"),
-        (done(samples=LIKELY | {"likely": [1]}), "1 likely ids and 2 values for 2 tokens"),
-        (done(samples=LIKELY | {"likely": [1] * 3, "likely_log_probabilities": [-1] * 3}), "3 likely ids and 3 values"),
-        (done(samples=LIKELY | {"likely": [1, SIZE]}), "samples.likely has the id 300"),
-        (done(samples=LIKELY | {"likely_log_probabilities": [-1, 0.5]}), "log-probability 0.5"),
-        (fetched(number=1), "a head or a whole row"),
-        (fetched(head={}), "head has 0 rows"),
-    ],
+    ("decode", "bad", "complaint"), [(decode, *case) for decode, cases in REFUSED.items() for case in cases]
 )
-def test_bad_replies_of_a_target_are_refused(bad, complaint):
+def test_what_means_nothing_or_asks_for_too_much_is_refused(decode, bad, complaint):
     with pytest.raises(BadMessage, match=complaint):
-        target_codec.decode_reply(bad, SIZE)
-
-
-@pytest.mark.parametrize(
-    ("bad", "complaint"),
-    [
-        (drafter_pb2.DraftRequest(), "one of open, draft, advance and score"),
-        (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(audited=True)), "audited needs noise"),
-        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a"])), "tokens must be between 1 and 64"),
-        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a"], tokens=65)), "between 1 and 64, got 65"),
-        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"a", b""], tokens=1)), r"strings\[1\] is empty"),
-        (drafter_pb2.DraftRequest(score=drafter_pb2.Score(strings=[b"\xff"], tokens=1)), r"strings\[0\] is not"),
-        (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(prompt=b"\xff")), "prompt is not the UTF-8"),
-        (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(prompt="中".encode())), r"U\+4E2D, which is no letter"),
-        (drafter_pb2.DraftRequest(open=drafter_pb2.OpenDrafter(allowed=numbers(SIZE))), "allowed has the id"),
-        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"\xed\xa0\x80", count=1)), "letters is not"),
-        (drafter_pb2.DraftRequest(draft=drafter_pb2.Draft(letters=b"a")), "count must be between 1 and 64"),
-        (drafting(count=2**32 - 1), "count must be between"),
-        (drafting(chunk=0), "chunk must be between 1 and 64, got 0"),
-        (drafting(chunk=65), "chunk must be between 1 and 64, got 65"),
-        (drafting(branch_depth=65), "branch_depth must be at most 64, got 65"),
-        (drafting(first=65), "first must be at most 64, got 65"),
-        (drafting(branch_width=0), "branch_width must be between 1 and 64, got 0"),
-        (drafting(branch_width=65), "branch_width must be between"),
-        (drafter_pb2.DraftRequest(advance=drafter_pb2.Advance(epoch=1)), "count must be at least 1"),
-    ],
-)
-def test_bad_requests_to_a_drafter_are_refused(bad, complaint):
-    with pytest.raises(BadMessage, match=complaint):
-        drafter_codec.decode_request(bad, SIZE)
-
-
-@pytest.mark.parametrize(
-    ("bad", "complaint"),
-    [
-        (drafter_pb2.DraftReply(), "one of opened, drafted and scored"),
-        (drafted(tokens=[SIZE]), "tokens has the id 300"),
-        (drafted(tokens=[0] * 65), "tokens has 65; one reply has at most 64"),
-        (drafted(tokens=[1, 2], rows=ROWS), "rows has 1 for 2 tokens"),
-        (drafted(tokens=[3], rows=ROWS), "tokens has 3, which its own row cannot give"),
-        (drafted(branches=[branch(number=0)]), r"branches\[0\].number must be at least 1"),
-        (drafted(branches=[branch(letters=b"")]), r"branches\[0\].letters is empty"),
-        (drafted(branches=[branch(letters=b"\xff")]), r"branches\[0\].letters is not the UTF-8"),
-        (drafted(branches=[branch(), branch(tokens=[])]), r"branches\[1\].tokens must be between 1 and 64"),
-        (drafted(branches=[branch(tokens=[0] * 65)]), r"branches\[0\].tokens must be between 1 and 64"),
-        (drafted(branches=[branch(tokens=[SIZE])]), r"branches\[0\].tokens has the id 300"),
-        (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[1.5])), "not between 0 and 1"),
-        (drafter_pb2.DraftReply(scored=drafter_pb2.Scored(probabilities=[float("nan")])), "not between 0 and 1"),
-    ],
-)
-def test_bad_replies_of_a_drafter_are_refused(bad, complaint):
-    with pytest.raises(BadMessage, match=complaint):
-        drafter_codec.decode_reply(bad, SIZE)
+        decode(bad, SIZE)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from crossdraft.rpc.authority import Use
+from crossdraft.rpc.authority import Purpose
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
@@ -79,7 +79,7 @@ async def test_clients_without_a_valid_certificate_of_the_ca_are_closed_on_and_t
         "none": grpc.ssl_channel_credentials(own.ca.read_bytes()),
         "of another CA": unchecked(replace(other, ca=own.ca)),
         "expired": unchecked(cluster.files("old", begins=PAST)),
-        "not one of a client": client_credentials(cluster.files("service", use=Use.SERVICE)),
+        "not one of a client": client_credentials(cluster.files("service", purpose=Purpose.SERVICE)),
         "no TLS": None,
     }
     async with serving(cluster.files("target")) as server:
@@ -95,7 +95,7 @@ async def test_servers_that_cannot_be_trusted_are_not_and_it_is_said_why(cluster
     async with serving(files) as server:
         for changed, complaint in (
             (cluster.files("elsewhere", hosts=("10.1.2.3", "node3")), "its certificate is not for this address"),
-            (cluster.files("client", use=Use.ORCHESTRATOR), "its certificate is not that of a service"),
+            (cluster.files("client", purpose=Purpose.ORCHESTRATOR), "its certificate is not that of a service"),
         ):
             with replaced(files, changed):
                 error = await refusal(server.address, client)
@@ -138,7 +138,7 @@ async def test_a_clients_renewed_certificate_is_shown_to_new_sessions_without_a_
         before = client.channel
         async with client.session(OPEN) as session:
             assert client.channel is before
-            cluster.files("orchestrator", use=Use.SERVICE)  # one that cannot connect
+            cluster.files("orchestrator", purpose=Purpose.SERVICE)  # one that cannot connect
             with pytest.raises(Unreachable):
                 await client.describe()
             assert client.channel is not before

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.text.frequencies import Ranking, RankingError, count_frequencies, read_ranking
+from crossdraft.text.frequencies import FrequenciesError, TokenFrequencies, count_frequencies, read_frequencies
 from crossdraft.text.letters import Side, from_bytes
 from crossdraft.text.vocabulary import tokenizer_digest
 from tests.text.kinds import kind
 
 TEXTS = ("def größer(x):\n    return x\n", "    the end\n", "")
-RANKING = Ranking("abc", np.array([5, 0, 7, 5, 0, 1]))
+RANKING = TokenFrequencies("abc", np.array([5, 0, 7, 5, 0, 1]))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama2"])
@@ -64,7 +64,7 @@ def test_a_file_comes_back_and_is_small(tmp_path: Path) -> None:
     some, path = kind("gpt2"), tmp_path / "file"
     written = count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS)
     written.write(path)
-    read = read_ranking(path, some.json, "model")
+    read = read_frequencies(path, some.json, "model")
     assert read.tokenizer == written.tokenizer
     np.testing.assert_array_equal(read.counts, written.counts)
     assert path.stat().st_size < 8 * some.size + 200
@@ -73,8 +73,8 @@ def test_a_file_comes_back_and_is_small(tmp_path: Path) -> None:
 def test_frequencies_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     some, path = kind("gpt2"), tmp_path / "file"
     count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS).write(path)
-    with pytest.raises(RankingError, match=r"another tokenizer; make one with: .* --model some/name CORPUS"):
-        read_ranking(path, kind("llama2").json, "some/name")
+    with pytest.raises(FrequenciesError, match=r"another tokenizer; make one with: .* --model some/name CORPUS"):
+        read_frequencies(path, kind("llama2").json, "some/name")
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "other", "empty", "folder"])
@@ -88,17 +88,19 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
     else:
         contents = {"cut": content[:-9], "other": b"\x93\xa1a\xa1b\xa1c", "empty": b""}
         path.write_bytes(contents.get(damage, content[:900] + bytes([content[900] ^ 1]) + content[901:]))
-    with pytest.raises(RankingError, match=r"damaged|cannot read"):
-        read_ranking(path, some.json, "model")
+    with pytest.raises(FrequenciesError, match=r"damaged|cannot read"):
+        read_frequencies(path, some.json, "model")
 
 
 @pytest.mark.parametrize("counts", [[], [0, 0], [5, -1, 3]])
 def test_counts_that_no_corpus_gives_are_refused(tmp_path: Path, counts: list[int]) -> None:
-    Ranking(tokenizer_digest("{}"), np.array(counts, dtype=np.int64)).write(tmp_path / "file")
-    with pytest.raises(RankingError, match="damaged"):
-        read_ranking(tmp_path / "file", "{}", "model")
+    TokenFrequencies(tokenizer_digest("{}"), np.array(counts, dtype=np.int64)).write(tmp_path / "file")
+    with pytest.raises(FrequenciesError, match="damaged"):
+        read_frequencies(tmp_path / "file", "{}", "model")
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RankingError, match=r"cannot read the frequencies: .*; make one with: crossdraft frequencies"):
-        read_ranking(tmp_path / "none", "{}", "model")
+    with pytest.raises(
+        FrequenciesError, match=r"cannot read the frequencies: .*; make one with: crossdraft frequencies"
+    ):
+        read_frequencies(tmp_path / "none", "{}", "model")

@@ -11,7 +11,7 @@ from crossdraft.types.rows import Ids, Row, Whose
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.expectation import (
     EXPECTATIONS,
-    Drafting,
+    DraftDistribution,
     Race,
     common_noise,
     coupled,
@@ -30,7 +30,7 @@ from tests.vocabularies import pair_of
 SEEDS = 1500
 
 
-def distributions_of(setup: Setup) -> tuple[Row, Drafting]:
+def distributions_of(setup: Setup) -> tuple[Row, DraftDistribution]:
     """What the expectation is computed from: the distributions of the setup's own toys."""
     pair = pair_of(setup.toy.target, setup.toy.drafter, setup.toy.stops)
     drafter = drafter_of(setup.method, pair, EnumeratingChooser([]), setup.temperature)
@@ -38,8 +38,10 @@ def distributions_of(setup: Setup) -> tuple[Row, Drafting]:
     if setup.method.redistributed:
         drawn_from = drafter.propose().row
         assert drawn_from is not None
-        return target, Drafting(pair, lambda ids: drawn_from, setup.draft_tokens, whose=Whose.TARGET)
-    return target, Drafting(pair, lambda ids: drafter.distribution(pair.drafter.letters_of(ids)), setup.draft_tokens)
+        return target, DraftDistribution(pair, lambda ids: drawn_from, setup.draft_tokens, whose=Whose.TARGET)
+    return target, DraftDistribution(
+        pair, lambda ids: drafter.distribution(pair.drafter.letters_of(ids)), setup.draft_tokens
+    )
 
 
 def accepted(setup: Setup) -> float:
@@ -119,12 +121,12 @@ SALTS = st.tuples(st.integers(0, 10**6), st.integers(0, 10**6))
 
 def random_distributions(
     toy: Toy, salts: tuple[int, int], draft_tokens: int, allowed: Ids | None = None
-) -> tuple[Row, Drafting]:
+) -> tuple[Row, DraftDistribution]:
     """Distributions of a toy that are drawn anew for every salt."""
     pair = pair_of(toy.target, toy.drafter)
     distribution = ToyTarget(len(toy.target), 99, salt=str(salts[0])).distribution(())
     drafter = ToyDrafter(pair.drafter.letters, EnumeratingChooser([]), allowed, salt=str(salts[1]))
-    return row(distribution), Drafting(
+    return row(distribution), DraftDistribution(
         pair, lambda ids: drafter.distribution(pair.drafter.letters_of(ids)), draft_tokens
     )
 
@@ -155,7 +157,7 @@ def test_more_draft_tokens_never_hurt_and_pruning_says_how_much_it_left_out(
 ) -> None:
     target, fewer = random_distributions(toy, salts, draft_tokens)
     _, more = random_distributions(toy, salts, draft_tokens + 1)
-    pruned = Drafting(more.pair, more.row_after, more.draft_tokens, least=0.2)
+    pruned = DraftDistribution(more.pair, more.row_after, more.draft_tokens, least=0.2)
     for expectation in (matching, coupled, common_noise, string_rejection):
         exact = expectation(target, more).acceptance
         rough = expectation(target, pruned)
@@ -172,10 +174,10 @@ def test_rows_are_asked_for_only_where_both_may_still_agree() -> None:
         asked.append(tokens)
         return own.row_after(tokens)
 
-    coupled(target, Drafting(own.pair, row_after, 3))
+    coupled(target, DraftDistribution(own.pair, row_after, 3))
     assert set(asked) == {(), (0,)}  # of the drafter's `a`, `ba` and `b` only `a` begins a longer target token, `ab`
     asked.clear()
-    coupled(target, Drafting(own.pair, row_after, 3, least=1.0))
+    coupled(target, DraftDistribution(own.pair, row_after, 3, least=1.0))
     assert asked == [()]
 
 
@@ -188,7 +190,7 @@ def test_coupling_accepts_less_than_matching_in_this_case() -> None:
     """Accepting `a` as `a` leaves `ac` of the draft to `ab` of the target."""
     pair = pair_of(("a", "ab"), ("a", "ac", "b"))
     rows = {(): row([0.5, 0.5, 0.0]), (0,): row([0.0, 0.0, 1.0])}
-    drafting = Drafting(pair, rows.__getitem__, 2)
+    drafting = DraftDistribution(pair, rows.__getitem__, 2)
     target = row([0.5, 0.5])
     assert coupled(target, drafting).acceptance == pytest.approx(0.5)
     assert matching(target, drafting).acceptance == pytest.approx(0.75)
@@ -196,7 +198,7 @@ def test_coupling_accepts_less_than_matching_in_this_case() -> None:
 
 def test_string_rejection_accepts_less_than_matching_in_this_case() -> None:
     """The longest token hides its prefixes: the target says `a`, the draft `aa`."""
-    drafting = Drafting(pair_of(("a", "aa"), ("aa",)), lambda tokens: row([1.0]), 1)
+    drafting = DraftDistribution(pair_of(("a", "aa"), ("aa",)), lambda tokens: row([1.0]), 1)
     assert string_rejection(row([1.0, 0.0]), drafting).acceptance == 0
     assert matching(row([1.0, 0.0]), drafting).acceptance == 1
 

@@ -19,7 +19,7 @@ from crossdraft.console.corpora import Named, corpus_texts, find_corpus
 from crossdraft.console.processes import Wanted, services, threads_each
 from crossdraft.console.running import checked_options
 from crossdraft.session.resolution import Models, fault_of_pair, resolve
-from crossdraft.text.frequencies import Ranking, count_frequencies
+from crossdraft.text.frequencies import TokenFrequencies, count_frequencies
 from crossdraft.text.letters import Side
 from crossdraft.training.corpus import read_corpus
 from crossdraft.verification.methods import method_named
@@ -287,7 +287,7 @@ class Ranked:
     """A drafter's vocabulary ranked by a corpus."""
 
     name: str
-    ranking: Ranking
+    ranking: TokenFrequencies
     file: Path
 
     @staticmethod

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from crossdraft.bench.engine import described
 from crossdraft.bench.harness import Advance, Benchmark, Table
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError
 from crossdraft.engine.device import device_of
 from crossdraft.engine.names import ModelLoadError, size_of, source_of
 
@@ -84,7 +84,7 @@ class DeviceBenchmark(Benchmark[Finding]):
         return {size: SIZES.get(size, size) for size in self.sizes}
 
     def check(self) -> None:
-        """Raises Misused for what no measurement could use, before any is begun."""
+        """Raises UsageError for what no measurement could use, before any is begun."""
         try:
             device_of(self.device)
             for size, name in self.models.items():
@@ -97,9 +97,9 @@ class DeviceBenchmark(Benchmark[Finding]):
                     )
             source_of(self.drafter)
         except ModelLoadError as error:
-            raise Misused(str(error)) from error
+            raise UsageError(str(error)) from error
         if min(self.at_once) < 1:
-            raise Misused(f"--concurrency must be numbers from 1 on with commas between, got {self.concurrency!r}")
+            raise UsageError(f"--concurrency must be numbers from 1 on with commas between, got {self.concurrency!r}")
 
     @property
     def at_once(self) -> tuple[int, ...]:
@@ -131,12 +131,12 @@ class DeviceBenchmark(Benchmark[Finding]):
             raise CommandFailed("nothing was measured in this time: the report says why")
 
     def run_in(self, folder: Path) -> None:
-        """Measures; device.md and device.json are written to a folder. Raises Misused and CommandFailed."""
+        """Measures; device.md and device.json are written to a folder. Raises UsageError and CommandFailed."""
         self.check()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise Misused(f"cannot make {folder}: {error.strerror}") from error
+            raise UsageError(f"cannot make {folder}: {error.strerror}") from error
         self.run(folder / "device.json", folder / "device.md")
 
 

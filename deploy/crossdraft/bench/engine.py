@@ -21,7 +21,7 @@ from transformers.cache_utils import StaticLayer
 
 from crossdraft.bench.harness import Advance, Benchmark, Columns, Table
 from crossdraft.bench.made_up_models import random_model
-from crossdraft.console.running import CommandFailed, Misused, warnings_shown
+from crossdraft.console.running import CommandFailed, UsageError, warnings_shown
 from crossdraft.engine.compatibility import embedding_weight
 from crossdraft.engine.distributions import drafting_distributions, tempered
 from crossdraft.engine.engine import Engine
@@ -163,7 +163,7 @@ class Load:
 
 
 def loads_of(texts: Sequence[str]) -> tuple[Load, ...]:
-    """From SESSIONSxTOKENS each; raises Misused."""
+    """From SESSIONSxTOKENS each; raises UsageError."""
     return tuple(map(_load, texts))
 
 
@@ -171,9 +171,9 @@ def _load(text: str) -> Load:
     try:
         sessions, tokens = map(int, text.split("x"))
     except ValueError as error:
-        raise Misused(f"--load takes SESSIONSxTOKENS such as 16x6, got {text!r}") from error
+        raise UsageError(f"--load takes SESSIONSxTOKENS such as 16x6, got {text!r}") from error
     if sessions < 1 or tokens < 1:
-        raise Misused(f"--load takes 1 or more sessions and tokens, got {text}")
+        raise UsageError(f"--load takes 1 or more sessions and tokens, got {text}")
     return Load(sessions, tokens)
 
 
@@ -246,7 +246,7 @@ class EnginePasses(Benchmark[PassTime]):
                 engine = Engine(mine, length, self.mib, graphs=False if self.enforce_eager else None)
                 yield from engine_times(engine, bare, self.loads, self.context, self.turns, floor, advance)
         except NumberOutOfRangeError as error:
-            raise Misused(str(error)) from error
+            raise UsageError(str(error)) from error
         except (ModelLoadError, ValueError) as error:
             raise CommandFailed(str(error)) from error
 
@@ -456,7 +456,7 @@ class DraftingSteps(Benchmark[Measured]):
         return len(self.drafters)
 
     def check(self) -> None:
-        """Raises Misused if a share is out of its range."""
+        """Raises UsageError if a share is out of its range."""
         check_shares(self.shares)
 
     def measure(self, advance: Advance) -> Iterator[Measured]:
@@ -481,10 +481,10 @@ class DraftingSteps(Benchmark[Measured]):
 
 
 def check_shares(shares: Sequence[float]) -> None:
-    """Raises Misused if one is no share of a vocabulary."""
+    """Raises UsageError if one is no share of a vocabulary."""
     for share in shares:
         if not 0 < share <= 1:
-            raise Misused(f"--share must be above 0 and at most 1, got {share}")
+            raise UsageError(f"--share must be above 0 and at most 1, got {share}")
 
 
 def sizes_of(size: int, shares: Sequence[float]) -> list[int]:

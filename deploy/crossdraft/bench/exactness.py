@@ -18,7 +18,7 @@ from crossdraft.bench.harness import Advance, Benchmark, Columns, Fit, Table, fi
 from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
 from crossdraft.bench.workload import PATIENCE, Setting, Workload, check_concurrency, gathered
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, connect
-from crossdraft.console.running import CommandFailed, Misused, checked_options
+from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.loader import load_model
 from crossdraft.session.resolution import fault_of_pair, tokenization_of
 from crossdraft.text.letters import Side, to_bytes
@@ -159,7 +159,7 @@ class Exactness(Workload, Benchmark[Tested]):
     def check(self) -> None:
         for name, value, least in (("--count", self.count, 1), ("--transformers", self.assisted, 0)):
             if value < least:
-                raise Misused(f"{name} must be at least {least}, got {value}")
+                raise UsageError(f"{name} must be at least {least}, got {value}")
         check_concurrency(self.concurrency)
         with checked_options():
             for setting in self.settings:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from crossdraft.bench.harness import Advance, Benchmark, Table
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 from crossdraft.drafter.context import Context
 from crossdraft.engine.distributions import distribution
 from crossdraft.engine.engine import Engine
@@ -30,7 +30,7 @@ from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import Ids, Row, Whose
-from crossdraft.verification.expectation import EXPECTATIONS, Drafting, Expected
+from crossdraft.verification.expectation import EXPECTATIONS, DraftDistribution, Expected
 from crossdraft.verification.methods import METHODS, Method
 
 COMPARISONS = (("coupled-shared", "tli"), ("coupled", "slem"), ("tli", "union"), ("slrs", "slem"))
@@ -85,13 +85,13 @@ class ExpectedAcceptance(Benchmark[Cell | Comparison]):
 
     def check(self) -> None:
         if self.k < 1:
-            raise Misused(f"-k must be at least 1, got {self.k}")
+            raise UsageError(f"-k must be at least 1, got {self.k}")
         if self.after < 0:
-            raise Misused(f"--after must be 0 or more, got {self.after}")
+            raise UsageError(f"--after must be 0 or more, got {self.after}")
         if not 0 <= self.least < 1:
-            raise Misused(f"--least must be 0 or more and below 1, got {self.least}")
+            raise UsageError(f"--least must be 0 or more and below 1, got {self.least}")
         if any(not 0 <= temperature < float("inf") for temperature in self.temperatures):
-            raise Misused(f"a temperature must be 0 or more, got {min(self.temperatures)}")
+            raise UsageError(f"a temperature must be 0 or more, got {min(self.temperatures)}")
 
     def measure(self, advance: Advance) -> Iterator[Cell | Comparison]:
         target = Subject.of(self.target, Side.TARGET)
@@ -119,7 +119,7 @@ class ExpectedAcceptance(Benchmark[Cell | Comparison]):
                 for method in methods:
                     rows = _drafter_rows(method, drafter.rows, context.ids, temperature, pair, affinity)
                     whose = Whose.TARGET if method.redistributed else Whose.DRAFTER
-                    drafting = Drafting(pair, rows, self.k, self.least, whose)
+                    drafting = DraftDistribution(pair, rows, self.k, self.least, whose)
                     by_method[method.name].append(EXPECTATIONS[method.name](row, drafting))
             target.rows.forget()
             drafter.rows.forget()
@@ -278,12 +278,12 @@ class Subject:
 
 
 def affinity_for(path: Path, target: Subject, drafter: Subject) -> Affinity:
-    """The affinity of a file; raises Misused if it is not one for this pair."""
+    """The affinity of a file; raises UsageError if it is not one for this pair."""
     try:
         found = load_affinity(path)
         found.check_drafter(drafter.tokenizer_json, drafter.tokenization.vocabulary.size)
     except (OSError, AffinityMismatch) as error:
-        raise Misused(f"the affinity of {drafter.name} cannot be used: {error}") from error
+        raise UsageError(f"the affinity of {drafter.name} cannot be used: {error}") from error
     if found.target != tokenizer_digest(target.tokenizer_json):
-        raise Misused(f"{path} is for a target with another tokenizer than {target.name}")
+        raise UsageError(f"{path} is for a target with another tokenizer than {target.name}")
     return found

@@ -47,7 +47,7 @@ from crossdraft.bench.services import (
 from crossdraft.client import Generation, GenerationRequest, Statistics, connect
 from crossdraft.client.driver import Services
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.session.resolution import Models, resolve
@@ -211,7 +211,7 @@ class Disturbance(Benchmark[Result]):
 
     def check(self) -> None:
         if not self.prompts:
-            raise Misused("there are no prompts")
+            raise UsageError("there are no prompts")
 
     async def streams(self, targets: Sequence[str], drafter: str, stack: AsyncExitStack) -> tuple[Streams, Watch]:
         """Streams with these addresses."""
@@ -299,7 +299,7 @@ class Kills(Disturbance[Killed]):
         super().check()
         if not 0 <= self.quiet[0] <= self.quiet[1]:
             quiet = " ".join(f"{seconds:g}" for seconds in self.quiet)
-            raise Misused(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
+            raise UsageError(f"--quiet takes two times of 0 or more, the shorter one first, got {quiet}")
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Killed, None]:
         target = Wanted("target", self.target.model, 1, self.target.options)
@@ -400,7 +400,7 @@ class Cuts(Disturbance[Cut]):
         super().check()
         cut, whole = self.seconds
         if not (cut > 0 and whole >= 0):
-            raise Misused(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
+            raise UsageError(f"--seconds takes a time above 0 and one of 0 or more, got {cut:g} {whole:g}")
         check_delay(self.delay_ms)
 
     async def measure(self, advance: Advance) -> AsyncGenerator[Cut, None]:
@@ -551,7 +551,7 @@ class NeverSlower(Benchmark[CostOfBad]):
 
     def check(self) -> None:
         if not self.prompts:
-            raise Misused("there are no prompts")
+            raise UsageError("there are no prompts")
         with checked_options():
             for temperature in self.temperatures:
                 self.request(temperature, 0)

@@ -107,14 +107,14 @@ class Benchmark(ABC, Generic[Result]):
         return None
 
     def check(self) -> None:
-        """Raises Misused if a value is out of its range, before anything is started."""
+        """Raises UsageError if a value is out of its range, before anything is started."""
 
     @abstractmethod
     def measure(self, advance: Advance) -> AsyncGenerator[Result, None] | Iterator[Result]:
         """The results, one after the other.
 
         Raises:
-            Misused: the pair of models cannot do what is asked.
+            UsageError: the pair of models cannot do what is asked.
             CommandFailed: a service does not start or fails.
         """
 
@@ -129,7 +129,7 @@ class Benchmark(ABC, Generic[Result]):
         """Measures; tables on stdout, and in files if paths are given.
 
         Raises:
-            Misused: a value is out of its range, or a file cannot be written.
+            UsageError: a value is out of its range, or a file cannot be written.
             CommandFailed: a service does not start or fails.
         """
         for path in (json_path, markdown_path):

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from crossdraft.bench.harness import print_table
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import CannotInflateError, grown, load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size, source_of
@@ -37,11 +37,11 @@ def make(name: str, size: Size, folder: Path) -> None:
     """Writes the larger model, and says how much it may differ and what its passes cost.
 
     Raises:
-        Misused: the folder holds something, or the shape is smaller than the model.
+        UsageError: the folder holds something, or the shape is smaller than the model.
         CommandFailed: the model cannot be loaded, inflated or written.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise Misused(f"{folder} holds something already: give a folder that is empty or new")
+        raise UsageError(f"{folder} holds something already: give a folder that is empty or new")
     with _failures():
         inflated = inflate(name, size)
         inflated.save(name, folder)
@@ -60,7 +60,7 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except NumberOutOfRangeError as error:
-        raise Misused(str(error)) from error
+        raise UsageError(str(error)) from error
     except (ModelLoadError, CannotInflateError) as error:
         raise CommandFailed(str(error)) from error
     except OSError as error:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from crossdraft.bench.harness import Advance, Benchmark, Columns, Table
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import load_model
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
@@ -77,7 +77,7 @@ class Memory(Benchmark[Sample]):
             engine.populate()
             yield from self.samples(engine, advance)
         except NumberOutOfRangeError as error:
-            raise Misused(str(error)) from error
+            raise UsageError(str(error)) from error
         except (ModelLoadError, ValueError) as error:
             raise CommandFailed(str(error)) from error
 

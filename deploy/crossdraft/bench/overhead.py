@@ -23,7 +23,7 @@ from crossdraft.bench.workload import SETTING, Setting, Workload
 from crossdraft.client import Generation, GenerationRequest, Overlap, Pipeline, Statistics, connect
 from crossdraft.client.driver import Services
 from crossdraft.console.processes import running
-from crossdraft.console.running import Misused, check_output, checked_options
+from crossdraft.console.running import UsageError, check_output, checked_options
 from crossdraft.rpc import drafter_codec, target_codec
 from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
 from crossdraft.rpc.handlers import DRAFTER, TARGET, Role
@@ -159,7 +159,7 @@ class Overhead(Benchmark[Cost]):
         with checked_options():
             for method in map(method_named, self.methods):
                 if method.scores or method.redistributed:
-                    raise Misused(f"{method.name} needs a drafter's model, and here is none; leave it out")
+                    raise UsageError(f"{method.name} needs a drafter's model, and here is none; leave it out")
                 for epochs in self.kinds:
                     requested_method(self.request(method, epochs, 0))
 
@@ -387,7 +387,7 @@ class Verification(Benchmark[VerificationCost]):
         with checked_options():
             scored = [name for name in self.methods if method_named(name).scores]
         if scored:
-            raise Misused(
+            raise UsageError(
                 f"{scored[0]} asks the drafter's model how probable strings are, and here is none; leave it out"
             )
         left_out = [name for name in METHODS if name not in self.methods]

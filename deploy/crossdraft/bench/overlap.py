@@ -29,7 +29,7 @@ from crossdraft.bench.services import Distant, Served, drafter_service, target_s
 from crossdraft.bench.transformers_peer import AssistanceFailedError, AssistedGeneration
 from crossdraft.client import Generation, GenerationRequest, SamplingOptions, Statistics, connect
 from crossdraft.client.driver import Services
-from crossdraft.console.running import CommandFailed, Misused, checked_options
+from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.assignment import Assignment
@@ -115,13 +115,13 @@ def branched(unbranched: Configuration, shapes: Sequence[tuple[int, int]]) -> tu
 
 
 def pairs_of(option: str, form: str, given: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Values of a repeatable option of the form A,B; raises Misused."""
+    """Values of a repeatable option of the form A,B; raises UsageError."""
     pairs = []
     for text in given:
         try:
             first, second = (int(part) for part in text.split(","))
         except ValueError as error:
-            raise Misused(f"{option}: {form} expected, two whole numbers such as 16,4, got {text}") from error
+            raise UsageError(f"{option}: {form} expected, two whole numbers such as 16,4, got {text}") from error
         pairs.append((first, second))
     return tuple(pairs)
 
@@ -138,7 +138,7 @@ class Search:
 
     @staticmethod
     def of(ks: Sequence[int], windows: Sequence[str], branches: Sequence[str]) -> "Search":
-        """From options as they were typed; raises Misused."""
+        """From options as they were typed; raises UsageError."""
         return Search(
             tuple(ks),
             pairs_of("--draft-tokens", "MAX,MIN", windows),
@@ -349,11 +349,11 @@ class OverlapBenchmark(Benchmark[Cell]):
 
     def check(self) -> None:
         if self.repeat < 1:
-            raise Misused(f"--repeat must be at least 1, got {self.repeat}")
+            raise UsageError(f"--repeat must be at least 1, got {self.repeat}")
         if not self.prompts:
-            raise Misused("there are no prompts")
+            raise UsageError("there are no prompts")
         if min(self.search.ks) < 1:
-            raise Misused(f"-k must be at least 1, got {min(self.search.ks)}")
+            raise UsageError(f"-k must be at least 1, got {min(self.search.ks)}")
         for noise in self.noises:
             replace(self.drafter, logit_noise=noise)
         with checked_options():

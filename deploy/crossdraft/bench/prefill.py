@@ -15,7 +15,7 @@ from crossdraft.bench.harness import Advance, Benchmark, Table, on_core
 from crossdraft.bench.made_up_models import lengthened
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.server import freeze_heap
@@ -39,7 +39,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Prefill(Benchmark[Arrival]):
-    """What is measured. Raises Misused if the model's context cannot be made long enough."""
+    """What is measured. Raises UsageError if the model's context cannot be made long enough."""
 
     target: str  # a model's name
     streams: int
@@ -67,7 +67,7 @@ class Prefill(Benchmark[Arrival]):
             try:
                 name = await asyncio.to_thread(lengthened, self.target, self.context, folder)
             except (ModelLoadError, OSError) as error:
-                raise Misused(f"{error}; give a model with a context of {self.context} tokens") from error
+                raise UsageError(f"{error}; give a model with a context of {self.context} tokens") from error
             options = ("--max-model-len", str(self.context), "--cache-mib", str(self.mib))
             (target,) = await stack.enter_async_context(running([Wanted("target", name, 1, options, on_core(0))]))
             pipeline = await stack.enter_async_context(connect(target.address))

@@ -15,7 +15,7 @@ from crossdraft.bench.harness import on_core
 from crossdraft.client.driver import Roster, Services, StreamPort
 from crossdraft.client.measurements import TrafficCount
 from crossdraft.console.processes import Running, Wanted, running
-from crossdraft.console.running import CommandFailed, Misused, checked_options
+from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.types.messages import OpenDrafter, OpenTarget, Pass, PassDone
@@ -29,7 +29,7 @@ class Served:
     """A model as a service, perhaps slower or worse than it is.
 
     Raises:
-        Misused: the pace or the noise is out of its range.
+        UsageError: the pace or the noise is out of its range.
     """
 
     model: str
@@ -41,7 +41,7 @@ class Served:
             if self.pace is not None:
                 Pace.parsed(self.pace)
         if not 0 <= self.logit_noise < float("inf"):
-            raise Misused(f"--logit-noise must be 0 or more, got {self.logit_noise:g}")
+            raise UsageError(f"--logit-noise must be 0 or more, got {self.logit_noise:g}")
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -51,20 +51,20 @@ class Served:
 
 
 def delays_of(text: str) -> tuple[float, ...]:
-    """Milliseconds with commas between; raises Misused."""
+    """Milliseconds with commas between; raises UsageError."""
     try:
         delays = tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise Misused(f"--delay-ms takes numbers with commas between, such as 0,5,20, got {text}") from error
+        raise UsageError(f"--delay-ms takes numbers with commas between, such as 0,5,20, got {text}") from error
     for delay in delays:
         check_delay(delay)
     return delays
 
 
 def check_delay(milliseconds: float) -> None:
-    """Raises Misused if the emulated network cannot have it."""
+    """Raises UsageError if the emulated network cannot have it."""
     if not 0 <= milliseconds <= LONGEST_DELAY:
-        raise Misused(f"--delay-ms must be between 0 and {LONGEST_DELAY}, got {milliseconds:g}")
+        raise UsageError(f"--delay-ms must be between 0 and {LONGEST_DELAY}, got {milliseconds:g}")
 
 
 # A core for each model, the drafter at a distance.

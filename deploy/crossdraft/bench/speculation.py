@@ -24,7 +24,7 @@ from crossdraft.bench.harness import (
 from crossdraft.bench.services import Served, Watch, drafter_service
 from crossdraft.client import Generation, GenerationRequest, Overlap, Statistics, connect
 from crossdraft.console.processes import Wanted, running
-from crossdraft.console.running import Misused, checked_options
+from crossdraft.console.running import UsageError, checked_options
 from crossdraft.session.resolution import Models, resolve
 from crossdraft.speculation.controller import TargetController
 
@@ -125,7 +125,7 @@ class SpeculationParallelism(Benchmark[Measured]):
 
     def check(self) -> None:
         if not self.prompts:
-            raise Misused("there are no prompts")
+            raise UsageError("there are no prompts")
         for noise in self.noises:
             replace(self.drafter, logit_noise=noise)
         with checked_options():

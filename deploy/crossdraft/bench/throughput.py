@@ -21,7 +21,7 @@ from crossdraft.bench.harness import Advance, Benchmark, Columns, Table, in_turn
 from crossdraft.bench.transformers_peer import ASSISTED, BATCHED, Made, Question, TransformersProcess, ask
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.processes import Running, Startable, Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Misused, Run, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.loadtest.summary import Spread
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
@@ -220,22 +220,24 @@ WORK: Columns = {
 
 
 def concurrencies_of(text: str) -> tuple[int, ...]:
-    """From numbers with commas between them; raises Misused."""
+    """From numbers with commas between them; raises UsageError."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise Misused(f"--concurrency takes numbers such as 1,4,16, got {text!r}") from error
+        raise UsageError(f"--concurrency takes numbers such as 1,4,16, got {text!r}") from error
 
 
 def prompts_of(texts: Sequence[Ids], count: int, longest: int) -> list[Ids]:
     """`count` prompts of at most `longest` tokens, no two with the same beginning: a text that is used again begins
-    later. Raises Misused if there are too few."""
+    later. Raises UsageError if there are too few."""
     found: list[Ids] = []
     for turn in range(1 + count // len(texts)):
         later = [ids[SHIFT * turn :][:longest] for ids in texts]
         found += [ids for ids in later if len(ids) >= SHORTEST]
     if len(found) < count:
-        raise Misused(f"the prompts are enough for {len(found)} outputs, and {count} are asked for: give more prompts")
+        raise UsageError(
+            f"the prompts are enough for {len(found)} outputs, and {count} are asked for: give more prompts"
+        )
     return found[:count]
 
 
@@ -292,12 +294,12 @@ class Throughput(Benchmark[Measured]):
         return max(FEWEST, at_once * self.each)
 
     def check(self) -> None:
-        """Raises Misused if a value is out of its range."""
+        """Raises UsageError if a value is out of its range."""
         unknown = [name for name in self.configurations if name not in CONFIGURATIONS]
         if unknown or not self.configurations:
-            raise Misused(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
+            raise UsageError(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
         if not self.prompts or min(self.at_once, default=0) < 1:
-            raise Misused("give at least one prompt, and 1 or more outputs at once (--concurrency)")
+            raise UsageError("give at least one prompt, and 1 or more outputs at once (--concurrency)")
         with checked_options():
             requested_method(self.request())
 

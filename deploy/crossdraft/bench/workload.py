@@ -10,7 +10,7 @@ from typing import TypeVar
 from crossdraft.bench.harness import SEED, Columns
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions
 from crossdraft.console.processes import Wanted, services, threads_each
-from crossdraft.console.running import Misused, checked_options
+from crossdraft.console.running import UsageError, checked_options
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.rpc.clients import Patience
 from crossdraft.training.prompts import read_prompts
@@ -72,7 +72,7 @@ class Workload:
     affinities: Mapping[str, Path] = field(default_factory=dict)  # by a drafter's name, for `rdk`
 
     def check(self) -> None:
-        """Raises Misused if a request would be refused, before anything is started."""
+        """Raises UsageError if a request would be refused, before anything is started."""
         with checked_options():
             for setting in self.settings:
                 setting.requests(self.prompts, self.max_tokens)
@@ -94,9 +94,9 @@ class Workload:
 
 
 def check_concurrency(concurrency: int) -> None:
-    """Raises Misused."""
+    """Raises UsageError."""
     if concurrency < 1:
-        raise Misused(f"--concurrency must be at least 1, got {concurrency}")
+        raise UsageError(f"--concurrency must be at least 1, got {concurrency}")
 
 
 async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item], concurrency: int) -> list[Made]:
@@ -116,7 +116,7 @@ def settings_of(
     """Every combination; a method for one vocabulary has the target's own model as its drafter.
 
     Raises:
-        Misused: there is no such method.
+        UsageError: there is no such method.
     """
     with checked_options():
         own = [name for name in methods if method_named(name).same_vocabulary]
@@ -134,18 +134,18 @@ def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
     """The first `limit` prompts of a file.
 
     Raises:
-        Misused: there is no such file, or it has no prompts.
+        UsageError: there is no such file, or it has no prompts.
     """
     try:
         return tuple(prompt.text for prompt in read_prompts(path)[:limit])
     except UnicodeDecodeError as error:
-        raise Misused(
+        raise UsageError(
             f'{path} is not UTF-8: {error.reason}; give JSON lines such as {{"text": "def main("}}'
         ) from error
     except ValueError as error:
-        raise Misused(str(error)) from error
+        raise UsageError(str(error)) from error
     except OSError as error:
-        raise Misused(
+        raise UsageError(
             f"cannot read the prompts: {error}; run this in a checkout of crossdraft, which has tests/prompts.jsonl, "
             "or give a file with --prompts"
         ) from error
@@ -155,14 +155,14 @@ def affinities_of(options: Sequence[str], drafters: Sequence[str]) -> dict[str, 
     """The files of options NAME=FILE, by drafter.
 
     Raises:
-        Misused: an option is not of this form, or its name is not one of the drafters.
+        UsageError: an option is not of this form, or its name is not one of the drafters.
     """
     found: dict[str, Path] = {}
     for option in options:
         name, equals, file = option.rpartition("=")
         if not (equals and name and file):
-            raise Misused(f"--affinity takes NAME=FILE, such as {drafters[0]}=affinity.npz, got {option!r}")
+            raise UsageError(f"--affinity takes NAME=FILE, such as {drafters[0]}=affinity.npz, got {option!r}")
         if name not in drafters:
-            raise Misused(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
+            raise UsageError(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(drafters)}")
         found[name] = Path(file)
     return found

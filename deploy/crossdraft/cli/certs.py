@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from crossdraft.cli.options import CertsOptions
-from crossdraft.console.running import CommandFailed, Misused
-from crossdraft.rpc.authority import AuthorityError, Issued, Subject, Use, ends, issue, new_authority, subject_of
+from crossdraft.console.running import CommandFailed, UsageError
+from crossdraft.rpc.authority import AuthorityError, Issued, Purpose, Subject, ends, issue, new_authority, subject_of
 
 CA = "ca"
 CA_DAYS = 3650  # how long a CA is valid
@@ -16,11 +16,11 @@ def certs(options: CertsOptions) -> None:
     """Makes the certificates, and prints which file belongs where.
 
     Raises:
-        Misused: there is nothing to make, or a name, a number or a file of the CA cannot be used.
+        UsageError: there is nothing to make, or a name, a number or a file of the CA cannot be used.
         CommandFailed: files exist already, are missing or cannot be written.
     """
     if options.days < 1:
-        raise Misused(f"--days must be at least 1, got {options.days}")
+        raise UsageError(f"--days must be at least 1, got {options.days}")
     try:
         wanted = _to_renew(options) if options.renew else _to_make(options)
         options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def certs(options: CertsOptions) -> None:
         for name, one in issued.items():
             _write(options.folder, name, one)
     except AuthorityError as error:
-        raise Misused(str(error)) from error
+        raise UsageError(str(error)) from error
     except OSError as error:
         raise CommandFailed(
             f"{error.filename or options.folder}: {error.strerror}; name a folder that you may write to"
@@ -41,13 +41,15 @@ def certs(options: CertsOptions) -> None:
 
 def _to_make(options: CertsOptions) -> dict[str, Subject]:
     if not options.host:
-        raise Misused("name the hosts: --host NAME_OR_ADDRESS; repeat it for more hosts, commas separate names of one")
+        raise UsageError(
+            "name the hosts: --host NAME_OR_ADDRESS; repeat it for more hosts, commas separate names of one"
+        )
     wanted: dict[str, Subject] = {}
     for host in options.host:
-        subject = Subject(_separate(host), _use(options) or Use.BOTH)
+        subject = Subject(_separate(host), _use(options) or Purpose.BOTH)
         name = file_name(subject.hosts[0])
         if name == CA or name in wanted:
-            raise Misused(f"--host {host}: the name {name!r} is taken; put another name of the host first")
+            raise UsageError(f"--host {host}: the name {name!r} is taken; put another name of the host first")
         for path in _paths(options.folder, name):
             if path.exists():
                 raise CommandFailed(f"{path} exists and is not overwritten: to replace it, add --renew")
@@ -71,12 +73,12 @@ def _to_renew(options: CertsOptions) -> dict[str, Subject]:
         except AuthorityError as error:
             raise CommandFailed(f"{path}: {error}; it is not renewed") from error
         hosts = tuple(dict.fromkeys((*before.hosts, *given.get(name, ()))))
-        wanted[name] = replace(before, hosts=hosts, use=_use(options) or before.use)
+        wanted[name] = replace(before, hosts=hosts, purpose=_use(options) or before.purpose)
     return wanted
 
 
-def _use(options: CertsOptions) -> Use | None:
-    return None if options.use is None else Use(options.use.value)
+def _use(options: CertsOptions) -> Purpose | None:
+    return None if options.use is None else Purpose(options.use.value)
 
 
 def _authority(folder: Path) -> tuple[Issued, bool]:
@@ -115,11 +117,11 @@ def _instructions(folder: Path, wanted: dict[str, Subject], days: int, made: boo
     for name, subject in wanted.items():
         certificate, key = _paths(folder, name)
         lines.append(
-            f"  {certificate}, {key}: copy them to {name} only ({', '.join(subject.hosts)}; {USES[subject.use]})"
+            f"  {certificate}, {key}: copy them to {name} only ({', '.join(subject.hosts)}; {USES[subject.purpose]})"
         )
     example = next(iter(wanted))
     lines += [
-        f"on {example}, add to {COMMANDS[wanted[example].use]}:",
+        f"on {example}, add to {COMMANDS[wanted[example].purpose]}:",
         f"  --tls-ca ca.pem --tls-cert {example}.pem --tls-key {example}.key",
         "running processes use renewed files as soon as these are replaced; there is no need to restart them",
     ]
@@ -127,14 +129,14 @@ def _instructions(folder: Path, wanted: dict[str, Subject], days: int, made: boo
 
 
 USES = {
-    Use.SERVICE: "to serve",
-    Use.ORCHESTRATOR: "to connect to services",
-    Use.BOTH: "to serve and to connect",
+    Purpose.SERVICE: "to serve",
+    Purpose.ORCHESTRATOR: "to connect to services",
+    Purpose.BOTH: "to serve and to connect",
 }
 COMMANDS = {
-    Use.SERVICE: "`crossdraft serve target` or `serve drafter`",
-    Use.ORCHESTRATOR: "`crossdraft generate`, `serve http` or `serve grpc`",
-    Use.BOTH: "`crossdraft serve` and `crossdraft generate`",
+    Purpose.SERVICE: "`crossdraft serve target` or `serve drafter`",
+    Purpose.ORCHESTRATOR: "`crossdraft generate`, `serve http` or `serve grpc`",
+    Purpose.BOTH: "`crossdraft serve` and `crossdraft generate`",
 }
 
 
@@ -146,7 +148,7 @@ def file_name(host: str) -> str:
 def _separate(hosts: str) -> tuple[str, ...]:
     separate = [host.strip() for host in hosts.split(",")]
     if not all(separate):
-        raise Misused(f"--host {hosts!r} has an empty name: remove the extra comma")
+        raise UsageError(f"--host {hosts!r} has an empty name: remove the extra comma")
     return tuple(dict.fromkeys(separate))
 
 

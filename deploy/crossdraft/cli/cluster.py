@@ -13,7 +13,7 @@ from rich.table import Table
 
 from crossdraft.cli.options import check_address
 from crossdraft.cluster.config import Configuration, ConfigurationError, load
-from crossdraft.console.running import CommandFailed, Misused, print_whole
+from crossdraft.console.running import CommandFailed, UsageError, print_whole
 from crossdraft.serving.limits import Keys, KeysError
 
 AUTO = "auto"
@@ -25,7 +25,7 @@ TOKEN_ADVICE = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PA
 
 
 def deploy(path: Path, address: str, check: bool, wait_seconds: float) -> None:
-    """Deploys what a file says. Raises Misused if the file is wrong, CommandFailed if the cluster cannot do it."""
+    """Deploys what a file says. Raises UsageError if the file is wrong, CommandFailed if the cluster cannot do it."""
     configuration = _read(path)
     if check:
         print(f"{path} is valid")
@@ -78,7 +78,7 @@ def _read(path: Path) -> Configuration:
         if configuration.security.api_keys is not None:
             Keys.read(configuration.security.api_keys)
     except (ConfigurationError, KeysError) as error:
-        raise Misused(str(error)) from error
+        raise UsageError(str(error)) from error
     return configuration
 
 
@@ -108,7 +108,7 @@ def _cluster(address: str) -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises Misused if it is no address, CommandFailed if nothing listens there. Ray itself resolves `auto`."""
+    """Raises UsageError if it is no address, CommandFailed if nothing listens there. Ray itself resolves `auto`."""
     if address == AUTO:
         return
     check_address("--address", address)

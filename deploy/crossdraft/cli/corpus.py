@@ -11,10 +11,10 @@ from rich.table import Table
 
 from crossdraft.cli.options import AffinityOptions, Kinds
 from crossdraft.console.corpora import Named, corpus_texts
-from crossdraft.console.running import CommandFailed, Misused, PlainConsole, check_output
+from crossdraft.console.running import CommandFailed, PlainConsole, UsageError, check_output
 from crossdraft.text.affinity import Affinity, FirstOrder, Kernel, Matrix, Probabilities, save_affinity
 from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence, first_pieces
-from crossdraft.text.frequencies import Ranking, count_frequencies
+from crossdraft.text.frequencies import TokenFrequencies, count_frequencies
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 
@@ -43,7 +43,7 @@ class Job:
         """The corpus, with a progress bar."""
         return corpus_texts(self.corpus, "reading")
 
-    def frequencies(self) -> Ranking:
+    def frequencies(self) -> TokenFrequencies:
         """How often the target's tokens occur in the corpus."""
         return count_frequencies(self.target.tokenizer_json, self.target.tokenization, self.texts())
 
@@ -59,7 +59,7 @@ def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options
         options: how the matrix is made.
 
     Raises:
-        Misused: there is no such corpus, it has no text, an option does not fit, or the file cannot be written there.
+        UsageError: there is no such corpus, it has no text, an option does not fit, or the file cannot be written.
         CommandFailed: a tokenizer cannot be loaded, nothing is shared, or writing fails.
     """
     _check(options)
@@ -81,15 +81,15 @@ def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options
 
 
 def _check(options: AffinityOptions) -> None:
-    """Raises Misused if an option was given that this kind does not have, or is out of its range."""
+    """Raises UsageError if an option was given that this kind does not have, or is out of its range."""
     given = [name for name, value in vars(options).items() if value is not None and name != "kind"]
     for name in given:
         if name not in TAKES[options.kind]:
-            raise Misused(f"--{name} is not an option of --kind {options.kind}: leave it out")
+            raise UsageError(f"--{name} is not an option of --kind {options.kind}: leave it out")
     if not 0 <= (options.keep or 0) <= 1:
-        raise Misused(f"--keep must be between 0 and 1, got {options.keep}")
+        raise UsageError(f"--keep must be between 0 and 1, got {options.keep}")
     if not (options.temperature is None or 0 < options.temperature < float("inf")):
-        raise Misused(f"--temperature must be above 0, got {options.temperature}")
+        raise UsageError(f"--temperature must be above 0, got {options.temperature}")
 
 
 def summary(affinity: Affinity, pair: Pair) -> Table:
@@ -182,7 +182,7 @@ def count_tokens(model: str, corpus: Path, output: Path) -> None:
     """Counts the tokens of a corpus, writes the file, and prints which share of them a pruned head would keep.
 
     Raises:
-        Misused: there is no such corpus, it has no text, or the file cannot be written there.
+        UsageError: there is no such corpus, it has no text, or the file cannot be written there.
         CommandFailed: the tokenizer cannot be loaded, or writing fails.
     """
     check_output(output)
@@ -201,7 +201,7 @@ def count_tokens(model: str, corpus: Path, output: Path) -> None:
     console.print(_kept_shares(ranking))
 
 
-def _kept_shares(ranking: Ranking) -> Table:
+def _kept_shares(ranking: TokenFrequencies) -> Table:
     """The share of the counted tokens that the N most frequent ids make, for some N."""
     size = len(ranking.counts)
     used = int((ranking.counts > 0).sum())

@@ -29,7 +29,7 @@ def demo(
     """Generates twice, greedily or with the same seed, and compares: both texts must be equal.
 
     Raises:
-        Misused: a value is out of its range.
+        UsageError: a value is out of its range.
         CommandFailed: a service does not start, or fails.
     """
     with checked_options():

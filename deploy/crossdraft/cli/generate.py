@@ -8,7 +8,7 @@ from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.options import NO_DRAFTER, RequestOptions, WhereToGenerate, check_address, check_addresses
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.console.processes import ModelNames, Wanted, services, threads_each
-from crossdraft.console.running import CommandFailed, Misused, checked_options, run_to_end
+from crossdraft.console.running import CommandFailed, UsageError, checked_options, run_to_end
 from crossdraft.engine.names import ModelLoadError, source_of
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
@@ -19,7 +19,7 @@ DEFAULT_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
 
 
 def request_of(prompt: str | None, options: RequestOptions) -> GenerationRequest:
-    """What the options ask for; raises Misused."""
+    """What the options ask for; raises UsageError."""
     with checked_options():
         sampling = SamplingOptions(
             options.temperature,
@@ -68,7 +68,7 @@ def generate(
         models: what to run where no address is given.
 
     Raises:
-        Misused: options do not go together or are out of their range; a server cannot serve the request, or knows no
+        UsageError: options do not go together or are out of their range; a server cannot serve the request, or knows no
             such model or drafter.
         CommandFailed: a service or server cannot be reached or started, or fails.
     """
@@ -86,27 +86,27 @@ def generate(
 
 def _check_for_server(where: WhereToGenerate, server: str) -> None:
     if where.target is not None or where.untrusted_drafter:
-        raise Misused(
+        raise UsageError(
             "a server has its own targets and says which drafters it trusts: leave out --target and "
             "--untrusted-drafter, or --server"
         )
     if where.tls.tls_cert is not None or where.tls.tls_key is not None:
-        raise Misused("a server takes no client certificates: of --tls-... give only --tls-ca, and use --api-key")
+        raise UsageError("a server takes no client certificates: of --tls-... give only --tls-ca, and use --api-key")
     check_address("--server", server)
 
 
 def _check_for_services(where: WhereToGenerate) -> None:
     target, drafter = where.target, where.drafter
     if where.model is not None:
-        raise Misused("--model names a model of a server: give --server, or the addresses of services with --target")
+        raise UsageError("--model names a model of a server: give --server, or the addresses of services with --target")
     if target is not None:
         check_addresses("--target", target)
     if drafter is not None and drafter != NO_DRAFTER:
         check_addresses("--drafter", drafter)
         if target is None:
-            raise Misused("--drafter is given without --target: give both, or neither for the bundled models")
+            raise UsageError("--drafter is given without --target: give both, or neither for the bundled models")
     if target is None and where.tls.files() is not None:
-        raise Misused("--tls-ca is for services that run already: give --target, or leave out --tls-...")
+        raise UsageError("--tls-ca is for services that run already: give --target, or leave out --tls-...")
 
 
 def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bool) -> list[str]:
@@ -147,7 +147,7 @@ async def _on_server(request: GenerationRequest, where: WhereToGenerate, server:
         ):
             await _show(request, generation, screen)
     except NameUnknown as error:
-        raise Misused(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 async def _show(request: GenerationRequest, generation: Generated, screen: Screen) -> None:
@@ -193,14 +193,14 @@ def read_prompt(given: str | None) -> str:
     """The prompt; `-` is standard input as it is, None the default one.
 
     Raises:
-        Misused: it is not UTF-8.
+        UsageError: it is not UTF-8.
     """
     if given is None:
         return DEFAULT_PROMPT
     try:
         return sys.stdin.buffer.read().decode() if given == "-" else _checked_text(given)
     except UnicodeError as error:
-        raise Misused(f"the prompt is not UTF-8: {error}") from error
+        raise UsageError(f"the prompt is not UTF-8: {error}") from error
 
 
 def _checked_text(given: str) -> str:
@@ -213,7 +213,7 @@ def logit_biases(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
     """The pairs of `--logit-bias ID:BIAS`.
 
     Raises:
-        Misused: one of them is not of this form.
+        UsageError: one of them is not of this form.
     """
     biases = []
     for one in given:
@@ -221,5 +221,5 @@ def logit_biases(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
         try:
             biases.append((int(token), float(bias)))
         except ValueError:
-            raise Misused(f"--logit-bias must be ID:BIAS, such as 42:-100, got {one!r}") from None
+            raise UsageError(f"--logit-bias must be ID:BIAS, such as 42:-100, got {one!r}") from None
     return tuple(biases)

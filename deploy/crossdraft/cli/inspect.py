@@ -12,7 +12,7 @@ from rich.table import Table
 
 from crossdraft.console.corpora import Named
 from crossdraft.console.pictures import check_picture, plot_combinations
-from crossdraft.console.running import Misused, PlainConsole
+from crossdraft.console.running import PlainConsole, UsageError
 from crossdraft.text.letters import Side
 from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, SampleShare, compare
 
@@ -30,7 +30,7 @@ def inspect(target: str, drafter: str, sample: Path | None, as_json: bool, plot:
         plot: where to write a picture of the combinations; None: nowhere.
 
     Raises:
-        Misused: the sample cannot be read or is empty, or the picture cannot be written there.
+        UsageError: the sample cannot be read or is empty, or the picture cannot be written there.
         CommandFailed: a tokenizer cannot be loaded, or is of no supported kind.
     """
     check_picture(plot)
@@ -55,9 +55,9 @@ def _sample(path: Path | None) -> str:
     try:
         text = source.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        raise Misused(f"the sample {source} cannot be read as UTF-8 text: {error}") from error
+        raise UsageError(f"the sample {source} cannot be read as UTF-8 text: {error}") from error
     if not text.strip():
-        raise Misused(f"the sample {source} is empty: give some pages of text like that which will be served")
+        raise UsageError(f"the sample {source} is empty: give some pages of text like that which will be served")
     return text
 
 

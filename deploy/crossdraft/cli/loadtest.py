@@ -36,7 +36,7 @@ from crossdraft.console.processes import running
 from crossdraft.console.running import (
     STARTS_PROCESSES,
     CommandFailed,
-    Misused,
+    UsageError,
     check_output,
     checked_options,
     print_whole,
@@ -70,7 +70,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Addressed:
-    """Servers and services that run already, by their addresses. Raises Misused."""
+    """Servers and services that run already, by their addresses. Raises UsageError."""
 
     url: str = ""  # of an HTTP server
     server: str = ""  # HOST:PORT of a gRPC server
@@ -88,7 +88,7 @@ class Addressed:
         if self.url:
             base_url(self.url)
         if self.drafters and not self.targets:
-            raise Misused(
+            raise UsageError(
                 "--drafter has an address and --target has none; a server's drafter is named by --use-drafter"
             )
 
@@ -185,16 +185,16 @@ def base_url(url: str) -> str:
     """The URL of a server without `/v1` and slashes at its end.
 
     Raises:
-        Misused: this is not http://HOST[:PORT][/PATH] or the same with https.
+        UsageError: this is not http://HOST[:PORT][/PATH] or the same with https.
     """
     complaint = f"--url must be such as http://127.0.0.1:8000, got {url}"
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
     except ValueError as error:
-        raise Misused(complaint) from error
+        raise UsageError(complaint) from error
     if not known or parts.query or parts.fragment:
-        raise Misused(complaint)
+        raise UsageError(complaint)
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
@@ -222,11 +222,11 @@ def _described(served: Served) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadTestPlan:
     """Which requests are sent, when, and how often.
 
     Raises:
-        Misused: a number is out of its range.
+        UsageError: a number is out of its range.
     """
 
     load: Load
@@ -250,7 +250,7 @@ class Plan:
         )
         for holds, complaint in checks:
             if not holds:
-                raise Misused(complaint)
+                raise UsageError(complaint)
 
     def first(self, count: int) -> tuple[Request, ...]:
         """The first requests."""
@@ -279,7 +279,7 @@ class Plan:
 
 
 def prompts_of(path: Path | None) -> tuple[tuple[Prompt, ...], str]:
-    """The prompts of a file or the bundled ones, and their source for the report; raises Misused."""
+    """The prompts of a file or the bundled ones, and their source for the report; raises UsageError."""
     if path is None:
         return requests.bundled(), "bundled"
     with checked_options():
@@ -288,7 +288,7 @@ def prompts_of(path: Path | None) -> tuple[tuple[Prompt, ...], str]:
 
 @dataclass(frozen=True)
 class Files:
-    """Where the report is written, besides the tables on stdout. Raises Misused."""
+    """Where the report is written, besides the tables on stdout. Raises UsageError."""
 
     as_json: Path | None = None
     as_csv: Path | None = None
@@ -319,7 +319,7 @@ def loadtest(
     """Runs the test; tables on stdout, and files if paths are given.
 
     Raises:
-        Misused: a value is out of its range, options do not go together, or a request cannot be served by the models.
+        UsageError: a value is out of its range, options do not go together, or the models cannot serve a request.
         CommandFailed: a service or server cannot be used; the report of what was done before is written.
     """
     plan = _plan_of(load, asked)
@@ -327,12 +327,12 @@ def loadtest(
     run(plan, _tested(servers, services, load.requests), written)
 
 
-def run(plan: Plan, tested: Addressed | Started, files: Files) -> None:
+def run(plan: LoadTestPlan, tested: Addressed | Started, files: Files) -> None:
     """The same, of checked options."""
     run_to_end(LoadTest(plan, tested, files).run(), STARTS_PROCESSES)
 
 
-def _plan_of(load: LoadOptions, asked: LoadRequests) -> Plan:
+def _plan_of(load: LoadOptions, asked: LoadRequests) -> LoadTestPlan:
     drafter = "" if asked.use_drafter == NO_DRAFTER else asked.use_drafter
     with checked_options():
         options = RequestOptions(
@@ -347,27 +347,27 @@ def _plan_of(load: LoadOptions, asked: LoadRequests) -> Plan:
         )
         kind, goal = _load_of(load), Goal(asked.ttft_ms, asked.tpot_ms)
     counts = load.requests, load.warm_up, load.repeat, load.seed
-    return Plan(kind, options, goal, *prompts_of(asked.prompts), *counts, load.timeout)
+    return LoadTestPlan(kind, options, goal, *prompts_of(asked.prompts), *counts, load.timeout)
 
 
 def _load_of(options: LoadOptions) -> Load:
-    """What --rate, --clients and --max-concurrency say together. Raises Misused and ValueError."""
+    """What --rate, --clients and --max-concurrency say together. Raises UsageError and ValueError."""
     most = options.most_at_once if options.max_concurrency is None else options.max_concurrency
     if options.rate is not None and options.clients is not None:
-        raise Misused("--rate and --clients are two kinds of load: give one of them")
+        raise UsageError("--rate and --clients are two kinds of load: give one of them")
     if options.rate is not None:
         return OpenLoop(options.rate, most)
     if most is not None:
-        raise Misused("--max-concurrency is for --rate; without it, --clients says how many requests are under way")
+        raise UsageError("--max-concurrency is for --rate; without it, --clients says how many requests are under way")
     return ClosedLoop(DEFAULT_CLIENTS if options.clients is None else options.clients)
 
 
 def _tested(servers: ExistingServers, services: StartedServices, requests: int) -> Addressed | Started:
-    """Raises Misused."""
+    """Raises UsageError."""
     url, server, target, drafter = servers.url, servers.server, servers.target, servers.drafter
     if url or server or target or drafter:
         if services.compare or services.delay_ms is not None:
-            raise Misused("--compare and --delay-ms are for services that are started; give --target beside --url")
+            raise UsageError("--compare and --delay-ms are for services that are started; give --target beside --url")
         ca, tls = (None, servers.tls.files()) if target else (servers.tls.tls_ca, None)
         return Addressed(url, server, target, drafter, servers.api_key, ca, tls)
     models = Served(services.target_model, services.pace_target), Served(services.drafter_model, services.pace_drafter)
@@ -380,7 +380,7 @@ def _tested(servers: ExistingServers, services: StartedServices, requests: int) 
 class LoadTest:
     """A running test."""
 
-    plan: Plan
+    plan: LoadTestPlan
     tested: Addressed | Started
     files: Files
     runs: list[Run] = field(default_factory=list)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from crossdraft.console.processes import ModelNames
-from crossdraft.console.running import METHODS, Misused, checked_options
+from crossdraft.console.running import METHODS, UsageError, checked_options
 from crossdraft.serving.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
@@ -79,18 +79,18 @@ def _value(name: str, type_: Any, given: Mapping[str, Any]) -> Any:
 
 
 def check_addresses(option: str, given: str) -> None:
-    """Raises Misused unless it is host:port, or several with commas between."""
+    """Raises UsageError unless it is host:port, or several with commas between."""
     for one in given.split(","):
         check_address(option, one.strip())
 
 
 def check_address(option: str, address: str) -> None:
-    """Raises Misused unless it is host:port."""
+    """Raises UsageError unless it is host:port."""
     if not address:
-        raise Misused(f"{option} has an empty address: remove the extra comma")
+        raise UsageError(f"{option} has an empty address: remove the extra comma")
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise Misused(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")
+        raise UsageError(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +102,11 @@ class TlsOptions:
     tls_key: Annotated[Path | None, option("The key of --tls-cert.", "FILE")] = None
 
     def files(self) -> "TlsFiles | None":
-        """The three files, or None if none was given; raises Misused if one is missing or cannot be used."""
+        """The three files, or None if none was given; raises UsageError if one is missing or cannot be used."""
         if self.tls_ca is None and self.tls_cert is None and self.tls_key is None:
             return None
         if self.tls_ca is None or self.tls_cert is None or self.tls_key is None:
-            raise Misused("--tls-ca, --tls-cert and --tls-key go together: give all three, or none")
+            raise UsageError("--tls-ca, --tls-cert and --tls-key go together: give all three, or none")
         from crossdraft.rpc.security import TlsFiles
 
         files = TlsFiles(self.tls_ca, self.tls_cert, self.tls_key)
@@ -125,11 +125,11 @@ class ServerCertificate:
     ssl_keyfile: Annotated[Path | None, option("The key of --ssl-certfile.", "FILE")] = None
 
     def files(self) -> "FrontFiles | None":
-        """Both files, or None if none was given; raises Misused if one is missing or cannot be used."""
+        """Both files, or None if none was given; raises UsageError if one is missing or cannot be used."""
         if self.ssl_certfile is None and self.ssl_keyfile is None:
             return None
         if self.ssl_certfile is None or self.ssl_keyfile is None:
-            raise Misused("--ssl-certfile and --ssl-keyfile go together: give both, or neither")
+            raise UsageError("--ssl-certfile and --ssl-keyfile go together: give both, or neither")
         from crossdraft.rpc.security import FrontFiles
 
         files = FrontFiles(self.ssl_certfile, self.ssl_keyfile)
@@ -335,7 +335,7 @@ class RequestOptions:
 
 
 class Uses(StrEnum):
-    """What certificates are good for; the values are those of `rpc.authority.Use`."""
+    """What certificates are good for; the values are those of `rpc.authority.Purpose`."""
 
     SERVICE = "service"
     ORCHESTRATOR = "orchestrator"

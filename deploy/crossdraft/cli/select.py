@@ -22,7 +22,7 @@ from crossdraft.bench.workload import Setting
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.console.pictures import SpeedCurve, check_picture, plot_speeds
 from crossdraft.console.processes import Wanted, services, threads_each
-from crossdraft.console.running import STARTS_PROCESSES, Misused, checked_options, counted, run_to_end
+from crossdraft.console.running import STARTS_PROCESSES, UsageError, checked_options, counted, run_to_end
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.resolution import fault_of_pair
 from crossdraft.types.messages import Description
@@ -73,11 +73,11 @@ class Selection:
         ]
 
     def check(self) -> None:
-        """Raises Misused if a request would be refused, before anything is started."""
+        """Raises UsageError if a request would be refused, before anything is started."""
         if not self.drafters:
-            raise Misused("give at least one --drafter")
+            raise UsageError("give at least one --drafter")
         if len(self.prompts) < 2:
-            raise Misused("give at least two prompts: the error of a mean cannot be estimated from one")
+            raise UsageError("give at least two prompts: the error of a mean cannot be estimated from one")
         with checked_options():
             for method in self.tried:
                 for k in self.ks_for(copies=False):
@@ -88,7 +88,7 @@ def select(selection: Selection, as_json: bool, plot: Path | None) -> None:
     """Measures, prints a table or JSON, and says what to use.
 
     Raises:
-        Misused: a value is out of its range.
+        UsageError: a value is out of its range.
         CommandFailed: a service does not start, is not there, or fails.
     """
     check_picture(plot)

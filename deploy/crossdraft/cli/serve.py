@@ -1,7 +1,7 @@
 """`crossdraft serve`: one server in this process, until SIGTERM or SIGINT.
 
-A line of JSON on stdout says when it is ready. All functions raise Misused if an option is out of its range or does not
-fit another one or the model, and CommandFailed if the model cannot be run or the address cannot be had.
+A line of JSON on stdout says when it is ready. All functions raise UsageError if an option is out of its range or
+does not fit another one or the model, and CommandFailed if the model cannot be run or the address cannot be had.
 """
 
 from collections.abc import Callable, Coroutine
@@ -19,7 +19,7 @@ from crossdraft.cli.options import (
 )
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
-from crossdraft.console.running import CommandFailed, Misused, checked_options
+from crossdraft.console.running import CommandFailed, UsageError, checked_options
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
@@ -35,7 +35,7 @@ from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.serving.servers import Together
 from crossdraft.text.affinity import AffinityMismatch
-from crossdraft.text.frequencies import RankingError
+from crossdraft.text.frequencies import FrequenciesError
 
 if TYPE_CHECKING:
     from crossdraft.engine.emulation import Pace
@@ -141,8 +141,8 @@ def _run(server: Coroutine[Any, Any, None], log: LogOptions, until_stdin_ends: b
     try:
         with logged(log.log_format, log.log_level):
             run(server)
-    except (AffinityMismatch, RankingError, NumberOutOfRangeError, TlsError) as error:
-        raise Misused(str(error)) from error
+    except (AffinityMismatch, FrequenciesError, NumberOutOfRangeError, TlsError) as error:
+        raise UsageError(str(error)) from error
     except (ValueError, CannotListen) as error:
         raise CommandFailed(str(error)) from error
 
@@ -193,9 +193,9 @@ def _pruning(drafting: DrafterOptions) -> "Pruning | None":
     if keep is None and frequencies is None:
         return None
     if keep is None or frequencies is None:
-        raise Misused("--vocab-keep and --frequencies go together: give both, or neither")
+        raise UsageError("--vocab-keep and --frequencies go together: give both, or neither")
     if keep < 1:
-        raise Misused(f"--vocab-keep must be at least 1, got {keep}")
+        raise UsageError(f"--vocab-keep must be at least 1, got {keep}")
     from crossdraft.engine.loader import Pruning
 
     return Pruning(keep, frequencies)
@@ -217,7 +217,7 @@ def _local_model(api: ApiOptions) -> LocalModel:
     drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or ())
     unknown = untrusted - {one.name for one in drafters}
     if unknown:
-        raise Misused(f"--untrusted-drafter names {min(unknown)!r}, but no --drafter has that name")
+        raise UsageError(f"--untrusted-drafter names {min(unknown)!r}, but no --drafter has that name")
     with checked_options():
         return LocalModel(api.model, targets, drafters)
 
@@ -225,7 +225,7 @@ def _local_model(api: ApiOptions) -> LocalModel:
 def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:
     name, equals, addresses = given.partition("=")
     if not (name and equals):
-        raise Misused(f"--drafter must be NAME=HOST:PORT, such as small=127.0.0.1:7002, got {given!r}")
+        raise UsageError(f"--drafter must be NAME=HOST:PORT, such as small=127.0.0.1:7002, got {given!r}")
     return NamedDrafter(name, _addresses("--drafter", addresses), name not in untrusted)
 
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from crossdraft.console.running import CommandFailed, Misused, check_output
+from crossdraft.console.running import CommandFailed, UsageError, check_output
 from crossdraft.trace.page.figure import draw
 from crossdraft.trace.page.scene import scene_of
 from crossdraft.trace.page.svg import page_of
@@ -24,7 +24,7 @@ def replay(file: Path) -> None:
     """Verifies again from the recorded replies, and prints whether the verdicts are the same.
 
     Raises:
-        Misused: the recording cannot be read.
+        UsageError: the recording cannot be read.
         CommandFailed: the verdicts differ, or the recording cannot be replayed.
     """
     recording = recording_of(file)
@@ -52,12 +52,12 @@ def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
         rounds: number of rounds to show.
 
     Raises:
-        Misused: the output cannot be written there, or has an unknown extension; the recording cannot be read, or has
-            fewer rounds.
+        UsageError: the output cannot be written there, or has an unknown extension; the recording cannot be read, or
+            has fewer rounds.
         CommandFailed: writing fails.
     """
     if output.suffix.lower() not in (*PAGES, *PICTURES):
-        raise Misused(f"--output writes {', '.join((*PAGES, *PICTURES))} files, got {output}")
+        raise UsageError(f"--output writes {', '.join((*PAGES, *PICTURES))} files, got {output}")
     check_output(output)
     recording = recording_of(file)
     found = spans_of(recording)
@@ -77,19 +77,19 @@ def timeline(file: Path, output: Path, first: int, rounds: int) -> None:
 
 
 def recording_of(file: Path) -> Recording:
-    """Raises Misused if it cannot be read."""
+    """Raises UsageError if it cannot be read."""
     try:
         return read(file)
     except OSError as error:
-        raise Misused(f"cannot read {file} (a file of `generate --record`): {error.strerror}") from error
+        raise UsageError(f"cannot read {file} (a file of `generate --record`): {error.strerror}") from error
     except RecordingError as error:
-        raise Misused(f"{error} (a file of `generate --record` is)") from error
+        raise UsageError(f"{error} (a file of `generate --record` is)") from error
 
 
 def window_of(found: Timeline, first: int, rounds: int) -> tuple[float, float]:
-    """When `rounds` rounds from the `first` begin and end, in seconds. Raises Misused if there are fewer."""
+    """When `rounds` rounds from the `first` begin and end, in seconds. Raises UsageError if there are fewer."""
     if first > len(found.passes):
-        raise Misused(f"the recording has {len(found.passes)} rounds, so it has no round {first} (--first)")
+        raise UsageError(f"the recording has {len(found.passes)} rounds, so it has no round {first} (--first)")
     drafts = [work.begin for work in found.works if work.begin < found.passes[first - 1]]
     begin = found.passes[first - 1] if first > 1 or not drafts else drafts[0]
     last = first - 1 + rounds

@@ -27,11 +27,11 @@ from crossdraft.serving.backend import (
     OutputItem,
     OutputRequest,
     OverloadedError,
-    ServedModel,
     TraceSpans,
     UnknownDrafterError,
     UnknownModelError,
 )
+from crossdraft.types.output import ServedModel
 from crossdraft.types.request import PromptTooLongError
 from crossdraft.verification.methods import SEEDED, method_named
 

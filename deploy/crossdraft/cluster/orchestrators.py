@@ -24,8 +24,9 @@ from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Exporter, Registry
 from crossdraft.rpc.server import freeze_heap
-from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter, OutputRequest, ServedModel
+from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import logged
+from crossdraft.types.output import ServedModel
 
 log = logging.getLogger(__name__)
 LONG_POLL = 10.0  # seconds that a request to the directory waits for a change

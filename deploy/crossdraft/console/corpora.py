@@ -12,7 +12,7 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 from crossdraft.engine.names import ModelLoadError, source_of
 from crossdraft.text.letters import Side
 from crossdraft.text.tokenization import Tokenization
@@ -38,12 +38,12 @@ def find_corpus(path: Path) -> Corpus:
     """The file at `path`, or all files in that folder and below it, hidden ones left out.
 
     Raises:
-        Misused: there is nothing at `path`, no file in it, or it may not be looked into.
+        UsageError: there is nothing at `path`, no file in it, or it may not be looked into.
     """
     try:
         return _found(path)
     except OSError as error:
-        raise Misused(f"the corpus {path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"the corpus {path} cannot be read: {error.strerror}") from error
 
 
 def _found(path: Path) -> Corpus:
@@ -52,9 +52,9 @@ def _found(path: Path) -> Corpus:
     elif path.is_dir():
         files = sorted(_files(path))
         if not files:
-            raise Misused(f"the corpus {path} has no files: give a file, or a folder with text in it")
+            raise UsageError(f"the corpus {path} has no files: give a file, or a folder with text in it")
     else:
-        raise Misused(f"there is no corpus {path}: give a file of text or JSON lines, or a folder of such files")
+        raise UsageError(f"there is no corpus {path}: give a file of text or JSON lines, or a folder of such files")
     return Corpus(path, tuple(files), tuple(file.stat().st_size for file in files))
 
 
@@ -70,8 +70,8 @@ def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
         chunk: bytes.
 
     Raises:
-        Misused: there is no corpus at `path` (raised before anything is read), or it has no text, or a line of JSON has
-            none.
+        UsageError: there is no corpus at `path` (raised before anything is read), or it has no text, or a line of JSON
+            has none.
     """
     return _texts(find_corpus(path), doing, chunk)
 
@@ -92,7 +92,7 @@ def _texts(corpus: Corpus, doing: str, chunk: int) -> Iterator[str]:
                 skipped.append(str(file))
             progress.update(task, completed=end)  # also where a file, or its rest, was skipped
     if not found:
-        raise Misused(
+        raise UsageError(
             f"the corpus {corpus.path} has no text: "
             + (
                 f"{len(skipped)} of {len(corpus.files)} files are not UTF-8 or may not be read"
@@ -140,7 +140,7 @@ def _json_texts(file: Path, opened: BinaryIO, advance: Advance) -> Iterator[str]
     while line := opened.readline(LONGEST_LINE):
         number += 1
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-            raise Misused(f"{file}, line {number} is longer than {LONGEST_LINE >> 20} MiB: cut its text in parts")
+            raise UsageError(f"{file}, line {number} is longer than {LONGEST_LINE >> 20} MiB: cut its text in parts")
         if line.strip():
             yield _text_of(line, f"{file}, line {number}")
         advance(len(line))
@@ -150,10 +150,10 @@ def _text_of(line: bytes, where: str) -> str:
     try:
         record = json.loads(line.decode())
     except json.JSONDecodeError as error:
-        raise Misused(f"{where} is not JSON: {error}") from error
+        raise UsageError(f"{where} is not JSON: {error}") from error
     text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):
-        raise Misused(f'{where} is not an object with a "text": write {{"text": "…"}}, or name the file .txt')
+        raise UsageError(f'{where} is not an object with a "text": write {{"text": "…"}}, or name the file .txt')
     return text
 
 

@@ -6,7 +6,7 @@ from math import log10
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crossdraft.console.running import CommandFailed, Misused
+from crossdraft.console.running import CommandFailed, UsageError
 from crossdraft.text.report import Combinations, OfLength
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ class SpeedCurve:
 
 
 def check_picture(path: Path | None) -> None:
-    """Raises Misused if a picture cannot be written there, before anything is measured."""
+    """Raises UsageError if a picture cannot be written there, before anything is measured."""
     if path is None:
         return
     if path.suffix.lower() not in FORMATS:
-        raise Misused(f"--plot writes {', '.join(FORMATS)} files, got {path}")
+        raise UsageError(f"--plot writes {', '.join(FORMATS)} files, got {path}")
     if not path.parent.is_dir():
-        raise Misused(f"--plot: there is no folder {path.parent}")
+        raise UsageError(f"--plot: there is no folder {path.parent}")
 
 
 def plot_speeds(path: Path, title: str, curves: Sequence[SpeedCurve]) -> None:

@@ -44,7 +44,7 @@ class CommandFailed(Exception):  # noqa: N818 - the name says what happened
     exit_code: ClassVar[int] = 1
 
 
-class Misused(CommandFailed):
+class UsageError(CommandFailed):
     """The command line itself is wrong."""
 
     exit_code = 2
@@ -63,7 +63,7 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
     channels.
 
     Raises:
-        Misused: the request cannot be served by this pair of models.
+        UsageError: the request cannot be served by this pair of models.
         CommandFailed: a service failed.
         Interrupted: after a signal.
     """
@@ -74,7 +74,7 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
         with warnings_shown():
             run(_cancelled_by_signals(work))
     except RequestError as error:
-        raise Misused(str(error)) from error
+        raise UsageError(str(error)) from error
     except ServiceError as error:
         raise CommandFailed(str(error)) from error
 
@@ -113,11 +113,11 @@ async def _cancelled_by_signals(work: Coroutine[Any, Any, None]) -> None:
 
 @contextmanager
 def checked_options() -> Iterator[None]:
-    """Turns ValueError into Misused, with the same text."""
+    """Turns ValueError into UsageError, with the same text."""
     try:
         yield
     except ValueError as error:
-        raise Misused(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 @contextmanager
@@ -139,10 +139,10 @@ def print_whole(table: Table) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Raises Misused if a file cannot be written there; called before the work for it is done."""
+    """Raises UsageError if a file cannot be written there; called before the work for it is done."""
     fault = _fault_of(path)
     if fault:
-        raise Misused(f"cannot write {path}: {fault}")
+        raise UsageError(f"cannot write {path}: {fault}")
 
 
 def _fault_of(path: Path) -> str:

@@ -20,6 +20,7 @@ from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.resolution import fault_of_pair, requested_method
 from crossdraft.trace.live_spans import Span, Watch
+from crossdraft.types.output import ServedModel
 from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)

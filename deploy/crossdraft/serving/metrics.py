@@ -27,9 +27,9 @@ from crossdraft.serving.backend import (
     OutputItem,
     OutputRequest,
     OverloadedError,
-    ServedModel,
     UnknownModelError,
 )
+from crossdraft.types.output import ServedModel
 from crossdraft.types.statistics import BOUNDS, LaneFigures
 
 log = logging.getLogger(__name__)

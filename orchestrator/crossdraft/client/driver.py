@@ -375,7 +375,7 @@ class Driver:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
             spent, misses = self._clock.latest, self._session.counts.row_misses
             bytes_out, bytes_in = sum(sent.values()), sum(received.values())
-            made = tuple(self._session.choices) if commands else ()  # a step that fails has none of its own
+            made, self._session.choices = tuple(self._session.choices), []
             self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in, made))
 
     def _carry_out(self, commands: list[Command], group: asyncio.TaskGroup, emit: Emit) -> Finished | None:

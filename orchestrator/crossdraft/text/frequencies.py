@@ -21,12 +21,12 @@ DIGEST_BYTES = 16
 LARGEST_FILE = 1 << 26  # bytes: more than 8 for each id of the largest vocabularies
 
 
-class RankingError(ValueError):
+class FrequenciesError(ValueError):
     """A file of frequencies cannot be used; the text says what to do."""
 
 
 @dataclass(frozen=True, eq=False)
-class Ranking:
+class TokenFrequencies:
     """Occurrences of each id in a corpus, and whose ids they are."""
 
     tokenizer: str  # its `tokenizer_digest`
@@ -46,10 +46,10 @@ class Ranking:
             always: ids that come first, whatever their frequency. Of equally frequent ones the smaller ids come first.
 
         Raises:
-            RankingError: `count` is out of its range.
+            FrequenciesError: `count` is out of its range.
         """
         if not 1 <= count <= size:
-            raise RankingError(f"the ids to keep must be 1 to {size}, the whole vocabulary, got {count}")
+            raise FrequenciesError(f"the ids to keep must be 1 to {size}, the whole vocabulary, got {count}")
         keys = np.zeros(size, dtype=np.int64)
         common = min(size, len(self.counts))
         keys[:common] = self.counts[:common]
@@ -66,7 +66,7 @@ class Ranking:
         path.write_bytes(msgpack.packb([FORMAT, self.tokenizer, counts, _check(self.tokenizer, counts)]))
 
 
-def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: Iterable[str]) -> Ranking:
+def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: Iterable[str]) -> TokenFrequencies:
     """Counts the ids of texts, each tokenized as the middle of an output: no begin symbol, no prefix space.
 
     Raises:
@@ -79,10 +79,10 @@ def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: It
         counts += np.bincount(np.array(ids, dtype=np.int64), minlength=size)
     if not counts.any():
         raise ValueError("the corpus makes no tokens")
-    return Ranking(tokenizer_digest(tokenizer_json), counts)
+    return TokenFrequencies(tokenizer_digest(tokenizer_json), counts)
 
 
-def read_ranking(path: Path, tokenizer_json: str, model: str) -> Ranking:
+def read_frequencies(path: Path, tokenizer_json: str, model: str) -> TokenFrequencies:
     """Reads a file of frequencies for this tokenizer.
 
     Args:
@@ -91,22 +91,22 @@ def read_ranking(path: Path, tokenizer_json: str, model: str) -> Ranking:
         model: its name, for the advice.
 
     Raises:
-        RankingError: there is no such file, it is damaged, or it was made with another tokenizer.
+        FrequenciesError: there is no such file, it is damaged, or it was made with another tokenizer.
     """
     advice = f"make one with: crossdraft frequencies --model {model} CORPUS -o FILE"
     try:
         with path.open("rb") as opened:
             ranking = _parsed(opened.read(LARGEST_FILE))
     except OSError as error:
-        raise RankingError(f"cannot read the frequencies: {error}; {advice}") from error
+        raise FrequenciesError(f"cannot read the frequencies: {error}; {advice}") from error
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RankingError(f"{path} is damaged, or not a file of frequencies; {advice}") from error
+        raise FrequenciesError(f"{path} is damaged, or not a file of frequencies; {advice}") from error
     if ranking.tokenizer != tokenizer_digest(tokenizer_json):
-        raise RankingError(f"the frequencies in {path} are those of another tokenizer; {advice}")
+        raise FrequenciesError(f"the frequencies in {path} are those of another tokenizer; {advice}")
     return ranking
 
 
-def _parsed(content: bytes) -> Ranking:
+def _parsed(content: bytes) -> TokenFrequencies:
     """Raises ValueError, TypeError or what msgpack raises."""
     form, tokenizer, counts, check = msgpack.unpackb(content)
     if form != FORMAT or not isinstance(tokenizer, str) or check != _check(tokenizer, counts):
@@ -114,7 +114,7 @@ def _parsed(content: bytes) -> Ranking:
     found = np.frombuffer(counts, dtype="<i8").astype(np.int64)
     if not found.any() or (found < 0).any():
         raise ValueError("the counts are not those of a corpus")
-    return Ranking(tokenizer, found)
+    return TokenFrequencies(tokenizer, found)
 
 
 def _check(tokenizer: str, counts: bytes) -> bytes:

@@ -26,7 +26,7 @@ from crossdraft.types.rows import Ids, Probabilities, Row, Whose
 
 @dataclass(frozen=True)
 class Expected:
-    """A probability that may lack the paths below `Drafting.least`."""
+    """A probability that may lack the paths below `DraftDistribution.least`."""
 
     acceptance: float  # at least this
     pruned: float = 0.0  # and at most this much more
@@ -36,7 +36,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Drafting:
+class DraftDistribution:
     """A drafter's distributions, and how far they are followed."""
 
     pair: Pair
@@ -46,7 +46,7 @@ class Drafting:
     whose: Whose = Whose.DRAFTER  # whose ids the first row has
 
 
-def overlap(target: Row, drafting: Drafting) -> Expected:
+def overlap(target: Row, drafting: DraftDistribution) -> Expected:
     """Σ min(p, q) over target ids: `standard`, `union` (all of D drafted), `tli` (T∩D only), `rdk` (target ids).
 
     One draft token is all that it needs. Drafter ids with the same letters are one target id, as in the walk.
@@ -56,12 +56,12 @@ def overlap(target: Row, drafting: Drafting) -> Expected:
     return Expected(float(np.minimum(in_target_ids(drafting.pair, target, Whose.TARGET), drafted).sum()))
 
 
-def matching(target: Row, drafting: Drafting) -> Expected:
+def matching(target: Row, drafting: DraftDistribution) -> Expected:
     """Σ p(t) G(t) with G(t) = P(the draft's text starts with t): `slem`."""
     return Agreement(drafting, independent).starting(weights_of(target))
 
 
-def common_noise(target: Row, drafting: Drafting) -> Expected:
+def common_noise(target: Row, drafting: DraftDistribution) -> Expected:
     """As `matching`, but the first tokens of both sides are drawn with common noise: `seeded`.
 
     Their joint distribution has a closed form (`Race`); noise at later offsets is independent of the first token's.
@@ -74,7 +74,7 @@ def common_noise(target: Row, drafting: Drafting) -> Expected:
     return found
 
 
-def string_rejection(target: Row, drafting: Drafting) -> Expected:
+def string_rejection(target: Row, drafting: DraftDistribution) -> Expected:
     """Σ min(p(t), ψ(t)) with ψ(t) = P(t is the longest target token that the draft's text starts with): `slrs`."""
     weights, psi = weights_of(target), dict[Letters, float]()
     probabilities = _by_letters(drafting.pair.target.letters, weights)
@@ -82,7 +82,7 @@ def string_rejection(target: Row, drafting: Drafting) -> Expected:
     return Expected(sum(min(probabilities.get(letters, 0.0), mass) for letters, mass in psi.items()), pruned)
 
 
-def coupled(target: Row, drafting: Drafting) -> Expected:
+def coupled(target: Row, drafting: DraftDistribution) -> Expected:
     """Σ min(p, q) over shared strings, then the maximal coupling of the residuals letter by letter: `coupled`."""
     pair, proposed = drafting.pair, drafting.row_after(())
     ours, theirs = pair.names(target.ids), pair.to_target_ids(proposed.ids)
@@ -96,8 +96,8 @@ def coupled(target: Row, drafting: Drafting) -> Expected:
     return Expected(accepted) + surplus
 
 
-# By method name; that draft tokens are of T∩D only, or target tokens, is a matter of `Drafting.row_after`.
-EXPECTATIONS: dict[str, Callable[[Row, Drafting], Expected]] = {
+# By method name; that draft tokens are of T∩D only, or target tokens, is a matter of `DraftDistribution.row_after`.
+EXPECTATIONS: dict[str, Callable[[Row, DraftDistribution], Expected]] = {
     "standard": overlap,
     "union": overlap,
     "tli": overlap,
@@ -145,7 +145,7 @@ class _Text:
     mass: float  # its probability
 
 
-def _longest_tokens(drafting: Drafting, target: Weights, psi: dict[Letters, float]) -> float:
+def _longest_tokens(drafting: DraftDistribution, target: Weights, psi: dict[Letters, float]) -> float:
     """Fills ψ from the drafts of at most n tokens; returns what pruned drafts could add to Σ min(p, ψ).
 
     A draft is followed while a longer target token could begin with all of its text (the paper's stopping rule).
@@ -210,7 +210,7 @@ def maximal(ends: float, target: Masses, draft: Masses) -> Meeting:
 class Agreement:
     """Sums over the common prefixes of both sides."""
 
-    drafting: Drafting
+    drafting: DraftDistribution
     couple: Coupling
 
     def starting(self, target: Weights) -> Expected:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from crossdraft.engine.compatibility import embedding_weight, length_of
 from crossdraft.engine.device import device_of, leave_out_cudnn
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError, Size, size_of, source_of
-from crossdraft.text.frequencies import read_ranking
+from crossdraft.text.frequencies import read_frequencies
 from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
 from crossdraft.types.messages import Description
 from crossdraft.types.rows import Ids
@@ -45,9 +45,9 @@ class Pruning:
         A corpus has no stop ids, but every output ends with one.
 
         Raises:
-            RankingError: the file cannot be used for this model, or `keep` is out of its range.
+            FrequenciesError: the file cannot be used for this model, or `keep` is out of its range.
         """
-        ranking = read_ranking(self.frequencies, description.tokenizer_json, description.model)
+        ranking = read_frequencies(self.frequencies, description.tokenizer_json, description.model)
         return ranking.most_frequent(self.keep, description.vocabulary_size, description.stops)
 
 
@@ -72,7 +72,7 @@ def load_model(
 
     Raises:
         ModelLoadError: folder, weights, tokenizer, dtype, device or max_length do not fit, or the head cannot be cut.
-        RankingError: the frequencies or the number of ids of `pruning` do not fit.
+        FrequenciesError: the frequencies or the number of ids of `pruning` do not fit.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use auto, {', '.join(DTYPES)}")

@@ -22,7 +22,7 @@ class AuthorityError(ValueError):
     """A certificate cannot be made; the text says what to change."""
 
 
-class Use(StrEnum):
+class Purpose(StrEnum):
     """What a certificate may be used for; the other side's TLS checks it."""
 
     SERVICE = "service"  # to be connected to
@@ -30,10 +30,10 @@ class Use(StrEnum):
     BOTH = "both"
 
 
-PURPOSES = {
-    Use.SERVICE: (ExtendedKeyUsageOID.SERVER_AUTH,),
-    Use.ORCHESTRATOR: (ExtendedKeyUsageOID.CLIENT_AUTH,),
-    Use.BOTH: (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH),
+EXTENDED_KEY_USAGES = {
+    Purpose.SERVICE: (ExtendedKeyUsageOID.SERVER_AUTH,),
+    Purpose.ORCHESTRATOR: (ExtendedKeyUsageOID.CLIENT_AUTH,),
+    Purpose.BOTH: (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH),
 }
 
 
@@ -50,7 +50,7 @@ class Subject:
     """Whom a certificate is for."""
 
     hosts: tuple[str, ...]  # names and addresses, the first of which names it
-    use: Use = Use.BOTH
+    purpose: Purpose = Purpose.BOTH
 
     def __post_init__(self) -> None:
         if not self.hosts:
@@ -101,7 +101,7 @@ def issue(authority: Issued, subject: Subject, days: int, now: datetime | None =
         .public_key(key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(PURPOSES[subject.use]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(EXTENDED_KEY_USAGES[subject.purpose]), critical=False)
         .add_extension(x509.SubjectAlternativeName(map(_general_name, subject.hosts)), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
@@ -125,7 +125,7 @@ def subject_of(certificate: bytes) -> Subject:
         extensions = x509.load_pem_x509_certificate(certificate).extensions
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         purposes = tuple(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-        use = next(use for use, known in PURPOSES.items() if known == purposes)
+        use = next(use for use, known in EXTENDED_KEY_USAGES.items() if known == purposes)
     except (ValueError, x509.ExtensionNotFound, StopIteration) as error:
         raise AuthorityError("this is no certificate that `crossdraft certs` made") from error
     return Subject(tuple(str(name.value) for name in names), use)
