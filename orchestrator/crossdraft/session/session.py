@@ -94,7 +94,6 @@ class Session:
             IllegalEventError: the rules do not allow it; nothing has changed.
         """
         if outdated(event, self.state, self.target, self.drafter):
-            self.choices = []
             return []
         fault = fault_of(event, self.state, self.target, self.drafter)
         if fault:
