@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import product
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 from crossdraft.speculation.choice import (
     LONG_RUN,
@@ -35,7 +35,8 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
 WAITS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)  # numbers that a pass waits for, likewise
 FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: enough to see how they fare
-EXPLORED = 96  # tokens of all outputs for each trial of a drafter that does not pay: a trial costs less than a pass
+EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
+PROMISING = 3  # draft tokens accepted at once in a trial after which another follows: rare with a useless drafter
 SWITCH = 1.03  # a mode is left for one that is expected to be so much faster: less is noise
 FAR = 1.25  # ... at once; else only after all have used it for TRUSTED tokens, since a mixture is slower than each
 TRUSTED = 64.0  # tokens of each output that the forecast of a mode weighs against what the mode has brought
@@ -65,6 +66,11 @@ class Mode(Enum):
         if not choice.overlap:
             return Mode.LOCK_STEP
         return Mode.OVERLAPPED if choice.patience else Mode.HURRIED
+
+
+# What forecasts come true to where outputs share a target, as simulated: those that wait for draft tokens come back at
+# different times, and some miss the next pass.
+USUAL = {Mode.PLAIN: 1.0, Mode.HURRIED: 0.95, Mode.OVERLAPPED: 0.85, Mode.LOCK_STEP: 0.85}
 
 
 @dataclass(frozen=True)
@@ -144,8 +150,8 @@ class TargetController:
         self._policies: dict[tuple[Kind, Limits], Policy] = {}
         self._seen = 0  # observations
         self._unanswered: float | None = None  # seconds: since when the drafter has answered nobody
-        self._untried = 0  # tokens since a drafter that does not pay was tried
-        self._interval = EXPLORED
+        self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
+        self._measuring: ReferenceType[OutputController] | None = None  # the output that tries a new drafter
         self._emitted = 0.0  # tokens of all outputs
 
     @property
@@ -189,7 +195,7 @@ class TargetController:
 
     def brought(self, mode: Mode, tokens: float, forecast: float) -> None:
         """An output has emitted so many tokens in a mode in which so many were forecast."""
-        self._untried += int(tokens)
+        self._untried += tokens / self.outputs
         self._emitted += tokens
         using = sum(output.mode is mode for output in self._outputs)
         if using < 0.9 * len(self._outputs):
@@ -233,12 +239,27 @@ class TargetController:
         return self._unanswered is not None and self.target.known and now - self._unanswered > patience
 
     def may_try(self) -> int:
-        """Tokens until a drafter that does not pay may be tried; 0: now."""
-        return max(0, self._interval - self._untried)
+        """Tokens of an output until a drafter that does not pay may be tried; 0: now."""
+        return max(0, int(EXPLORED - self._untried))
+
+    def longest_run(self) -> int:
+        """Tokens of a plain run at most: of several outputs one ends soon, and tries a drafter when that is due."""
+        return max(8, self.may_try()) if len(self._outputs) == 1 else LONG_RUN
 
     def tried(self) -> None:
-        """It is tried now; if it goes on not to pay, the next trials are farther apart."""
-        self._untried, self._interval = 0, min(2 * self._interval, 8 * EXPLORED)
+        """It is tried now."""
+        self._untried = 0.0
+
+    def measures(self, output: "OutputController") -> bool:
+        """Whether this output tries a drafter of which nothing is known, which only one does."""
+        measuring = None if self._measuring is None else self._measuring()
+        if measuring is None or measuring not in self._outputs:
+            measuring, self._measuring = output, ref(output)
+        return measuring is output
+
+    def promising(self) -> None:
+        """A trial went well: go on with another."""
+        self._untried = EXPLORED
 
     def policy(self, kind: Kind, limits: Limits, acceptance: Acceptance) -> Policy | None:
         """What outputs of a kind are to do now; None: too little is known."""
@@ -247,14 +268,12 @@ class TargetController:
             load = before.conditions.outputs / self.outputs
             if self._seen - before.seen < min(before.seen / 8, 8 + 2 * self.outputs) and 0.8 < load < 1.25:
                 return before
-        if not self.known:
+        if not (self.known and acceptance.tested):
             return None
         policy = self._decide(limits, acceptance, before)
         if len(self._policies) > KINDS:
             self._policies.clear()
         self._policies[kind, limits] = policy
-        if policy.best.choice.drafts:
-            self._interval = EXPLORED
         return policy
 
     def conditions(self, acceptance: Acceptance, samples: bool) -> Conditions:
@@ -294,7 +313,8 @@ class TargetController:
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
         forecast = speed(given, choice)
         brought = self._brought[Mode.of(choice)]
-        return Rated(choice, forecast, forecast * brought.mean(1.0, TRUSTED * self.outputs))
+        usual = USUAL[Mode.of(choice)] if self.outputs > 1 else 1.0
+        return Rated(choice, forecast, forecast * brought.mean(usual, TRUSTED * self.outputs))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
         return max((self._rated(given, choice) for choice in choices), key=lambda one: one.forecast)
@@ -338,6 +358,7 @@ class OutputController:
         self._running = PLAIN
         self._chances: Sequence[float] = ()
         self._behind = 0.0  # tokens drawn by the target itself that the draft has not caught up with
+        self._in_run = False  # the latest pass was the target's own
         self._fared = Share()  # draft tokens that were accepted, of those expected to be
         self._policy: Policy | None = None  # that the running epoch follows
         self._since = 0.0  # seconds: what was emitted since then is compared with the forecast
@@ -353,6 +374,7 @@ class OutputController:
         """Learn from an observation; `now` in seconds of the session's clock."""
         match seen:
             case PassSeen():
+                self._in_run = not seen.asked
                 self.target.passed(seen)
             case DraftSeen():
                 self.target.drafted(seen)
@@ -370,6 +392,8 @@ class OutputController:
         """While the draft is behind, its tokens are compared with the target's own; the others were judged."""
         self._tokens += seen.tokens
         worth = max(0.2, self._acceptance.worth.mean(1.0))
+        if self._policy is None and self._running.drafts and seen.accepted >= PROMISING:
+            self.target.promising()
         compared = 0
         while self._behind > 0 and compared < seen.accepted:
             compared += 1
@@ -385,7 +409,8 @@ class OutputController:
             self._fared.add(judged, expected)
             if judged:
                 self._acceptance.worth.add(max(0, seen.tokens - seen.settled - refused), judged)
-        self._behind = 0.0 if seen.refused else self._behind + seen.settled * self._running.drafts
+        drafting = self._running.drafts and not self._in_run  # what follows a run is chosen before its end
+        self._behind = 0.0 if seen.refused else self._behind + seen.settled * drafting
 
     @property
     def conditions(self) -> Conditions:
@@ -407,8 +432,7 @@ class OutputController:
             self.target.asked(now)
         else:
             self._run = min(LONG_RUN, 2 * self._run)
-            left = self.target.may_try() if self._there else LONG_RUN
-            choice = replace(choice, run=max(1, min(self._run, left)))
+            choice = replace(choice, run=min(self._run, self.target.longest_run()) if self._there else self._run)
         self._running = choice
         return choice
 
@@ -427,7 +451,10 @@ class OutputController:
         self._policy = policy = target.policy(self._kind, limits, self._acceptance)
         silent = target.silent(now)
         if policy is None and not silent:
-            return self._first("measuring the drafter", FIRST)
+            if target.measures(self):
+                return self._first("measuring the drafter", FIRST)
+            self._run = 1
+            return replace(PLAIN, reason="another output is measuring the drafter")
         if policy is not None and policy.best.choice.drafts and not silent:
             return self._own(policy)
         if not target.may_try():

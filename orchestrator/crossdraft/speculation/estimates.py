@@ -57,7 +57,8 @@ class FittedCost:
         """An answer of a step; each of its sessions gets one."""
         if not self.known:
             self._cost = StepCost(seconds / (1 + SLOPE * (sessions + tokens)))
-        seconds = min(seconds, OUTLIER * self._cost.seconds(sessions, tokens))
+        if seconds > OUTLIER * self._cost.seconds(sessions, tokens):
+            seconds = OUTLIER * self.cost.seconds(sessions, tokens)
         if seconds <= 0:
             return
         kept, weight = FADING ** (1.0 / sessions), 1.0 / (sessions * seconds**2)
@@ -151,23 +152,15 @@ class Acceptance:
         return tuple((share.held, share.seen) for share in (self._all, *self._places))
 
     @property
-    def judged(self) -> float:
-        """Draft tokens that the estimates rest on, the prior included."""
-        return self._all.seen
+    def tested(self) -> bool:
+        """Whether it rests on draft tokens and not on its prior only."""
+        return self._all.seen > 1.5 * PRIOR
 
     def add(self, first: int, accepted: int, refused: bool) -> None:
         """So many draft tokens from this place on were accepted, and the next one perhaps refused."""
-        for share, held in ((self._all, accepted), (self._latest, accepted)):
-            share.add(held, accepted + refused)
         for place in range(first, first + accepted + refused):
             self._places[_range_of(place)].add(float(place < first + accepted), 1)
-        usual, latest = self._all.mean(0.5), self._latest.mean(0.5)
-        if (latest - usual) ** 2 > 9 * usual * (1 - usual) / (
-            self._latest.seen + PRIOR
-        ):  # three deviations: it changed
-            self._all = Share(self._latest.held, self._latest.seen)
-            for share in self._places:
-                share.limit(1.0)
+        self._count(accepted, accepted + refused)
 
     def compare(self, matched: int, missed: bool, share: float) -> None:
         """So many draft tokens equalled the target's own, and the next one perhaps not.
@@ -175,7 +168,17 @@ class Acceptance:
         Args:
             share: of acceptable draft tokens that equal one drawn by the target.
         """
-        self._all.add(matched, matched + missed * share**2)
+        self._count(matched, matched + missed * share**2)
+
+    def _count(self, held: float, seen: float) -> None:
+        self._all.add(held, seen)
+        self._latest.add(held, seen)
+        usual, latest = self._all.mean(0.5), self._latest.mean(0.5)
+        variance = usual * (1 - usual) / (self._latest.seen + PRIOR)
+        if (latest - usual) ** 2 > 6 * variance:  # 2.4 deviations: the drafter or the text has changed
+            self._all = Share(self._latest.held, self._latest.seen)
+            for share in self._places:
+                share.limit(1.0)
 
     def chances(self, factor: float = 1.0) -> list[float]:
         """The probability of each place that its draft token is accepted if all before it were."""

@@ -1,0 +1,177 @@
+"""The controller of a target among simulated outputs, beside fixed choices and plain decoding."""
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import pytest
+
+from crossdraft.bench.controller import KIND, controllers, measured
+from crossdraft.bench.simulator import Simulation, World, fixed_choices, fixed_speed
+from crossdraft.speculation.choice import (
+    PLAIN,
+    Controller,
+    DrafterSeen,
+    DraftSeen,
+    Ended,
+    Fixed,
+    Judged,
+    PassSeen,
+)
+from crossdraft.speculation.controller import EXPLORED, Limits, Mode, OutputController, TargetController
+
+GRID = [
+    (1, 0.5, 8.0, 0.0), (1, 0.8, 25.0, 5.0), (1, 0.95, 60.0, 20.0), (1, 0.95, 8.0, 20.0), (1, 0.8, 8.0, 5.0),
+    (4, 0.8, 60.0, 0.0), (4, 0.95, 8.0, 5.0), (4, 0.5, 60.0, 20.0),
+    (16, 0.8, 8.0, 20.0), (16, 0.95, 25.0, 0.0),
+]  # fmt: skip
+MANY = [(16, 0.5, 60.0, 5.0), (64, 0.5, 8.0, 0.0), (64, 0.95, 8.0, 20.0), (64, 0.8, 25.0, 0.0)]
+
+
+@cache
+def best(world: World, tokens: int, slots: int, seconds: float) -> float:
+    return max(fixed_speed(world, choice, tokens, slots, seconds) for choice in fixed_choices())
+
+
+@pytest.mark.parametrize("cells", [GRID, pytest.param(MANY, marks=pytest.mark.full)], ids=["few", "many"])
+def test_it_is_near_the_best_fixed_choice_and_never_below_plain_decoding(
+    cells: list[tuple[int, float, float, float]],
+) -> None:
+    found = [measured(*cell, passes=200 if cell[0] < 16 else 100) for cell in cells]
+    shares = sorted(cell.beside_best for cell in found)
+    assert shares[0] >= 0.8, shares
+    assert shares[len(shares) // 10 + 1] >= 0.9, shares
+    assert min(cell.beside_plain for cell in found) >= 0.96
+
+
+@pytest.mark.parametrize("outputs", [1, 4, 16])
+@pytest.mark.parametrize(
+    "world",
+    [World(0.02), World(0.02, samples=True), World(0.02, drafter_trip=0.02), World(0.8, step_base=0.03),
+     World(0.3, pass_each=0.002)],
+    ids=["random", "random, drawing", "random and far", "slow", "costly"],
+)  # fmt: skip
+def test_a_drafter_that_does_not_pay_costs_next_to_nothing(world: World, outputs: int) -> None:
+    seconds = 400 * world.pass_base
+    plain = fixed_speed(world, PLAIN, 256, outputs, seconds)
+    assert Simulation(world, controllers(), 256, outputs, 1).speed(seconds) >= 0.96 * plain
+
+
+@pytest.mark.parametrize(
+    "world", [World(0.95), World(0.8, drafter_trip=0.005), World(0.95, pass_base=0.025, drafter_trip=0.02)], ids=str
+)
+def test_short_outputs_know_what_those_before_them_have_learned(world: World) -> None:
+    auto, *fixed = (
+        ends(world, make) for make in (controllers(), *(partial(Fixed, choice) for choice in fixed_choices()))
+    )
+    assert min(one[-1] - one[1] for one in fixed) / (auto[-1] - auto[1]) >= 0.9
+
+
+def ends(world: World, make: Callable[[], Controller]) -> list[float]:
+    """When 40 outputs of 48 tokens, one after another, are over."""
+    simulation = Simulation(world, make, 48, 1, 1)
+    simulation.until_ended(40)
+    return simulation.ended[:40]
+
+
+@pytest.mark.parametrize("outputs", [1, 16])
+@pytest.mark.parametrize(("before", "after"), [(0.95, 0.02), (0.02, 0.95)])
+def test_it_follows_a_drafter_that_changes(outputs: int, before: float, after: float) -> None:
+    simulation = Simulation(World(before), controllers(), 256, outputs, 1)
+    simulation.speed(1.5)
+    simulation.world = World(after)
+    simulation.speed(3.0)
+    assert simulation.speed(0.5) >= 0.8 * best(World(after), 256, outputs, 1.0)
+
+
+def test_it_follows_the_load() -> None:
+    world = World(0.8)
+    simulation = Simulation(world, controllers(), 64, 1, 1)
+    for outputs in (1, 24, 1):
+        simulation.resize(outputs)
+        simulation.speed(0.8)
+        assert simulation.speed(1.0) >= 0.75 * best(world, 64, outputs, 1.0)
+
+
+def learned() -> TargetController:
+    shared = TargetController()
+    Simulation(World(0.9), lambda: shared.output(KIND, Limits()), 256, 4, 1).speed(0.5)
+    return shared
+
+
+def test_the_next_controller_begins_with_what_one_has_learned() -> None:
+    estimates = learned().estimates
+    begun = TargetController(estimates)
+    assert begun.estimates == estimates
+    choice = begun.output(KIND, Limits()).choose(0.0)
+    assert choice.drafts
+    assert "measuring" not in choice.reason
+
+
+def test_the_first_output_drafts_at_once_and_others_wait_for_what_it_finds() -> None:
+    shared = TargetController()
+    first, second = (shared.output(KIND, Limits()) for _ in range(2))
+    assert first.choose(0.0).drafts
+    assert not second.choose(0.0).drafts
+    first.observe(Ended(), 0.1)
+    assert second.choose(0.2).drafts
+
+
+@pytest.mark.parametrize(
+    ("limits", "holds"),
+    [
+        (Limits(rounds_only=True), lambda choice: not choice.overlap),
+        (Limits(max_draft_tokens=3), lambda choice: choice.max_draft_tokens <= 3),
+        (Limits(min_draft_tokens=5), lambda choice: not choice.overlap or choice.min_draft_tokens == 5),
+        (Limits(branch_depth=2), lambda choice: not choice.overlap or choice.branch_depth == 2),
+    ],
+)
+def test_limits_hold(limits: Limits, holds) -> None:  # type: ignore[no-untyped-def]
+    shared = TargetController(learned().estimates)
+    choice = shared.output(KIND, limits).choose(0.0)
+    assert choice.drafts
+    assert holds(choice)
+
+
+def test_without_its_drafter_an_output_decodes_plainly() -> None:
+    output = TargetController(learned().estimates).output(KIND, Limits())
+    output.observe(DrafterSeen(False), 0.0)
+    assert not output.choose(0.0).drafts
+    output.observe(DrafterSeen(True), 1.0)
+    assert output.choose(1.0).drafts
+
+
+def taught(accepted: int) -> tuple[TargetController, OutputController]:
+    shared = TargetController(learned().estimates)
+    output = shared.output(KIND, Limits())
+    for number in range(60):
+        output.choose(0.1 * number)
+        output.observe(PassSeen(0.009, 0.008), 0.1 * number)
+        output.observe(DraftSeen(4, 0.005, 0.004), 0.1 * number)
+        output.observe(Judged(0, accepted, True, accepted + 1, 0), 0.1 * number)
+    return shared, output
+
+
+def test_a_drafter_that_does_not_pay_is_tried_once_in_a_while() -> None:
+    shared, output = taught(0)
+    chosen = []
+    for number in range(4 * EXPLORED):
+        choice = output.choose(10 + 0.1 * number)
+        chosen.append(choice)
+        output.observe(PassSeen(0.009, 0.008), 10 + 0.1 * number)
+        output.observe(Judged(0, 0, choice.drafts, 1, int(not choice.drafts)), 10 + 0.1 * number)
+    trials = [choice for choice in chosen if "trying" in choice.reason]
+    assert 2 <= len(trials) <= 5
+    assert all(choice.patience == 0 for choice in trials)
+    assert shared.estimates.target.base > 0
+
+
+def test_an_explanation_has_the_marginal_table() -> None:
+    _, output = taught(4)
+    lines = output.explain()
+    assert lines[0].startswith("target: ")
+    table = [line for line in lines if line[:12].strip().isdigit()]
+    assert len(table) >= 4
+    assert table[0].split()[1] == "1.000"
+    assert any(line.startswith(Mode.PLAIN.value) for line in lines)
+    assert lines[-1].startswith("decided: ")
+    assert "too little" in TargetController().output(KIND, Limits()).explain()[-1]

@@ -1,0 +1,95 @@
+"""Costs that are fitted from answers, and acceptance by place."""
+
+import pytest
+
+from crossdraft.speculation.estimates import PLACES, PRIOR, Acceptance, FittedCost, Recent, StepCost
+
+TRUE = StepCost(0.008, 0.0001, 0.00002)
+
+
+def fitted(*steps: tuple[int, int], before: StepCost | None = None) -> FittedCost:
+    found = FittedCost(before or StepCost())
+    for _ in range(30):
+        for sessions, tokens in steps:
+            for _ in range(sessions):  # each has an answer
+                found.add(TRUE.seconds(sessions, tokens), sessions, tokens)
+    return found
+
+
+def test_a_cost_is_fitted_to_steps_of_several_sizes() -> None:
+    found = fitted((1, 0), (16, 0), (16, 128), (64, 512)).cost
+    assert found.base == pytest.approx(TRUE.base, rel=0.05)
+    assert found.session == pytest.approx(TRUE.session, rel=0.1)
+    assert found.token == pytest.approx(TRUE.token, rel=0.1)
+
+
+def test_steps_that_are_all_alike_keep_the_slopes_and_fix_the_base() -> None:
+    found = fitted((16, 128), before=StepCost(0.02, 0.0001, 0.00002)).cost
+    assert found.seconds(16, 128) == pytest.approx(TRUE.seconds(16, 128), rel=0.01)
+    assert (found.session, found.token) == pytest.approx((0.0001, 0.00002), rel=0.01)
+    again = fitted((16, 128), before=found).cost
+    assert again.base == pytest.approx(found.base, rel=0.01)
+
+
+def test_no_part_of_a_cost_is_negative_however_noisy_steps_are() -> None:
+    found = FittedCost(StepCost())
+    for sessions, seconds in [(62, 0.001), (63, 0.001), *[(64, 0.0016)] * 400]:
+        found.add(seconds, sessions)
+        assert min(found.cost.base, found.cost.session, found.cost.token) >= 0
+    assert found.cost.seconds(64) == pytest.approx(0.0016, rel=0.05)
+    assert found.cost.base > 0.0001
+
+
+def test_a_pause_of_the_machine_is_no_cost_and_a_real_change_is() -> None:
+    found = fitted((1, 0))
+    usual = found.cost.seconds(1)
+    found.add(10.0, 1)
+    assert found.cost.seconds(1) < 1.2 * usual
+    for _ in range(100):
+        found.add(5 * usual, 1)
+    assert found.cost.seconds(1) == pytest.approx(5 * usual, rel=0.1)
+
+
+def test_the_median_of_the_latest_ignores_stalls() -> None:
+    recent = Recent(0.5)
+    for number in (0.1, 0.1, 9.0, 0.1):
+        recent.add(number)
+    assert recent.value == 0.1
+    assert Recent().value == 0.0
+
+
+def test_acceptance_is_known_by_place() -> None:
+    found = Acceptance()
+    for _ in range(40):
+        found.add(0, 2, True)  # the third is always refused
+    chances = found.chances()
+    assert chances[0] > 0.9
+    assert chances[2] < 0.2
+    assert len(chances) > PLACES[-1]
+    assert Acceptance(found.state).chances() == pytest.approx(chances)
+
+
+def test_it_begins_optimistic_and_is_tested_after_some_draft_tokens() -> None:
+    found = Acceptance()
+    assert found.chances()[0] == pytest.approx(0.9, abs=0.02)
+    assert not found.tested
+    found.add(0, int(PRIOR), False)
+    assert found.tested
+
+
+def test_a_drafter_that_changes_is_noticed_within_a_few_epochs() -> None:
+    found = Acceptance()
+    for _ in range(200):
+        found.add(0, 0, True)
+    assert found.chances()[0] < 0.05
+    for _ in range(4):
+        found.add(0, 6, False)
+    assert found.chances()[0] > 0.5
+
+
+def test_comparisons_with_the_targets_own_tokens_say_less() -> None:
+    rows, draws = Acceptance(), Acceptance()
+    for number in range(100):
+        rows.compare(number % 2, True, 0.7)
+        draws.compare(number % 2, True, 1.0)
+    assert rows.chances()[0] > draws.chances()[0]
