@@ -333,35 +333,6 @@ class SpeculationPlan(PairPlan):
     ] = 4
 
 
-@command("controller", SPEED, "controller.Simulated")
-@dataclass(frozen=True)
-class ControllerPlan:
-    """Simulated: the controller beside the best fixed choice, over acceptance, speeds and distance; no model runs."""
-
-    acceptance: Annotated[
-        tuple[float, ...], Option(min=0, max=1, help="Acceptance of a draft token; repeatable, like the next three.")
-    ] = (0.0, 0.3, 0.6, 0.8, 0.95)
-    token: Annotated[tuple[float, ...], Option(min=0.001, help="Time of a draft token, in plain passes.")] = (
-        0.05,
-        0.2,
-        0.5,
-        1.0,
-    )
-    trip: Annotated[tuple[float, ...], Option(min=0, help="Round trip to the drafter, in plain passes.")] = (
-        0.0,
-        0.1,
-        0.5,
-        2.0,
-    )
-    node: Annotated[tuple[float, ...], Option(min=0, help="Time of a node of the token tree, in plain passes.")] = (
-        0.01,
-        0.05,
-        0.2,
-    )
-    tokens: Annotated[int, Option(min=100, help="Tokens of a run.")] = 8000
-    branches: Annotated[bool, Option(help="Prepared continuations, of which half match.")] = False
-
-
 @command("throughput", SPEED, "throughput.Throughput")
 @dataclass(frozen=True)
 class ThroughputPlan(PromptsPlan):

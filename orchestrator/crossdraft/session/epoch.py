@@ -41,7 +41,6 @@ class Epoch:
         self.drafted = NOTHING  # their letters
         self.promised: tuple[DraftToken, ...] = ()  # an adopted branch whose rows have not come: from its first one on
         self.revealed = 0  # draft tokens that the walk has asked for
-        self.settled = False  # the target has gone on by itself, and the draft has not caught up yet
         self.draws = False  # the walk needs the target's own draws, not rows
         self.reach = 0  # letters of output that passes of this epoch have covered with guesses
         self._pair = pair
