@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.bench import overlap
 from crossdraft.bench.commands import OverlapPlan
 from crossdraft.bench.overlap import (
     CONTROLLED,

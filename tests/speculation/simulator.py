@@ -23,6 +23,7 @@ from crossdraft.speculation.choice import (
     PassSeen,
     StallSeen,
 )
+from crossdraft.speculation.controller import Limits, TargetController
 
 CHUNK = 1 << 20  # tokens of a step: no prompt is simulated
 TURN = 0.0002  # seconds that a process takes for a message, on average
@@ -486,3 +487,30 @@ def fixed_choices(samples: bool = False) -> Sequence[Choice]:
 def fixed_speed(world: World, choice: Choice, tokens: int, slots: int, seconds: float, seed: int = 0) -> float:
     """Tokens a second of all outputs, if all epochs are run alike."""
     return Simulation(world, lambda: Fixed(choice), tokens, slots, seed).speed(seconds)
+
+
+KIND = ("coupled", 1.0, None)  # of all simulated requests
+TOKENS = 256  # of an output
+
+
+def controllers(limits: Limits | None = None) -> Callable[[], Controller]:
+    """Makes controllers of outputs that share a new one."""
+    shared, given = TargetController(), limits or Limits()
+    return lambda: shared.output(KIND, given)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The speed of the controller's outputs, what it learns included."""
+
+    of_best: float  # ... of the fastest fixed choice
+    of_plain: float
+
+
+def measured(outputs: int, acceptance: float, pass_ms: float, trip_ms: float, passes: int) -> Shares:
+    """One cell of the grid, over the time of so many plain passes."""
+    world = World(acceptance, pass_base=pass_ms / 1e3, drafter_trip=trip_ms / 1e3)
+    seconds = passes * world.pass_base
+    speeds = {choice: fixed_speed(world, choice, TOKENS, outputs, seconds) for choice in fixed_choices()}
+    controlled = Simulation(world, controllers(), TOKENS, outputs, seed=1).speed(seconds)
+    return Shares(controlled / max(speeds.values()), controlled / speeds[PLAIN])

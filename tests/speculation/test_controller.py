@@ -5,8 +5,6 @@ from functools import cache, partial
 
 import pytest
 
-from crossdraft.bench.controller import KIND, controllers, measured
-from tests.speculation.simulator import Simulation, World, fixed_choices, fixed_speed
 from crossdraft.speculation.choice import (
     PLAIN,
     Controller,
@@ -18,6 +16,7 @@ from crossdraft.speculation.choice import (
     PassSeen,
 )
 from crossdraft.speculation.controller import EXPLORED, Limits, Mode, OutputController, TargetController
+from tests.speculation.simulator import KIND, Simulation, World, controllers, fixed_choices, fixed_speed, measured
 
 GRID = [
     (1, 0.5, 8.0, 0.0), (1, 0.8, 25.0, 5.0), (1, 0.95, 60.0, 20.0), (1, 0.95, 8.0, 20.0), (1, 0.8, 8.0, 5.0),
@@ -37,10 +36,10 @@ def test_it_is_near_the_best_fixed_choice_and_never_below_plain_decoding(
     cells: list[tuple[int, float, float, float]],
 ) -> None:
     found = [measured(*cell, passes=200 if cell[0] < 16 else 100) for cell in cells]
-    shares = sorted(cell.beside_best for cell in found)
+    shares = sorted(cell.of_best for cell in found)
     assert shares[0] >= 0.8, shares
     assert shares[len(shares) // 10 + 1] >= 0.9, shares
-    assert min(cell.beside_plain for cell in found) >= 0.96
+    assert min(cell.of_plain for cell in found) >= 0.96
 
 
 @pytest.mark.parametrize("outputs", [1, 4, 16])

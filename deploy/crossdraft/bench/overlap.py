@@ -40,7 +40,7 @@ from crossdraft.session.resolution import Models, requested_method, resolve
 from crossdraft.speculation.choice import PLAIN as PLAIN_CHOICE
 from crossdraft.speculation.choice import Choice, lock_step
 from crossdraft.speculation.controller import Estimates, OutputController, TargetController
-from crossdraft.speculation.forecast import speed
+from crossdraft.speculation.forecast import forecast
 from crossdraft.types.request import Overlap
 from crossdraft.verification.methods import method_named
 
@@ -470,7 +470,7 @@ class Stage:
             return {}
         given = controller.conditions
         return {
-            one.name: speed(given, one.choice) / speed(given, PLAIN_CHOICE)
+            one.name: forecast(given, one.choice).speed / forecast(given, PLAIN_CHOICE).speed
             for one in compared
             if isinstance(one, Configuration) and one.choice is not None and one.drafts
         }

@@ -10,11 +10,12 @@ its mode is not in use, so that every mode is tried again. A drafter with which 
 tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens only.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import product
-from weakref import ReferenceType, WeakSet, ref
+from weakref import ReferenceType, ref
 
 from crossdraft.speculation.choice import (
     LONG_RUN,
@@ -28,8 +29,8 @@ from crossdraft.speculation.choice import (
     PassSeen,
     StallSeen,
 )
-from crossdraft.speculation.estimates import Acceptance, FittedCost, Recent, Share, StepCost
-from crossdraft.speculation.forecast import MATCHES, Conditions, speed
+from crossdraft.speculation.estimates import OUTLIER, Acceptance, FittedCost, Recent, Share, StepCost
+from crossdraft.speculation.forecast import MATCHES, Conditions, Forecast, forecast
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
@@ -38,12 +39,10 @@ FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: 
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
 PROMISING = 3  # draft tokens accepted at once in a trial after which another follows: rare with a useless drafter
 SWITCH = 1.03  # a mode is left for one that is expected to be so much faster: less is noise
-FAR = 1.25  # ... at once; else only after all have used it for TRUSTED tokens, since a mixture is slower than each
-TRUSTED = 64.0  # tokens of each output that the forecast of a mode weighs against what the mode has brought
-FADED = 1500.0  # tokens of each output after which a mode that is not in use is forecast without correction again
+TRUSTED = 16.0  # plain passes of each output that a forecast weighs against what its mode has really taken
+FADED = 1500.0  # ... after which a mode that is not in use is forecast without correction again
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 SILENT = 16.0  # passes without an answer after which a drafter is taken to be silent
-NOISE = 0.1  # difference of an output's acceptance from that of all that is not acted upon
 FIRM = 64.0  # draft tokens expected to be accepted that an output's own acceptance needs against that of all
 KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
 
@@ -111,8 +110,8 @@ class Rated:
     """A choice and what it is expected to bring."""
 
     choice: Choice
-    forecast: float  # tokens a second of each output
-    speed: float  # ... corrected by what its mode has brought
+    forecast: Forecast
+    speed: float  # tokens a second of each output, corrected by what its mode has taken
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,6 @@ class Policy:
     rated: Mapping[Mode, Rated]  # the best of each mode
     conditions: Conditions
     seen: int  # observations that it rests on
-    until: float  # tokens of all outputs until which its mode is kept, unless another one is far better
 
     @property
     def gain(self) -> float:
@@ -144,15 +142,15 @@ class TargetController:
         self.target_trip = Recent(before.target_trip or None)
         self.drafter_trip = Recent(before.drafter_trip or None)
         self._acceptance = {kind: Acceptance(state) for kind, state in before.acceptance}
-        self._brought = {mode: Share(memory=0.0) for mode in Mode}  # tokens, of those that were forecast
-        self._outputs: WeakSet[OutputController] = WeakSet()  # under way
+        self._kept = {mode: Share() for mode in Mode}  # time as forecast, of that taken, in plain passes
+        self._outputs: dict[OutputController, Mode] = {}  # under way
+        self._using: Counter[Mode] = Counter()  # outputs
         self._others = Recent()  # outputs of other orchestrators in a pass
         self._policies: dict[tuple[Kind, Limits], Policy] = {}
         self._seen = 0  # observations
         self._unanswered: float | None = None  # seconds: since when the drafter has answered nobody
         self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
         self._measuring: ReferenceType[OutputController] | None = None  # the output that tries a new drafter
-        self._emitted = 0.0  # tokens of all outputs
 
     @property
     def estimates(self) -> Estimates:
@@ -188,33 +186,39 @@ class TargetController:
         self._seen += 1
         self._unanswered = None
         if seen.draft_tokens:
-            drafting = sum(output.mode is not Mode.PLAIN for output in self._outputs)
-            self.drafter.add((seen.seconds + seen.queued) / seen.draft_tokens, max(1, drafting))
+            drafting = max(1, len(self._outputs) - self._using[Mode.PLAIN])
+            self.drafter.add((seen.seconds + seen.queued) / seen.draft_tokens, drafting)
         if seen.waited is not None:
             self.drafter_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
 
-    def brought(self, mode: Mode, tokens: float, forecast: float) -> None:
-        """An output has emitted so many tokens in a mode in which so many were forecast."""
+    def emitted(self, tokens: float) -> None:
+        """An output has emitted tokens."""
         self._untried += tokens / self.outputs
-        self._emitted += tokens
-        using = sum(output.mode is mode for output in self._outputs)
-        if using < 0.9 * len(self._outputs):
-            return  # what some do says little of what it would bring if all did
-        share = max(1.0, self.outputs)
-        for other, brought in self._brought.items():
-            if other is mode:
-                brought.limit(2 * TRUSTED * share)
-                brought.held, brought.seen = brought.held + tokens, brought.seen + forecast
-            else:
-                brought.limit(max(0.0, brought.seen - 2 * TRUSTED * forecast / FADED))
 
-    def begun(self, output: "OutputController") -> None:
-        """An output is under way."""
-        self._outputs.add(output)
+    def took(self, mode: Mode, seconds: float, forecast: float) -> None:
+        """An epoch of an output took so many seconds, and by the forecast so many."""
+        if self._using[mode] < 0.9 * len(self._outputs):
+            return  # what some do says little of what it would take if all did
+        plain, share = self.target.cost.seconds(self.outputs), TRUSTED * self.outputs
+        passes = min(seconds, OUTLIER * forecast) / plain
+        for other, kept in self._kept.items():
+            if other is mode:
+                kept.held, kept.seen = kept.held + forecast / plain, kept.seen + passes
+            kept.limit(
+                4 * share if other is mode else max(0.0, kept.seen - 4 * share * passes / (FADED * self.outputs))
+            )
+
+    def begun(self, output: "OutputController", mode: Mode) -> None:
+        """An output begins an epoch."""
+        self.ended(output)
+        self._outputs[output] = mode
+        self._using[mode] += 1
 
     def ended(self, output: "OutputController") -> None:
         """An output is over."""
-        self._outputs.discard(output)
+        mode = self._outputs.pop(output, None)
+        if mode is not None:
+            self._using[mode] -= 1
 
     def asked(self, now: float) -> None:
         """The drafter is asked for draft tokens."""
@@ -266,7 +270,7 @@ class TargetController:
         before = self._policies.get((kind, limits))
         if before is not None:
             load = before.conditions.outputs / self.outputs
-            if self._seen - before.seen < min(before.seen / 8, 8 + 2 * self.outputs) and 0.8 < load < 1.25:
+            if self._seen - before.seen < min(before.seen / 8, 16 * self.outputs) and 0.8 < load < 1.25:
                 return before
         if not (self.known and acceptance.tested):
             return None
@@ -303,21 +307,16 @@ class TargetController:
         best = max(rated.values(), key=lambda one: one.speed)
         if before is not None:
             stays = rated[Mode.of(before.best.choice)]
-            least = SWITCH if self._emitted > before.until else FAR
-            best = best if best.speed > least * stays.speed else stays
-        until = self._emitted + TRUSTED * self.outputs
-        if before is not None and Mode.of(best.choice) is Mode.of(before.best.choice):
-            until = before.until
-        return Policy(best, rated, given, self._seen, until)
+            best = best if best.speed > SWITCH * stays.speed else stays
+        return Policy(best, rated, given, self._seen)
 
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
-        forecast = speed(given, choice)
-        brought = self._brought[Mode.of(choice)]
-        usual = USUAL[Mode.of(choice)] if self.outputs > 1 else 1.0
-        return Rated(choice, forecast, forecast * brought.mean(usual, TRUSTED * self.outputs))
+        expected, mode = forecast(given, choice), Mode.of(choice)
+        usual = USUAL[mode] if self.outputs > 1 else 1.0
+        return Rated(choice, expected, expected.speed * self._kept[mode].mean(usual, TRUSTED * self.outputs))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
-        return max((self._rated(given, choice) for choice in choices), key=lambda one: one.forecast)
+        return max((self._rated(given, choice) for choice in choices), key=lambda one: one.forecast.speed)
 
 
 def rounds(given: Conditions, limits: Limits) -> Iterable[Choice]:
@@ -361,14 +360,9 @@ class OutputController:
         self._in_run = False  # the latest pass was the target's own
         self._fared = Share()  # draft tokens that were accepted, of those expected to be
         self._policy: Policy | None = None  # that the running epoch follows
-        self._since = 0.0  # seconds: what was emitted since then is compared with the forecast
-        self._tokens = 0
+        self._since: float | None = None  # seconds: when the running epoch began; None: amid another one
+        self._tokens = 0  # that it has emitted
         self._run = 2  # tokens of the latest plain run
-
-    @property
-    def mode(self) -> Mode:
-        """Of the running epoch."""
-        return Mode.of(self._running)
 
     def observe(self, seen: Observation, now: float) -> None:
         """Learn from an observation; `now` in seconds of the session's clock."""
@@ -423,10 +417,11 @@ class OutputController:
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
-        self.target.begun(self)
         self._compare(now)
         self._behind = 0.0
         choice = self._choice(now)
+        self._since, self._tokens = None if self._in_run and choice.drafts else now, 0
+        self.target.begun(self, Mode.of(choice))
         if choice.drafts:
             self._run = 2
             self.target.asked(now)
@@ -437,11 +432,12 @@ class OutputController:
         return choice
 
     def _compare(self, now: float) -> None:
-        """Compare what was emitted since the last time with the forecast."""
-        if self._policy is not None and now > self._since and self._tokens:
-            rated = self._policy.rated[self.mode]
-            self.target.brought(self.mode, self._tokens, rated.forecast * (now - self._since))
-        self._since, self._tokens = now, 0
+        """Compare the epoch that is over with its forecast."""
+        self.target.emitted(self._tokens)
+        if self._policy is not None and self._since is not None and now > self._since and self._tokens:
+            given = self._policy.conditions
+            expected = forecast(given, replace(self._running, reason="")).took(self._tokens / given.worth)
+            self.target.took(Mode.of(self._running), now - self._since, expected)
 
     def _choice(self, now: float) -> Choice:
         target, limits = self.target, self.limits
@@ -468,9 +464,7 @@ class OutputController:
         """The choice of all, with as many draft tokens as have the chance that the last one has for all."""
         choice, given = policy.best.choice, policy.conditions
         self._chances = given.chances
-        factor = self._fared.mean(1.0, FIRM)
-        usual = choice.min_draft_tokens or choice.max_draft_tokens
-        more = 0 if abs(factor - 1) < NOISE else self._count(policy, factor) - usual
+        more = self._count(policy, self._fared.mean(1.0, FIRM)) - self._count(policy, 1.0)
         most = min(self.limits.max_draft_tokens, choice.max_draft_tokens + more)
         least = min(most, choice.min_draft_tokens + more) if choice.min_draft_tokens else 0
         reason = f"{policy.gain:.2f} times plain decoding expected"
@@ -511,17 +505,16 @@ def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:
     for size in (0, *SIZES):
         if size <= max(8, policy.best.choice.max_draft_tokens):
             choice = Choice(size, size, overlap=False)
-            tokens = 1 + given.worth * sum(given.alive[1 : size + 1])
-            each = speed(given, choice)
-            total = each * given.outputs
+            expected = forecast(given, choice)
+            total = expected.speed * given.outputs
             lines.append(
-                f"{size:12}  {given.alive[size]:15.3f}  {tokens:14.2f}  {1e3 * tokens / each:10.2f}  {total:23.1f}"
+                f"{size:12}  {given.alive[size]:15.3f}  {expected.tokens:14.2f}  {1e3 * expected.seconds:10.2f}  {total:23.1f}"
             )
     for mode, rated in policy.rated.items():
         settings = f" with {rated.choice.settings}" if rated.choice.drafts else ""
         lines.append(
-            f"{mode.value}{settings}: {rated.forecast * given.outputs:.1f} tokens/s forecast, "
-            f"{rated.speed * given.outputs:.1f} after correction by what it has brought"
+            f"{mode.value}{settings}: {rated.forecast.speed * given.outputs:.1f} tokens/s forecast, "
+            f"{rated.speed * given.outputs:.1f} after correction by the time that it has taken"
         )
     return [*lines, f"decided: {Mode.of(policy.best.choice).value}, {policy.gain:.2f} times plain decoding"]
 

@@ -13,7 +13,9 @@ from statistics import median
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 FADING = 0.97  # weight of a step against the one after it: a new cost is known after some 30 steps
-MEMORY = 200.0  # judged draft tokens after which one weighs 1/e: shares are known within 0.03
+MEMORY = 2000.0  # judged draft tokens after which one weighs 1/e: shares are known within 0.01
+LATEST = 60.0  # ... in the recent share, which is known within 0.06: a change is seen after some 20
+CLEAR = 4.0  # standard deviations of the recent share from the usual one that are no chance
 PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
 SLOPE = 0.01  # of a step, that a further session or token costs until it is known: accelerators are limited by memory
 OUTLIER = 4.0  # times the expected duration that a step counts as at most: a pause of the machine is no cost
@@ -143,7 +145,7 @@ class Acceptance:
     def __init__(self, before: Sequence[tuple[float, float]] = ()) -> None:
         before = before or [(0.9 * PRIOR, PRIOR)] + [(0.0, 0.0)] * len(PLACES)
         self._all, *self._places = (Share(*one) for one in before)
-        self._latest = Share(self._all.mean(0.0, 0.0) * PRIOR, PRIOR, 3 * PRIOR)
+        self._latest = Share(self._all.mean(0.0, 0.0) * LATEST, LATEST, LATEST)
         self.worth = Share(PRIOR, PRIOR)  # target tokens of an accepted draft token
 
     @property
@@ -174,11 +176,9 @@ class Acceptance:
         self._all.add(held, seen)
         self._latest.add(held, seen)
         usual, latest = self._all.mean(0.5), self._latest.mean(0.5)
-        variance = usual * (1 - usual) / (self._latest.seen + PRIOR)
-        if (latest - usual) ** 2 > 6 * variance:  # 2.4 deviations: the drafter or the text has changed
-            self._all = Share(self._latest.held, self._latest.seen)
-            for share in self._places:
-                share.limit(1.0)
+        if (latest - usual) ** 2 > CLEAR**2 * usual * (1 - usual) / LATEST:  # the drafter or the text has changed
+            for share in (self._all, *self._places):
+                share.held, share.seen = latest * min(share.seen, PRIOR), min(share.seen, PRIOR)
 
     def chances(self, factor: float = 1.0) -> list[float]:
         """The probability of each place that its draft token is accepted if all before it were."""

@@ -5,7 +5,7 @@ the probability that it still goes on. Epochs follow each other independently: t
 epoch over its seconds (renewal-reward theorem). Others that share target and drafter are in the costs of steps.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,22 +60,40 @@ class Conditions:
         return list(accumulate(tokens, initial=0.0))
 
 
-def speed(given: Conditions, choice: Choice) -> float:
-    """Expected tokens a second of each output."""
+@dataclass(frozen=True)
+class Forecast:
+    """What is expected of an epoch."""
+
+    tokens: float  # of the mean epoch
+    seconds: float  # ... from its beginning to that of the next one
+    times: Sequence[tuple[float, float]]  # after each pass: tokens emitted, seconds since the epoch began
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second of each output."""
+        return self.tokens / self.seconds
+
+    def took(self, tokens: float) -> float:
+        """Seconds of an epoch that has emitted so many tokens."""
+        place = min(bisect_left(self.times, (tokens, 0.0)), len(self.times) - 1)
+        had, began = self.times[place - 1] if place else (0.0, 0.0)
+        count, end = self.times[place]
+        return end if tokens <= count else end + (tokens - count) * (end - began) / (count - had)
+
+
+def forecast(given: Conditions, choice: Choice) -> Forecast:
+    """What is expected if all outputs make this choice."""
     if not choice.drafts:
-        return 1.0 / given.target.seconds(given.outputs)
+        each = given.target.seconds(given.outputs)
+        return Forecast(1.0, each, [(1.0, each)])
     if choice.overlap:
         return _overlapped(given, choice)
-    return (1 + given.worth * sum(given.alive[1 : choice.max_draft_tokens + 1])) / _round(
-        given, choice.max_draft_tokens
-    )
+    drafted = choice.max_draft_tokens
+    seconds = given.draft_arrives(drafted) + given.pass_seconds(drafted)
+    return Forecast(given.gains[drafted] + given.alive[drafted], seconds, [(1 + drafted * given.worth, seconds)])
 
 
-def _round(given: Conditions, draft_tokens: int) -> float:
-    return given.drafter_trip + draft_tokens * given.draft_seconds + given.pass_seconds(draft_tokens)
-
-
-def _overlapped(given: Conditions, choice: Choice) -> float:
+def _overlapped(given: Conditions, choice: Choice) -> Forecast:
     """Follows an epoch. Times are seconds since it began, when the drafter was told of it in the middle of a step."""
     most = len(given.alive) - 1
     match = given.chances[0] * (1.0 if given.samples else MATCHES)
@@ -83,6 +101,7 @@ def _overlapped(given: Conditions, choice: Choice) -> float:
     now = seconds = tokens = passes = 0.0
     judged = behind = 0  # places; of them, those where the target's own tokens are to be compared
     sure, kept, last = 1.0, 0.0, (0.0, 0.0, 0.0)
+    times = []
     for _ in range(LONGEST):
         alive, began, had = sure * given.alive[judged], now, tokens
         if alive < NEGLIGIBLE or judged + 1 >= most:
@@ -104,18 +123,20 @@ def _overlapped(given: Conditions, choice: Choice) -> float:
             behind += 1
         judged += known + 1
         draft.revealed(judged - behind, now)
+        times.append((judged * given.worth, now))
         seconds += alive * (now - began)
         passes += alive
         kept, last = sure * given.alive[judged] / alive, (tokens - had, alive * (now - began), alive)
     further = kept / (1 - kept) if kept < 0.999 and sure * given.alive[judged] >= NEGLIGIBLE else 0.0
     tokens, seconds, passes = (all_ + further * one for all_, one in zip((tokens, seconds, passes), last, strict=True))
+    late = 1.0
     if choice.patience > 0 and given.outputs > 1:
         if draft.first < WAITED * given.pass_seconds(0):  # outputs in the same pass wait for those that were refused
             refused = 1 - (1 - min(1.0, 1 / passes)) ** (given.outputs - 1)
-            seconds += max(0.0, passes - 1) * refused * draft.first
+            late += max(0.0, passes - 1) * refused * draft.first / seconds
         else:  # one that was refused comes in the middle of a pass of others
-            seconds += given.pass_seconds(0) / 2
-    return tokens / seconds
+            late += given.pass_seconds(0) / 2 / seconds
+    return Forecast(tokens, late * seconds, [(count, late * time) for count, time in times])
 
 
 class _Draft:
