@@ -341,7 +341,9 @@ class Output:
                 return False
             else:
                 self._settle()
-        elif self._due or self._known > self._judged or not self._begun or self._flight is not None:
+        elif self._known > self._judged or not self._begun or self._flight is not None:
+            return False
+        elif self._due and self._ahead <= self._choice.max_draft_tokens:
             return False
         else:
             self._flush()

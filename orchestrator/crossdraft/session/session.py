@@ -397,6 +397,7 @@ class Session:
         if waits and (self.target.answers.held is None or not self._hurried):
             return False
         self._report()
+        epoch.missed += 1
         epoch.answer(None)
         return True
 
@@ -414,10 +415,13 @@ class Session:
         return True
 
     def _over(self, need: NeedRow | NeedSample) -> bool:
-        """Whether the epoch is used up. Never where a draft token is being judged (the look-ahead trap: an epoch that
-        ended at a row miss would make the output depend on letters that are not revealed yet)."""
+        """Whether the epoch is used up, or its draft so late that it is of no use.
+
+        Never where a draft token is being judged (the look-ahead trap: an epoch that ended at a row miss would make the
+        output depend on letters that are not revealed yet).
+        """
         moved = len(self.output.text) > self.epoch.began
-        used_up = self.epoch.exhausted and not self.drafter.due
+        used_up = self.epoch.exhausted and (self.epoch.outrun or not self.drafter.due)
         return used_up and moved and not need.judging and self.target.answers.held is None and not self.target.running
 
     def _emit(self, token: int, kind: Kind) -> list[Command]:
