@@ -29,21 +29,18 @@ from crossdraft.speculation.choice import (
     PassSeen,
     StallSeen,
 )
-from crossdraft.speculation.estimates import OUTLIER, Acceptance, FittedCost, Recent, Share, StepCost
+from crossdraft.speculation.estimates import LATEST, OUTLIER, Acceptance, FittedCost, Recent, Share, StepCost
 from crossdraft.speculation.forecast import MATCHES, Conditions, Forecast, forecast
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
-WAITS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)  # numbers that a pass waits for, likewise
 FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: enough to see how they fare
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
-PROMISING = 3  # draft tokens accepted at once in a trial after which another follows: rare with a useless drafter
+CROWDED = 0.85  # of a forecast comes true if outputs wait for draft tokens: they come back apart, and miss passes
 SWITCH = 1.03  # a mode is left for one that is expected to be so much faster: less is noise
 TRUSTED = 16.0  # plain passes of each output that a forecast weighs against what its mode has really taken
 FADED = 1500.0  # ... after which a mode that is not in use is forecast without correction again
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
-SILENT = 16.0  # passes without an answer after which a drafter is taken to be silent
-FIRM = 64.0  # draft tokens expected to be accepted that an output's own acceptance needs against that of all
 KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
 
 Kind = tuple[str | None, float, float | None]  # method and both temperatures
@@ -65,11 +62,6 @@ class Mode(Enum):
         if not choice.overlap:
             return Mode.LOCK_STEP
         return Mode.OVERLAPPED if choice.patience else Mode.HURRIED
-
-
-# What forecasts come true to where outputs share a target, as simulated: those that wait for draft tokens come back at
-# different times, and some miss the next pass.
-USUAL = {Mode.PLAIN: 1.0, Mode.HURRIED: 0.95, Mode.OVERLAPPED: 0.85, Mode.LOCK_STEP: 0.85}
 
 
 @dataclass(frozen=True)
@@ -239,7 +231,7 @@ class TargetController:
 
     def silent(self, now: float) -> bool:
         """Whether the drafter does not answer."""
-        patience = SILENT * self.target.cost.seconds(self.outputs) + PATIENCE * self.drafter_trip.value
+        patience = FIRST * self.target.cost.seconds(self.outputs) + PATIENCE * self.drafter_trip.value
         return self._unanswered is not None and self.target.known and now - self._unanswered > patience
 
     def may_try(self) -> int:
@@ -260,10 +252,6 @@ class TargetController:
         if measuring is None or measuring not in self._outputs:
             measuring, self._measuring = output, ref(output)
         return measuring is output
-
-    def promising(self) -> None:
-        """A trial went well: go on with another."""
-        self._untried = EXPLORED
 
     def policy(self, kind: Kind, limits: Limits, acceptance: Acceptance) -> Policy | None:
         """What outputs of a kind are to do now; None: too little is known."""
@@ -298,7 +286,7 @@ class TargetController:
         rated = {Mode.PLAIN: self._rated(given, PLAIN)}
         rated[Mode.LOCK_STEP] = self._best(given, rounds(given, limits))
         if not limits.rounds_only:
-            widest = self._best(given, overlapped(given, limits, [limits.max_draft_tokens], WAITS))
+            widest = self._best(given, overlapped(given, limits, [limits.max_draft_tokens], (0, *SIZES)))
             rated[Mode.OVERLAPPED] = self._best(
                 given, overlapped(given, limits, SIZES, [widest.choice.min_draft_tokens])
             )
@@ -312,7 +300,7 @@ class TargetController:
 
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
         expected, mode = forecast(given, choice), Mode.of(choice)
-        usual = USUAL[mode] if self.outputs > 1 else 1.0
+        usual = CROWDED if self.outputs > 1 and choice.patience and choice.drafts else 1.0
         return Rated(choice, expected, expected.speed * self._kept[mode].mean(usual, TRUSTED * self.outputs))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
@@ -386,8 +374,6 @@ class OutputController:
         """While the draft is behind, its tokens are compared with the target's own; the others were judged."""
         self._tokens += seen.tokens
         worth = max(0.2, self._acceptance.worth.mean(1.0))
-        if self._policy is None and self._running.drafts and seen.accepted >= PROMISING:
-            self.target.promising()
         compared = 0
         while self._behind > 0 and compared < seen.accepted:
             compared += 1
@@ -448,7 +434,7 @@ class OutputController:
         silent = target.silent(now)
         if policy is None and not silent:
             if target.measures(self):
-                return self._first("measuring the drafter", FIRST)
+                return self._first("measuring the drafter")
             self._run = 1
             return replace(PLAIN, reason="another output is measuring the drafter")
         if policy is not None and policy.best.choice.drafts and not silent:
@@ -456,7 +442,7 @@ class OutputController:
         if not target.may_try():
             target.tried()
             self._policy = None
-            return self._first("trying a drafter that does not pay", 4)
+            return self._first("trying a drafter that does not pay")
         reason = "the drafter does not answer" if silent else "plain decoding: no draft token raises the speed"
         return replace(PLAIN, reason=reason)
 
@@ -464,7 +450,7 @@ class OutputController:
         """The choice of all, with as many draft tokens as have the chance that the last one has for all."""
         choice, given = policy.best.choice, policy.conditions
         self._chances = given.chances
-        more = self._count(policy, self._fared.mean(1.0, FIRM)) - self._count(policy, 1.0)
+        more = self._count(policy, self._fared.mean(1.0, LATEST)) - self._count(policy, 1.0)
         most = min(self.limits.max_draft_tokens, choice.max_draft_tokens + more)
         least = min(most, choice.min_draft_tokens + more) if choice.min_draft_tokens else 0
         reason = f"{policy.gain:.2f} times plain decoding expected"
@@ -481,9 +467,9 @@ class OutputController:
                 return max(1, place)
         return self.limits.max_draft_tokens if self.limits.min_draft_tokens is None else usual
 
-    def _first(self, reason: str, window: int) -> Choice:
+    def _first(self, reason: str) -> Choice:
         """Draft tokens beside passes that do not wait for them: it costs next to nothing with any drafter."""
-        window = min(window, self.limits.max_draft_tokens)
+        window = min(FIRST, self.limits.max_draft_tokens)
         if self.limits.rounds_only:
             return Choice(min(2, window), min(2, window), overlap=False, patience=0.05, reason=reason)
         return Choice(window, patience=0.0, reason=reason)

@@ -16,7 +16,6 @@ from crossdraft.speculation.estimates import StepCost
 
 LONGEST = 12  # passes of an epoch that are followed: those after them go on like the last
 NEGLIGIBLE = 0.02  # probability that an epoch goes on below which it is not followed
-WAITED = 0.7  # share of a pass that the target waits for more outputs at most (PATIENCE of its scheduler)
 MATCHES = 0.7  # share of acceptable draft tokens that equal one drawn by the target, measured with several pairs
 
 
@@ -131,11 +130,9 @@ def _overlapped(given: Conditions, choice: Choice) -> Forecast:
     tokens, seconds, passes = (all_ + further * one for all_, one in zip((tokens, seconds, passes), last, strict=True))
     late = 1.0
     if choice.patience > 0 and given.outputs > 1:
-        if draft.first < WAITED * given.pass_seconds(0):  # outputs in the same pass wait for those that were refused
-            refused = 1 - (1 - min(1.0, 1 / passes)) ** (given.outputs - 1)
-            late += max(0.0, passes - 1) * refused * draft.first / seconds
-        else:  # one that was refused comes in the middle of a pass of others
-            late += given.pass_seconds(0) / 2 / seconds
+        # Those in the same pass wait for one that was refused, or it misses the pass and comes in the middle of it.
+        refused = 1 - (1 - min(1.0, 1 / passes)) ** (given.outputs - 1)
+        late += min(max(0.0, passes - 1) * refused * draft.first, given.pass_seconds(0) / 2) / seconds
     return Forecast(tokens, late * seconds, [(count, late * time) for count, time in times])
 
 
