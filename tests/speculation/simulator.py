@@ -341,14 +341,17 @@ class Output:
                 return False
             else:
                 self._settle()
-        elif self._known > self._judged or not self._begun or self._flight is not None:
-            return False
-        elif self._due and self._ahead <= self._choice.max_draft_tokens:
+        elif self._known > self._judged or not self._begun or self._flight is not None or self._awaits:
             return False
         else:
             self._flush()
             self._next()
         return True
+
+    @property
+    def _awaits(self) -> bool:
+        """Whether draft tokens will come that the output is not past already."""
+        return self._due and self._ahead <= self._choice.max_draft_tokens
 
     def _judge(self) -> None:
         held = self._simulation.rng.random() < self._simulation.world.acceptance

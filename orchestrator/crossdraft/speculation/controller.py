@@ -114,11 +114,19 @@ class Policy:
     rated: Mapping[Mode, Rated]  # the best of each mode
     conditions: Conditions
     seen: int  # observations that it rests on
+    expected: dict[tuple[Mode, int, int], Forecast] = field(default_factory=dict)  # of choices near the best
 
     @property
     def gain(self) -> float:
         """The expected speed, relative to plain decoding."""
         return self.best.speed / self.rated[Mode.PLAIN].speed
+
+    def expects(self, choice: Choice) -> Forecast:
+        """Of a choice that differs from the best of its mode in its numbers of draft tokens."""
+        key = Mode.of(choice), choice.max_draft_tokens, choice.min_draft_tokens
+        if key not in self.expected:
+            self.expected[key] = forecast(self.conditions, choice)
+        return self.expected[key]
 
 
 class TargetController:
@@ -258,7 +266,7 @@ class TargetController:
         before = self._policies.get((kind, limits))
         if before is not None:
             load = before.conditions.outputs / self.outputs
-            if self._seen - before.seen < min(before.seen / 8, 16 * self.outputs) and 0.8 < load < 1.25:
+            if self._seen - before.seen < min(before.seen / 8, 64 * self.outputs) and 0.8 < load < 1.25:
                 return before
         if not (self.known and acceptance.tested):
             return None
@@ -422,7 +430,7 @@ class OutputController:
         self.target.emitted(self._tokens)
         if self._policy is not None and self._since is not None and now > self._since and self._tokens:
             given = self._policy.conditions
-            expected = forecast(given, replace(self._running, reason="")).took(self._tokens / given.worth)
+            expected = self._policy.expects(self._running).took(self._tokens / given.worth)
             self.target.took(Mode.of(self._running), now - self._since, expected)
 
     def _choice(self, now: float) -> Choice:
@@ -494,7 +502,8 @@ def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:
             expected = forecast(given, choice)
             total = expected.speed * given.outputs
             lines.append(
-                f"{size:12}  {given.alive[size]:15.3f}  {expected.tokens:14.2f}  {1e3 * expected.seconds:10.2f}  {total:23.1f}"
+                f"{size:12}  {given.alive[size]:15.3f}  {expected.tokens:14.2f}  {1e3 * expected.seconds:10.2f}  "
+                f"{total:23.1f}"
             )
     for mode, rated in policy.rated.items():
         settings = f" with {rated.choice.settings}" if rated.choice.drafts else ""

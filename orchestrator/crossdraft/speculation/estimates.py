@@ -66,9 +66,8 @@ class FittedCost:
         kept, weight = FADING ** (1.0 / sessions), 1.0 / (sessions * seconds**2)
         self._steps = kept * self._steps + 1.0 / sessions
         values = (1.0, sessions, tokens, seconds)
-        for i, row in enumerate(self._sums):
-            for j in range(i, 4):
-                row[j] = kept * row[j] + weight * values[i] * values[j]
+        for row, value in zip(self._sums, values, strict=False):
+            row[:] = [kept * old + weight * value * new for old, new in zip(row, values, strict=True)]
         self._stale = True
 
     @property
@@ -104,14 +103,18 @@ class Recent:
 
     def __init__(self, before: float | None = None) -> None:
         self._latest: deque[float] = deque([] if before is None else [before], maxlen=15)
+        self._value = before
 
     def add(self, number: float) -> None:
         self._latest.append(number)
+        self._value = None
 
     @property
     def value(self) -> float:
         """0 before there is any."""
-        return median(self._latest) if self._latest else 0.0
+        if self._value is None:
+            self._value = median(self._latest) if self._latest else 0.0
+        return self._value
 
 
 class Share:
