@@ -2,13 +2,17 @@
 
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Expired, Lost, Replied, SetTimer, Timer
+from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Draft, Drafted, Pass, PassDone
 from crossdraft.types.rows import DraftToken, Row
+from crossdraft.verification.methods import TLI
 from tests.clock import GONE
-from tests.session.sessions import DRAFTER, TARGET, emitted, requests, timers
+from tests.ports import assignment
+from tests.session.sessions import DRAFTER, TARGET, emitted, opened, requests, timers
 from tests.session.test_target_side import ONES, drafted, passing
+from tests.verification.scheduling import InTurn
 from tests.vocabularies import pair_of
 
 ZEROS = Row.certain(0)
@@ -127,3 +131,17 @@ def test_a_drafter_that_is_heard_again_is_waited_for_again() -> None:
     session.handle(Replied(DRAFTER, drafted(1)), 9.0)
     out = session.handle(Replied(TARGET, PassDone(2, (ONES,), 0.5)), 10.0)
     assert Timer.STALL in timers(out)
+
+
+def test_a_draft_that_the_output_is_past_is_given_up() -> None:
+    """Its drafter is told where the output is instead; what still comes of it is outdated."""
+    controller = InTurn((Choice(2, patience=0.0),), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, max_tokens=9))
+    sent = requests(opened(session))
+    for number in range(1, 5):
+        sent += requests(session.handle(Replied(TARGET, PassDone(number, (ONES,), 0.5)), 5.0 + number))
+    drafts = [(one.epoch, one.letters) for one in sent if isinstance(one, Draft)]
+    assert drafts == [(1, Letters("")), (2, Letters("bbb"))]
+    assert session.counts.tokens == 4
+    session.handle(Replied(DRAFTER, drafted(0)), 12.0)
+    assert session.counts.draft_tokens == 0

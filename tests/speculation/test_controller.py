@@ -1,5 +1,6 @@
 """The controller of a target among simulated outputs, beside fixed choices and plain decoding."""
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -46,22 +47,23 @@ def test_it_is_near_the_best_fixed_choice_and_never_below_plain_decoding(
 @pytest.mark.parametrize(
     "world",
     [World(0.02), World(0.02, samples=True), World(0.02, drafter_trip=0.02), World(0.8, step_base=0.03),
-     World(0.3, pass_each=0.002)],
-    ids=["random", "random, drawing", "random and far", "slow", "costly"],
+     World(step_base=math.inf), World(0.3, pass_each=0.002)],
+    ids=["random", "random, drawing", "random and far", "slow", "silent", "costly"],
 )  # fmt: skip
 def test_a_drafter_that_does_not_pay_costs_next_to_nothing(world: World, outputs: int) -> None:
     seconds = 400 * world.pass_base
     plain = fixed_speed(world, PLAIN, 256, outputs, seconds)
-    assert Simulation(world, controllers(), 256, outputs, 1).speed(seconds) >= 0.95 * plain
+    simulation = Simulation(world, controllers(), 256, outputs, 1)
+    assert simulation.speed(seconds) >= 0.94 * plain  # what it has to learn included
+    assert simulation.speed(seconds) >= 0.97 * plain
 
 
 @pytest.mark.parametrize(
     "world", [World(0.95), World(0.8, drafter_trip=0.005), World(0.95, pass_base=0.025, drafter_trip=0.02)], ids=str
 )
 def test_short_outputs_know_what_those_before_them_have_learned(world: World) -> None:
-    auto, *fixed = (
-        ends(world, make) for make in (controllers(), *(partial(Fixed, choice) for choice in fixed_choices()))
-    )
+    makes: list[Callable[[], Controller]] = [controllers(), *(partial(Fixed, choice) for choice in fixed_choices())]
+    auto, *fixed = (ends(world, make) for make in makes)
     assert min(one[-1] - one[1] for one in fixed) / (auto[-1] - auto[1]) >= 0.9
 
 

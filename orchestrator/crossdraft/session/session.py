@@ -353,7 +353,9 @@ class Session:
                     if epoch.exhausted:
                         commands += self._advance()  # what max_draft_tokens allows is due, not used up
                     if not self._reveal():
-                        return commands
+                        if not (epoch.outrun and self._bare):
+                            return commands
+                        commands += self._next_epoch()
                 case Emit(token, kind):
                     commands += self._emit(token, kind)
                     epoch.answer(None)
@@ -422,7 +424,12 @@ class Session:
         """
         moved = len(self.output.text) > self.epoch.began
         used_up = self.epoch.exhausted and (self.epoch.outrun or not self.drafter.due)
-        return used_up and moved and not need.judging and self.target.answers.held is None and not self.target.running
+        return used_up and moved and not need.judging and self._bare
+
+    @property
+    def _bare(self) -> bool:
+        """Whether the target has nothing for this epoch, neither at hand nor under way."""
+        return self.target.answers.held is None and not self.target.running
 
     def _emit(self, token: int, kind: Kind) -> list[Command]:
         log_probability, likely = self.target.answers.log_probabilities

@@ -326,7 +326,7 @@ def overlapped(
     given: Conditions, limits: Limits, windows: Iterable[int], waits: Iterable[int | None]
 ) -> Iterable[Choice]:
     """Overlapped choices; those without a number of draft tokens to wait for never wait."""
-    chunk = max(1, min(4, int(given.pass_seconds(0) / 6 / given.draft_seconds)))  # a sixth of a pass: it costs nothing
+    chunk = max(1, min(4, int(given.pass_seconds(0) / 3 / given.draft_seconds)))  # each reply is work for all
     fixed = limits.min_draft_tokens
     for window, number in product(windows, waits):
         wait = 0 if number is None else fixed or number
