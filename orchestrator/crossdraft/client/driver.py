@@ -286,6 +286,7 @@ class Driver:
 
     def _release(self) -> None:
         """Stop timers, lanes and recorder."""
+        self._session.abandon()
         for timer in self._timers.values():
             timer.cancel()
         for lane in self._lanes.values():

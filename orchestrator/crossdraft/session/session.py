@@ -327,6 +327,11 @@ class Session:
         self._finished = Finished(reason, self.counts, error)
         return self._finished
 
+    def abandon(self) -> None:
+        """Nobody drives it any more: unless it is over, its controller counts it among the outputs no longer."""
+        if self._finished is None:
+            self._controller.observe(Ended(), self._now)
+
     # What is done after every event.
 
     def _go_on(self) -> list[Command]:

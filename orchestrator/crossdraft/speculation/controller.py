@@ -5,8 +5,8 @@ second to all outputs together if all make it: draft tokens in the order of thei
 next one brings more than it costs target and drafter. An output whose draft tokens fare better or worse than usual gets
 more or fewer of them, down to the same chance.
 
-It begins by drafting. Forecasts are corrected by what each mode has really brought, and such a correction fades while
-its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain decoding is
+It begins by drafting. Forecasts are corrected by what the epochs of each mode have really taken, and such a correction
+fades while its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain decoding is
 tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens only.
 """
 
@@ -199,14 +199,14 @@ class TargetController:
         """An epoch of an output took so many seconds, and by the forecast so many."""
         if self._using[mode] < 0.9 * len(self._outputs):
             return  # what some do says little of what it would take if all did
-        plain, share = self.target.cost.seconds(self.outputs), TRUSTED * self.outputs
-        passes = min(seconds, OUTLIER * forecast) / plain
+        plain = self.target.cost.seconds(self.outputs)
+        passes, most = min(seconds, OUTLIER * forecast) / plain, 4 * TRUSTED
         for other, kept in self._kept.items():
             if other is mode:
                 kept.held, kept.seen = kept.held + forecast / plain, kept.seen + passes
-            kept.limit(
-                4 * share if other is mode else max(0.0, kept.seen - 4 * share * passes / (FADED * self.outputs))
-            )
+                kept.limit(most * self.outputs)
+            else:
+                kept.limit(max(0.0, kept.seen - most * passes / FADED))
 
     def begun(self, output: "OutputController", mode: Mode) -> None:
         """An output begins an epoch."""
