@@ -27,6 +27,7 @@ class Scripted:
         self.counts = Counts()
         self.choices: list[Choice] = []
         self.seen: list[tuple[Event, float]] = []
+        self.abandoned = False
         self._begin = begin
         self._steps = list(steps)
         self._illegal = illegal  # replies of this type
@@ -43,6 +44,9 @@ class Scripted:
                 del self._steps[place]
                 return commands
         return []
+
+    def abandon(self) -> None:
+        self.abandoned = True
 
     @property
     def events(self) -> list[Event]:
