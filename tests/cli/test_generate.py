@@ -188,9 +188,9 @@ def test_an_explained_generation_says_what_was_decided(cli: Cli, pair: Pair) -> 
     whole = cli("generate", *pair, "--explain", "--json", "--seed", "5", *SHORT).records[-1]
     assert all(decision["choice"]["reason"] for decision in whole["decisions"])
     assert sum(decision["epochs"] for decision in whole["decisions"]) >= 1
-    assert any("acceptance" in line for line in whole["estimates"])
+    assert any("round trip" in line for line in whole["estimates"])
     shown = cli("generate", *pair, "--explain", "--seed", "5", *SHORT).err
-    assert "estimates of the controller" in shown
+    assert "what the controller decided from last" in shown
     assert whole["decisions"][0]["choice"]["reason"] in shown
 
 

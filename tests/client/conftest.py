@@ -13,7 +13,7 @@ from crossdraft.engine.sampler import RandomDraws
 from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.assignment import Secrets
 from crossdraft.speculation.choice import Fixed
-from crossdraft.speculation.controller import Adaptive
+from crossdraft.speculation.controller import OutputController
 from tests.rpc.unhurried import LIMIT, unhurry
 from tests.services.conftest import (  # noqa: F401 - fixtures
     drafter,
@@ -55,7 +55,7 @@ async def pipeline(target: TargetClient, drafter: DrafterClient) -> AsyncIterato
 @pytest.fixture
 def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """No output begins before its drafter has opened, which the target need not wait for and a test may."""
-    for controller in (Adaptive, Fixed):
+    for controller in (OutputController, Fixed):
         monkeypatch.setattr(controller, "waits_for_drafter", True)
 
 

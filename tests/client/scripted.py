@@ -5,6 +5,7 @@ import asyncio
 from crossdraft.client.driver import Driver
 from crossdraft.client.roster import Roster, Services
 from crossdraft.session.events import Command, Event, Finished, IllegalEventError, Open, Reason, Replied
+from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import Draft, OpenDrafter, OpenTarget, Pass
 from crossdraft.types.statistics import Counts
@@ -24,7 +25,9 @@ class Scripted:
 
     def __init__(self, begin: list[Command], *steps: Step, illegal: type | None = None) -> None:
         self.counts = Counts()
+        self.choices: list[Choice] = []
         self.seen: list[tuple[Event, float]] = []
+        self.abandoned = False
         self._begin = begin
         self._steps = list(steps)
         self._illegal = illegal  # replies of this type
@@ -41,6 +44,9 @@ class Scripted:
                 del self._steps[place]
                 return commands
         return []
+
+    def abandon(self) -> None:
+        self.abandoned = True
 
     @property
     def events(self) -> list[Event]:

@@ -84,8 +84,8 @@ def decided(golden: Golden) -> Iterator[Step]:
         try:
             commands = session.start(now) if event is None else session.handle(event, now)
         except IllegalEventError:
-            commands = []
-        yield Step(now, event, tuple(commands))
+            commands, session.choices = [], []
+        yield Step(now, event, tuple(commands), choices=tuple(session.choices))
 
 
 def packed_event(event: Event | None) -> list[Any] | None:

@@ -2,13 +2,17 @@
 
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Expired, Lost, Replied, SetTimer, Timer
+from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Draft, Drafted, Pass, PassDone
 from crossdraft.types.rows import DraftToken, Row
+from crossdraft.verification.methods import TLI
 from tests.clock import GONE
-from tests.session.sessions import DRAFTER, TARGET, emitted, requests, timers
+from tests.ports import assignment
+from tests.session.sessions import DRAFTER, TARGET, emitted, opened, requests, timers
 from tests.session.test_target_side import ONES, drafted, passing
+from tests.verification.scheduling import InTurn
 from tests.vocabularies import pair_of
 
 ZEROS = Row.certain(0)
@@ -25,11 +29,11 @@ def test_what_a_controller_is_told() -> None:
     session.handle(Lost(DRAFTER, GONE), 39.0)
     assert controller.seen == [
         DrafterSeen(True),
-        DraftSeen(1, 0, 1.0, None, 0.5, 0),
-        DraftSeen(1, 1, None, 1.0, 0.5, 0),
+        DraftSeen(1, 1.0, 0.5),
+        DraftSeen(1, None, 0.5),
         Judged(0, 2, False, 2, 0),  # of the first pass nothing is told: it reads the prompt as well
-        DraftSeen(1, 2, None, 3.0, 0.5, 0),
-        PassSeen(3, 2.0, 0.25, 1.0, 1),
+        DraftSeen(1, None, 0.5),
+        PassSeen(2.0, 0.25, fed=2),
         Judged(2, 0, True, 1, 0),
         StallSeen(30.0),
         DrafterSeen(False),
@@ -43,7 +47,7 @@ def test_settled_tokens_are_told_apart_and_what_is_compared_with_them_too() -> N
     session.handle(Expired(Timer.STALL, stall.number), 8.0)  # the target's own
     session.handle(Replied(DRAFTER, drafted(1)), 9.0)  # the same
     judged = [seen for seen in controller.seen if isinstance(seen, Judged)]
-    assert judged == [Judged(0, 1, False, 1, 0), Judged(1, 0, False, 1, 1, True), Judged(1, 1, False, 0, 0, True)]
+    assert judged == [Judged(0, 1, False, 1, 0), Judged(1, 0, False, 1, 1), Judged(1, 1, False, 0, 0)]
 
 
 def test_the_window_moves_with_the_frontier() -> None:
@@ -127,3 +131,17 @@ def test_a_drafter_that_is_heard_again_is_waited_for_again() -> None:
     session.handle(Replied(DRAFTER, drafted(1)), 9.0)
     out = session.handle(Replied(TARGET, PassDone(2, (ONES,), 0.5)), 10.0)
     assert Timer.STALL in timers(out)
+
+
+def test_a_draft_that_the_output_is_past_is_given_up() -> None:
+    """Its drafter is told where the output is instead; what still comes of it is outdated."""
+    controller = InTurn((Choice(2, patience=0.0),), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, max_tokens=9))
+    sent = requests(opened(session))
+    for number in range(1, 5):
+        sent += requests(session.handle(Replied(TARGET, PassDone(number, (ONES,), 0.5)), 5.0 + number))
+    drafts = [(one.epoch, one.letters) for one in sent if isinstance(one, Draft)]
+    assert drafts == [(1, Letters("")), (2, Letters("bbb"))]
+    assert session.counts.tokens == 4
+    session.handle(Replied(DRAFTER, drafted(0)), 12.0)
+    assert session.counts.draft_tokens == 0

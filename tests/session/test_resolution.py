@@ -15,9 +15,8 @@ from crossdraft.session.resolution import (
     tokenization_of,
     without_trust,
 )
-from crossdraft.speculation.choice import Choice, Estimates, Explained, lock_step
-from crossdraft.speculation.controller import Adaptive, Limits
-from crossdraft.speculation.shared import KINDS, SharedEstimates
+from crossdraft.speculation.choice import Choice
+from crossdraft.speculation.controller import Limits, OutputController, TargetController
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import Description, SamplingOptions
@@ -205,24 +204,24 @@ def test_overlap_by_itself_waits_for_k_and_drafts_as_many_ahead() -> None:
 
 
 def test_the_controller_decides_by_itself_within_what_is_allowed() -> None:
-    request = GenerationRequest(
-        "x", "coupled", max_draft_tokens=7, min_draft_tokens=2, branches=3, branch_width=1, speculation=True
-    )
+    settings = {"max_draft_tokens": 7, "min_draft_tokens": 2, "branches": 3, "branch_width": 1}
+    request = GenerationRequest("x", "coupled", speculation=True, **settings)  # type: ignore[arg-type]
     controller = resolve(request, models(), targets=2).controller
-    assert isinstance(controller, Adaptive)
+    assert isinstance(controller, OutputController)
     assert controller.limits == Limits(
-        max_draft_tokens=7, min_draft_tokens=2, branch_depth=3, branch_width=1, targets=2
+        max_draft_tokens=7, min_draft_tokens=2, branch_depth=3, branch_width=1, speculate=True
     )
     whole = resolve(GenerationRequest("x", "slrs"), models()).controller
-    assert isinstance(whole, Adaptive)
+    assert isinstance(whole, OutputController)
     assert whole.limits.rounds_only
 
 
-def test_what_was_learnt_before_is_where_the_controller_begins() -> None:
-    learnt = Estimates(judged=10.0, compared=10.0, token=0.25)
-    controller = resolve(GenerationRequest("x"), models(), before=learnt).controller
-    assert isinstance(controller, Adaptive)
-    assert controller.estimates.token == 0.25
+def test_outputs_share_the_controller_of_their_target() -> None:
+    shared = TargetController()
+    one, other = (resolve(GenerationRequest("x"), models(), shared=shared).controller for _ in range(2))
+    assert isinstance(one, OutputController)
+    assert isinstance(other, OutputController)
+    assert one.target is other.target is shared
 
 
 def test_two_targets_are_held_only_for_speculation() -> None:
@@ -237,15 +236,6 @@ def test_without_a_drafter_nothing_is_drafted() -> None:
         assert resolve(GenerationRequest("x", overlap=overlap), alone).controller.choose(0.0).max_draft_tokens == 0
 
 
-def test_explained_choices_are_kept() -> None:
-    controller = resolve(GenerationRequest("x", overlap=Overlap.OFF, explain=True), models()).controller
-    assert isinstance(controller, Explained)
-    choices = [controller.choose(now) for now in (5.0, 6.0)]
-    (decision,) = controller.decisions
-    assert (decision.seconds, decision.epochs, decision.choice) == (0.0, 2, choices[0])
-    assert controller.estimates == ()
-
-
 def test_the_same_secrets_give_the_same_session() -> None:
     request, drawn = GenerationRequest("x", "coupled", audit=True), Secrets.drawn()
     one, other = (resolve(request, models(), drawn) for _ in range(2))
@@ -256,20 +246,6 @@ def test_the_same_secrets_give_the_same_session() -> None:
     weights = np.full(1000, 1e-3)
     assert one.chooser.categorical(weights) == other.chooser.categorical(weights)
     assert Secrets.drawn() != drawn
-
-
-def test_experience_is_kept_by_method_and_temperature() -> None:
-    experience, request = SharedEstimates(), GenerationRequest("x", "coupled")
-    assert experience.of(request) is None
-    learnt = Adaptive(Estimates(judged=10.0, compared=10.0, token=0.25))
-    experience.keep(request, Explained(learnt))
-    experience.keep(replace(request, method="tli"), lock_step(3))
-    assert experience.of(replace(request, prompt="y")) == learnt.estimates
-    assert experience.of(replace(request, method="tli")) is None
-    assert experience.of(replace(request, options=GREEDY)) is None
-    for number in range(2, 2 + KINDS):
-        experience.keep(replace(request, options=SamplingOptions(temperature=number)), learnt)
-    assert experience.of(request) is None
 
 
 def test_the_methods_that_need_no_trust_are_those_whose_tokens_are_the_targets_own() -> None:

@@ -108,8 +108,23 @@ def test_an_event_that_the_session_refuses_is_a_difference_unless_it_did_so_then
     assert isinstance(step.event.reply, PassDone)
     wrong = replace(step, event=replace(step.event, reply=replace(step.event.reply, number=77)))
     assert "refused" in difference(changed(recording, 0, wrong)).replayed
-    first = (*recording.rounds[0][:-1], replace(wrong, commands=()), step)
+    first = (*recording.rounds[0][:-1], replace(wrong, commands=(), choices=()), step)
     assert replay(replace(recording, rounds=(first, *recording.rounds[1:]))).difference is None
+
+
+def test_a_choice_too_many_or_too_few_is_a_difference() -> None:
+    recording = toy_recording(header_of())
+    place, at, step = next(
+        (place, at, step) for place, one in enumerate(recording.rounds) for at, step in enumerate(one) if step.choices
+    )
+    for choices, recorded in ((), "missing"), (step.choices * 2, "Choice("):
+        steps = list(recording.rounds[place])
+        steps[at] = replace(step, choices=choices)
+        rounds = (*recording.rounds[:place], tuple(steps), *recording.rounds[place + 1 :])
+        found = replay(replace(recording, rounds=rounds)).difference
+        assert found is not None
+        assert found.round == place + 1
+        assert found.recorded.startswith(recorded) or not choices
 
 
 def test_a_header_that_cannot_be_resolved_is_refused() -> None:

@@ -8,11 +8,8 @@ chosen on a few prompts first. What the simulator predicts of each comes from wh
 import time
 from asyncio import to_thread
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from statistics import fmean
-from typing import Any, ClassVar
-
-import numpy as np
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from crossdraft.bench.commands import OverlapPlan
 from crossdraft.bench.harness import (
@@ -41,10 +38,9 @@ from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.resolution import Models, requested_method, resolve
 from crossdraft.speculation.choice import PLAIN as PLAIN_CHOICE
-from crossdraft.speculation.choice import Choice, Controller, Estimates, Observation, lock_step
-from crossdraft.speculation.estimator import Learner
-from crossdraft.speculation.shared import SharedEstimates
-from crossdraft.speculation.simulator import simulate
+from crossdraft.speculation.choice import Choice, lock_step
+from crossdraft.speculation.controller import Estimates, OutputController, TargetController
+from crossdraft.speculation.forecast import forecast
 from crossdraft.types.request import Overlap
 from crossdraft.verification.methods import method_named
 
@@ -426,12 +422,7 @@ class Stage:
     drafted: Side
     assisted: AssistedGeneration | None
     advance: Advance  # called after each generation that is compared
-    experience: SharedEstimates = field(default_factory=SharedEstimates)  # of controllers, as a pipeline keeps it
-
-    def __post_init__(self) -> None:
-        self._method = self._assignment(CONTROLLED, 0, None).method
-        self._learner = Learner(Estimates(), self._method.samples)
-        self._estimates: list[Estimates] = []
+    controller: TargetController = field(default_factory=TargetController)  # as a pipeline has it
 
     async def compare(
         self, compared: Sequence[AnyConfiguration], prompts: int, repeat: int = 1, max_tokens: int | None = None
@@ -447,7 +438,6 @@ class Stage:
             self.advance()
             return outcome
 
-        self._estimates.clear()
         return await in_turns(compared, repeat * prompts, run)
 
     async def best(self, tried: Sequence[AnyConfiguration], prompts: int, max_tokens: int) -> AnyConfiguration:
@@ -470,37 +460,30 @@ class Stage:
         if not given.drafts:
             figures = await finished(Generation(assignment, self.plain.services), lost=True)
             return Outcome(figures.tokens, figures.seconds, figures)
-        self.experience.keep(self.task.request(given, number), assignment.controller)
-        assignment = replace(assignment, controller=ObservedController(assignment.controller, self._learner))
         figures = await finished(Generation(assignment, self.drafted.services), lost=True)
-        self._estimates.append(self._learner.estimates)
         return Outcome(figures.tokens, figures.seconds, figures)
 
     def predictions(self, compared: Sequence[AnyConfiguration]) -> Mapping[str, float]:
-        """What the simulator expects of each since `compare` last began, by name; plain decoding is 1."""
-        estimates = self.estimates
-        if estimates is None or not estimates.known:
+        """What the controller's forecast is for each fixed one, by name; plain decoding is 1."""
+        controller = self._assignment(CONTROLLED, 0, None).controller
+        if not (isinstance(controller, OutputController) and controller.target.known):
             return {}
+        given = controller.conditions
         return {
-            given.name: predicted_ratio(estimates, self._how(given, estimates), self._method.samples)
-            for given in compared
-            if isinstance(given, Configuration) and given.drafts
+            one.name: forecast(given, one.choice).speed / forecast(given, PLAIN_CHOICE).speed
+            for one in compared
+            if isinstance(one, Configuration) and one.choice is not None and one.drafts
         }
 
     @property
-    def estimates(self) -> Estimates | None:
-        """What predictions start from; None before any drafter was used."""
-        return mean_of(self._estimates) if self._estimates else None
-
-    def _how(self, given: Configuration, estimates: Estimates) -> Choice | Controller:
-        if given.choice is not None:
-            return given.choice
-        return resolve(self.task.request(given, 0), self.drafted.models, before=estimates).controller
+    def estimates(self) -> Estimates:
+        """What predictions start from."""
+        return self.controller.estimates
 
     def _assignment(self, given: Configuration, number: int, max_tokens: int | None) -> Assignment:
         request = self.task.request(given, number, max_tokens)
         side = self.drafted if given.drafts else self.plain
-        return resolve(request, side.models, before=self.experience.of(request))
+        return resolve(request, side.models, shared=self.controller)
 
     def _assisted(self, given: Assisted, number: int, max_tokens: int) -> Outcome:
         assert self.assisted is not None
@@ -511,57 +494,3 @@ class Stage:
         except AssistanceFailedError as error:
             raise CommandFailed(str(error)) from error
         return Outcome(len(ids), time.monotonic() - began)
-
-
-# What the simulator expects of each configuration, from what was measured in the run itself.
-
-
-class ObservedController:
-    """A controller whose observations are learnt from besides, which changes nothing that it does."""
-
-    def __init__(self, controller: Controller, learner: Learner) -> None:
-        self._controller, self._learner = controller, learner
-
-    @property
-    def waits_for_drafter(self) -> bool:
-        """As the controller has it."""
-        return self._controller.waits_for_drafter
-
-    def observe(self, seen: Observation, now: float) -> None:
-        """As the controller does, and learnt from."""
-        self._learner.observe(seen, now)
-        self._controller.observe(seen, now)
-
-    def choose(self, now: float) -> Choice:
-        """As the controller does."""
-        choice = self._controller.choose(now)
-        self._learner.begin(choice, now)
-        return choice
-
-
-def mean_of(all_estimates: Sequence[Estimates]) -> Estimates:
-    """The mean of each estimate. An estimate forgets what is long ago; the mean of many does not.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if not all_estimates:
-        raise ValueError("a mean needs at least one of the estimates")
-    latest = all_estimates[-1]
-    numbers = [field.name for field in fields(latest) if isinstance(getattr(latest, field.name), float)]
-    means: dict[str, Any] = {name: fmean(getattr(one, name) for one in all_estimates) for name in numbers}
-    by_place = zip(*(one.acceptance for one in all_estimates), strict=True)
-    return replace(latest, acceptance=tuple(map(fmean, by_place)), **means)
-
-
-def predicted_ratio(estimates: Estimates, how: Choice | Controller, samples: bool) -> float:
-    """The simulated speed, as a multiple of plain decoding's.
-
-    Args:
-        estimates: of the services, both seen at work.
-        how: the choice for all epochs, or who decides it.
-        samples: the target draws by itself (`slem`, `seeded`).
-    """
-    workload = estimates.workload(samples)
-    run, plain = (simulate(workload, one, SIMULATED_TOKENS, np.random.default_rng(SEED)) for one in (how, PLAIN_CHOICE))
-    return run.speed / plain.speed

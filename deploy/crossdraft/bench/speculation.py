@@ -28,7 +28,7 @@ from crossdraft.client import Generation, GenerationRequest, Overlap, Statistics
 from crossdraft.console.processes import Wanted, running
 from crossdraft.console.running import checked_options
 from crossdraft.session.resolution import Models, resolve
-from crossdraft.speculation.shared import SharedEstimates
+from crossdraft.speculation.controller import TargetController
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class Stage:
     targets: tuple[str, ...]  # addresses
     watches: Mapping[int, Watch]  # by the number of targets
     advance: Advance
-    experiences: Mapping[Configuration, SharedEstimates] = field(
-        default_factory=lambda: {one: SharedEstimates() for one in CONFIGURATIONS}
+    controllers: Mapping[Configuration, TargetController] = field(
+        default_factory=lambda: {one: TargetController() for one in CONFIGURATIONS}
     )
 
     async def compare(self) -> dict[Configuration, list[Run]]:
@@ -167,10 +167,8 @@ class Stage:
         return await in_turns(CONFIGURATIONS, len(self.bench.prompts), run)
 
     async def _run(self, configuration: Configuration, number: int) -> Run:
-        request, experience = self.bench.request(configuration, number), self.experiences[configuration]
-        before = experience.of(request)
-        assignment = resolve(request, self.models, targets=configuration.targets, before=before)
-        experience.keep(request, assignment.controller)
+        request, shared = self.bench.request(configuration, number), self.controllers[configuration]
+        assignment = resolve(request, self.models, targets=configuration.targets, shared=shared)
         watch, targets = self.watches[configuration.targets], self.targets[: configuration.targets]
         watch.busy(targets)
         generation = Generation(assignment, watch.services)

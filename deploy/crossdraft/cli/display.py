@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from crossdraft.client import Choice, Generation, Kind, Statistics, Token
+from crossdraft.client import Generation, Kind, Statistics, Token
 from crossdraft.console.running import PlainConsole
 from crossdraft.serving.client import RemoteGeneration
 
@@ -182,25 +182,17 @@ def events_of(statistics: Statistics) -> list[tuple[str, str]]:
 
 def explanation_of(generation: Generated) -> list[str]:
     """The lines of --explain: the controller's decisions with time and reason, then its estimates at the end."""
-    chosen = sum(decision.epochs for decision in generation.decisions)
-    run = chosen if generation.statistics is None else generation.statistics.epochs
-    rest = "; the others had no drafter, or only one token left" if chosen < run else ""
-    lines = [f"the controller chose for {chosen} of {run} epochs{rest}:"]
+    lines = [f"{sum(decision.epochs for decision in generation.decisions)} epochs:"]
     for decision in generation.decisions:
         choice = decision.choice
         count = "1 epoch" if decision.epochs == 1 else f"{decision.epochs} epochs"
-        lines.append(f"  after {decision.seconds:.3f} s, {count}: {_settings(choice)} ({choice.reason})")
+        lines.append(f"  after {decision.seconds:.3f} s, {count}: {choice.settings} ({choice.reason})")
     if generation.estimates:
-        lines += ["estimates of the controller at the end:", *(f"  {line}" for line in generation.estimates)]
+        lines += [
+            "what the controller decided from last, for all outputs on this target:",
+            *(f"  {line}" for line in generation.estimates),
+        ]
     return lines
-
-
-def _settings(choice: Choice) -> str:
-    if not choice.drafts:
-        return "no drafter"
-    branches = f", {choice.branch_width} x {choice.branch_depth} prepared" if choice.branch_depth else ""
-    mode = "overlap" if choice.overlap else "lock-step"
-    return f"{mode}, max_draft_tokens {choice.max_draft_tokens}, min_draft_tokens {choice.min_draft_tokens}{branches}"
 
 
 def positions(statistics: Statistics) -> str:

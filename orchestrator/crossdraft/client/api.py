@@ -30,8 +30,8 @@ from crossdraft.session.events import Emitted, Finished, Reason
 from crossdraft.session.output import ShownText
 from crossdraft.session.resolution import Models, resolve, without_trust
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import Decision, Explained, Told
-from crossdraft.speculation.shared import Member, SharedEstimates
+from crossdraft.speculation.choice import Decision
+from crossdraft.speculation.controller import Estimates, OutputController, TargetController
 from crossdraft.text.letters import to_bytes
 from crossdraft.trace.recording import FileRecorder, Header, Recorder, Together
 from crossdraft.types.output import Token
@@ -57,7 +57,6 @@ class Generation:
         num_speculative_tokens: in each lock-step round, for the statistics; 0: epochs are run in other ways.
         recorder: makes the recorder of the session; called when the session begins.
         watch: is told the same steps while it runs.
-        member: its part in sharing estimates with other outputs.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class Generation:
         num_speculative_tokens: int = 0,
         recorder: Callable[[], FileRecorder] | None = None,
         watch: Recorder | None = None,
-        member: Member | None = None,
     ) -> None:
         self.text = ""
         self.ids: list[int] = []
@@ -79,8 +77,7 @@ class Generation:
         self._make_recorder = recorder
         self._recorder: FileRecorder | None = None
         self._watch = watch
-        self._member = member
-        self._told: Told | None = None  # the latest
+        self._session = Session(assignment)
         self._driver: Driver | None = None
         self._shown = ShownText(assignment)
         self._queue: asyncio.Queue[Sequence[Emitted] | None] = asyncio.Queue()  # what one event has decided
@@ -97,12 +94,6 @@ class Generation:
     ) -> None:
         await self.aclose()
 
-    def tell(self, told: Told) -> None:
-        """Take over estimates of another output with the same services."""
-        self._told = told
-        if self._driver is not None:
-            self._driver.tell(told)
-
     async def aclose(self) -> None:
         """Cancel what is still running and close its sessions."""
         self._over = True
@@ -114,14 +105,13 @@ class Generation:
     @property
     def decisions(self) -> list[Decision]:
         """How the epochs were run, if the request has `explain`."""
-        controller = self._assignment.controller
-        return controller.decisions if isinstance(controller, Explained) else []
+        return self._session.decisions
 
     @property
     def estimates(self) -> Sequence[str]:
-        """The controller's estimates as lines of text, if the request has `explain`."""
-        controller = self._assignment.controller
-        return controller.estimates if isinstance(controller, Explained) else ()
+        """What the controller decided from last, as lines of text, if the request has `explain`."""
+        given, controller = self._assignment, self._assignment.controller
+        return controller.explain() if given.explain and isinstance(controller, OutputController) else ()
 
     def __aiter__(self) -> Self:
         return self
@@ -153,9 +143,7 @@ class Generation:
     def _begin(self) -> asyncio.Task[Finished]:
         self._recorder = None if self._make_recorder is None else self._make_recorder()
         told = Together(self._recorder, self._watch) if self._recorder or self._watch else None
-        self._driver = Driver(Session(self._assignment), self._services, told, self._member)
-        if self._told is not None:
-            self._driver.tell(self._told)
+        self._driver = Driver(self._session, self._services, told)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
         return task
@@ -206,6 +194,7 @@ class Pipeline:
         needs_drafter: bool = False,
         tls: TlsFiles | None = None,
         trusted: bool = True,
+        estimates: Estimates | None = None,
     ) -> None:
         self._targets = addresses_of(target)
         self._drafters = addresses_of(drafter or ())
@@ -217,7 +206,7 @@ class Pipeline:
         self._trusted = trusted
         self._discovery: Discovery | None = None
         self._generations: WeakSet[Generation] = WeakSet()  # to close those that still run
-        self._shared = SharedEstimates()
+        self._controller = TargetController(estimates)
 
     async def __aenter__(self) -> Self:
         """Connect and learn the two vocabularies.
@@ -262,23 +251,22 @@ class Pipeline:
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
         if not self._trusted and (self._drafters or models.drafter is not None):  # one may have come later
             request = without_trust(request)
-        targets, before = len(services.targets), self._shared.of(request)
-        follows = self._shared.led(request)
-        assignment = resolve(request, models, drawn, targets, before, follows)
-        member = self._shared.keep(request, assignment.controller)
+        targets = len(services.targets)
+        assignment = resolve(request, models, drawn, targets, self._controller)
         recorder = None
         if request.record is not None:
             asked = replace(request, record=None)
-            header = Header(
-                _software(), time.time(), asked, models.target, models.drafter, drawn, targets, before, follows
-            )
+            header = Header(_software(), time.time(), asked, models.target, models.drafter, drawn, targets)
             recorder = partial(_recorder, header, request.record)
         in_round = request.num_speculative_tokens if request.overlap is Overlap.OFF else 0
-        generation = Generation(assignment, services, in_round, recorder, watch, member)
-        if member is not None:
-            member.attach(generation.tell)
+        generation = Generation(assignment, services, in_round, recorder, watch)
         self._generations.add(generation)
         return generation
+
+    @property
+    def estimates(self) -> Estimates:
+        """What the controller has learned of these services, for the next pipeline to begin with."""
+        return self._controller.estimates
 
     async def follow(self, target: Addresses, drafter: Addresses | None = None) -> None:
         """Use these services from now on. Sessions that run elsewhere go on, but no new one is opened there."""
@@ -315,6 +303,7 @@ def connect(
     needs_drafter: bool = False,
     tls: TlsFiles | None = None,
     trusted: bool = True,
+    estimates: Estimates | None = None,
 ) -> Pipeline:
     """A pipeline to use with `async with`.
 
@@ -326,11 +315,12 @@ def connect(
         tls: the client's certificate, and the authority of the services' certificates; None: plaintext.
         trusted: whether the drafters are. With untrusted ones only methods whose output does not depend on the
             distributions that a drafter reports are used (`slem`, `seeded`), and others are refused.
+        estimates: what another pipeline with these services has learned (`Pipeline.estimates`).
 
     Raises:
         ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).
     """
-    return Pipeline(target, drafter, patience, needs_drafter, tls, trusted)
+    return Pipeline(target, drafter, patience, needs_drafter, tls, trusted, estimates)
 
 
 def addresses_of(given: Addresses) -> tuple[str, ...]:

@@ -34,8 +34,6 @@ from crossdraft.session.events import (
     Timer,
 )
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import Told
-from crossdraft.speculation.shared import Member
 from crossdraft.trace.recording import Recorder, Step
 from crossdraft.types.messages import (
     OpenDrafter,
@@ -140,16 +138,12 @@ class Driver:
         session: not begun.
         services: where it may open lanes.
         recorder: is told every step.
-        member: its part in sharing estimates with other outputs (`speculation.shared`).
     """
 
-    def __init__(
-        self, session: Session, services: Services, recorder: Recorder | None = None, member: Member | None = None
-    ) -> None:
+    def __init__(self, session: Session, services: Services, recorder: Recorder | None = None) -> None:
         self._session = session
         self._services = services
         self._recorder = recorder
-        self._member = member
         self._events: deque[tuple[Event, float]] = deque()  # with the time of each one's arrival
         self._handling = False
         self._lanes: dict[Lane, ServiceLane] = {}
@@ -174,9 +168,7 @@ class Driver:
         self._emit, self._finished, self._context = emit, finished, contextvars.copy_context()
         try:
             self._clock.begin()
-            self._handling = True  # what other outputs tell is handled after the session has begun
-            if self._member is not None:
-                self._member.begin()
+            self._handling = True
             self._carry_out(self._advance(None, time.monotonic()))
             self._handling = False
             self._handle_all()
@@ -187,10 +179,6 @@ class Driver:
         finally:
             self._clock.end()
             self._release()
-
-    def tell(self, told: Told) -> None:
-        """Pass on estimates of another output."""
-        self._report(told)
 
     def _report(self, event: Event) -> None:
         """Take an event that happens now; it is handled after those before it."""
@@ -234,8 +222,6 @@ class Driver:
                 commands = self._session.start(now) if event is None else self._session.handle(event, now)
         finally:
             self._record(event, now, commands)
-        if self._member is not None:
-            self._member.look()
         return commands
 
     def _record(self, event: Event | None, now: float, commands: list[Command]) -> None:
@@ -244,7 +230,8 @@ class Driver:
             sent, received = traffic([lane.watch for lane in self._lanes.values()])
             spent, misses = self._clock.latest, self._session.counts.row_misses
             bytes_out, bytes_in = sum(sent.values()), sum(received.values())
-            self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in))
+            made, self._session.choices = tuple(self._session.choices), []
+            self._recorder.record(Step(now, event, tuple(commands), spent, misses, bytes_out, bytes_in, made))
 
     def _carry_out(self, commands: list[Command]) -> None:
         """Never waits."""
@@ -299,11 +286,10 @@ class Driver:
 
     def _release(self) -> None:
         """Stop timers, lanes and recorder."""
+        self._session.abandon()
         for timer in self._timers.values():
             timer.cancel()
         for lane in self._lanes.values():
             lane.close()
         if self._recorder is not None:
             self._recorder.close()
-        if self._member is not None:
-            self._member.close()

@@ -65,6 +65,7 @@ class Assignment:
     controller: Controller  # decides how each epoch is run
     max_tokens: int
     context: int  # tokens that the target can hold, prompt included
+    explain: bool = False  # keep how the epochs were run
     ignore_end: bool = False  # go on after a stop symbol (ignore_eos)
     stop: tuple[Letters, ...] = ()  # stop strings
     draft_seconds: float = 30.0  # a drafter that owes an answer for longer is given up

@@ -154,10 +154,9 @@ class DrafterSide:
         first = self.received == 0
         seen = DraftSeen(
             len(drafted.draft_tokens),
-            drafted.first,
             now - self._asked_at if first else None,
-            None if first else now - self._heard_at,
             drafted.seconds,
+            drafted.queued,
             sum(len(branch.tokens) for branch in drafted.branches),
         )
         epoch.extend(drafted.draft_tokens)

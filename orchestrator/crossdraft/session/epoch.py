@@ -41,7 +41,7 @@ class Epoch:
         self.drafted = NOTHING  # their letters
         self.promised: tuple[DraftToken, ...] = ()  # an adopted branch whose rows have not come: from its first one on
         self.revealed = 0  # draft tokens that the walk has asked for
-        self.settled = False  # the target has gone on by itself, and the draft has not caught up yet
+        self.missed = 0  # times since the latest that the walk went on without one
         self.draws = False  # the walk needs the target's own draws, not rows
         self.reach = 0  # letters of output that passes of this epoch have covered with guesses
         self._pair = pair
@@ -85,13 +85,18 @@ class Epoch:
 
     def take(self) -> DraftToken:
         """Reveal the next draft token."""
-        self.revealed += 1
+        self.revealed, self.missed = self.revealed + 1, 0
         return self.draft_tokens[self.revealed - 1]
 
     @property
     def alone(self) -> bool:
         """Whether the target draws by itself and there is nothing to compare with."""
         return self.draws and not self.choice.drafts and not self.draft_tokens
+
+    @property
+    def outrun(self) -> bool:
+        """Whether the output is past all draft tokens that the drafter was asked for."""
+        return self.missed > self.choice.max_draft_tokens
 
     @property
     def exhausted(self) -> bool:

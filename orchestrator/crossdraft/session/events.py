@@ -7,7 +7,6 @@ recognized as outdated. Requests and replies are the messages of `crossdraft.typ
 from dataclasses import dataclass
 from enum import Enum
 
-from crossdraft.speculation.choice import Told
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import (
     Advance,
@@ -149,5 +148,5 @@ class Finished:
     error: BaseException | None = None
 
 
-Event = Ready | Replied | Lost | Expired | Told | Cancelled
+Event = Ready | Replied | Lost | Expired | Cancelled
 Command = Open | Send | Close | SetTimer | Emitted | Finished

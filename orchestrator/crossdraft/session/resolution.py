@@ -7,14 +7,14 @@ import numpy as np
 
 from crossdraft.session.assignment import Assignment, Audit, Secrets
 from crossdraft.session.output import fault_of_committed
-from crossdraft.speculation.choice import PLAIN, Estimates, Explained, Fixed
-from crossdraft.speculation.shared import controller_of, most_draft_tokens
+from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
+from crossdraft.speculation.controller import Limits, TargetController
 from crossdraft.text.chat_template import ChatTemplateError
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
-from crossdraft.types.messages import Description, NoiseKey, OpenDrafter, OpenTarget
+from crossdraft.types.messages import MOST_DRAFT_TOKENS, Description, NoiseKey, OpenDrafter, OpenTarget
 from crossdraft.types.request import (
     Chat,
     GenerationRequest,
@@ -86,8 +86,7 @@ def resolve(
     models: Models,
     drawn: Secrets | None = None,
     targets: int = 1,
-    before: Estimates | None = None,
-    follows: bool = False,
+    shared: TargetController | None = None,
 ) -> Assignment:
     """The assignment of a session.
 
@@ -96,8 +95,7 @@ def resolve(
         models: of target and drafter.
         drawn: the random seeds; None: drawn now.
         targets: number of the target's addresses.
-        before: estimates of an earlier controller for the same services and method.
-        follows: another output is exploring the services now (`speculation.shared`).
+        shared: decides for all outputs on these services; None: this one is alone.
 
     Raises:
         RequestError: method, vocabularies, affinity, audit or lengths do not go together.
@@ -110,7 +108,7 @@ def resolve(
     audit = _audit(models, method, noise, drawn) if request.audit else None
     opening = _open_drafter(request, models, prompts, method, audit, noise)
     targets = min(2, max(1, targets)) if request.speculation else 1  # where there is none now, one may come
-    controller = Fixed(PLAIN) if opening is None else controller_of(request, method, targets, before, follows)
+    controller = Fixed(PLAIN) if opening is None else controller_of(request, method, targets, shared)
     assignment = Assignment(
         pair=pair,
         method=method,
@@ -118,7 +116,8 @@ def resolve(
         encode=models.tokenization.encode_continuation,
         open_target=_open_target(request, prompts, noise),
         open_drafter=opening,
-        controller=Explained(controller) if request.explain else controller,
+        controller=controller,
+        explain=request.explain,
         max_tokens=request.max_tokens,
         context=models.context,
         ignore_end=request.ignore_eos,
@@ -133,6 +132,57 @@ def resolve(
     if fault:
         raise RequestError(fault)
     return assignment
+
+
+def controller_of(
+    request: GenerationRequest, method: Method, targets: int, shared: TargetController | None
+) -> Controller:
+    """The controller that a request asks for: one that always chooses the same, or its part of the shared one."""
+    match request.overlap:
+        case Overlap.OFF:
+            return lock_step(request.num_speculative_tokens)
+        case Overlap.ON:
+            return Fixed(_always_overlapped(request))
+    limits = Limits(
+        rounds_only=method.whole_draft,
+        samples=method.samples,
+        max_draft_tokens=most_draft_tokens(request),
+        min_draft_tokens=request.min_draft_tokens,
+        branch_depth=request.branches or 0,
+        branch_width=request.branch_width or 1,
+        speculate=targets > 1,
+    )
+    kind = method.name, request.options.temperature, request.drafter_temperature
+    return (shared or TargetController()).output(kind, limits)
+
+
+def most_draft_tokens(request: GenerationRequest) -> int:
+    """Most draft tokens beyond those revealed (`Choice.max_draft_tokens`)."""
+    if request.max_draft_tokens is not None:
+        return request.max_draft_tokens
+    in_round = request.num_speculative_tokens
+    usual = {Overlap.OFF: in_round, Overlap.ON: 2 * in_round, Overlap.AUTO: Limits().max_draft_tokens}[request.overlap]
+    return min(MOST_DRAFT_TOKENS, max(usual, request.min_draft_tokens or 0))
+
+
+def _always_overlapped(request: GenerationRequest) -> Choice:
+    """A pass waits for num_speculative_tokens draft tokens, and as many again are drafted meanwhile, in two replies.
+
+    If the request sets one of max_draft_tokens and min_draft_tokens, each draft token is a reply: the drafter may be
+    slow beside a pass.
+    """
+    window = most_draft_tokens(request)
+    wait = min(request.num_speculative_tokens, window) if request.min_draft_tokens is None else request.min_draft_tokens
+    usual = request.max_draft_tokens is None and request.min_draft_tokens is None
+    return Choice(
+        max_draft_tokens=window,
+        min_draft_tokens=wait,
+        chunk=(wait + 1) // 2 if usual else 1,
+        branch_depth=request.branches or 0,
+        branch_width=request.branch_width or 1,
+        speculate=request.speculation,
+        reason="overlapped, as asked for",
+    )
 
 
 def choose_method(request: GenerationRequest, models: Models) -> Method:

@@ -6,6 +6,7 @@ and the drafter is asked for more draft tokens. A lock-step round is the choice 
 them and begins another epoch when they are used up.
 """
 
+from dataclasses import replace
 from enum import Enum
 from itertools import count
 
@@ -31,12 +32,16 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.output import Output
 from crossdraft.session.target_side import TargetSide
-from crossdraft.speculation.choice import PLAIN, BranchSeen, Choice, DrafterSeen, Judged, StallSeen, Told
+from crossdraft.speculation.choice import PLAIN, BranchSeen, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
 from crossdraft.verification import matching
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
+
+NO_DRAFTER = replace(PLAIN, reason="there is no drafter")
+LAST_TOKEN = replace(PLAIN, reason="one token is left")
+MOST_DECISIONS = 10_000  # that are kept for an explanation
 
 
 class State(Enum):
@@ -54,6 +59,8 @@ class Session:
     def __init__(self, assignment: Assignment) -> None:
         self.state = State.NEW
         self.counts = Counts()  # what has been done so far
+        self.choices: list[Choice] = []  # that the controller made in the latest call
+        self.decisions: list[Decision] = []  # how the epochs were run, if the assignment has `explain`
         self.output = Output(assignment)
         self.epoch = Epoch(0, PLAIN, assignment.pair, 0, 0)
         lanes = count(1)
@@ -63,6 +70,7 @@ class Session:
         self._method = assignment.method
         self._controller = assignment.controller
         self._now = 0.0  # seconds
+        self._began: float | None = None  # seconds: when the first epoch did
         self._finished: Finished | None = None
         self._error: BaseException | None = None  # why the last target was lost
         self._next: Choice | None = None  # how the next epoch is run, if that is decided before the running one ends
@@ -100,6 +108,7 @@ class Session:
         if fault:
             raise IllegalEventError(fault)
         self._now = now
+        self.choices = []
         commands = self._take(event)
         if self.state is State.OPENING and self._may_begin():
             self.state = State.RUNNING
@@ -127,9 +136,6 @@ class Session:
                 return self._lost(event)
             case Expired(timer, number):
                 return self._expired(timer, number)
-            case Told():
-                self._controller.observe(event, self._now)
-                return []
             case Cancelled():
                 return [self._end(Reason.CANCELLED)]
 
@@ -244,6 +250,7 @@ class Session:
         start = len(text) if branch is None else branch.offset + len(branch.letters)
         self.epoch = epoch = Epoch(self.epoch.number + 1, choice, self._given.pair, start, len(text))
         self.counts.epochs += 1
+        self._explain(choice)
         if branch is not None and self._method.drafter_rows:
             epoch.promised = of_branch(branch)
         elif branch is not None:
@@ -259,8 +266,25 @@ class Session:
     def _choose(self) -> Choice:
         """How the next epoch is run, unless that has been decided already."""
         chosen, self._next = self._next, None
-        usable = self.drafter.ready and self.output.left > 1
-        return (chosen or self._controller.choose(self._now)) if usable else PLAIN
+        if not self.drafter.ready:
+            return NO_DRAFTER
+        if self.output.left <= 1:
+            return LAST_TOKEN
+        if chosen is None:
+            chosen = self._controller.choose(self._now)
+            self.choices.append(chosen)
+        return chosen
+
+    def _explain(self, choice: Choice) -> None:
+        """Keep how an epoch is run, if that is to be explained; the last ones of very many together."""
+        if not self._given.explain:
+            return
+        self._began = self._now if self._began is None else self._began
+        latest = self.decisions[-1] if self.decisions else None
+        if latest is not None and (latest.choice == choice or len(self.decisions) == MOST_DECISIONS):
+            self.decisions[-1] = replace(latest, epochs=latest.epochs + 1)
+        else:
+            self.decisions.append(Decision(self._now - self._began, 1, choice))
 
     def _continuation(self) -> Branch | None:
         """The branch that continues the output, if the draft was refused and there is one."""
@@ -299,8 +323,14 @@ class Session:
         """Nothing more will be emitted."""
         self._report()
         self._report_end()
+        self._controller.observe(Ended(), self._now)
         self._finished = Finished(reason, self.counts, error)
         return self._finished
+
+    def abandon(self) -> None:
+        """Nobody drives it any more: unless it is over, its controller counts it among the outputs no longer."""
+        if self._finished is None:
+            self._controller.observe(Ended(), self._now)
 
     # What is done after every event.
 
@@ -328,7 +358,9 @@ class Session:
                     if epoch.exhausted:
                         commands += self._advance()  # what max_draft_tokens allows is due, not used up
                     if not self._reveal():
-                        return commands
+                        if not (epoch.outrun and self._bare):
+                            return commands
+                        commands += self._next_epoch()
                 case Emit(token, kind):
                     commands += self._emit(token, kind)
                     epoch.answer(None)
@@ -372,7 +404,7 @@ class Session:
         if waits and (self.target.answers.held is None or not self._hurried):
             return False
         self._report()
-        epoch.settled = True
+        epoch.missed += 1
         epoch.answer(None)
         return True
 
@@ -390,11 +422,19 @@ class Session:
         return True
 
     def _over(self, need: NeedRow | NeedSample) -> bool:
-        """Whether the epoch is used up. Never where a draft token is being judged (the look-ahead trap: an epoch that
-        ended at a row miss would make the output depend on letters that are not revealed yet)."""
+        """Whether the epoch is used up, or its draft so late that it is of no use.
+
+        Never where a draft token is being judged (the look-ahead trap: an epoch that ended at a row miss would make the
+        output depend on letters that are not revealed yet).
+        """
         moved = len(self.output.text) > self.epoch.began
-        used_up = self.epoch.exhausted and not self.drafter.due
-        return used_up and moved and not need.judging and self.target.answers.held is None and not self.target.running
+        used_up = self.epoch.exhausted and (self.epoch.outrun or not self.drafter.due)
+        return used_up and moved and not need.judging and self._bare
+
+    @property
+    def _bare(self) -> bool:
+        """Whether the target has nothing for this epoch, neither at hand nor under way."""
+        return self.target.answers.held is None and not self.target.running
 
     def _emit(self, token: int, kind: Kind) -> list[Command]:
         log_probability, likely = self.target.answers.log_probabilities
@@ -457,9 +497,8 @@ class Session:
         if verdict == before and not emitted:
             return
         accepted, refused = verdict.accepted - before.accepted, verdict.refused and not before.refused
-        seen = Judged(before.accepted, accepted, refused, emitted, settled, self.epoch.settled)
+        seen = Judged(before.accepted, accepted, refused, emitted, settled)
         self._controller.observe(seen, self._now)
-        self.epoch.settled = self.epoch.settled and not accepted
 
     def _report_end(self) -> None:
         """Count the epoch, which is over; the next one begins without a verdict."""

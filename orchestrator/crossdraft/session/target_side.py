@@ -41,20 +41,9 @@ class Flight:
 
     def seen(self, done: PassDone, now: float) -> PassSeen:
         """What the controller is told of an answer."""
-        own = 1 + len(self.sent.tree)
-        others = (max(0, done.fed - own) if done.fed else done.shared - 1) if done.shared > 1 else 0
-        return PassSeen(
-            self.tokens,
-            now - self.left_at,
-            done.seconds,
-            self.idle,
-            self.draft_tokens,
-            done.queued,
-            done.forwards,
-            not self.drawn,
-            done.shared,
-            others,
-        )
+        fed = done.fed or done.shared + len(self.sent.tree)
+        waited = now - self.left_at
+        return PassSeen(waited, done.seconds, done.queued, done.forwards, not self.drawn, done.shared, fed)
 
     def after(self, done: PassDone, now: float) -> "Flight":
         """The same run after an answer that does not end it."""

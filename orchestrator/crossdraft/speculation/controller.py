@@ -1,97 +1,72 @@
-"""The adaptive controller: decides from measurements how each epoch is run.
+"""One controller for each target and its drafters decides for all outputs of an orchestrator how they draft.
 
-A generation begins with an overlapped draft that the target never waits for, which costs next to nothing with any
-drafter. Once both services have been observed, forecasts decide. Where little is known of a drafter that might be worth
-much, the controller tries what would be best if the drafter were good; an exploration budget bounds what that may lose
-against plain decoding. A drafter with which nothing is faster than plain decoding is given up and tried again at
-growing intervals. All decisions depend on times and on revealed draft tokens only.
+What a draft token is worth depends on who else is in the pass. So the choice is the one that gives the most tokens a
+second to all outputs together if all make it: draft tokens in the order of their chance to be accepted, as long as the
+next one brings more than it costs target and drafter. An output whose draft tokens fare better or worse than usual gets
+more or fewer of them, down to the same chance.
+
+It begins by drafting. Forecasts are corrected by what the epochs of each mode have really taken, and such a correction
+fades while its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain decoding is
+tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens only.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-
-import numpy as np
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import product
+from weakref import ReferenceType, ref
 
 from crossdraft.speculation.choice import (
-    FIRST_TRY,
     LONG_RUN,
     PLAIN,
     Choice,
     DrafterSeen,
-    Estimates,
+    DraftSeen,
+    Ended,
     Judged,
     Observation,
     PassSeen,
     StallSeen,
-    Told,
-    Workload,
 )
-from crossdraft.speculation.cost_model import forecast
-from crossdraft.speculation.estimator import Learner
-from crossdraft.speculation.simulator import simulate
+from crossdraft.speculation.estimates import LATEST, OUTLIER, Acceptance, FittedCost, Recent, Share, StepCost
+from crossdraft.speculation.forecast import MATCHES, Conditions, Forecast, forecast
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
-PERIOD = 40  # observations between two looks at the estimates, at most
-FIRST_INTERVAL = 0.25  # seconds between two trials of a drafter that was given up; they double
-LAST_INTERVAL = 8.0
-TRIAL_PASSES = 32  # ... and never fewer than so many passes
-RECOVERED = 1.05  # a drafter that was given up is tried soon again if the best choice with it is so much faster
-TRIAL_PATIENCE = 2.0  # passes that a round waits for a drafter that may not answer
-GLANCE = 6  # draft tokens of a first epoch, which goes on while they are accepted
-FIRST_PATIENCE = 0.05  # seconds; the same before the first pass
-STALL_SHARE = 0.5  # of the time, that the target may stand idle in vain
-HOPED = 1.1  # a choice is tried that would be so much faster if the drafter were good
-SURE = 40.0  # judged draft tokens after which the optimistic estimate is not used any more
-MEASURED = 3  # plain passes to observe where plain decoding may be faster
-NEAR = 1.6  # speed relative to plain decoding above which plain passes need not be measured
-REMEASURED = 160  # passes after which plain ones are measured again
-FIRST_RUN = 4  # tokens that the target draws by itself before the choice is looked at again; it doubles
-FOLLOWED = 64  # plain tokens after which a follower stops waiting for shared estimates
-CROWDED = 1.6  # factor by which the sessions on the target must change for choices to be made again
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
+FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: enough to see how they fare
+EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
+CROWDED = 0.85  # of a forecast comes true if outputs wait for draft tokens: they come back apart, and miss passes
+SWITCH = 1.03  # a mode is left for one that is expected to be so much faster: less is noise
+TRUSTED = 16.0  # plain passes of each output that a forecast weighs against what its mode has really taken
+FADED = 1500.0  # ... after which a mode that is not in use is forecast without correction again
+PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
+KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
+
+Kind = tuple[str | None, float, float | None]  # method and both temperatures
 
 
-@dataclass(frozen=True)
-class Rated:
-    """A choice and its expected speed."""
+class Mode(Enum):
+    """How draft tokens and passes alternate."""
 
-    choice: Choice
-    speed: float  # tokens a second
+    PLAIN = "plain decoding"
+    LOCK_STEP = "lock-step"
+    OVERLAPPED = "overlapped"
+    HURRIED = "overlapped, never waiting"
 
-
-@dataclass(frozen=True)
-class Ranking:
-    """The best of each kind."""
-
-    plain: Rated
-    rounds: Rated  # lock-step
-    hurried: Rated  # overlapped, and the target never waits
-    best: Rated  # of all
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The choice for given estimates, and the forecasts behind it."""
-
-    choice: Choice
-    estimates: Estimates
-    ranking: Ranking
-    best: Rated  # what was chosen, with its expected speed
-
-    @property
-    def gain(self) -> float:
-        """The expected speed of what was chosen, relative to plain decoding."""
-        return self.best.speed / self.ranking.plain.speed
-
-    @property
-    def rival(self) -> float:
-        """The expected speed of the best choice with a drafter, relative to plain decoding."""
-        return max(self.ranking.rounds.speed, self.ranking.hurried.speed) / self.ranking.plain.speed
+    @staticmethod
+    def of(choice: Choice) -> "Mode":
+        """Of a choice."""
+        if not choice.drafts:
+            return Mode.PLAIN
+        if not choice.overlap:
+            return Mode.LOCK_STEP
+        return Mode.OVERLAPPED if choice.patience else Mode.HURRIED
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be chosen.
+    """What may be chosen for an output.
 
     Raises:
         ValueError: a number is out of its range.
@@ -99,540 +74,445 @@ class Limits:
 
     rounds_only: bool = False  # lock-step, for methods that must know the number of draft tokens beforehand
     samples: bool = False  # the method's target draws by itself
-    max_draft_tokens: int = 32  # beyond those revealed
+    max_draft_tokens: int = 32  # most draft tokens beyond those revealed
     min_draft_tokens: int | None = None  # fixed; None: the controller decides
-    branch_depth: int | None = None  # fixed, 0: no branches; None: the controller decides
-    branch_width: int | None = None  # fixed; None: the controller decides
-    targets: int = 1  # with several, passes may overlap
+    branch_depth: int = 0
+    branch_width: int = 1
+    speculate: bool = False
 
     def __post_init__(self) -> None:
-        most, least = self.max_draft_tokens, self.min_draft_tokens or 0
-        if not (1 <= most <= MOST_DRAFT_TOKENS and 0 <= least <= most and self.targets >= 1):
-            raise ValueError(
-                f"1 <= max_draft_tokens <= {MOST_DRAFT_TOKENS}, 0 <= min_draft_tokens <= max_draft_tokens and "
-                f"targets >= 1 must hold: got {self}"
-            )
+        least = self.min_draft_tokens or 0
+        if not (1 <= self.max_draft_tokens <= MOST_DRAFT_TOKENS and least <= self.max_draft_tokens):
+            raise ValueError(f"max_draft_tokens must be between {max(1, least)} and {MOST_DRAFT_TOKENS}: got {self}")
 
 
-class Adaptive:
-    """Learns from one session, and decides how its epochs are run.
+@dataclass(frozen=True)
+class Estimates:
+    """What a controller has learned, to begin another one with: plain numbers."""
+
+    target: StepCost = field(default_factory=StepCost)
+    drafter: StepCost = field(default_factory=StepCost)
+    target_trip: float = 0.0  # seconds
+    drafter_trip: float = 0.0  # seconds
+    acceptance: tuple[tuple[Kind, tuple[tuple[float, float], ...]], ...] = ()  # (accepted, judged), as `Acceptance` has
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A choice and what it is expected to bring."""
+
+    choice: Choice
+    forecast: Forecast
+    speed: float  # tokens a second of each output, corrected by what its mode has taken
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is chosen for outputs of one kind, and what from."""
+
+    best: Rated
+    rated: Mapping[Mode, Rated]  # the best of each mode
+    conditions: Conditions
+    seen: int  # observations that it rests on
+    expected: dict[tuple[Mode, int, int], Forecast] = field(default_factory=dict)  # of choices near the best
+
+    @property
+    def gain(self) -> float:
+        """The expected speed, relative to plain decoding."""
+        return self.best.speed / self.rated[Mode.PLAIN].speed
+
+    def expects(self, choice: Choice) -> Forecast:
+        """Of a choice that differs from the best of its mode in its numbers of draft tokens."""
+        key = Mode.of(choice), choice.max_draft_tokens, choice.min_draft_tokens
+        if key not in self.expected:
+            self.expected[key] = forecast(self.conditions, choice)
+        return self.expected[key]
+
+
+class TargetController:
+    """Learns from all outputs on a target, and decides for all of them.
 
     Args:
-        before: estimates of an earlier generation with the same services, or none.
-        limits: what may be chosen.
-        follows: another output explores the services; this one waits for its estimates (`shared`).
+        before: what another controller of the same services had learned.
     """
 
-    waits_for_drafter = False
-
-    def __init__(self, before: Estimates | None = None, limits: Limits | None = None, follows: bool = False) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, before: Estimates | None = None) -> None:
         before = before or Estimates()
-        self._learner = Learner(before, self.limits.samples)
-        self._budget = ExplorationBudget(before.allowance)
-        self._decision: Selection | None = None
-        self._hope: Selection | None = None  # if the drafter were good; None: enough is known of it
-        self._running = replace(PLAIN, run=FIRST_RUN // 2)
-        self._there = True
-        self.follows = follows
-        self._asked = False  # an epoch of this generation has had a drafter
-        self._look = 0  # number of observations at which the estimates are compared next
-        self._period = 8
-        self._calm_until = 0.0  # seconds: until then the target does not wait for draft tokens
-        self._trial_at = before.trial_at or None  # seconds: next trial of a drafter that was given up
-        self._interval = before.interval or FIRST_INTERVAL
-        self._trials = self._tries = 0
-        self._measured = 0  # plain passes to be observed
-        self._measured_at = 0  # observations: when measuring was last due
+        self.target, self.drafter = FittedCost(before.target), FittedCost(before.drafter)
+        self.target_trip = Recent(before.target_trip or None)
+        self.drafter_trip = Recent(before.drafter_trip or None)
+        self._acceptance = {kind: Acceptance(state) for kind, state in before.acceptance}
+        self._kept = {mode: Share() for mode in Mode}  # time as forecast, of that taken, in plain passes
+        self._outputs: dict[OutputController, Mode] = {}  # under way
+        self._using: Counter[Mode] = Counter()  # outputs
+        self._others = Recent()  # outputs of other orchestrators in a pass
+        self._policies: dict[tuple[Kind, Limits], Policy] = {}
+        self._seen = 0  # observations
+        self._unanswered: float | None = None  # seconds: since when the drafter has answered nobody
+        self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
+        self._measuring: ReferenceType[OutputController] | None = None  # the output that tries a new drafter
 
     @property
     def estimates(self) -> Estimates:
-        """The estimates now, with which the controller of the next generation begins."""
-        known, level = self._learner.estimates, self._budget.level
-        return replace(known, allowance=level, trial_at=self._trial_at or 0.0, interval=self._interval)
+        """What it has learned."""
+        return Estimates(
+            self.target.cost,
+            self.drafter.cost,
+            self.target_trip.value,
+            self.drafter_trip.value,
+            tuple((kind, acceptance.state) for kind, acceptance in self._acceptance.items()),
+        )
+
+    def output(self, kind: Kind, limits: Limits) -> "OutputController":
+        """The controller of a new output."""
+        acceptance = self._acceptance.pop(kind, None) or Acceptance()
+        self._acceptance[kind] = acceptance
+        if len(self._acceptance) > KINDS:
+            del self._acceptance[next(iter(self._acceptance))]
+        return OutputController(self, kind, limits, acceptance)
+
+    # What outputs report.
+
+    def passed(self, seen: PassSeen) -> None:
+        """A pass of any output, or some tokens of a run."""
+        self._seen += 1
+        self._others.add(max(0.0, seen.sessions - len(self._outputs)))
+        self.target.add(seen.seconds / seen.forwards, seen.sessions, max(0, seen.fed - seen.sessions))
+        if seen.asked:
+            self.target_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
+
+    def drafted(self, seen: DraftSeen) -> None:
+        """A reply of the drafter to any output."""
+        self._seen += 1
+        self._unanswered = None
+        if seen.draft_tokens:
+            drafting = max(1, len(self._outputs) - self._using[Mode.PLAIN])
+            self.drafter.add((seen.seconds + seen.queued) / seen.draft_tokens, drafting)
+        if seen.waited is not None:
+            self.drafter_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
+
+    def emitted(self, tokens: float) -> None:
+        """An output has emitted tokens."""
+        self._untried += tokens / self.outputs
+
+    def took(self, mode: Mode, seconds: float, forecast: float) -> None:
+        """An epoch of an output took so many seconds, and by the forecast so many."""
+        if self._using[mode] < 0.9 * len(self._outputs):
+            return  # what some do says little of what it would take if all did
+        plain = self.target.cost.seconds(self.outputs)
+        passes, most = min(seconds, OUTLIER * forecast) / plain, 4 * TRUSTED
+        for other, kept in self._kept.items():
+            if other is mode:
+                kept.held, kept.seen = kept.held + forecast / plain, kept.seen + passes
+                kept.limit(most * self.outputs)
+            else:
+                kept.limit(max(0.0, kept.seen - most * passes / FADED))
+
+    def begun(self, output: "OutputController", mode: Mode) -> None:
+        """An output begins an epoch."""
+        self.ended(output)
+        self._outputs[output] = mode
+        self._using[mode] += 1
+
+    def ended(self, output: "OutputController") -> None:
+        """An output is over."""
+        mode = self._outputs.pop(output, None)
+        if mode is not None:
+            self._using[mode] -= 1
+
+    def asked(self, now: float) -> None:
+        """The drafter is asked for draft tokens."""
+        if self._unanswered is None:
+            self._unanswered = now
+
+    # What is decided.
+
+    @property
+    def known(self) -> bool:
+        """Whether both services have been seen at work."""
+        return self.target.known and self.drafter.known
+
+    @property
+    def outputs(self) -> float:
+        """Outputs that share the target, those of other orchestrators included."""
+        return max(1.0, len(self._outputs) + self._others.value)
+
+    def silent(self, now: float) -> bool:
+        """Whether the drafter does not answer."""
+        patience = FIRST * self.target.cost.seconds(self.outputs) + PATIENCE * self.drafter_trip.value
+        return self._unanswered is not None and self.target.known and now - self._unanswered > patience
+
+    def may_try(self) -> int:
+        """Tokens of an output until a drafter that does not pay may be tried; 0: now."""
+        return max(0, int(EXPLORED - self._untried))
+
+    def longest_run(self) -> int:
+        """Tokens of a plain run at most: of several outputs one ends soon, and tries a drafter when that is due."""
+        return max(8, self.may_try()) if len(self._outputs) == 1 else LONG_RUN
+
+    def tried(self) -> None:
+        """It is tried now."""
+        self._untried = 0.0
+
+    def measures(self, output: "OutputController") -> bool:
+        """Whether this output tries a drafter of which nothing is known, which only one does."""
+        measuring = None if self._measuring is None else self._measuring()
+        if measuring is None or measuring not in self._outputs:
+            measuring, self._measuring = output, ref(output)
+        return measuring is output
+
+    def policy(self, kind: Kind, limits: Limits, acceptance: Acceptance) -> Policy | None:
+        """What outputs of a kind are to do now; None: too little is known."""
+        before = self._policies.get((kind, limits))
+        if before is not None:
+            load = before.conditions.outputs / self.outputs
+            if self._seen - before.seen < min(before.seen / 8, 64 * self.outputs) and 0.8 < load < 1.25:
+                return before
+        if not (self.known and acceptance.tested):
+            return None
+        policy = self._decide(limits, acceptance, before)
+        if len(self._policies) > KINDS:
+            self._policies.clear()
+        self._policies[kind, limits] = policy
+        return policy
+
+    def conditions(self, acceptance: Acceptance, samples: bool) -> Conditions:
+        """What forecasts depend on now."""
+        return Conditions(
+            acceptance.chances(),
+            self.outputs,
+            self.target.cost,
+            self.drafter.cost,
+            self.target_trip.value,
+            self.drafter_trip.value,
+            max(0.1, acceptance.worth.mean(1.0)),
+            samples,
+        )
+
+    def _decide(self, limits: Limits, acceptance: Acceptance, before: Policy | None) -> Policy:
+        given = self.conditions(acceptance, limits.samples)
+        rated = {Mode.PLAIN: self._rated(given, PLAIN)}
+        rated[Mode.LOCK_STEP] = self._best(given, rounds(given, limits))
+        if not limits.rounds_only:
+            widest = self._best(given, overlapped(given, limits, [limits.max_draft_tokens], (0, *SIZES)))
+            rated[Mode.OVERLAPPED] = self._best(
+                given, overlapped(given, limits, SIZES, [widest.choice.min_draft_tokens])
+            )
+        if not (limits.rounds_only or limits.min_draft_tokens):
+            rated[Mode.HURRIED] = self._best(given, overlapped(given, limits, SIZES, [None]))
+        best = max(rated.values(), key=lambda one: one.speed)
+        if before is not None:
+            stays = rated[Mode.of(before.best.choice)]
+            best = best if best.speed > SWITCH * stays.speed else stays
+        return Policy(best, rated, given, self._seen)
+
+    def _rated(self, given: Conditions, choice: Choice) -> Rated:
+        expected, mode = forecast(given, choice), Mode.of(choice)
+        usual = CROWDED if self.outputs > 1 and choice.patience and choice.drafts else 1.0
+        return Rated(choice, expected, expected.speed * self._kept[mode].mean(usual, TRUSTED * self.outputs))
+
+    def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
+        return max((self._rated(given, choice) for choice in choices), key=lambda one: one.forecast.speed)
+
+
+def rounds(given: Conditions, limits: Limits) -> Iterable[Choice]:
+    """Lock-step choices."""
+    for size in SIZES:
+        if size <= limits.max_draft_tokens:
+            yield Choice(size, size, overlap=False, patience=PATIENCE * given.draft_arrives(size))
+
+
+def overlapped(
+    given: Conditions, limits: Limits, windows: Iterable[int], waits: Iterable[int | None]
+) -> Iterable[Choice]:
+    """Overlapped choices; those without a number of draft tokens to wait for never wait."""
+    chunk = max(1, min(4, int(given.pass_seconds(0) / 3 / given.draft_seconds)))  # each reply is work for all
+    fixed = limits.min_draft_tokens
+    for window, number in product(windows, waits):
+        wait = 0 if number is None else fixed or number
+        if wait <= window <= limits.max_draft_tokens:
+            yield Choice(
+                window,
+                wait,
+                patience=0.0 if number is None else PATIENCE * given.draft_arrives(wait + chunk),
+                branch_depth=limits.branch_depth,
+                branch_width=limits.branch_width,
+                chunk=chunk,
+                speculate=limits.speculate,
+            )
+
+
+class OutputController:
+    """Decides how the epochs of one output are run, as a part of its target's controller."""
+
+    waits_for_drafter = False
+
+    def __init__(self, target: TargetController, kind: Kind, limits: Limits, acceptance: Acceptance) -> None:
+        self.target, self._kind, self.limits, self._acceptance = target, kind, limits, acceptance
+        self._there = True
+        self._running = PLAIN
+        self._chances: Sequence[float] = ()
+        self._behind = 0.0  # tokens drawn by the target itself that the draft has not caught up with
+        self._in_run = False  # the latest pass was the target's own
+        self._fared = Share()  # draft tokens that were accepted, of those expected to be
+        self._policy: Policy | None = None  # that the running epoch follows
+        self._since: float | None = None  # seconds: when the running epoch began; None: amid another one
+        self._tokens = 0  # that it has emitted
+        self._run = 2  # tokens of the latest plain run
 
     def observe(self, seen: Observation, now: float) -> None:
-        """Learn from an observation."""
-        self._learner.observe(seen, now)
-        self._budget.observe(seen, now)
+        """Learn from an observation; `now` in seconds of the session's clock."""
         match seen:
+            case PassSeen():
+                self._in_run = not seen.asked
+                self.target.passed(seen)
+            case DraftSeen():
+                self.target.drafted(seen)
+            case Judged():
+                self._judged(seen)
             case StallSeen(seconds):
-                self._calm_until = max(self._calm_until, now) + seconds / STALL_SHARE
+                self.target.drafter_trip.add(max(seconds, self.target.drafter_trip.value))
             case DrafterSeen(there):
                 self._there = there
-            case Told():
-                self._take_over(seen, now)
+            case Ended():
+                self._compare(now)
+                self.target.ended(self)
+
+    def _judged(self, seen: Judged) -> None:
+        """While the draft is behind, its tokens are compared with the target's own; the others were judged."""
+        self._tokens += seen.tokens
+        worth = max(0.2, self._acceptance.worth.mean(1.0))
+        compared = 0
+        while self._behind > 0 and compared < seen.accepted:
+            compared += 1
+            self._behind = max(0.0, self._behind - worth)
+        judged, match = seen.accepted - compared, seen.refused and self._behind > 0
+        if compared or match:
+            self._acceptance.compare(compared, match, 1.0 if self.limits.samples else MATCHES)
+        if judged or (seen.refused and not match):
+            refused = seen.refused and not match
+            first = seen.first + compared
+            self._acceptance.add(first, judged, refused)
+            expected = sum(self._chances[first : first + judged + refused])
+            self._fared.add(judged, expected)
+            if judged:
+                self._acceptance.worth.add(max(0, seen.tokens - seen.settled - refused), judged)
+        drafting = self._running.drafts and not self._in_run  # what follows a run is chosen before its end
+        self._behind = 0.0 if seen.refused else self._behind + seen.settled * drafting
+
+    @property
+    def conditions(self) -> Conditions:
+        """What forecasts for this output depend on now."""
+        return self.target.conditions(self._acceptance, self.limits.samples)
+
+    def explain(self) -> Sequence[str]:
+        """What was decided from last, as lines of text: costs, and what each number of draft tokens brings."""
+        return explanation(self.conditions, self._policy)
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
-        if self._decision is not None:
-            self._budget.over(self._running.drafts, self._decision.estimates.plain, now)
+        self._compare(now)
+        self._behind = 0.0
         choice = self._choice(now)
-        self._running = choice if choice.drafts else replace(choice, run=self._run(now))
-        self._asked = self._asked or choice.drafts
-        self._learner.begin(self._running, now)
-        return self._running
+        self._since, self._tokens = None if self._in_run and choice.drafts else now, 0
+        self.target.begun(self, Mode.of(choice))
+        if choice.drafts:
+            self._run = 2
+            self.target.asked(now)
+        else:
+            self._run = min(LONG_RUN, 2 * self._run)
+            choice = replace(choice, run=min(self._run, self.target.longest_run()) if self._there else self._run)
+        self._running = choice
+        return choice
+
+    def _compare(self, now: float) -> None:
+        """Compare the epoch that is over with its forecast."""
+        self.target.emitted(self._tokens)
+        if self._policy is not None and self._since is not None and now > self._since and self._tokens:
+            given = self._policy.conditions
+            expected = self._policy.expects(self._running).took(self._tokens / given.worth)
+            self.target.took(Mode.of(self._running), now - self._since, expected)
 
     def _choice(self, now: float) -> Choice:
+        target, limits = self.target, self.limits
         if not self._there:
-            return PLAIN
-        if self.follows and not self._learner.known and self._learner.plain_seen < FOLLOWED:
+            self._policy = None
+            return replace(PLAIN, reason="there is no drafter")
+        self._policy = policy = target.policy(self._kind, limits, self._acceptance)
+        silent = target.silent(now)
+        if policy is None and not silent:
+            if target.measures(self):
+                return self._first("measuring the drafter")
+            self._run = 1
             return replace(PLAIN, reason="another output is measuring the drafter")
-        if self._learner.seen >= self._look or self._crowded:
-            self._think()
-        decision = self._decision
-        if self.limits.rounds_only and now < self._calm_until:
-            return PLAIN
-        if decision is None:
-            return self._first("measuring the drafter", GLANCE)
-        attempt = self._attempt(decision, now)
-        if attempt is not None:
-            return attempt
-        if not decision.choice.drafts or self._budget.overdrawn:
-            return self._aside(decision, now)
-        self._trial_at = None
-        if self._plain_due(decision):
-            return replace(PLAIN, reason="measuring plain decoding")
-        if decision.choice.patience > 0 and now < self._calm_until:
-            hurried = decision.ranking.hurried
-            if hurried.speed > decision.ranking.plain.speed:
-                return replace(hurried.choice, reason="overlapped, never waiting: the drafter has just been too late")
-        return decision.choice
+        if policy is not None and policy.best.choice.drafts and not silent:
+            return self._own(policy)
+        if not target.may_try():
+            target.tried()
+            self._policy = None
+            return self._first("trying a drafter that does not pay")
+        reason = "the drafter does not answer" if silent else "plain decoding: no draft token raises the speed"
+        return replace(PLAIN, reason=reason)
 
-    def _run(self, now: float) -> int:
-        """Tokens of a plain epoch: doubles while plain decoding goes on, but ends at the next trial of a drafter.
+    def _own(self, policy: Policy) -> Choice:
+        """The choice of all, with as many draft tokens as have the chance that the last one has for all."""
+        choice, given = policy.best.choice, policy.conditions
+        self._chances = given.chances
+        more = self._count(policy, self._fared.mean(1.0, LATEST)) - self._count(policy, 1.0)
+        most = min(self.limits.max_draft_tokens, choice.max_draft_tokens + more)
+        least = min(most, choice.min_draft_tokens + more) if choice.min_draft_tokens else 0
+        reason = f"{policy.gain:.2f} times plain decoding expected"
+        return replace(choice, max_draft_tokens=most, min_draft_tokens=least, reason=reason)
 
-        A trial that is due but not yet affordable does not shorten it.
-        """
-        run = FIRST_RUN if self._running.drafts else min(LONG_RUN, 2 * self._running.run)
-        decision = self._decision
-        if self.follows or not self._there or decision is None:
-            return run
-        if self._trial_at is not None and now < self._trial_at:
-            run = min(run, 1 + int((self._trial_at - now) * decision.ranking.plain.speed))
-        return run
+    def _count(self, policy: Policy, factor: float) -> int:
+        """Draft tokens that have the chance here that the last one of all has."""
+        choice, alive = policy.best.choice, policy.conditions.alive
+        usual = choice.min_draft_tokens or choice.max_draft_tokens
+        least, own = (alive[usual] * alive[usual - 1]) ** 0.5, 1.0
+        for place, chance in enumerate(policy.conditions.chances[: self.limits.max_draft_tokens]):
+            own *= min(0.995, factor * chance)
+            if own < least:
+                return max(1, place)
+        return self.limits.max_draft_tokens if self.limits.min_draft_tokens is None else usual
 
-    @property
-    def _crowded(self) -> bool:
-        """Whether many more or many fewer sessions share the target than when the decision was made."""
-        if self._decision is None:
-            return False
-        before, after = self._decision.estimates.sessions, self._learner.load.sessions
-        return max(before, after) > CROWDED * min(before, after)
-
-    @property
-    def knows(self) -> bool:
-        """Whether others can use its estimates: it has decided, and nothing is to be tried first."""
-        return self._decision is not None and (self._hope is None or not self._promises(self._hope, self._decision))
-
-    @property
-    def drafts(self) -> bool:
-        """Whether a choice with the drafter is expected to be the fastest."""
-        return self._decision is not None and self._decision.choice.drafts
-
-    def _take_over(self, told: Told, now: float) -> None:
-        """Take over shared estimates, unless this output drafts and so measures the drafter itself."""
-        self.follows = self.follows and not told.leads
-        known = told.estimates
-        if not known.known:
-            return
-        self._trial_at, self._interval = known.trial_at or None, known.interval or FIRST_INTERVAL
-        self._budget.level = min(self._budget.level, known.allowance)
-        if not self.drafts:
-            self._learner = Learner(known, self.limits.samples)
-            self._learner.begin(self._running, now)
-            self._decision, self._hope, self._look = None, None, 0
-            self._measured = self._measured_at = 0
-
-    def _think(self) -> None:
-        """Decide again if the estimates have changed noticeably."""
-        self._look = self._learner.seen + self._period
-        estimates = self._learner.estimates
-        if not estimates.known:
-            self._look = self._learner.seen + 1
-            return
-        self._period = min(PERIOD, 2 * self._period)
-        before = self._decision
-        if before is not None and not changed(before.estimates, estimates):
-            return
-        self._decision = choose(estimates, self.limits, before.choice if before else None)
-        hopeful = estimates.judged < SURE
-        self._hope = choose(self._learner.hopeful, self.limits) if hopeful else None
-        if before is not None and self._decision.rival > RECOVERED * before.rival:
-            self._interval = FIRST_INTERVAL
-
-    def _attempt(self, decision: Selection, now: float) -> Choice | None:
-        """The best choice if the drafter were good, if that is much faster and a failure is affordable."""
-        hope = self._hope
-        if self.follows or hope is None or now < self._calm_until or not self._promises(hope, decision):
-            return None
-        workload = hope.estimates.workload(self.limits.samples)
-        choice = tried(workload, hope.choice)
-        if not self._budget.covers(loss(workload, choice)):
-            return None
-        self._tries += 1
-        self._look = 0
-        reason = f"trying a drafter of which little is known: up to {hope.gain:.2f} times plain decoding hoped for"
-        return replace(choice, reason=reason)
-
-    @staticmethod
-    def _promises(hope: Selection, decision: Selection) -> bool:
-        """Whether the best choice for a good drafter is worth a try."""
-        return hope.best.speed >= HOPED * decision.best.speed
-
-    def _plain_due(self, decision: Selection) -> bool:
-        """Whether plain decoding is to be measured because it might be faster."""
-        seen, passes = self._learner.plain_seen, self._learner.seen
-        if decision.gain < NEAR and seen >= self._measured:
-            missing = MEASURED - self._learner.estimates.plain_passes
-            self._measured = seen + (max(0, missing) or int(passes > self._measured_at + REMEASURED))
-        if seen >= self._measured:
-            return False
-        self._measured_at, self._look = passes, 0
-        return True
-
-    def _aside(self, decision: Selection, now: float) -> Choice:
-        """Plain decoding, with a trial of the drafter now and then."""
-        reason = decision.choice.reason if not decision.choice.drafts else "it has lost too much"
-        plain = replace(decision.ranking.plain.choice, reason=reason)
-        if self.follows:
-            return plain
-        least = TRIAL_PASSES / decision.ranking.plain.speed
-        if self._trial_at is None:
-            self._interval = FIRST_INTERVAL
-            # If an earlier generation gave it up, try it at once: short generations would never try it again.
-            inherited = not (self._asked or self.limits.rounds_only)
-            self._trial_at = now if inherited else now + max(self._interval, least)
-        if now < self._trial_at or not self._budget.covers(1.0):
-            return plain
-        self._interval = min(2 * self._interval, LAST_INTERVAL)
-        self._trial_at = now + max(self._interval, least)
-        self._look = 0
-        self._trials += 1
-        self._learner.doubt()
-        return self._first("trying a drafter that was given up")
-
-    def _first(self, reason: str, window: int = 2) -> Choice:
-        """A cautious choice for a drafter that may not answer."""
+    def _first(self, reason: str) -> Choice:
+        """Draft tokens beside passes that do not wait for them: it costs next to nothing with any drafter."""
+        window = min(FIRST, self.limits.max_draft_tokens)
         if self.limits.rounds_only:
-            patience = TRIAL_PATIENCE * self._learner.estimates.pass_base or FIRST_PATIENCE
-            return Choice(1, min_draft_tokens=1, overlap=False, patience=patience, reason=reason)
-        return Choice(min(window, self.limits.max_draft_tokens), patience=0.0, reason=reason)
-
-    def explain(self) -> Sequence[str]:
-        """Estimates and decision, as lines of text."""
-        tried_ = f"{self._tries} exploratory epochs, {self._trials} with a drafter that was given up"
-        left = f"{self._budget.level:.1f} plain passes may be lost by further ones"
-        return [*explanation(self.estimates, self._decision), f"{tried_}; {left}"]
+            return Choice(min(2, window), min(2, window), overlap=False, patience=0.05, reason=reason)
+        return Choice(window, patience=0.0, reason=reason)
 
 
-SWITCH = 1.02  # the choice changes if another one is expected to be so much faster
-STAYS = 1.005  # a drafter in use stays in use if that is so much faster than plain decoding
-RANKINGS = 32  # that are cached, some 10 ms of work each: outputs with shared estimates need the same one
-NOTICEABLE = 0.06  # relative change of an estimate after which choices are made again
-
-
-def rank(workload: Workload, limits: Limits) -> Ranking:
-    """The best choices within the limits, by a coarse search and refinement of about 30 forecasts."""
-    plain = rate(workload, PLAIN)
-    if workload.token >= workload.tokens_per_draft_token * workload.plain_seconds or bound(workload) <= plain.speed:
-        return _hopeless(workload, plain)
-    rounds = _best(workload, (_round(workload, size) for size in SIZES if size <= limits.max_draft_tokens))
-    if limits.rounds_only:
-        return Ranking(plain, rounds, plain, max(plain, rounds, key=_speed))
-    coarse = sorted({min(size, limits.max_draft_tokens) for size in COARSE})
-    hurried = _best(workload, (Choice(size, patience=0.0) for size in coarse))
-    hurried = _finer(workload, hurried, limits)
-    patient = _best(workload, _waiting(workload, hurried.choice.max_draft_tokens, limits))
-    patient = _finer(workload, patient, limits)
-    overlapped = patient if limits.min_draft_tokens is not None else max(hurried, patient, key=_speed)
-    if limits.branch_depth != 0:
-        overlapped = max(overlapped, _branched(workload, overlapped.choice, limits), key=_speed)
-        hurried = max(hurried, _branched(workload, hurried.choice, limits), key=_speed)
-    if overlapped.speed > max(plain, rounds, key=_speed).speed:
-        overlapped = _chunked(workload, overlapped)
-    if limits.targets > 1:
-        overlapped = _speculated(workload, overlapped)
-    return Ranking(plain, rounds, hurried, max(plain, rounds, overlapped, key=_speed))
-
-
-_ranked = lru_cache(maxsize=RANKINGS)(rank)
-
-
-def choose(estimates: Estimates, limits: Limits, running: Choice | None = None) -> Selection:
-    """The choice that is expected to be fastest; `running` stays unless another one is noticeably faster.
-
-    Raises:
-        ValueError: one of the services has not been observed.
-    """
-    workload = estimates.workload(limits.samples, limits.targets)
-    ranking = _ranked(workload, limits)
-    best = ranking.best
-    if running is not None and running.drafts and running != best.choice:
-        stays = rate(workload, running)
-        best = best if best.speed > SWITCH * stays.speed else stays
-    least = STAYS if running is not None and running.drafts else SWITCH
-    best = best if best.speed > least * ranking.plain.speed else ranking.plain
-    decision = Selection(best.choice, estimates, ranking, best)
-    return replace(decision, choice=replace(best.choice, reason=_reason(best, decision)))
-
-
-def _reason(best: Rated, decision: Selection) -> str:
-    if not best.choice.drafts:
-        return f"plain decoding: with the drafter {decision.rival:.2f} of its speed expected"
-    way = "overlapped" if best.choice.overlap else "lock-step"
-    return f"{way}: {best.speed / decision.ranking.plain.speed:.2f} times plain decoding expected"
-
-
-def changed(before: Estimates, after: Estimates) -> bool:
-    """Whether estimates differ enough to choose again."""
-    shares = [(before.match, after.match), (before.branch_hit, after.branch_hit)]
-    shares += list(zip(before.acceptance, after.acceptance, strict=True))
-    costs = [
-        (before.token, after.token),
-        (before.pass_base, after.pass_base),
-        (before.tokens_per_draft_token, after.tokens_per_draft_token),
-        (1 + before.slope, 1 + after.slope),
-        (1 + before.slowed, 1 + after.slowed),
-        (before.plain, after.plain),
-        (before.sessions, after.sessions),
-    ]
-    pass_seconds = after.pass_base + after.target_trip
-    trips = abs(before.drafter_trip - after.drafter_trip) + abs(before.target_trip - after.target_trip)
-    nodes = abs(before.pass_node - after.pass_node) * 8
-    return (
-        any(abs(old - new) > NOTICEABLE / 2 for old, new in shares)
-        or any(abs(old - new) > NOTICEABLE * max(old, new) for old, new in costs)
-        or trips + nodes > NOTICEABLE * pass_seconds
-    )
-
-
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # windows and rounds that are tried
-COARSE = (4, 12, 32)  # windows that are tried first
-WAITS = (0, 1, 2, 3, 4, 6, 8)
-BRANCHES = ((2, 1), (4, 1), (8, 1), (4, 2))  # depths and widths
-CHUNK = 4  # draft tokens of a reply at most
-SHARE = 1 / 6  # of a pass that drafting one reply may take
-CHEAP = 0.99  # of the speed, that replies of several draft tokens must keep
-SCALES = (1.0, 0.94, 1.06)  # of a forward's duration for which they must, as a reply may just miss the end of a pass
-MARGIN = 1.3  # of patience over the time that draft tokens are expected to take
-TRIED = 300  # tokens of a simulation, where there is no forecast
-FEW = 8  # draft tokens asked of a drafter of which little is known
-WORTH = 1.03  # speed-up that a second target must bring to be used
-
-
-def _hopeless(workload: Workload, plain: Rated) -> Ranking:
-    """The ranking for a drafter that cannot pay: it writes no faster than the target by itself, or its draft tokens
-    cost more in a pass than they save, however soon they come."""
-    rounds = rate(workload, _round(workload, 1))
-    return Ranking(plain, rounds, rate(workload, Choice(1, patience=0.0)), plain)
-
-
-def bound(workload: Workload) -> float:
-    """Upper bound of the tokens per second with the drafter: the best number of draft tokens is always there at once,
-    and each is accepted with the highest probability of any place."""
-    often = max(*workload.acceptance, workload.match)
-    best, alive, accepted = 0.0, 1.0, 0.0
-    for draft_tokens in range(1, MOST_DRAFT_TOKENS + 1):
-        alive *= often
-        accepted += alive
-        best = max(best, (1 + accepted * workload.tokens_per_draft_token) / workload.pass_seconds(draft_tokens))
-    return best
-
-
-def rate(workload: Workload, choice: Choice) -> Rated:
-    """A choice with its forecast."""
-    return Rated(choice, forecast(workload, choice).speed)
-
-
-def patience_for(workload: Workload, wait: int, round_: bool = False) -> float:
-    """Seconds in which so many draft tokens come after a refusal, with a margin."""
-    return MARGIN * (workload.drafter_trip + (wait + (0 if round_ else 1)) * workload.token) + 0.1 * workload.pass_base
-
-
-def tried(workload: Workload, choice: Choice) -> Choice:
-    """The choice with few draft tokens, one per reply, and no branches, for a drafter of which little is known."""
-    wait = min(choice.min_draft_tokens, FEW)
-    meanwhile = int((workload.drafter_trip + 2 * workload.plain_seconds) / workload.token) if workload.token else FEW
-    window = min(choice.max_draft_tokens, (1 + choice.overlap) * FEW, max(2, wait + meanwhile))
-    patience = choice.patience and min(choice.patience, patience_for(workload, wait, not choice.overlap))
-    few = replace(choice, max_draft_tokens=window, min_draft_tokens=wait, patience=patience)
-    return replace(few, branch_depth=0, chunk=1, speculate=False)
-
-
-def loss(workload: Workload, choice: Choice) -> float:
-    """Plain passes that an epoch loses if its first draft token is refused: its cost less the one token it gives."""
-    waits = choice.patience and workload.drafter_trip + max(1, choice.min_draft_tokens) * workload.token
-    most = choice.max_draft_tokens
-    draft_tokens = min(most, choice.min_draft_tokens + 1) if choice.overlap else most
-    passing = workload.pass_seconds(draft_tokens) * (workload.contention if choice.overlap else 1.0)
-    return (min(waits, choice.patience) + passing) / workload.plain_seconds - 1
-
-
-def _speed(rated: Rated) -> float:
-    return rated.speed
-
-
-def _best(workload: Workload, choices: Iterable[Choice]) -> Rated:
-    return max((rate(workload, choice) for choice in choices), key=_speed)
-
-
-def _round(workload: Workload, size: int) -> Choice:
-    return Choice(size, min_draft_tokens=size, overlap=False, patience=patience_for(workload, size, round_=True))
-
-
-def _waiting(workload: Workload, window: int, limits: Limits) -> Iterable[Choice]:
-    """Choices with this window where the target waits for draft tokens, before a pass or with a row at hand."""
-    if limits.min_draft_tokens is not None:
-        wait = limits.min_draft_tokens
-        yield Choice(max(window, wait), wait, patience=patience_for(workload, wait))
-        return
-    yield Choice(window, patience=MARGIN * 1.5 * workload.token)
-    for wait in WAITS:
-        if wait <= window:
-            yield Choice(window, wait, patience=patience_for(workload, wait))
-
-
-def _finer(workload: Workload, rated: Rated, limits: Limits) -> Rated:
-    """Move to the next larger or smaller window while that is faster, or smaller and as fast."""
-    while True:
-        window, choice = rated.choice.max_draft_tokens, rated.choice
-        below = max((size for size in SIZES if size < window), default=window)
-        above = min((size for size in SIZES if size > window), default=window)
-        least, most = choice.min_draft_tokens, limits.max_draft_tokens
-        near = [size for size in (below, above) if least <= size <= most and size != window]
-        if not near:
-            return rated
-        better = _best(workload, (replace(choice, max_draft_tokens=size) for size in near))
-        if better.speed <= rated.speed * (1.002 if better.choice.max_draft_tokens > window else 0.999):
-            return rated
-        rated = better
-
-
-def _branched(workload: Workload, choice: Choice, limits: Limits) -> Rated:
-    """The choice with prepared continuations."""
-    depths = BRANCHES if limits.branch_depth is None else [(limits.branch_depth, width) for width in (1, 2)]
-    wanted = {(depth, limits.branch_width or width) for depth, width in depths}
-    patience = choice.patience and MARGIN * workload.slope * max(depth * width for depth, width in wanted)
-    more = patience * workload.token * (choice.min_draft_tokens + 1)
-    return _best(
-        workload,
-        (
-            replace(choice, branch_depth=depth, branch_width=width, patience=choice.patience + more)
-            for depth, width in wanted
-        ),
-    )
-
-
-def _chunked(workload: Workload, rated: Rated) -> Rated:
-    """The choice with as many draft tokens per reply as cost no speed: each message costs processor time."""
-    choice, forward = rated.choice, workload.forward(rated.choice)
-    most = min(CHUNK, int(SHARE * workload.pass_seconds(0) / forward)) if forward else CHUNK
-    scaled = [replace(workload, token=scale * workload.token) for scale in SCALES]
-    for chunk in range(most, 1, -1):
-        patience = choice.patience and choice.patience + MARGIN * (chunk - 1) * forward
-        chunked = rate(workload, replace(choice, chunk=chunk, patience=patience))
-        if all(rate(one, chunked.choice).speed >= CHEAP * rate(one, choice).speed for one in scaled):
-            return chunked
-    return rated
-
-
-def _speculated(workload: Workload, rated: Rated) -> Rated:
-    """The choice with overlapping passes on several targets, if a simulation with a fixed seed says that it pays."""
-    alone = replace(workload, targets=1)
-    speeds = [
-        simulate(one, choice, TRIED, np.random.default_rng(0)).speed
-        for one, choice in ((alone, rated.choice), (workload, replace(rated.choice, speculate=True)))
-    ]
-    gain = speeds[1] / speeds[0]
-    return Rated(replace(rated.choice, speculate=True), rated.speed * gain) if gain > WORTH else rated
-
-
-REFILL = 0.015  # of the time
-DEAREST = 2 * FIRST_TRY  # plain passes that a try may cost
-OVERDRAWN = 2.0  # plain passes of debt at which a drafter is given up though it is expected to pay
-
-
-class ExplorationBudget:
-    """Bounds what trying a drafter may lose against plain decoding, in plain passes.
-
-    An epoch with a drafter costs its duration less its tokens, each of which would have been a plain pass. Time, and
-    what a drafter gains, refill the budget up to the cost of a first try.
-
-    Args:
-        level: what an earlier generation left.
-    """
-
-    def __init__(self, level: float = FIRST_TRY) -> None:
-        self.level = level
-        self._since: float | None = None  # seconds: when the epoch began, or when it emitted its first token
-        self._tokens = 0
-
-    def observe(self, seen: Observation, now: float) -> None:
-        """Count tokens. A generation's first pass reads the prompt and is left out."""
-        if isinstance(seen, PassSeen) and self._since is None:
-            self._since, self._tokens = now - seen.waited, 0
-        if isinstance(seen, Judged):
-            self._tokens += seen.tokens
-
-    def over(self, drafted: bool, plain: float, now: float) -> None:
-        """An epoch is over, with a drafter or without; a plain pass takes `plain` seconds.
-
-        At most DEAREST and one pass per token are charged. What is lost beyond that is a pause of the target or of the
-        machine: charged in full, a pause of ten seconds would ban the drafter for as many minutes.
-        """
-        if self._since is None or not plain:
-            return
-        passes = (now - self._since) / plain
-        spent = min(passes - self._tokens, DEAREST + self._tokens) if drafted else 0.0
-        self.level = min(FIRST_TRY, self.level + REFILL * passes - spent)
-        self._since, self._tokens = now, 0
-
-    def covers(self, passes: float) -> bool:
-        """Whether a try that may cost so much is affordable. With a full budget every try up to DEAREST is."""
-        return self.level >= min(passes, FIRST_TRY) and passes <= DEAREST
-
-    @property
-    def overdrawn(self) -> bool:
-        """Whether a drafter that was expected to pay has lost too much."""
-        return self.level < -OVERDRAWN
-
-
-def explanation(known: Estimates, decision: Selection | None) -> Sequence[str]:
-    """Estimates, the best choice of each kind, and the decision, as lines of text."""
+def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:
+    """Costs, the marginal table of lock-step rounds, and the best choice of each mode, as lines of text."""
+    target, drafter = given.target, given.drafter
     lines = [
-        f"acceptance {', '.join(f'{share:.2f}' for share in known.acceptance)} by position "
-        f"({known.judged:.0f} draft tokens verified), after the target's own tokens {known.match:.2f} "
-        f"({known.compared:.0f} compared)",
-        f"drafter: {1e3 * known.token:.2f} ms a draft token, round trip {1e3 * known.drafter_trip:.2f} ms "
-        f"({known.replies} replies), {known.tokens_per_draft_token:.2f} tokens a draft token",
-        f"target: {1e3 * known.pass_base:.2f} ms a pass and {1e3 * known.pass_node:.3f} ms a draft token, round trip "
-        f"{1e3 * known.target_trip:.2f} ms ({known.passes} passes), while the drafter works "
-        f"{1 / (1 - known.slowed):.2f} times as long; a plain token {1e3 * known.plain:.2f} ms; "
-        f"{known.sessions:.1f} sessions share it, {1e3 * known.queue:.2f} ms in its queue",
-        f"prepared continuations: {known.branch_hit:.2f} hit ({known.tried:.0f} tried), a further token costs "
-        f"{known.slope:.2f} of a forward",
+        f"target: {_ms(target.base)} a pass, {_ms(target.session)} more for each output, {_ms(target.token)} for each "
+        f"draft token, round trip {_ms(given.target_trip)}; {given.outputs:.1f} outputs share it",
+        f"drafter: {_ms(drafter.base)} a draft token, {_ms(drafter.session)} more for each output, round trip "
+        f"{_ms(given.drafter_trip)}; an accepted draft token is worth {given.worth:.2f} tokens",
     ]
-    if decision is None:
-        return [*lines, "nothing decided yet: too little has been seen"]
-    ranking = decision.ranking
-    for name, rated in (
-        ("plain decoding", ranking.plain),
-        ("lock-step", ranking.rounds),
-        ("overlapped, never waiting", ranking.hurried),
-        ("best", ranking.best),
-    ):
-        lines.append(f"{name}: {rated.speed:.1f} tokens/s expected {_settings(rated.choice)}")
-    return [*lines, f"decided: {decision.choice.reason}"]
+    if policy is None:
+        return [*lines, "nothing decided: too little has been seen of target or drafter"]
+    given = policy.conditions
+    lines.append("draft tokens  accepted so far  tokens a round  ms a round  tokens/s of all outputs")
+    for size in (0, *SIZES):
+        if size <= max(8, policy.best.choice.max_draft_tokens):
+            choice = Choice(size, size, overlap=False)
+            expected = forecast(given, choice)
+            total = expected.speed * given.outputs
+            lines.append(
+                f"{size:12}  {given.alive[size]:15.3f}  {expected.tokens:14.2f}  {1e3 * expected.seconds:10.2f}  "
+                f"{total:23.1f}"
+            )
+    for mode, rated in policy.rated.items():
+        settings = f" with {rated.choice.settings}" if rated.choice.drafts else ""
+        lines.append(
+            f"{mode.value}{settings}: {rated.forecast.speed * given.outputs:.1f} tokens/s forecast, "
+            f"{rated.speed * given.outputs:.1f} after correction by the time that it has taken"
+        )
+    return [*lines, f"decided: {Mode.of(policy.best.choice).value}, {policy.gain:.2f} times plain decoding"]
 
 
-def _settings(choice: Choice) -> str:
-    if not choice.drafts:
-        return ""
-    if not choice.overlap:
-        return f"with K = {choice.max_draft_tokens}"
-    branches = f", branches {choice.branch_depth} x {choice.branch_width}" if choice.branch_depth else ""
-    patience = f", patience {1e3 * choice.patience:.1f} ms"
-    replies = f", replies of {choice.chunk}{', speculating' * choice.speculate}"
-    range_ = f"max_draft_tokens {choice.max_draft_tokens}, min_draft_tokens {choice.min_draft_tokens}"
-    return f"with {range_}{patience}{branches}{replies}"
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"

@@ -22,7 +22,7 @@ from crossdraft.session import events
 from crossdraft.session.assignment import Secrets
 from crossdraft.session.events import Command, Event, Finished, Lost, Replied
 from crossdraft.speculation import choice
-from crossdraft.speculation.choice import Estimates
+from crossdraft.speculation.choice import Choice
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.trace.codec import Packer, PackingError, Unpacker
 from crossdraft.types import messages, request, rows, trees
@@ -47,8 +47,6 @@ class Header:
     drafter: Description | None  # None: plain decoding
     secrets: Secrets
     targets: int = 1  # addresses of targets
-    before: Estimates | None = None  # the controller's estimates at the start
-    follows: bool = False  # another output was already exploring the services
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +60,7 @@ class Step:
     row_misses: int = 0  # so far
     sent: int = 0  # bytes sent to services so far
     received: int = 0  # bytes received from services so far
+    choices: tuple[Choice, ...] = ()  # that the controller made: it knows of other outputs, which are not recorded
 
 
 Round = tuple[Step, ...]
@@ -104,7 +103,6 @@ KNOWN = (
     Counts,
     Kind,
     Secrets,
-    Estimates,
     Header,
     Step,
 )

@@ -1,18 +1,21 @@
 """Verification once more, from a recording: the same events into a new session, its commands beside the recorded ones.
 
-A session is a function of its assignment, its chooser's draws and its events with their times, so equal commands are
-expected to the last bit. An event that the session refuses changes nothing, and has no commands. What a replay cannot
-know is whether the services told the truth: it takes their replies as they were recorded.
+A session is a function of its assignment, its chooser's draws, its controller's choices and its events with their
+times, so equal commands are expected to the last bit. An event that the session refuses changes nothing, and has no
+commands. What a replay cannot know is whether the services told the truth: it takes their replies as they were
+recorded.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Command, Emitted, IllegalEventError
 from crossdraft.session.resolution import Models, resolve, tokenization_of
 from crossdraft.session.session import Session
+from crossdraft.speculation.choice import PLAIN, Choice, Observation
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 from crossdraft.trace.codec import Packer
@@ -56,15 +59,42 @@ def replay(recording: Recording) -> Replayed:
     Raises:
         RecordingError: its header does not describe a session that could be begun.
     """
-    session = session_of(recording.header)
+    given = assignment_of(recording.header)
+    recalled = Recalled(given.controller.waits_for_drafter)
+    session = Session(replace(given, controller=recalled))
     tokens = 0
     for place, steps in enumerate(recording.rounds):
         for step in steps:
-            found = _difference(session, step)
+            recalled.choices.extend(step.choices)
+            found = _difference(session, step) or recalled.difference
             if found is not None:
                 return Replayed(place, tokens, Difference(place + 1, name_of(step.event), *found))
         tokens += sum(isinstance(command, Emitted) for step in steps for command in step.commands)
     return Replayed(len(recording.rounds), tokens, None)
+
+
+class Recalled:
+    """A controller whose choices were recorded."""
+
+    def __init__(self, waits_for_drafter: bool) -> None:
+        self.waits_for_drafter = waits_for_drafter
+        self.choices: deque[Choice] = deque()  # that are to come
+        self._missing = False
+
+    def observe(self, seen: Observation, now: float) -> None:
+        """Nothing is learned."""
+
+    def choose(self, now: float) -> Choice:
+        """The next one; plain decoding if there is none."""
+        self._missing = not self.choices
+        return PLAIN if self._missing else self.choices.popleft()
+
+    @property
+    def difference(self) -> tuple[str, str, str] | None:
+        """Place, recorded and replayed value after a step that did not ask for as many choices as were recorded."""
+        if self._missing:
+            return "a choice of the controller", "missing", "asked for"
+        return ("a choice of the controller", _shown(self.choices[0]), "not asked for") if self.choices else None
 
 
 def session_of(header: Header) -> Session:
@@ -75,7 +105,7 @@ def session_of(header: Header) -> Session:
 def assignment_of(header: Header) -> Assignment:
     """What the recorded session worked from. Raises RecordingError."""
     try:
-        return resolve(header.request, _models(header), header.secrets, header.targets, header.before, header.follows)
+        return resolve(header.request, _models(header), header.secrets, header.targets)
     except (RequestError, ValueError) as error:
         raise RecordingError(f"the recorded request cannot be resolved: {error}") from error
 

@@ -1,0 +1,198 @@
+"""What a controller estimates: the cost of steps, round trips, and how draft tokens fare.
+
+Costs are fitted to the answers of both services; acceptance is counted by place in an epoch. Everything starts from a
+prior, and older observations fade; but each fit is the prior of the next one, so that nothing is forgotten.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from crossdraft.types.messages import MOST_DRAFT_TOKENS
+
+FADING = 0.97  # weight of a step against the one after it: a new cost is known after some 30 steps
+MEMORY = 2000.0  # judged draft tokens after which one weighs 1/e: shares are known within 0.01
+LATEST = 60.0  # ... in the recent share, which is known within 0.06: a change is seen after some 20
+CLEAR = 4.0  # standard deviations of the recent share from the usual one that are no chance
+PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
+SLOPE = 0.01  # of a step, that a further session or token costs until it is known: accelerators are limited by memory
+OUTLIER = 4.0  # times the expected duration that a step counts as at most: a pause of the machine is no cost
+PLACES = (0, 1, 2, 4, 8, 16)  # begins of the ranges of places with one acceptance each: later ones are seen less often
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a step that several sessions share."""
+
+    base: float = 0.0
+    session: float = 0.0  # more for each session
+    token: float = 0.0  # more for each token beyond one of each session
+
+    def seconds(self, sessions: float, tokens: float = 0.0) -> float:
+        """For so many sessions, and so many tokens beyond one of each."""
+        return self.base + self.session * sessions + self.token * tokens
+
+
+class FittedCost:
+    """A step's cost, by least squares of relative errors.
+
+    Args:
+        before: the first estimate; a base of 0: none.
+    """
+
+    def __init__(self, before: StepCost) -> None:
+        self._cost = before
+        self._stale = False
+        self._steps = 0.0  # seen, discounted
+        # Sums over steps of what follows by its square and the others, each step weighted by 1 / seconds^2: one,
+        # sessions, tokens, seconds.
+        self._sums = [[0.0] * 4 for _ in range(3)]
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an estimate."""
+        return self._cost.base > 0
+
+    def add(self, seconds: float, sessions: float, tokens: float = 0.0) -> None:
+        """An answer of a step; each of its sessions gets one."""
+        if not self.known:
+            self._cost = StepCost(seconds / (1 + SLOPE * (sessions + tokens)))
+        if seconds > OUTLIER * self._cost.seconds(sessions, tokens):
+            seconds = OUTLIER * self.cost.seconds(sessions, tokens)
+        if seconds <= 0:
+            return
+        kept, weight = FADING ** (1.0 / sessions), 1.0 / (sessions * seconds**2)
+        self._steps = kept * self._steps + 1.0 / sessions
+        values = (1.0, sessions, tokens, seconds)
+        for row, value in zip(self._sums, values, strict=False):
+            row[:] = [kept * old + weight * value * new for old, new in zip(row, values, strict=True)]
+        self._stale = True
+
+    @property
+    def cost(self) -> StepCost:
+        """The estimate now."""
+        if self._stale:
+            self._stale = False
+            self._cost = self._fitted()
+        return self._cost
+
+    def _fitted(self) -> StepCost:
+        """Two slopes around the mean step, drawn to those before: where steps are alike, these stay."""
+        before, (one, row, last) = self._cost, self._sums
+        sessions, tokens, seconds = (number / one[0] for number in one[1:])
+        usual = PRIOR * one[0] / self._steps  # weighs differences of a quarter of the mean step
+        stiff_session, stiff_token = (usual * max(1.0, (mean / 4) ** 2) for mean in (sessions, tokens))
+        slope = SLOPE * before.base
+        a = row[1] - sessions * one[1] + stiff_session
+        b = row[2] - sessions * one[2]
+        c = last[2] - tokens * one[2] + stiff_token
+        x = row[3] - sessions * one[3] + stiff_session * (before.session or slope)
+        y = last[3] - tokens * one[3] + stiff_token * (before.token or slope)
+        each_session = max(0.0, (c * x - b * y) / (a * c - b * b))
+        each_token = max(0.0, (a * y - b * x) / (a * c - b * b))
+        # A tenth of the mean step is for its own sake at least, however the rest is divided.
+        share = min(1.0, 0.9 * seconds / max(each_session * sessions + each_token * tokens, 1e-9))
+        base = seconds - share * (each_session * sessions + each_token * tokens)
+        return StepCost(base, share * each_session, share * each_token)
+
+
+class Recent:
+    """The median of the latest numbers of one kind: single stalls do not count."""
+
+    def __init__(self, before: float | None = None) -> None:
+        self._latest: deque[float] = deque([] if before is None else [before], maxlen=15)
+        self._value = before
+
+    def add(self, number: float) -> None:
+        self._latest.append(number)
+        self._value = None
+
+    @property
+    def value(self) -> float:
+        """0 before there is any."""
+        if self._value is None:
+            self._value = median(self._latest) if self._latest else 0.0
+        return self._value
+
+
+class Share:
+    """A probability, counted with exponential discounting."""
+
+    def __init__(self, held: float = 0.0, seen: float = 0.0, memory: float = MEMORY) -> None:
+        self.held, self.seen, self._memory = held, seen, memory
+
+    def add(self, held: float, seen: float) -> None:
+        """Add observations, after discounting the earlier ones."""
+        kept = max(0.0, 1 - seen / self._memory)
+        self.held, self.seen = self.held * kept + held, self.seen * kept + seen
+
+    def limit(self, most: float) -> None:
+        """Let past observations weigh no more than so many."""
+        if self.seen > most:
+            self.held, self.seen = self.held * most / self.seen, most
+
+    def mean(self, prior: float, weight: float = PRIOR) -> float:
+        """The probability, with a prior that counts as so many observations."""
+        return (self.held + prior * weight) / (self.seen + weight)
+
+
+class Acceptance:
+    """How draft tokens of one kind of request fare, by place in their epoch.
+
+    Args:
+        before: (held, seen) of all and of each range of places.
+    """
+
+    def __init__(self, before: Sequence[tuple[float, float]] = ()) -> None:
+        before = before or [(0.9 * PRIOR, PRIOR)] + [(0.0, 0.0)] * len(PLACES)
+        self._all, *self._places = (Share(*one) for one in before)
+        self._latest = Share(self._all.mean(0.0, 0.0) * LATEST, LATEST, LATEST)
+        self.worth = Share(PRIOR, PRIOR)  # target tokens of an accepted draft token
+
+    @property
+    def state(self) -> tuple[tuple[float, float], ...]:
+        """To begin another one with."""
+        return tuple((share.held, share.seen) for share in (self._all, *self._places))
+
+    @property
+    def tested(self) -> bool:
+        """Whether it rests on draft tokens and not on its prior only."""
+        return self._all.seen > 1.5 * PRIOR
+
+    def add(self, first: int, accepted: int, refused: bool) -> None:
+        """So many draft tokens from this place on were accepted, and the next one perhaps refused."""
+        for place in range(first, first + accepted + refused):
+            self._places[_range_of(place)].add(float(place < first + accepted), 1)
+        self._count(accepted, accepted + refused)
+
+    def compare(self, matched: int, missed: bool, share: float) -> None:
+        """So many draft tokens equalled the target's own, and the next one perhaps not.
+
+        Args:
+            share: of acceptable draft tokens that equal one drawn by the target.
+        """
+        self._count(matched, matched + missed * share**2)
+
+    def _count(self, held: float, seen: float) -> None:
+        self._all.add(held, seen)
+        self._latest.add(held, seen)
+        usual, latest = self._all.mean(0.5), self._latest.mean(0.5)
+        if (latest - usual) ** 2 > CLEAR**2 * usual * (1 - usual) / LATEST:  # the drafter or the text has changed
+            for share in (self._all, *self._places):
+                share.held, share.seen = latest * min(share.seen, PRIOR), min(share.seen, PRIOR)
+
+    def chances(self, factor: float = 1.0) -> list[float]:
+        """The probability of each place that its draft token is accepted if all before it were."""
+        usual = self._all.mean(0.5, 0.1)
+        ends = pairwise((*PLACES, MOST_DRAFT_TOKENS + 1))
+        return [
+            min(0.995, max(0.0, factor * share.mean(usual)))
+            for share, (begin, end) in zip(self._places, ends, strict=True)
+            for _ in range(begin, end)
+        ]
+
+
+def _range_of(place: int) -> int:
+    return max(number for number, begin in enumerate(PLACES) if begin <= place)

@@ -1,0 +1,521 @@
+"""Many outputs on one target and one drafter in virtual time, without models: how fast choices and controllers are.
+
+Services put steps off as the real ones do (`engine.scheduler`), messages travel, acceptance is random. Each output
+behaves like a session: it asks its controller for a choice at each epoch, and tells it what a session would.
+"""
+
+import heapq
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from crossdraft.engine.scheduler import Pause, Ready, Scheduler
+from crossdraft.speculation.choice import (
+    PLAIN,
+    Choice,
+    Controller,
+    DraftSeen,
+    Ended,
+    Fixed,
+    Judged,
+    PassSeen,
+    StallSeen,
+)
+from crossdraft.speculation.controller import Limits, TargetController
+
+CHUNK = 1 << 20  # tokens of a step: no prompt is simulated
+TURN = 0.0002  # seconds that a process takes for a message, on average
+TICK = 0.0001  # seconds that times of messages are rounded to, so that what comes together is handled together
+
+
+@dataclass(frozen=True)
+class World:
+    """Costs and acceptance. A pass takes base + each * (tokens of all outputs in it), a draft step likewise."""
+
+    acceptance: float = 0.8  # probability that a draft token holds, given that all before it did
+    pass_base: float = 0.008  # seconds
+    pass_each: float = 0.00002  # seconds
+    step_base: float = 0.001  # seconds; infinite: the drafter never answers
+    step_each: float = 0.00001  # seconds
+    drafter_trip: float = 0.0  # seconds of a round trip
+    target_trip: float = 0.0005  # seconds
+    match: float = 0.7  # share of acceptable draft tokens that equal one drawn by the target
+    samples: bool = False  # the target draws by itself, and what it drew is compared (`slem`, `seeded`)
+
+
+class Agenda:
+    """Calls in the order of their times; those of one time in that of `late`, then of their making."""
+
+    def __init__(self) -> None:
+        self.now = 0.0  # seconds
+        self._order = 0
+        self._calls: list[tuple[float, bool, int, Callable[[], None]]] = []
+
+    def after(self, seconds: float, call: Callable[[], None], late: bool = False) -> None:
+        """Call it after so many seconds; never if they are infinite."""
+        if seconds < inf:
+            self._order += 1
+            heapq.heappush(self._calls, (self.now + seconds, late, self._order, call))
+
+    def run(self, until: float) -> None:
+        """Make all calls up to a time."""
+        while self._calls and self._calls[0][0] <= until:
+            self.now, _, _, call = heapq.heappop(self._calls)
+            call()
+        self.now = max(self.now, until) if until < inf else self.now
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """What a service says of a step."""
+
+    seconds: float
+    queued: float
+    sessions: int
+    fed: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request that waits for a step."""
+
+    session: Hashable
+    tokens: int
+    since: float  # seconds
+    done: Callable[[StepDone], None]
+
+
+class Service:
+    """Computes steps of all that is ready, one after the other."""
+
+    def __init__(self, agenda: Agenda, cost: Callable[[int], float]) -> None:
+        self.cost = cost  # seconds of a step of so many tokens
+        self.steps = 0
+        self.busy_seconds = 0.0
+        self._agenda, self._scheduler = agenda, Scheduler(CHUNK)
+        self._waiting: list[Wanted] = []
+        self._busy = self._looking = False
+        self._look_at = 0.0
+
+    def submit(self, session: Hashable, tokens: int, done: Callable[[StepDone], None]) -> None:
+        """Ask for a forward."""
+        self._scheduler.returns.asked(session, self._agenda.now)
+        self._waiting.append(Wanted(session, tokens, self._agenda.now, done))
+        self._look(0.0)
+
+    def over(self, session: Hashable) -> None:
+        """A session has ended."""
+        self._scheduler.returns.over(session)
+
+    def _look(self, seconds: float) -> None:
+        at = self._agenda.now + seconds
+        if not self._busy and not (self._looking and self._look_at <= at):
+            self._looking, self._look_at = True, at
+            self._agenda.after(seconds, lambda: self._start(at), late=True)
+
+    def _start(self, at: float) -> None:
+        if self._busy or not self._looking or at != self._look_at:
+            return
+        self._looking = False
+        now = self._agenda.now
+        ready = [Ready(one.session, one.since, one.tokens, one.tokens) for one in self._waiting]
+        found = self._scheduler.next(ready, now)
+        if isinstance(found, Pause):
+            if found.seconds is not None:
+                self._look(found.seconds)
+            return
+        chosen, self._waiting = self._waiting, []
+        fed = sum(one.tokens for one in chosen)
+        seconds = self.cost(fed)
+        if seconds < inf:
+            self._busy = True
+            self._agenda.after(seconds, lambda: self._done(chosen, fed, seconds, now))
+
+    def _done(self, chosen: list[Wanted], fed: int, seconds: float, began: float) -> None:
+        self._busy = False
+        self.steps += 1
+        self.busy_seconds += seconds
+        self._scheduler.stepped(fed, seconds)
+        for one in chosen:
+            self._scheduler.returns.answered(one.session, self._agenda.now)
+        for one in chosen:
+            one.done(StepDone(seconds, began - one.since, len(chosen), fed))
+        self._look(0.0)
+
+
+class Simulation:
+    """Outputs one after another in each of some slots.
+
+    Args:
+        world: what holds from the beginning.
+        make: a controller for each new output.
+        tokens: of an output.
+        slots: outputs at once.
+        seed: of all randomness.
+    """
+
+    def __init__(self, world: World, make: Callable[[], Controller], tokens: int, slots: int, seed: int = 0) -> None:
+        self.world, self.agenda = world, Agenda()
+        self.emitted = 0  # tokens of all outputs
+        self.ended: list[float] = []  # when outputs were over, in seconds
+        self.rng = np.random.default_rng(seed)
+        self.target = Service(self.agenda, lambda fed: self.world.pass_base + self.world.pass_each * fed)
+        self.drafter = Service(self.agenda, lambda fed: self.world.step_base + self.world.step_each * fed)
+        self._make, self._tokens, self._slots, self._live = make, tokens, 0, 0
+        self.resize(slots)
+
+    def resize(self, slots: int) -> None:
+        """More slots, or fewer, which are left when their outputs end."""
+        self._slots = slots
+        while self._live < slots:
+            self._begin()
+
+    def speed(self, seconds: float) -> float:
+        """Tokens a second of all outputs together over the next seconds."""
+        before, began = self.emitted, self.agenda.now
+        self.agenda.run(began + seconds)
+        return (self.emitted - before) / (self.agenda.now - began)
+
+    def until_ended(self, outputs: int) -> float:
+        """Seconds until so many outputs are over, from the beginning."""
+        while len(self.ended) < outputs:
+            self.agenda.run(self.agenda.now + 0.01)
+        return self.ended[outputs - 1]
+
+    def _begin(self) -> None:
+        self._live += 1
+        output = Output(self, self._make(), self._tokens)
+        self.agenda.after(self.delay(self.world.target_trip), output.start)
+
+    def over(self, output: "Output") -> None:
+        """An output has ended."""
+        self.ended.append(self.agenda.now)
+        self.target.over(output)
+        self.drafter.over(output.draft)
+        self._live -= 1
+        if self._live < self._slots:
+            self._begin()
+
+    def delay(self, trip: float) -> float:
+        """Seconds of a message, of a round trip of so many."""
+        return trip / 2 + TICK * round(TURN * self.rng.exponential() / TICK)
+
+
+class SimulatedDraft:
+    """What the drafter does for an output."""
+
+    def __init__(self, simulation: Simulation, output: "Output") -> None:
+        self._simulation, self._output = simulation, output
+        self._epoch = self._asked = self._made = self._sent = 0
+        self._choice = PLAIN
+        self._busy = False
+        self._seconds = self._queued = 0.0  # since the latest reply
+
+    def told(self, epoch: int, asked: int, choice: Choice) -> None:
+        """Of an epoch, or that more is wanted."""
+        if epoch > self._epoch:
+            self._epoch, self._asked, self._choice, self._made, self._sent = epoch, asked, choice, 0, 0
+            self._seconds = self._queued = 0.0
+        elif epoch == self._epoch:
+            self._asked = max(asked, self._asked)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._busy and self._made < self._asked:
+            self._busy, epoch = True, self._epoch
+            self._simulation.drafter.submit(self, 1, lambda done: self._drafted(epoch, done))
+
+    def _drafted(self, epoch: int, done: StepDone) -> None:
+        self._busy = False
+        if epoch == self._epoch:
+            self._made += 1
+            self._seconds, self._queued = self._seconds + done.seconds, self._queued + done.queued
+            count = self._made - self._sent
+            if self._made == self._asked or count >= self._choice.reply(self._sent):
+                seconds, queued, output = self._seconds, self._queued, self._output
+                self._seconds, self._queued, self._sent = 0.0, 0.0, self._made
+                delay = self._simulation.delay(self._simulation.world.drafter_trip)
+                self._simulation.agenda.after(delay, lambda: output.drafted(epoch, count, seconds, queued))
+        self._go_on()
+
+
+@dataclass
+class Flight:
+    """A pass under way, which brings rows at the places from `first` to `last`."""
+
+    first: int
+    last: int
+    sent: float  # seconds
+    run: int = 0  # tokens that the target still draws by itself; 0: it is no run
+    asked: bool = True
+    half: int = 0  # tokens left at which more of the run is asked for
+    following: Choice | None = field(default=None)  # what follows the run, once that is decided
+
+
+class Output:
+    """A session whose walk decides at random. Places count the draft tokens of the epoch from 0."""
+
+    def __init__(self, simulation: Simulation, controller: Controller, tokens: int) -> None:
+        self._simulation, self._controller, self._left = simulation, controller, tokens
+        self.draft = SimulatedDraft(simulation, self)
+        self._choice = PLAIN
+        self._epoch = self._known = self._asked = self._judged = self._ahead = 0
+        self._rows = -1  # the last place that has a row
+        self._begun = self._impatient = False
+        self._flight: Flight | None = None
+        self._stalled: float | None = None
+        self._stall = 0  # number of the latest
+        self._asked_at: float | None = None
+        self._report = [0, 0, False, 0, 0]
+
+    def start(self) -> None:
+        """The target is open."""
+        self._next()
+        self._go_on()
+
+    @property
+    def _now(self) -> float:
+        return self._simulation.agenda.now
+
+    @property
+    def _frontier(self) -> int:
+        return self._judged + self._ahead
+
+    @property
+    def _due(self) -> bool:
+        return self._known < self._asked
+
+    def drafted(self, epoch: int, count: int, seconds: float, queued: float) -> None:
+        """A reply of the drafter."""
+        if epoch != self._epoch or self._left <= 0:
+            return
+        waited = None if self._asked_at is None else self._now - self._asked_at
+        self._asked_at, self._impatient = None, False
+        self._controller.observe(DraftSeen(count, waited, seconds, queued), self._now)
+        self._known += count
+        self._go_on()
+
+    # Epochs.
+
+    def _next(self, choice: Choice | None = None) -> None:
+        flight = self._flight
+        if flight is not None and flight.first == self._frontier:
+            flight.first = flight.last = 0
+        elif flight is not None:
+            flight.first, flight.last = 1, -1  # of no use
+        self._epoch += 1
+        self._known = self._judged = self._ahead = 0
+        self._rows, self._begun = -1, False
+        self._choice = choice or self._controller.choose(self._now)
+        self._asked, self._asked_at = self._choice.max_draft_tokens, self._now
+        if self._choice.drafts:
+            self._tell()
+
+    def _tell(self) -> None:
+        epoch, asked, choice = self._epoch, self._asked, self._choice
+        delay = self._simulation.delay(self._simulation.world.drafter_trip)
+        self._simulation.agenda.after(delay, lambda: self.draft.told(epoch, asked, choice))
+
+    def _go_on(self) -> None:
+        while self._left > 0 and self._step():
+            pass
+        self._flush()
+        if self._left > 0:
+            self._pass()
+        elif self._left > -1000:
+            self._left = -1000
+            self._controller.observe(Ended(), self._now)
+            self._simulation.over(self)
+
+    def _step(self) -> bool:
+        """One step of the walk; false: something is missing."""
+        if self._ahead and self._known > self._judged:
+            self._compare()
+        elif self._frontier <= self._rows:
+            if self._known > self._judged:
+                self._judge()
+            elif self._due and not self._hurried and not self._simulation.world.samples:
+                self._stand_idle()
+                return False
+            else:
+                self._settle()
+        elif self._known > self._judged or not self._begun or self._flight is not None or self._awaits:
+            return False
+        else:
+            self._flush()
+            self._next()
+        return True
+
+    @property
+    def _awaits(self) -> bool:
+        """Whether draft tokens will come that the output is not past already."""
+        return self._due and self._ahead <= self._choice.max_draft_tokens
+
+    def _judge(self) -> None:
+        held = self._simulation.rng.random() < self._simulation.world.acceptance
+        self._emit(1, accepted=int(held), refused=not held)
+        self._held() if held else self._refused()
+
+    def _compare(self) -> None:
+        world = self._simulation.world
+        held = self._simulation.rng.random() < world.acceptance * (1.0 if world.samples else world.match)
+        self._emit(0, accepted=int(held), refused=not held)
+        if held:
+            self._ahead -= 1
+            self._held()
+        else:
+            self._refused()
+
+    def _held(self) -> None:
+        self._judged += 1
+        if self._choice.overlap:
+            wanted = self._judged + self._choice.max_draft_tokens
+            if wanted >= self._asked + (self._choice.chunk if self._due else 1):
+                self._asked = wanted
+                self._tell()
+
+    def _refused(self) -> None:
+        self._flush()
+        self._next()
+
+    def _settle(self) -> None:
+        self._emit(1, settled=1)
+        self._ahead += 1
+        if not self._choice.drafts:
+            self._judged, self._ahead = self._judged + 1, 0
+
+    def _emit(self, tokens: int, accepted: int = 0, refused: bool = False, settled: int = 0) -> None:
+        tokens = min(tokens, self._left)
+        self._simulation.emitted += tokens
+        self._left -= tokens
+        self._begun = True
+        seen = self._report
+        if not (seen[1] or seen[3]):
+            seen[0] = self._judged
+        self._report = [seen[0], seen[1] + accepted, refused, seen[3] + tokens, seen[4] + settled]
+        if settled:
+            self._flush()
+
+    def _flush(self) -> None:
+        first, accepted, refused, tokens, settled = self._report
+        if accepted or refused or tokens:
+            self._controller.observe(Judged(first, accepted, bool(refused), tokens, settled), self._now)
+        self._report = [0, 0, False, 0, 0]
+
+    # Waiting for draft tokens.
+
+    @property
+    def _hurried(self) -> bool:
+        return self._impatient or self._choice.patience == 0
+
+    def _stand_idle(self) -> None:
+        if self._stalled is None:
+            self._stalled = self._now
+            self._stall += 1
+            number = self._stall
+            self._simulation.agenda.after(self._choice.patience, lambda: self._expired(number))
+
+    def _expired(self, number: int) -> None:
+        if number == self._stall and self._stalled is not None and self._left > 0:
+            self._controller.observe(StallSeen(self._now - self._stalled), self._now)
+            self._stalled, self._impatient = None, True
+            self._go_on()
+
+    # Passes.
+
+    def _pass(self) -> None:
+        if self._flight is not None or self._frontier <= self._rows:
+            return
+        known = max(0, self._known - self._frontier)
+        if self._choice.drafts and known < self._choice.min_draft_tokens and self._due and not self._hurried:
+            self._stand_idle()
+            return
+        self._stalled = None
+        flight = Flight(self._frontier, self._frontier + known, self._now)
+        if not self._choice.drafts:
+            flight.run = min(self._choice.run, self._left)
+            flight.half = flight.run // 2
+        self._flight = flight
+        delay = self._simulation.delay(self._simulation.world.target_trip)
+        self._simulation.agenda.after(delay, lambda: self._forward(flight, 1 + known))
+
+    def _forward(self, flight: Flight, tokens: int) -> None:
+        self._simulation.target.submit(self, tokens, lambda done: self._forwarded(flight, done))
+
+    def _forwarded(self, flight: Flight, done: StepDone) -> None:
+        delay = self._simulation.delay(self._simulation.world.target_trip)
+        if flight.run:
+            flight.run -= 1
+            if flight.run and self._left > 0:
+                self._forward(flight, 1)
+        over = not flight.run
+        self._simulation.agenda.after(delay, lambda: self._returned(flight, done, over))
+
+    def _returned(self, flight: Flight, done: StepDone, over: bool) -> None:
+        if self._left <= 0:
+            return
+        waited, plain = self._now - flight.sent, flight.half > 0 or not self._choice.drafts
+        self._controller.observe(
+            PassSeen(waited, done.seconds, done.queued, 1, flight.asked, done.sessions, done.fed), self._now
+        )
+        flight.asked, flight.sent = False, self._now
+        if over:
+            self._flight = None
+        if plain:
+            self._emit(1, settled=1)
+            if over and self._left > 0:
+                self._next(flight.following)
+            elif flight.run <= flight.half and flight.following is None and self._left > flight.run:
+                self._extend(flight)
+        elif flight.last >= flight.first:
+            self._rows = flight.last
+        self._go_on()
+
+    def _extend(self, flight: Flight) -> None:
+        """Half of a run is drawn: more of it, or something else after it."""
+        choice = self._controller.choose(self._now)
+        if choice.drafts:
+            flight.following = choice
+        else:
+            flight.run, flight.half = flight.run + min(choice.run, self._left), choice.run // 2
+
+
+def fixed_choices(samples: bool = False) -> Sequence[Choice]:
+    """Those that controllers are compared with: plain decoding, lock-step, and overlapped ones of many sizes."""
+    rounds = [Choice(k, k, overlap=False) for k in (1, 2, 3, 4, 6, 8, 12, 16)]
+    chains = [Choice(window, wait, chunk=2) for window, wait in ((4, 1), (4, 3), (8, 2), (8, 4), (16, 8), (32, 8))]
+    return [PLAIN, *rounds, *chains, Choice(8, patience=0.0), Choice(24, patience=0.0)]
+
+
+def fixed_speed(world: World, choice: Choice, tokens: int, slots: int, seconds: float, seed: int = 0) -> float:
+    """Tokens a second of all outputs, if all epochs are run alike."""
+    return Simulation(world, lambda: Fixed(choice), tokens, slots, seed).speed(seconds)
+
+
+KIND = ("coupled", 1.0, None)  # of all simulated requests
+TOKENS = 256  # of an output
+
+
+def controllers(limits: Limits | None = None) -> Callable[[], Controller]:
+    """Makes controllers of outputs that share a new one."""
+    shared, given = TargetController(), limits or Limits()
+    return lambda: shared.output(KIND, given)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The speed of the controller's outputs, what it learns included."""
+
+    of_best: float  # ... of the fastest fixed choice
+    of_plain: float
+
+
+def measured(outputs: int, acceptance: float, pass_ms: float, trip_ms: float, passes: int) -> Shares:
+    """One cell of the grid, over the time of so many plain passes."""
+    world = World(acceptance, pass_base=pass_ms / 1e3, drafter_trip=trip_ms / 1e3)
+    seconds = passes * world.pass_base
+    speeds = {choice: fixed_speed(world, choice, TOKENS, outputs, seconds) for choice in fixed_choices()}
+    controlled = Simulation(world, controllers(), TOKENS, outputs, seed=1).speed(seconds)
+    return Shares(controlled / max(speeds.values()), controlled / speeds[PLAIN])
