@@ -7,9 +7,10 @@ What is counted while an output is being made has no label for the method, which
 import asyncio
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
 from typing import Self
@@ -17,12 +18,13 @@ from typing import Self
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 
-from crossdraft.client import Kind, RequestError, Statistics, Token
+from crossdraft.client import Kind, RequestError, Statistics
 from crossdraft.rpc.errors import ServiceError, name_of
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry, exposition
 from crossdraft.serving.backend import (
     Backend,
+    Committed,
     Ended,
     OutputItem,
     OutputRequest,
@@ -95,9 +97,13 @@ class Metrics:
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "Seconds from the request to the first token.", FIRST_TOKEN, LIVE
         )
-        self._between = self._histogram(
-            "inter_token_latency_seconds", "Seconds between two tokens of an output.", BETWEEN_TOKENS, LIVE
+        self._between = BucketHistogram(
+            "inter_token_latency_seconds",
+            "Seconds between two tokens of an output; 0 between those of one pass.",
+            BETWEEN_TOKENS,
+            LIVE,
         )
+        self.registry.register(self._between)
         self._totals = [(self._counter(name, text, LABELS), value) for name, text, value in TOTALS]
         self._success = self._counter(
             "request_success",
@@ -129,14 +135,19 @@ class Metrics:
             "wire_bytes", "Serialized messages of sessions with services.", ("role", "peer", "direction")
         )
         self._lost = self._counter("services_lost", "Sessions whose service failed, by cause.", ("role", "cause"))
-        self._trips = TripHistogram()
+        self._trips = BucketHistogram(
+            "round_trip_seconds",
+            "Seconds from a request to a service to its first reply, less those in its model.",
+            BOUNDS,
+            ("role", "peer"),
+        )
         self.registry.register(self._trips)
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """The text of `GET /metrics` and its content type, for the request's header `Accept`."""
         return exposition(self.registry, accept)
 
-    def live(self, model: str, drafter: str) -> tuple[Counter, Histogram, Histogram]:
+    def live(self, model: str, drafter: str) -> "tuple[Counter, Histogram, Buckets]":
         """Tokens, time to the first, and times between two, of outputs with these labels.
 
         Looked up once for each output: finding labels takes longer than counting.
@@ -192,7 +203,7 @@ class Metrics:
         if lane.address:
             self._wire.labels(lane.role, lane.address, "sent").inc(lane.bytes_sent)
             self._wire.labels(lane.role, lane.address, "received").inc(lane.bytes_received)
-            self._trips.add(lane)
+            self._trips.labels(lane.role, lane.address).merge(lane.trips.counts, lane.trips.seconds)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return Counter(PREFIX + name, text, labels, registry=self.registry)
@@ -280,8 +291,8 @@ class _Measurement:
     def saw(self, item: OutputItem) -> None:
         """Counts the next item."""
         match item:
-            case Token():
-                self._token(self._clock() - self._began)
+            case Committed():
+                self._committed(len(item.tokens), self._clock() - self._began)
             case Ended():
                 self._ended = True
                 self._finish(item, self._clock() - self._began)
@@ -311,7 +322,7 @@ class _Measurement:
                 self._metrics.failed(labels, cause)
                 log.warning("output failed (%s) after %.3f s, %d tokens: %s", cause, seconds, self._tokens, error)
 
-    def _token(self, now: float) -> None:
+    def _committed(self, count: int, now: float) -> None:
         tokens, to_first, between = self._live
         if self._first is None:
             self._first = now
@@ -320,8 +331,9 @@ class _Measurement:
             to_first.observe(now)
         else:
             between.observe(now - self._latest)
-        tokens.inc()
-        self._tokens += 1
+        between.observe(0.0, count - 1)
+        tokens.inc(count)
+        self._tokens += count
         self._latest = now
 
     def _finish(self, ended: Ended, seconds: float) -> None:
@@ -367,37 +379,46 @@ def cause_of(error: BaseException) -> str:
     return f"service_{name_of(error)}" if isinstance(error, ServiceError) else "internal"
 
 
-UPPER = (*map(str, BOUNDS), "+Inf")
+class Buckets:
+    """The observations of one combination of labels."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Adds the same value so many times."""
+        self.counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
+
+    def merge(self, counts: Sequence[int], sum: float) -> None:
+        """Adds observations that were counted by bucket elsewhere."""
+        self.counts = [before + more for before, more in zip(self.counts, counts, strict=True)]
+        self.sum += sum
 
 
-@dataclass
-class _Trips:
-    counts: list[int] = field(default_factory=lambda: [0] * len(UPPER))
-    seconds: float = 0.0
+class BucketHistogram:
+    """A collector of a histogram that takes several observations at once.
 
-
-class TripHistogram:
-    """A collector of `round_trip_seconds` by role and address of the service.
-
-    prometheus_client's own Histogram takes single observations; sessions report counts by bucket.
+    prometheus_client's own takes single ones, at some microseconds each, which for eight tokens of a pass is more than
+    making their message.
     """
 
-    def __init__(self) -> None:
-        self._peers: dict[tuple[str, str], _Trips] = {}
+    def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> None:
+        self._named = (PREFIX + name, text)
+        self._bounds = bounds
+        self._labels = labels
+        self._buckets: dict[tuple[str, ...], Buckets] = {}
 
-    def add(self, lane: LaneFigures) -> None:
-        """Adds the round trips of one session."""
-        peer = self._peers.setdefault((lane.role, lane.address), _Trips())
-        peer.counts = [before + more for before, more in zip(peer.counts, lane.trips.counts, strict=True)]
-        peer.seconds += lane.trips.seconds
+    def labels(self, *values: str) -> Buckets:
+        """Those with these values of the labels."""
+        return self._buckets.setdefault(values, Buckets(self._bounds))
 
     def collect(self) -> Iterator[Metric]:
         """As prometheus_client's Collector says."""
-        family = HistogramMetricFamily(
-            f"{PREFIX}round_trip_seconds",
-            "Seconds from a request to a service to its first reply, less those in its model.",
-            labels=("role", "peer"),
-        )
-        for labels, peer in sorted(self._peers.items()):
-            family.add_metric(labels, list(zip(UPPER, map(float, accumulate(peer.counts)), strict=True)), peer.seconds)
+        family = HistogramMetricFamily(*self._named, labels=self._labels)
+        upper = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        for labels, one in sorted(self._buckets.items()):
+            family.add_metric(labels, list(zip(upper, map(float, accumulate(one.counts)), strict=True)), one.sum)
         yield family
