@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.bench.commands import DataplanePlan
@@ -27,12 +26,15 @@ from crossdraft.bench.harness import Advance, Benchmark, Columns, finished, in_t
 from crossdraft.bench.models import write_free
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import Running, Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, Run, UsageError, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.serving.client import Client
 from crossdraft.verification.methods import method_named
+
+if TYPE_CHECKING:
+    import aiohttp  # of the extra `serve`, which a pipeline does without
 
 MILLISECONDS = 1000.0
 NO_DRAFTER = "no drafter"
@@ -106,7 +108,7 @@ class OfServer:
         grpc: None: over HTTP.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, grpc: Client | None) -> None:
+    def __init__(self, http: "aiohttp.ClientSession", grpc: Client | None) -> None:
         self._http = http
         self._grpc = grpc
 
@@ -252,6 +254,12 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
         if self.plan.over == PIPELINE:
             plain = await stack.enter_async_context(connect(target))
             return Pipelines(plain, await stack.enter_async_context(connect(target, drafter, needs_drafter=True))), None
+        try:
+            import aiohttp
+        except ModuleNotFoundError as error:
+            raise CommandFailed(
+                f"--over {self.plan.over} needs the extra `serve`: install crossdraft[serve]"
+            ) from error
         (server,) = await stack.enter_async_context(running([Server(target, drafter)]))
         http = await stack.enter_async_context(
             aiohttp.ClientSession(f"http://{server.address}", connector=aiohttp.TCPConnector(limit=0))
