@@ -7,9 +7,22 @@ from tests.bench.conftest import Measure
 from tests.cli.conftest import Cli
 
 
-def test_every_configuration_has_its_figures(measure: Measure) -> None:
+@pytest.mark.parametrize("over", ["pipeline", "http", "grpc"])
+def test_every_configuration_has_its_figures(measure: Measure, over: str) -> None:
     found = measure(
-        "dataplane", "--outputs", 2, "--max-tokens", 8, "--turns", 1, "--target-pace", "1,0", "--drafter-pace", "0,0"
+        "dataplane",
+        "--over",
+        over,
+        "--outputs",
+        2,
+        "--max-tokens",
+        8,
+        "--turns",
+        1,
+        "--target-pace",
+        "1,0",
+        "--drafter-pace",
+        "0,0",
     )
     assert [one["configuration"] for one in found] == list(CONFIGURATIONS)
     assert all(one["speed"] > 0 and one["tokens_per_pass"] >= 1 for one in found)
@@ -26,7 +39,12 @@ def test_ratios_are_to_no_drafter_and_to_the_best_fixed_choice() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value", "complaint"),
-    [("--outputs", "0", "between 1 and 1024"), ("--target-pace", "x", "got x"), ("--method", "nothing", "nothing")],
+    [
+        ("--outputs", "0", "between 1 and 1024"),
+        ("--target-pace", "x", "got x"),
+        ("--method", "nothing", "nothing"),
+        ("--over", "tcp", "got tcp"),
+    ],
 )
 def test_what_cannot_be_measured_is_refused(cli: Cli, option: str, value: str, complaint: str) -> None:
     cli("bench", "dataplane", option, value).failed(complaint)

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from crossdraft.client import GenerationRequest, Kind, Token
 from crossdraft.cluster.failover import Began, Lost, Replies, Reply
-from crossdraft.serving.backend import OutputRequest
+from crossdraft.serving.backend import Committed, OutputRequest
 from crossdraft.types.output import ServedModel
 
 SMALL = ServedModel("small", 0, 100, (), ("slem",), False)
@@ -14,8 +14,9 @@ BEGAN = Began("a", "here 1")
 Act = Reply | Exception | None  # None: nothing for ever
 
 
-def token(number: int) -> Token:
-    return Token(number, str(number), str(number).encode(), Kind.BONUS, None)
+def tokens(*numbers: int) -> Committed:
+    """Those of one pass."""
+    return Committed(tuple(Token(one, str(one), str(one).encode(), Kind.BONUS, None) for one in numbers))
 
 
 class Scripted:

@@ -21,7 +21,7 @@ from crossdraft.serving.backend import (
     UnknownModelError,
 )
 from crossdraft.types.request import PromptTooLongError
-from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, token
+from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, tokens
 from tests.serving.fakes import figures
 
 ENDED = Ended(Reason.LENGTH, figures(3))
@@ -44,34 +44,34 @@ async def taken(
 
 
 async def test_pieces_pass_as_they_are_but_for_signs_of_life() -> None:
-    one = Scripted([Alive(), token(1), Alive(), token(2), ENDED])
-    assert await taken(one) == [token(1), token(2), ENDED]
+    one = Scripted([Alive(), tokens(1), Alive(), tokens(2), ENDED])
+    assert await taken(one) == [tokens(1), tokens(2), ENDED]
     assert [(order.id, order.generation.seed) for order in one.requests] == [("one", 1)]
 
 
 @pytest.mark.parametrize("end", [Lost("it died"), None], ids=["died", "silent"])
 async def test_another_orchestrator_goes_on_after_what_was_delivered(end: Act) -> None:
-    one = Scripted([token(1), token(2), end], [end], [token(3), Ended(Reason.LENGTH, figures(1))])
-    *tokens, ended = await taken(one)
-    assert tokens == [token(1), token(2), token(3)]
+    one = Scripted([tokens(1, 2), tokens(3), end], [end], [tokens(4, 5), Ended(Reason.LENGTH, figures(2))])
+    *made, ended = await taken(one)
+    assert made == [tokens(1, 2), tokens(3), tokens(4, 5)]
     assert isinstance(ended, Ended)
     counted = ended.statistics
-    assert (counted.tokens, counted.accepted, counted.corrected, counted.bonus) == (3, 0, 0, 3)
-    assert [order.generation.committed for order in one.requests] == [(), (1, 2), (1, 2)]
+    assert (counted.tokens, counted.accepted, counted.corrected, counted.bonus) == (5, 0, 0, 5)
+    assert [order.generation.committed for order in one.requests] == [(), (1, 2, 3), (1, 2, 3)]
     assert {(order.id, order.generation.seed) for order in one.requests} == {("one", 1)}
     assert one.closed == 3
 
 
 async def test_after_a_loss_one_that_does_not_even_begin_is_given_up_soon() -> None:
-    one = Scripted([BEGAN, token(1), Lost("it died")], [None], [None], [BEGAN, token(2), ENDED])
+    one = Scripted([BEGAN, tokens(1), Lost("it died")], [None], [None], [BEGAN, tokens(2), ENDED])
     async with asyncio.timeout(300):  # less than a silence
         found = await taken(one, limits=DetectionLimits(silent=600.0, first=0.02, most=600.0, step=0.01))
-    assert found[:2] == [token(1), token(2)]
+    assert found[:2] == [tokens(1), tokens(2)]
     assert [order.generation.committed for order in one.requests] == [(), (1,), (1,), (1,)]
 
 
 async def test_one_that_has_begun_has_all_the_time_of_a_silence() -> None:
-    one = Scripted([BEGAN, token(1), Lost("it died")], [BEGAN, None], [BEGAN, token(2), ENDED])
+    one = Scripted([BEGAN, tokens(1), Lost("it died")], [BEGAN, None], [BEGAN, tokens(2), ENDED])
     began = asyncio.get_running_loop().time()
     await taken(one, limits=DetectionLimits(silent=0.5, first=0.01, step=0.01))
     assert asyncio.get_running_loop().time() - began >= 0.5
@@ -79,20 +79,20 @@ async def test_one_that_has_begun_has_all_the_time_of_a_silence() -> None:
 
 async def test_one_that_was_given_up_late_is_replaced_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover, "SEARCH_SECONDS", 0.02)
-    one = Scripted([BEGAN, token(1), None], [BEGAN, token(2), ENDED])
+    one = Scripted([BEGAN, tokens(1), None], [BEGAN, tokens(2), ENDED])
     found = await taken(one, limits=DetectionLimits(silent=0.1, step=0.01), clock=time.monotonic)
-    assert found[:2] == [token(1), token(2)]
+    assert found[:2] == [tokens(1), tokens(2)]
 
 
 async def test_what_a_client_had_before_stays_committed() -> None:
-    one = Scripted([token(3), Lost("it died")], [token(4), ENDED])
+    one = Scripted([tokens(3), Lost("it died")], [tokens(4), ENDED])
     order = OutputRequest("one", "small", GenerationRequest("go", seed=1, committed=(1, 2)))
-    assert (await taken(one, order))[:2] == [token(3), token(4)]
+    assert (await taken(one, order))[:2] == [tokens(3), tokens(4)]
     assert one.requests[1].generation.committed == (1, 2, 3)
 
 
 async def test_without_a_seed_the_requests_id_gives_one_so_that_the_rest_is_the_same_text() -> None:
-    one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
+    one = Scripted([tokens(1), Lost("it died")], [tokens(2), ENDED])
     await taken(one, OutputRequest("one", "small", GenerationRequest("go")))
     first, second = (order.generation for order in one.requests)
     assert first.method == second.method == "seeded"
@@ -109,13 +109,13 @@ async def test_who_asks_again_with_the_same_id_has_the_same_seed_and_others_have
 
 
 async def test_with_another_model_behind_the_name_an_output_does_not_go_on() -> None:
-    same = Scripted([BEGAN, token(1), Lost("it died")], [BEGAN, token(2), ENDED])
-    assert (await taken(same))[:2] == [token(1), token(2)]
-    other = Scripted([BEGAN, token(1), Lost("it died")], [Began("b", "there 1"), token(2), ENDED])
+    same = Scripted([BEGAN, tokens(1), Lost("it died")], [BEGAN, tokens(2), ENDED])
+    assert (await taken(same))[:2] == [tokens(1), tokens(2)]
+    other = Scripted([BEGAN, tokens(1), Lost("it died")], [Began("b", "there 1"), tokens(2), ENDED])
     with pytest.raises(Unreachable, match="'small' was replaced by another model"):
         await taken(other)
-    unseen = Scripted([BEGAN, Lost("it died")], [Began("b", "there 1"), token(1), ENDED])
-    assert (await taken(unseen))[:1] == [token(1)]
+    unseen = Scripted([BEGAN, Lost("it died")], [Began("b", "there 1"), tokens(1), ENDED])
+    assert (await taken(unseen))[:1] == [tokens(1)]
 
 
 async def test_who_counts_losses_is_told_of_them_and_of_how_long_the_client_waited() -> None:
@@ -129,7 +129,7 @@ async def test_who_counts_losses_is_told_of_them_and_of_how_long_the_client_wait
             told.append((model, seconds))
 
     times = iter(range(100))
-    begun, later = [BEGAN, token(1), Lost("it died")], [BEGAN, token(2), token(3), ENDED]
+    begun, later = [BEGAN, tokens(1), Lost("it died")], [BEGAN, tokens(2), tokens(3), ENDED]
     one = Scripted(begun, [Lost("it is not there yet")], later)
     outputs = ClusterBackend({"small": one}, Told(), clock=lambda: next(times))
     assert len([piece async for piece in outputs.stream(REQUEST)]) == 4
@@ -138,21 +138,21 @@ async def test_who_counts_losses_is_told_of_them_and_of_how_long_the_client_wait
 
 
 async def test_greedy_outputs_need_no_seed_and_go_on() -> None:
-    one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
+    one = Scripted([tokens(1), Lost("it died")], [tokens(2), ENDED])
     greedy = GenerationRequest("go", method="tli", options=SamplingOptions(temperature=0))
-    assert (await taken(one, OutputRequest("one", "small", greedy)))[:2] == [token(1), token(2)]
+    assert (await taken(one, OutputRequest("one", "small", greedy)))[:2] == [tokens(1), tokens(2)]
     assert (one.requests[0].generation.method, one.requests[0].generation.seed) == ("tli", None)
 
 
 async def test_what_would_lose_the_distribution_by_going_on_ends() -> None:
-    one = Scripted([token(1), Lost("it died")], [token(2), ENDED])
+    one = Scripted([tokens(1), Lost("it died")], [tokens(2), ENDED])
     with pytest.raises(Unreachable, match="method 'coupled' cannot go on elsewhere"):
         await taken(one, OutputRequest("one", "small", GenerationRequest("go", method="coupled")))
     assert len(one.requests) == 1
 
 
 async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
-    one = Scripted([token(1), Lost("it died")])
+    one = Scripted([tokens(1), Lost("it died")])
     times = iter(range(1000))
     with pytest.raises(Unreachable, match="no orchestrator of 'small' can go on: nobody is there"):
         await taken(one, clock=lambda: float(next(times)))
@@ -183,17 +183,17 @@ async def test_expected_errors_are_raised_as_they_were(error: Exception) -> None
 
 
 async def test_an_orchestrator_that_finds_no_target_in_the_middle_of_an_output_is_as_good_as_lost() -> None:
-    one = Scripted([token(1), Refusal(Unreachable("no target"))], [token(2), ENDED])
-    assert (await taken(one))[:2] == [token(1), token(2)]
-    other = Scripted([token(1), Refusal(RequestError("too long"))])
+    one = Scripted([tokens(1), Refusal(Unreachable("no target"))], [tokens(2), ENDED])
+    assert (await taken(one))[:2] == [tokens(1), tokens(2)]
+    other = Scripted([tokens(1), Refusal(RequestError("too long"))])
     with pytest.raises(RequestError, match="too long"):
         await taken(other)
 
 
 async def test_leaving_early_releases_the_orchestrator() -> None:
-    one = Scripted([token(1), None])
+    one = Scripted([tokens(1), None])
     async with aclosing(ClusterBackend({"small": one}).stream(REQUEST)) as pieces:
-        assert await anext(pieces) == token(1)
+        assert await anext(pieces) == tokens(1)
     assert one.closed == 1
 
 
@@ -230,7 +230,7 @@ async def test_a_model_whose_orchestrators_have_no_time_to_answer_is_served_whil
             return await super().models()
 
     monkeypatch.setattr(failover, "MODELS_SECONDS", 0.01)
-    one = Busy([BEGAN, token(1)])
+    one = Busy([BEGAN, tokens(1)])
     outputs = ClusterBackend({"small": one}, limits=DetectionLimits(silent=60.0))
     assert await outputs.models() == (SMALL,)
     one.busy = True

@@ -205,10 +205,14 @@ VALUES: dict[str, tuple[Codec, object]] = {
     ),
     "token": (
         FROM_FRONT,
-        Generated(Token(5, "", b"\xe2\x82", Kind.ACCEPTED, -0.5, ((5, b"\xe2\x82", -0.5), (6, b"", -1.0))), 12.5),
+        Generated((Token(5, "", b"\xe2\x82", Kind.ACCEPTED, -0.5, ((5, b"\xe2\x82", -0.5), (6, b"", -1.0))),), 12.5),
     ),
-    "token, corrected": (FROM_FRONT, Generated(Token(6, "a", b"a", Kind.CORRECTED, None), 0.0)),
-    "token, bonus": (FROM_FRONT, Generated(Token(7, "b", b"b", Kind.BONUS, 0.0), 1.0)),
+    "token, corrected": (FROM_FRONT, Generated((Token(6, "a", b"a", Kind.CORRECTED, None),), 0.0)),
+    "token, bonus": (FROM_FRONT, Generated((Token(7, "b", b"b", Kind.BONUS, 0.0),), 1.0)),
+    "tokens of one pass": (
+        FROM_FRONT,
+        Generated((Token(5, "a", b"a", Kind.ACCEPTED, None), Token(7, "b", b"b", Kind.BONUS, None)), 1.0),
+    ),
     **{
         f"ended, {reason.value}": (FROM_FRONT, GenerationEnded("r-1", reason, figures))
         for reason, figures in zip(Reason, (FIGURES, FIGURES, NONE, NONE), strict=True)

@@ -42,7 +42,7 @@ REQUESTS = st.builds(
 )
 
 
-@given(st.builds(Generate, REQUESTS, id=TEXTS, model=TEXTS, drafter=st.none() | TEXTS))
+@given(st.builds(Generate, REQUESTS, id=TEXTS, model=TEXTS, drafter=st.none() | TEXTS, together=st.booleans()))
 def test_requests(asked: Generate) -> None:
     sent = generation.encode_request(asked).SerializeToString()
     assert generation.decode_request(pb.GenerateRequest.FromString(sent)) == asked
@@ -71,10 +71,14 @@ TOKENS = st.builds(
 )
 
 
-@given(st.builds(Generated, TOKENS, st.floats(0, 1e6)))
-def test_tokens(token: Generated) -> None:
-    sent = generation.encode_reply(token).SerializeToString()
-    assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == token
+@given(st.builds(Generated, st.lists(TOKENS, min_size=1, max_size=3).map(tuple), st.floats(0, 1e6)))
+def test_tokens(tokens: Generated) -> None:
+    sent = generation.encode_reply(tokens).SerializeToString()
+    assert generation.decode_reply(pb.GenerateReply.FromString(sent)) == tokens
+
+
+def test_who_does_not_know_of_several_tokens_in_a_reply_does_not_ask_for_them() -> None:
+    assert not generation.decode_request(pb.GenerateRequest(text="x")).together
 
 
 @pytest.mark.parametrize("reason", Reason)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from crossdraft.client import GenerationRequest, Kind, Reason, Statistics, Token
 from crossdraft.rpc.generation import Generate
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import Ended, OutputRequest, UnknownModelError
+from crossdraft.serving.backend import Committed, Ended, OutputRequest, UnknownModelError
 from crossdraft.serving.grpc import GenerationOptions, GenerationServer, serve_generation
 from crossdraft.types.output import ServedModel
 
@@ -26,6 +26,7 @@ class FakeBackend:
     """Yields the same tokens to everybody; keeps the requests, and counts what runs."""
 
     tokens: Sequence[Token] = TOKENS
+    together: int = 1  # tokens of one pass
     reason: Reason = Reason.STOP
     served: tuple[ServedModel, ...] = (TOY,)
     fault: Exception | None = None  # raised after so many tokens:
@@ -40,16 +41,17 @@ class FakeBackend:
     async def models(self) -> tuple[ServedModel, ...]:
         return self.served
 
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Token | Ended, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Committed | Ended, None]:
         self.requests.append(request)
         await self._count(1)
         try:
             if request.model not in {model.name for model in self.served}:
                 raise UnknownModelError(f"there is no model {request.model!r}; there is {self.served[0].name}")
-            for number, token in enumerate(self.tokens):
+            for number in range(0, len(self.tokens), self.together):
                 await self._before(number)
-                self.yielded += 1
-                yield token
+                tokens = tuple(self.tokens[number : number + self.together])
+                self.yielded += len(tokens)
+                yield Committed(tokens)
             await self._before(len(self.tokens))
             yield Ended(self.reason, figures(len(self.tokens)))
         finally:

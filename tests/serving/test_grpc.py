@@ -46,6 +46,25 @@ async def test_tokens_and_the_end_come_as_they_were_made(served: Served) -> None
         assert generation.id
 
 
+@pytest.mark.parametrize(("together", "sizes"), [(True, [3, 1]), (False, [1, 1, 1, 1])])
+async def test_tokens_of_one_pass_are_one_message_for_clients_that_know_of_it(together: bool, sizes: list[int]) -> None:
+    async with serving(FakeBackend(together=3)) as server, GenerationClient(server.address) as client:
+        *replies, ended = [reply async for reply in client.generate(replace(ASKED, together=together))]
+    generated = [reply for reply in replies if isinstance(reply, Generated)]
+    assert [len(reply.tokens) for reply in generated] == sizes
+    assert [token for reply in generated for token in reply.tokens] == list(TOKENS)
+    assert isinstance(ended, GenerationEnded)
+
+
+async def test_a_client_gets_tokens_of_one_pass_at_once_or_one_by_one() -> None:
+    async with serving(FakeBackend(together=3)) as server, Client(server.address) as client:
+        generation = client.generate("Hello")
+        passes = [list(await generation.together()) for _ in range(3)]
+        assert passes == [list(TOKENS[:3]), list(TOKENS[3:]), []]
+        assert (generation.text, len(generation.milliseconds)) == ("Heé", 4)
+        assert [token async for token in client.generate("Hello")] == list(TOKENS)
+
+
 async def test_log_probabilities_and_their_rivals() -> None:
     top = ((7, b"\xff", -0.1), (5, b"He", -2.5))
     tokens = [replace(TOKENS[0], top=top), TOKENS[2]]

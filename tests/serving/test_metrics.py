@@ -56,6 +56,18 @@ async def test_times_are_counted_from_the_order() -> None:
     assert value(text, "request_success_total", ALL | {"finished_reason": "stop"}) == 1
 
 
+async def test_tokens_of_one_pass_have_no_time_between_them() -> None:
+    metrics = Metrics()
+    outputs = FakeBackend(together=2)  # four tokens
+    await drained(MeasuredBackend(outputs, metrics, ticking(0.0, 0.5, 0.25, 1.0)))
+    text = metrics.text()[0].decode()
+    assert value(text, "time_to_first_token_seconds_sum", WHO) == 0.5
+    assert value(text, "inter_token_latency_seconds_sum", WHO) == 0.25
+    assert value(text, "inter_token_latency_seconds_count", WHO) == 3
+    assert value(text, "generation_tokens_total", WHO) == 4
+    assert value(text, "request_generation_tokens_sum", ALL) == 4
+
+
 async def test_statistics_are_added_up() -> None:
     metrics = Metrics()
     measured = MeasuredBackend(FakeBackend(reason=Reason.LENGTH), metrics)

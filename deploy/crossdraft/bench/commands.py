@@ -530,6 +530,7 @@ class DataplanePlan:
 
     method: Annotated[str, Option(help="The method; a seed is given to `seeded` only.")] = "slem"
     temperature: Annotated[float, Option(min=0.0, help="Sampling temperature.")] = 0.0
+    over: Annotated[str, Option(help="pipeline: in this process; http or grpc: streamed from a server.")] = "pipeline"
     outputs: Annotated[tuple[int, ...], Option(help="Outputs at once; repeatable.")] = (1, 4, 16, 64)
     max_tokens: Annotated[int, Option(min=1, help="Tokens of each output.")] = 192
     target_pace: Annotated[str, Option(metavar="A,B", help="A pass of n tokens takes A + B n ms.")] = "8,0.02"

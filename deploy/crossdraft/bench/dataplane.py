@@ -1,38 +1,154 @@
 """`crossdraft bench dataplane`: what the machinery around the models costs.
 
 Target and drafter are the same small model, which costs next to nothing, and their steps are paced like those of an
-accelerator. So the speed is that of the machinery, and the processor time of the three processes is its cost.
+accelerator. So the speed is that of the machinery, and the processor time of the three processes is its cost. With
+--over the orchestrator is a server of its own, and this process its streaming clients, whose time does not count.
 """
 
 import asyncio
+import json
 import os
 import resource
+import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from crossdraft.bench.commands import DataplanePlan
 from crossdraft.bench.harness import Advance, Benchmark, Columns, finished, in_turns
 from crossdraft.bench.models import write_free
-from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, connect
 from crossdraft.console.processes import Running, Wanted, running
-from crossdraft.console.running import STARTS_PROCESSES, Run, UsageError, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, Run, UsageError, checked_options
 from crossdraft.engine.emulation import Pace
+from crossdraft.rpc.metrics import PREFIX
 from crossdraft.rpc.server import freeze_heap
+from crossdraft.serving.client import Client
 from crossdraft.verification.methods import method_named
 
+if TYPE_CHECKING:
+    import aiohttp  # of the extra `serve`, which a pipeline does without
+
 MILLISECONDS = 1000.0
+NO_DRAFTER = "no drafter"
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "no drafter": {},
+    NO_DRAFTER: {},
     "auto": {},
     "lock-step, K = 8": {"overlap": Overlap.OFF, "num_speculative_tokens": 8},
     "overlapped, 16": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 4},
 }
 WARM_UP = 4  # outputs before each measurement
+PASSES = f"{PREFIX}target_passes"  # of /metrics
+PIPELINE, HTTP, GRPC = "pipeline", "http", "grpc"
+
+
+@dataclass(frozen=True)
+class Server:
+    """`crossdraft serve http`, with gRPC beside it, on any free ports."""
+
+    target: str  # host:port
+    drafter: str
+    role: str = "server"
+
+    def command(self) -> list[str]:
+        """The command line."""
+        services = ["--target", self.target, "--drafter", f"drafter={self.drafter}", "--model", "free"]
+        limits = ["--port", "0", "--grpc-port", "0", "--max-outputs", "1024", "--grace-seconds", "0"]
+        ends = ["--until-stdin-ends", "--log-level", "error"]
+        return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *limits, *ends]
+
+
+class Maker(Protocol):
+    """Makes outputs."""
+
+    async def make(self, request: GenerationRequest, drafted: bool) -> int:
+        """Makes one output, streamed; returns its number of tokens."""
+        ...
+
+    async def passes(self) -> int:
+        """Of all outputs so far."""
+        ...
+
+
+class Pipelines:
+    """Makes them in this process.
+
+    Args:
+        plain, drafted: pipelines without and with a drafter.
+    """
+
+    def __init__(self, plain: Pipeline, drafted: Pipeline) -> None:
+        self._pipelines = (plain, drafted)
+        self._passes = 0
+
+    async def make(self, request: GenerationRequest, drafted: bool) -> int:
+        """As `Maker.make`."""
+        lost = drafted and request.overlap is Overlap.AUTO
+        figures = await finished(self._pipelines[drafted].run(request), lost=lost)
+        self._passes += figures.passes
+        return figures.tokens
+
+    async def passes(self) -> int:
+        """As `Maker.passes`."""
+        return self._passes
+
+
+class OfServer:
+    """Streams them from a server, over HTTP or gRPC.
+
+    Args:
+        http: a session whose base is the server.
+        grpc: None: over HTTP.
+    """
+
+    def __init__(self, http: "aiohttp.ClientSession", grpc: Client | None) -> None:
+        self._http = http
+        self._grpc = grpc
+
+    async def make(self, request: GenerationRequest, drafted: bool) -> int:
+        """As `Maker.make`."""
+        if self._grpc is not None:
+            generation = self._grpc.run(request, drafter=None if drafted else "")
+            async for _ in generation:
+                pass
+            return len(generation.ids)
+        usage = ""
+        async with self._http.post("/v1/completions", json=_body_of(request, drafted), raise_for_status=True) as reply:
+            async for line in reply.content:
+                usage = line.decode() if b'"usage":{' in line else usage
+        return int(json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"])
+
+    async def passes(self) -> int:
+        """As `Maker.passes`."""
+        async with self._http.get("/metrics", raise_for_status=True) as reply:
+            families = text_string_to_metric_families(await reply.text())
+        return int(sum(one.value for family in families if family.name == PASSES for one in family.samples))
+
+
+def _body_of(request: GenerationRequest, drafted: bool) -> dict[str, Any]:
+    """A request of OpenAI's API for the same, as a stream."""
+    speculative: dict[str, Any] = {"method": request.method, "overlap": request.overlap.value}
+    if request.overlap is Overlap.OFF:
+        speculative["num_speculative_tokens"] = request.num_speculative_tokens
+    bounds = {name: getattr(request, name) for name in ("max_draft_tokens", "min_draft_tokens")}
+    speculative |= {name: value for name, value in bounds.items() if value is not None}
+    return {
+        "prompt": request.prompt,
+        "max_tokens": request.max_tokens,
+        "temperature": request.options.temperature,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "speculative": speculative if drafted else speculative | {"drafter": "none"},
+        **({} if request.seed is None else {"seed": request.seed}),
+    }
 
 
 @dataclass(frozen=True)
@@ -97,6 +213,8 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
             method_named(self.plan.method)
             Pace.parsed(self.plan.target_pace)
             Pace.parsed(self.plan.drafter_pace)
+        if self.plan.over not in (PIPELINE, HTTP, GRPC):
+            raise UsageError(f"--over must be {PIPELINE}, {HTTP} or {GRPC}, got {self.plan.over}")
         if not all(1 <= count <= 1024 for count in self.plan.outputs):
             raise UsageError(f"--outputs must be between 1 and 1024, got {self.plan.outputs}")
 
@@ -116,16 +234,14 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
                 ),
             ]
             services = await stack.enter_async_context(running(wanted))
-            target, drafter = (one.address for one in services)
-            plain = await stack.enter_async_context(connect(target))
-            drafted = await stack.enter_async_context(connect(target, drafter, needs_drafter=True))
+            maker, server = await self._maker(stack, *(one.address for one in services))
+            processor = partial(_processor_seconds, server, services)
             freeze_heap()
             for count in plan.outputs:
 
                 async def turn(configuration: str, number: int, count: int = count) -> Turn:
-                    pipeline = plain if configuration == "no drafter" else drafted
-                    await self._run(pipeline, configuration, min(WARM_UP, count), 1000)
-                    found = await self._timed(pipeline, configuration, count, services)
+                    await self._run(maker, configuration, min(WARM_UP, count), 1000)
+                    found = await self._timed(maker, configuration, count, processor)
                     advance()
                     return found
 
@@ -133,23 +249,37 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
                 for one in _summed_up(count, turns):
                     yield one
 
-    async def _timed(self, pipeline: Pipeline, configuration: str, count: int, services: Sequence[Running]) -> Turn:
-        before, began = _processor_seconds(services), time.monotonic()
-        figures = await self._run(pipeline, configuration, count, 0)
-        took, after = time.monotonic() - began, _processor_seconds(services)
-        spent = tuple(end - begin for begin, end in zip(before, after, strict=True))
-        tokens, passes = sum(one.tokens for one in figures), sum(one.passes for one in figures)
-        return Turn(took, tokens, passes, (spent[0], spent[1], spent[2]))
-
-    async def _run(self, pipeline: Pipeline, configuration: str, count: int, first: int) -> list[Statistics]:
-        return list(
-            await asyncio.gather(
-                *(
-                    finished(pipeline.run(self._request(configuration, first + number)), lost=configuration == "auto")
-                    for number in range(count)
-                )
-            )
+    async def _maker(self, stack: AsyncExitStack, target: str, drafter: str) -> tuple[Maker, Running | None]:
+        """What makes the outputs, and its process; None: this one."""
+        if self.plan.over == PIPELINE:
+            plain = await stack.enter_async_context(connect(target))
+            return Pipelines(plain, await stack.enter_async_context(connect(target, drafter, needs_drafter=True))), None
+        try:
+            import aiohttp
+        except ModuleNotFoundError as error:
+            raise CommandFailed(
+                f"--over {self.plan.over} needs the extra `serve`: install crossdraft[serve]"
+            ) from error
+        (server,) = await stack.enter_async_context(running([Server(target, drafter)]))
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(f"http://{server.address}", connector=aiohttp.TCPConnector(limit=0))
         )
+        grpc = Client(server.ready["grpc"]) if self.plan.over == GRPC else None
+        return OfServer(http, grpc and await stack.enter_async_context(grpc)), server
+
+    async def _timed(
+        self, maker: Maker, configuration: str, count: int, processor: Callable[[], tuple[float, float, float]]
+    ) -> Turn:
+        passes, before, began = await maker.passes(), processor(), time.monotonic()
+        tokens = await self._run(maker, configuration, count, 0)
+        took, after = time.monotonic() - began, processor()
+        spent = (after[0] - before[0], after[1] - before[1], after[2] - before[2])
+        return Turn(took, tokens, await maker.passes() - passes, spent)
+
+    async def _run(self, maker: Maker, configuration: str, count: int, first: int) -> int:
+        """Makes so many outputs at once; returns the number of their tokens."""
+        requests = [self._request(configuration, first + number) for number in range(count)]
+        return sum(await asyncio.gather(*(maker.make(one, configuration != NO_DRAFTER) for one in requests)))
 
     def _request(self, configuration: str, number: int) -> GenerationRequest:
         plan = self.plan
@@ -164,15 +294,16 @@ class Dataplane(Benchmark[DataplanePlan, Measured]):
         )
 
 
-def _processor_seconds(services: Sequence[Running]) -> tuple[float, ...]:
-    """Of this process and of the services, so far."""
+def _processor_seconds(server: Running | None, services: Sequence[Running]) -> tuple[float, float, float]:
+    """Of the process that makes outputs, None being this one, and of the services, so far."""
     own = resource.getrusage(resource.RUSAGE_SELF)
-    ticks = os.sysconf("SC_CLK_TCK")
-    found = [own.ru_utime + own.ru_stime]
-    for service in services:
-        fields = Path(f"/proc/{service.process_id}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        found.append((int(fields[11]) + int(fields[12])) / ticks)  # utime and stime, as in proc(5)
-    return tuple(found)
+    target, drafter = map(_spent_by, services)
+    return own.ru_utime + own.ru_stime if server is None else _spent_by(server), target, drafter
+
+
+def _spent_by(process: Running) -> float:
+    fields = Path(f"/proc/{process.process_id}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, as in proc(5)
 
 
 def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[Measured]:
@@ -195,7 +326,7 @@ def _summed_up(count: int, turns: dict[str, list[Turn]]) -> list[Measured]:
                 target_ms=spent[1] / tokens,
                 drafter_ms=spent[2] / tokens,
                 target_pass_ms=spent[1] / passes,
-                to_plain=speeds[name] / speeds["no drafter"],
+                to_plain=speeds[name] / speeds[NO_DRAFTER],
                 to_best=speeds[name] / best,
             )
         )

@@ -183,6 +183,12 @@ class ApiOptions:
     burst: int = option(10, "Requests within --rate that may come at once.")
     stalled_seconds: float = option(60.0, "Abort an output whose client has not read for this many seconds.")
     grace_seconds: float = option(30.0, "Seconds that open requests may go on after SIGTERM.")
+    workers: int = option(
+        1,
+        "Processes that serve the port; one that dies is replaced. --max-outputs, --rate and --burst are of all "
+        "together: each allows its share, so a client with one connection gets the share of one worker.",
+    )
+    worker_of: int = option(0, "This is one of so many workers; 0: it is none.", hidden=True)
     ssl: ServerCertificate
     tls: TlsOptions
     log: LogOptions

@@ -4,10 +4,15 @@ A line of JSON on stdout says when it is ready. All functions raise UsageError i
 not fit another one or the model, and CommandFailed if the model cannot be run or the address cannot be had.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
+from math import ceil
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import TYPE_CHECKING, Any
+
+from prometheus_client.multiprocess import mark_process_dead
 
 from crossdraft.cli.options import (
     ApiOptions,
@@ -17,9 +22,10 @@ from crossdraft.cli.options import (
     ServiceOptions,
     check_addresses,
 )
+from crossdraft.cli.workers import Shares, Workers
 from crossdraft.client.api import addresses_of
 from crossdraft.console.processes import end_with_stdin
-from crossdraft.console.running import CommandFailed, UsageError, checked_options
+from crossdraft.console.running import STARTS_PROCESSES, CommandFailed, UsageError, checked_options
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import SessionLimits
@@ -32,7 +38,7 @@ from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, N
 from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationOptions, serve_generation
 from crossdraft.serving.limits import Keys, RateLimit
 from crossdraft.serving.logs import logged
-from crossdraft.serving.metrics import MeasuredBackend, Metrics
+from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
 from crossdraft.serving.servers import Together
 from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.frequencies import FrequenciesError
@@ -81,16 +87,21 @@ def serve_http(api: ApiOptions, port: int, grpc_port: int | None, max_choices: i
         raise CommandFailed(MISSING) from error
 
     with checked_options():
-        limited, local = _limits(api), LocalOptions(api.max_outputs, tls=api.tls.files())
-        listening = Listening(api.host, port, grace_seconds=api.grace_seconds, tls=api.ssl.files())
+        limited, local = _limits(api), _local_options(api)
+        shared = bool(api.worker_of)
+        listening = Listening(api.host, port, grace_seconds=api.grace_seconds, tls=api.ssl.files(), shared=shared)
         grpc = None if grpc_port is None else replace(listening, port=grpc_port, limit=REQUEST_LIMIT)
         options = HttpOptions(
             limited.keys,
             limited.rate,
             int(max_body_mib * MIB),
-            min(max_choices, api.max_outputs),
+            min(max_choices, local.max_outputs),
             limited.stalled_seconds,
         )
+
+    if api.workers != 1 and not api.worker_of:
+        _serve_workers(api, {"--port": port} | ({} if grpc_port is None else {"--grpc-port": grpc_port}))
+        return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
         server = HttpServer(make_app(outputs, replace(options, metrics=metrics.text)), listening, {"model": api.model})
@@ -103,13 +114,16 @@ def serve_http(api: ApiOptions, port: int, grpc_port: int | None, max_choices: i
 def serve_grpc(api: ApiOptions, port: int, max_message_mib: int, metrics_port: int | None) -> None:
     """Serves crossdraft.v1.Generation, and metrics for Prometheus unless `metrics_port` is None."""
     with checked_options():
-        limited, local = _limits(api), LocalOptions(api.max_outputs, tls=api.tls.files())
-        limit = MessageLimit(max_message_mib)
-        listening = Listening(api.host, port, limit, api.grace_seconds, api.ssl.files())
+        limited, local = _limits(api), _local_options(api)
+        limit, shared = MessageLimit(max_message_mib), bool(api.worker_of)
+        listening = Listening(api.host, port, limit, api.grace_seconds, api.ssl.files(), shared=shared)
+    if api.workers != 1 and not api.worker_of:
+        _serve_workers(api, {"--port": port}, metrics_port)
+        return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics) -> None:
         server, exporter = serve_generation(outputs, listening, limited), Exporter(metrics.registry)
-        if metrics_port is not None:
+        if metrics_port is not None and not shared:
             server.marks["metrics"] = exporter.start(listening.host, metrics_port)
         try:
             await serve_until_signalled(server)
@@ -133,7 +147,32 @@ def _serve_api(
     _run(outputs(), api.log, api.until_stdin_ends)
 
 
-def _run(server: Coroutine[Any, Any, None], log: LogOptions, until_stdin_ends: bool) -> None:
+def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
+    """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None."""
+    _local_model(api)  # what is wrong with the options is said once, and not by each worker
+    with checked_options():
+        shares = Shares(api.workers, api.host, ports, api.grace_seconds)
+
+    async def serve(folder: str) -> None:
+        exporter = Exporter(registry_of_all(folder))
+        workers = Workers(shares, {SHARED_FOLDER: folder}, partial(mark_process_dead, path=folder))
+        if metrics_port is not None:
+            workers.marks["metrics"] = exporter.start(api.host, metrics_port)
+        try:
+            await serve_until_signalled(workers)
+        finally:
+            await exporter.stop()
+
+    with TemporaryDirectory(prefix="crossdraft-metrics-") as folder:
+        _run(serve(folder), api.log, api.until_stdin_ends, STARTS_PROCESSES)
+
+
+def _run(
+    server: Coroutine[Any, Any, None],
+    log: LogOptions,
+    until_stdin_ends: bool,
+    run: Callable[[Coroutine[Any, Any, None]], None] = run,
+) -> None:
     """Runs a server's main coroutine to its end."""
     if until_stdin_ends:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
@@ -202,12 +241,18 @@ def _pruning(drafting: DrafterOptions) -> "Pruning | None":
 
 
 def _limits(api: ApiOptions) -> GenerationOptions:
-    """What --api-keys, --rate, --burst and --stalled-seconds say; raises ValueError."""
+    """What --api-keys, --rate, --burst and --stalled-seconds say, for one process; raises ValueError."""
+    workers = max(1, api.worker_of)
     return GenerationOptions(
         Keys() if api.api_keys is None else Keys.read(api.api_keys),
-        None if api.rate is None else RateLimit(api.rate, api.burst),
+        None if api.rate is None else RateLimit(api.rate / workers, ceil(api.burst / workers)),
         api.stalled_seconds,
     )
+
+
+def _local_options(api: ApiOptions) -> LocalOptions:
+    """What --max-outputs and --tls-... say, for one process; raises ValueError."""
+    return LocalOptions(ceil(api.max_outputs / max(1, api.worker_of)), tls=api.tls.files())
 
 
 def _local_model(api: ApiOptions) -> LocalModel:

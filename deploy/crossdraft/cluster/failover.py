@@ -23,6 +23,7 @@ from crossdraft.rpc.errors import Cancelled, ServiceError, TimedOut, Unreachable
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry
 from crossdraft.serving.backend import (
+    Committed,
     Ended,
     OutputItem,
     OutputRequest,
@@ -221,17 +222,17 @@ class ClusterBackend:
                 return None
             case Alive():
                 return None
-            case Token():
-                self._delivered(reply, journal, now)
+            case Committed():
+                self._delivered(reply.tokens, journal, now)
             case Ended():
                 return journal.whole(reply)
             case TraceSpans():
                 pass
         return reply
 
-    def _delivered(self, token: Token, journal: Journal, now: float) -> None:
-        journal.delivered.append(token.id)
-        journal.kinds[token.kind] += 1
+    def _delivered(self, tokens: Sequence[Token], journal: Journal, now: float) -> None:
+        journal.delivered += [token.id for token in tokens]
+        journal.kinds.update(token.kind for token in tokens)
         if journal.lost_at is not None and self._metrics is not None:
             self._metrics.resumed(journal.request.model, now - journal.lost_at)
         journal.lost_at = None

@@ -39,7 +39,8 @@ class GrpcClient:
                     at = time.monotonic()
                     match reply:
                         case Generated():
-                            yield Chunk(at, reply.milliseconds / SECOND)
+                            for _ in reply.tokens:
+                                yield Chunk(at, reply.milliseconds / SECOND)
                         case GenerationEnded():
                             yield End(at, reply.statistics.tokens, reply.statistics)
 

@@ -45,10 +45,17 @@ class OutputRequest:
     model: str  # name of a ServedModel
     generation: GenerationRequest  # its `committed` are the ids that were delivered already
     drafter: str | None = None  # name of one of the model's drafters; None: its default one; NO_DRAFTER: none
-    trace: bool = False  # stream TraceSpans, too
+    trace: bool = False  # stream TraceSpans, too, and each token by itself
 
     def __post_init__(self) -> None:
         requested_method(self.generation)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The next tokens, as many as were decided together, for instance by one pass; at least one."""
+
+    tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Ended:
     statistics: Statistics
 
 
-OutputItem = Token | TraceSpans | Ended
+OutputItem = Committed | TraceSpans | Ended
 
 
 class Backend(Protocol):
@@ -283,12 +290,14 @@ class LocalBackend:
             with about(request=request.id):
                 running = pipeline.run(request.generation, watch)
             async with running as generation:
-                async for token in generation:
-                    if watch is not None:
+                if watch is None:
+                    while tokens := await generation.together():
+                        yield Committed(tuple(tokens))
+                else:
+                    async for token in generation:
                         yield TraceSpans(watch.take())
-                    yield token
-            if watch is not None:
-                yield TraceSpans(watch.take())
+                        yield Committed((token,))
+                    yield TraceSpans(watch.take())
             assert generation.reason is not None
             assert generation.statistics is not None
             yield Ended(generation.reason, generation.statistics)

@@ -5,6 +5,7 @@ async with Client("127.0.0.1:7000") as client:
         print(token.text, end="")
 """
 
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Self
 
@@ -90,6 +91,7 @@ class RemoteGeneration:
         self.milliseconds: list[float] = []  # of each token: from the request's arrival until it was committed
         self.reason: Reason | None = None
         self.statistics: Statistics | None = None
+        self._ready: deque[Token] = deque()  # came with the latest one that was returned
         self._replies: AsyncGenerator[Reply, None] = client.generate(asked)
 
     async def __aenter__(self) -> Self:
@@ -106,16 +108,25 @@ class RemoteGeneration:
         return self
 
     async def __anext__(self) -> Token:
+        if not self._ready:
+            self._ready.extend(await self.together())
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def together(self) -> Sequence[Token]:
+        """The next tokens, as many as were decided together, for instance by one pass; none at the end."""
         try:
-            reply = await anext(self._replies)
+            reply = await anext(self._replies, None)
         except BadRequest as error:
             raise RequestError(str(error)) from error
+        if reply is None:
+            return ()
         if isinstance(reply, GenerationEnded):
             self.id, self.reason, self.statistics = reply.id, reply.reason, reply.statistics
             await self.aclose()
-            raise StopAsyncIteration
-        token = reply.token
-        self.ids.append(token.id)
-        self.text += token.text
-        self.milliseconds.append(reply.milliseconds)
-        return token
+            return ()
+        self.ids += [token.id for token in reply.tokens]
+        self.text += "".join(token.text for token in reply.tokens)
+        self.milliseconds += [reply.milliseconds] * len(reply.tokens)
+        return reply.tokens

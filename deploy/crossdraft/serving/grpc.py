@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NoReturn, Self
 
-from crossdraft.client import GenerationRequest, RequestError, Token
+from crossdraft.client import GenerationRequest, RequestError
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import (
     SERVICE,
@@ -24,6 +24,7 @@ from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
 from crossdraft.serving.backend import (
     MIN_RETRY_SECONDS,
     Backend,
+    Committed,
     Ended,
     OutputRequest,
     OverloadedError,
@@ -91,8 +92,10 @@ class GenerationService:
             async with aclosing(self._backend.stream(output)) as items:
                 async for item in items:
                     match item:
-                        case Token():
-                            yield Generated(item, 1000 * (time.monotonic() - began))
+                        case Committed():
+                            milliseconds = 1000 * (time.monotonic() - began)
+                            for tokens in (item.tokens,) if request.together else zip(item.tokens):
+                                yield Generated(tokens, milliseconds)
                         case Ended():
                             yield GenerationEnded(request.id, item.reason, item.statistics)
 

@@ -6,23 +6,25 @@ What is counted while an output is being made has no label for the method, which
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
-from crossdraft.client import Kind, RequestError, Statistics, Token
+from crossdraft.client import Kind, RequestError, Statistics
 from crossdraft.rpc.errors import ServiceError, name_of
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry, exposition
 from crossdraft.serving.backend import (
     Backend,
+    Committed,
     Ended,
     OutputItem,
     OutputRequest,
@@ -35,6 +37,7 @@ from crossdraft.types.statistics import BOUNDS, LaneFigures
 log = logging.getLogger(__name__)
 LIVE = ("model_name", "drafter")
 LABELS = ("model_name", "method", "drafter")
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it when it is imported
 MAX_POSITIONS = 32  # of draft tokens in a round with a label each; the others share one
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -84,11 +87,23 @@ class Timings:
     tokens: int
 
 
+def registry_of_all(folder: str) -> Registry:
+    """A registry that adds up what the processes that share this folder have counted."""
+    registry = Registry()
+    MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+    return registry
+
+
 class Metrics:
-    """All metrics of a process's outputs, in a registry of their own."""
+    """All metrics of a process's outputs, in a registry of their own.
+
+    Where prometheus_client shares metrics among processes (PROMETHEUS_MULTIPROC_DIR), the text is of all of them.
+    """
 
     def __init__(self) -> None:
         self.registry = Registry()
+        shared = os.environ.get(SHARED_FOLDER)
+        self.exported = self.registry if shared is None else registry_of_all(shared)
         self.running = self._gauge("num_requests_running", "Outputs that have had their first token.")
         self.waiting = self._gauge("num_requests_waiting", "Outputs that wait for their first token.")
         self._tokens = self._counter("generation_tokens", "Tokens of outputs.", LIVE)
@@ -96,7 +111,10 @@ class Metrics:
             "time_to_first_token_seconds", "Seconds from the request to the first token.", FIRST_TOKEN, LIVE
         )
         self._between = self._histogram(
-            "inter_token_latency_seconds", "Seconds between two tokens of an output.", BETWEEN_TOKENS, LIVE
+            "inter_token_latency_seconds",
+            "Seconds between two tokens of an output; 0 between those of one pass.",
+            BETWEEN_TOKENS,
+            LIVE,
         )
         self._totals = [(self._counter(name, text, LABELS), value) for name, text, value in TOTALS]
         self._success = self._counter(
@@ -129,14 +147,18 @@ class Metrics:
             "wire_bytes", "Serialized messages of sessions with services.", ("role", "peer", "direction")
         )
         self._lost = self._counter("services_lost", "Sessions whose service failed, by cause.", ("role", "cause"))
-        self._trips = TripHistogram()
-        self.registry.register(self._trips)
+        self._trips = self._histogram(
+            "round_trip_seconds",
+            "Seconds from a request to a service to its first reply, less those in its model.",
+            BOUNDS,
+            ("role", "peer"),
+        )
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """The text of `GET /metrics` and its content type, for the request's header `Accept`."""
-        return exposition(self.registry, accept)
+        return exposition(self.exported, accept)
 
-    def live(self, model: str, drafter: str) -> tuple[Counter, Histogram, Histogram]:
+    def live(self, model: str, drafter: str) -> "tuple[Counter, BatchHistogram, BatchHistogram]":
         """Tokens, time to the first, and times between two, of outputs with these labels.
 
         Looked up once for each output: finding labels takes longer than counting.
@@ -192,16 +214,16 @@ class Metrics:
         if lane.address:
             self._wire.labels(lane.role, lane.address, "sent").inc(lane.bytes_sent)
             self._wire.labels(lane.role, lane.address, "received").inc(lane.bytes_received)
-            self._trips.add(lane)
+            self._trips.labels(lane.role, lane.address).merge(lane.trips.counts, lane.trips.seconds)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return Counter(PREFIX + name, text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(PREFIX + name, text, ("model_name",), registry=self.registry)
+        return Gauge(PREFIX + name, text, ("model_name",), registry=self.registry, multiprocess_mode="livesum")
 
-    def _histogram(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> Histogram:
-        return Histogram(PREFIX + name, text, labels, buckets=bounds, registry=self.registry)
+    def _histogram(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> "BatchHistogram":
+        return BatchHistogram(PREFIX + name, text, labels, buckets=bounds, registry=self.registry)
 
 
 def position_of(index: int) -> str:
@@ -280,8 +302,8 @@ class _Measurement:
     def saw(self, item: OutputItem) -> None:
         """Counts the next item."""
         match item:
-            case Token():
-                self._token(self._clock() - self._began)
+            case Committed():
+                self._committed(len(item.tokens), self._clock() - self._began)
             case Ended():
                 self._ended = True
                 self._finish(item, self._clock() - self._began)
@@ -311,7 +333,7 @@ class _Measurement:
                 self._metrics.failed(labels, cause)
                 log.warning("output failed (%s) after %.3f s, %d tokens: %s", cause, seconds, self._tokens, error)
 
-    def _token(self, now: float) -> None:
+    def _committed(self, count: int, now: float) -> None:
         tokens, to_first, between = self._live
         if self._first is None:
             self._first = now
@@ -320,8 +342,10 @@ class _Measurement:
             to_first.observe(now)
         else:
             between.observe(now - self._latest)
-        tokens.inc()
-        self._tokens += 1
+        if count > 1:
+            between.repeat(0.0, count - 1)
+        tokens.inc(count)
+        self._tokens += count
         self._latest = now
 
     def _finish(self, ended: Ended, seconds: float) -> None:
@@ -367,37 +391,20 @@ def cause_of(error: BaseException) -> str:
     return f"service_{name_of(error)}" if isinstance(error, ServiceError) else "internal"
 
 
-UPPER = (*map(str, BOUNDS), "+Inf")
+class BatchHistogram(Histogram):
+    """A histogram that also takes several observations at once.
 
-
-@dataclass
-class _Trips:
-    counts: list[int] = field(default_factory=lambda: [0] * len(UPPER))
-    seconds: float = 0.0
-
-
-class TripHistogram:
-    """A collector of `round_trip_seconds` by role and address of the service.
-
-    prometheus_client's own Histogram takes single observations; sessions report counts by bucket.
+    prometheus_client's own takes single ones, at some microseconds each, which for eight tokens of a pass is more than
+    making their message.
     """
 
-    def __init__(self) -> None:
-        self._peers: dict[tuple[str, str], _Trips] = {}
+    def repeat(self, value: float, times: int) -> None:
+        """Observes the same value so many times."""
+        self._buckets[bisect_left(self._upper_bounds, value)].inc(times)
+        self._sum.inc(value * times)
 
-    def add(self, lane: LaneFigures) -> None:
-        """Adds the round trips of one session."""
-        peer = self._peers.setdefault((lane.role, lane.address), _Trips())
-        peer.counts = [before + more for before, more in zip(peer.counts, lane.trips.counts, strict=True)]
-        peer.seconds += lane.trips.seconds
-
-    def collect(self) -> Iterator[Metric]:
-        """As prometheus_client's Collector says."""
-        family = HistogramMetricFamily(
-            f"{PREFIX}round_trip_seconds",
-            "Seconds from a request to a service to its first reply, less those in its model.",
-            labels=("role", "peer"),
-        )
-        for labels, peer in sorted(self._peers.items()):
-            family.add_metric(labels, list(zip(UPPER, map(float, accumulate(peer.counts)), strict=True)), peer.seconds)
-        yield family
+    def merge(self, counts: Sequence[int], sum: float) -> None:
+        """Adds observations that were counted by bucket elsewhere."""
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            bucket.inc(count)
+        self._sum.inc(sum)

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("id", "model", "text", "ids", "chat", "options", "drafter", "method", "num_speculative_tokens", "max_tokens", "drafter_temperature", "seed", "choice", "ignore_eos", "stop", "logprobs", "committed", "allow_inexact", "audit", "overlap", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width", "paths", "speculation", "row_width", "head")
+    __slots__ = ("id", "model", "text", "ids", "chat", "options", "drafter", "method", "num_speculative_tokens", "max_tokens", "drafter_temperature", "seed", "choice", "ignore_eos", "stop", "logprobs", "committed", "allow_inexact", "audit", "overlap", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width", "paths", "speculation", "row_width", "head", "together")
     class Overlap(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         AUTO: _ClassVar[GenerateRequest.Overlap]
@@ -46,6 +46,7 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     ROW_WIDTH_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     text: str
@@ -74,7 +75,8 @@ class GenerateRequest(_message.Message):
     speculation: bool
     row_width: int
     head: int
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Union[PromptIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., drafter: _Optional[str] = ..., method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drafter_temperature: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., allow_inexact: _Optional[bool] = ..., audit: _Optional[bool] = ..., overlap: _Optional[_Union[GenerateRequest.Overlap, str]] = ..., max_draft_tokens: _Optional[int] = ..., min_draft_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., branch_width: _Optional[int] = ..., paths: _Optional[int] = ..., speculation: _Optional[bool] = ..., row_width: _Optional[int] = ..., head: _Optional[int] = ...) -> None: ...
+    together: bool
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Union[PromptIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., drafter: _Optional[str] = ..., method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drafter_temperature: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., allow_inexact: _Optional[bool] = ..., audit: _Optional[bool] = ..., overlap: _Optional[_Union[GenerateRequest.Overlap, str]] = ..., max_draft_tokens: _Optional[int] = ..., min_draft_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., branch_width: _Optional[int] = ..., paths: _Optional[int] = ..., speculation: _Optional[bool] = ..., row_width: _Optional[int] = ..., head: _Optional[int] = ..., together: _Optional[bool] = ...) -> None: ...
 
 class PromptIds(_message.Message):
     __slots__ = ("ids",)
@@ -97,12 +99,14 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class GenerateReply(_message.Message):
-    __slots__ = ("token", "ended")
+    __slots__ = ("token", "ended", "more")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     token: Token
     ended: Ended
-    def __init__(self, token: _Optional[_Union[Token, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[Token]
+    def __init__(self, token: _Optional[_Union[Token, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., more: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("id", "raw", "text", "kind", "log_probability", "top", "milliseconds")

@@ -64,7 +64,7 @@ class GenerationServicer:
     """
 
     def Generate(self, request, context):
-        """One output: replies with its tokens, each as soon as it is committed, then `ended`. Cancelling the call frees all it
+        """One output: replies with its tokens, as soon as they are committed, then `ended`. Cancelling the call frees all it
         holds; the server cancels a client that does not read for long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -47,14 +47,15 @@ class Generate:
     id: str = ""  # of the request; empty: the server makes one
     model: str = ""  # empty: the only one
     drafter: str | None = None  # one of the model's; None: its default one; empty: plain decoding
+    together: bool = True  # the client takes replies of several tokens
 
 
 @dataclass(frozen=True)
 class Generated:
-    """A committed token, and when it was."""
+    """Tokens that were committed together, and when."""
 
-    token: Token
-    milliseconds: float  # from the request's arrival until it was committed
+    tokens: tuple[Token, ...]  # at least one; just one, unless the request has `together`
+    milliseconds: float  # from the request's arrival until they were committed
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def encode_request(asked: Generate) -> pb.GenerateRequest:
             id=asked.id,
             model=asked.model,
             drafter=asked.drafter,
+            together=asked.together,
             overlap=request.overlap.name,
         )
         if request.options != SamplingOptions():
@@ -122,7 +124,8 @@ def decode_request(message: pb.GenerateRequest) -> Generate:
         request = GenerationRequest(prompt, overlap=Overlap(overlap), **given)
     except RequestError as error:
         raise BadRequest(str(error)) from error
-    return Generate(request, message.id, message.model, message.drafter if message.HasField("drafter") else None)
+    drafter = message.drafter if message.HasField("drafter") else None
+    return Generate(request, message.id, message.model, drafter, message.together)
 
 
 def _value(message: pb.GenerateRequest, name: str) -> Any:
@@ -151,7 +154,8 @@ def encode_reply(reply: Reply) -> pb.GenerateReply:
     """One reply."""
     match reply:
         case Generated():
-            return pb.GenerateReply(token=_encode_token(reply))
+            first, *more = (_encode_token(token, reply.milliseconds) for token in reply.tokens)
+            return pb.GenerateReply(token=first, more=more)
         case GenerationEnded():
             statistics = _encode_statistics(reply.statistics)
             return pb.GenerateReply(ended=pb.Ended(id=reply.id, reason=reply.reason.name, statistics=statistics))
@@ -161,7 +165,8 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
     """One reply; raises BadMessage."""
     match message.WhichOneof("reply"):
         case "token":
-            return _decode_token(message.token)
+            tokens = tuple(map(_decode_token, (message.token, *message.more)))
+            return Generated(tokens, message.token.milliseconds)
         case "ended":
             ended = message.ended
             reason = _name(pb.Ended.Reason, ended.reason, "ended.reason", needed=True)
@@ -170,15 +175,14 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
             raise BadMessage("a GenerateReply must be one of token and ended")
 
 
-def _encode_token(generated: Generated) -> pb.Token:
-    token = generated.token
+def _encode_token(token: Token, milliseconds: float) -> pb.Token:
     top = [pb.Candidate(id=other, raw=raw, log_probability=value) for other, raw, value in token.top]
-    return pb.Token(**vars(token) | {"kind": token.kind.name, "top": top}, milliseconds=generated.milliseconds)
+    return pb.Token(**vars(token) | {"kind": token.kind.name, "top": top}, milliseconds=milliseconds)
 
 
-def _decode_token(message: pb.Token) -> Generated:
+def _decode_token(message: pb.Token) -> Token:
     kind = _name(pb.Token.Kind, message.kind, "token.kind", needed=True)
-    token = Token(
+    return Token(
         id=message.id,
         raw=message.raw,
         text=message.text,
@@ -186,7 +190,6 @@ def _decode_token(message: pb.Token) -> Generated:
         log_probability=message.log_probability if message.HasField("log_probability") else None,
         top=tuple((one.id, one.raw, one.log_probability) for one in message.top),
     )
-    return Generated(token, message.milliseconds)
 
 
 def encode_models(models: Iterable[ServedModel]) -> pb.ModelsReply:

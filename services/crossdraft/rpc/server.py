@@ -54,6 +54,7 @@ class Listening:
     tls: TlsFiles | FrontFiles | None = None  # None: plaintext, for whoever can reach the port
     sessions: SessionLimits = field(default_factory=SessionLimits)
     metrics_port: int | None = None  # where Prometheus reads metrics over HTTP, 0: any that is free; None: nowhere
+    shared: bool = False  # other processes listen on the same port
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -102,7 +103,9 @@ class Endpoint:
         self._listening = listening
         self._names = tuple(services)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
-        self._server = grpc.aio.server(options=options + listening.limit.options())
+        # Two servers on one port would share its calls at random: unless that is meant, a taken port is an error.
+        sharing = (("grpc.so_reuseport", int(listening.shared)),)
+        self._server = grpc.aio.server(options=options + listening.limit.options() + sharing)
         self._server.add_generic_rpc_handlers(tuple(services.values()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -77,8 +77,6 @@ SERVER_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 4000),
-    # Two services on one port would share its sessions at random; a port that is taken must be an error.
-    ("grpc.so_reuseport", 0),
     # A client that connects and stays silent keeps no connection for gRPC's two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
@@ -95,7 +93,6 @@ FRONT_SERVER_OPTIONS: ChannelOptions = (
     # A client that has vanished is noticed within half a minute; one that closes its end at once.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_concurrent_streams", 1000),  # of a connection; further calls wait in the client's gRPC
     ("grpc.max_metadata_size", 16 * 1024),

@@ -7,7 +7,7 @@ from openai import NotFoundError
 
 from crossdraft.client import Overlap
 from tests.serving.fakes import FakeBackend
-from tests.serving.http.conftest import Front
+from tests.serving.http.conftest import MESSAGES, Front
 
 
 async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
@@ -27,6 +27,20 @@ async def test_a_stream_has_whole_characters_then_its_end(served: Front) -> None
     assert [chunk.choices[0].text for chunk in chunks] == ["He", "é", ""]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "stop"]
     assert all(chunk.usage is None for chunk in chunks)
+
+
+@pytest.mark.parametrize(("together", "texts"), [(2, ["He", "é", ""]), (3, ["Heé", ""]), (4, ["Heé", ""])])
+async def test_tokens_of_one_pass_are_one_chunk(
+    served: Front, outputs: FakeBackend, together: int, texts: list[str]
+) -> None:
+    outputs.together = together
+    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+    assert [chunk.choices[0].text async for chunk in stream] == texts
+    chat = await served.openai.chat.completions.create(model="toy", messages=MESSAGES, stream=True)
+    assert [chunk.choices[0].delta.content or "" async for chunk in chat] == texts
+    done = await served.openai.completions.create(model="toy", prompt="Say")
+    assert done.usage is not None
+    assert (done.choices[0].text, done.usage.completion_tokens) == ("Heé", 4)
 
 
 async def test_usage_is_the_last_chunk_of_a_stream_that_asks_for_it(served: Front) -> None:

@@ -13,9 +13,10 @@ TOKENS = (
 )
 
 
-@pytest.fixture
-def outputs() -> FakeBackend:
-    return FakeBackend(TOKENS)
+@pytest.fixture(params=[1, 2, 3])
+def outputs(request: pytest.FixtureRequest) -> FakeBackend:
+    """So many tokens come together."""
+    return FakeBackend(TOKENS, together=request.param)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import AliasPath, BaseModel, Field
 
 from crossdraft.client import Kind, Reason, Statistics, Token
-from crossdraft.serving.backend import Ended
+from crossdraft.serving.backend import Committed, Ended
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.trace.live_spans import Span
 
@@ -259,10 +259,10 @@ class PartialOutput:
     begun: bool = False  # a chunk of it was sent
     ended: Ended | None = None
 
-    def add(self, token: Token) -> None:
-        """The next one."""
-        self.text += token.text
-        self.tokens.append(token)
+    def add(self, tokens: Sequence[Token]) -> None:
+        """The next ones."""
+        self.text += text_of(tokens)
+        self.tokens += tokens
 
 
 class Format(ABC, Generic[BodyT]):
@@ -285,8 +285,8 @@ class Format(ABC, Generic[BodyT]):
         """The reply with all outputs, which have ended."""
 
     @abstractmethod
-    def chunk(self, index: int, before: PartialOutput, item: Token | Ended, trace: Trace | None) -> BaseModel:
-        """A token or the end of an output; `before` is the output without it, `trace` set if it was asked for."""
+    def chunk(self, index: int, before: PartialOutput, item: Committed | Ended, trace: Trace | None) -> BaseModel:
+        """Tokens or the end of an output; `before` is the output without them, `trace` set if it was asked for."""
 
     @abstractmethod
     def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
@@ -325,11 +325,11 @@ class CompletionFormat(Format[CompletionBody]):
         ]
         return self._completion(choices, usage=self.usage(outputs))
 
-    def chunk(self, index: int, before: PartialOutput, item: Token | Ended, trace: Trace | None) -> BaseModel:
+    def chunk(self, index: int, before: PartialOutput, item: Committed | Ended, trace: Trace | None) -> BaseModel:
         """As `Format.chunk`; the first one begins with the echo."""
         echo = "" if before.begun else self.body.echo_of(index)
-        if isinstance(item, Token):
-            text, logprobs = echo + item.text, self._logprobs([item], len(before.text))
+        if isinstance(item, Committed):
+            text, logprobs = echo + text_of(item.tokens), self._logprobs(item.tokens, len(before.text))
         else:
             text, logprobs = echo, None
         choice = CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=_finish(item))
@@ -364,12 +364,12 @@ class ChatFormat(Format[ChatBody]):
         fields = {"object": "chat.completion", "choices": choices, "usage": self.usage(outputs)}
         return ChatCompletion.model_validate(self._head | fields)
 
-    def chunk(self, index: int, before: PartialOutput, item: Token | Ended, trace: Trace | None) -> BaseModel:
+    def chunk(self, index: int, before: PartialOutput, item: Committed | Ended, trace: Trace | None) -> BaseModel:
         """As `Format.chunk`; the first one has the role."""
-        token = item if isinstance(item, Token) else None
-        text: dict[str, Any] = {} if token is None and before.begun else {"content": token.text if token else ""}
+        tokens = item.tokens if isinstance(item, Committed) else ()
+        text: dict[str, Any] = {"content": text_of(tokens)} if tokens or not before.begun else {}
         delta = Delta(**text) if before.begun else Delta(role="assistant", **text)
-        logprobs = None if token is None else self._logprobs([token])
+        logprobs = self._logprobs(tokens) if tokens else None
         choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=_finish(item))
         return self._chunk([choice], **self._chunk_fields(trace))
 
@@ -384,8 +384,13 @@ class ChatFormat(Format[ChatBody]):
         return ChatChunk.model_validate({**self._head, "object": "chat.completion.chunk", "choices": choices, **more})
 
 
-def _finish(item: Token | Ended) -> Finish | None:
-    """OpenAI's word for the end of an output; None for a token."""
+def text_of(tokens: Sequence[Token]) -> str:
+    """What to show for them."""
+    return "".join(token.text for token in tokens)
+
+
+def _finish(item: Committed | Ended) -> Finish | None:
+    """OpenAI's word for the end of an output; None for tokens."""
     return FINISH.get(item.reason, "length") if isinstance(item, Ended) else None
 
 

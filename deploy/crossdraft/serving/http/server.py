@@ -131,7 +131,7 @@ def _bound(listening: Listening) -> socket.socket:
     host = listening.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, listening.port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, listening.port), family=family, backlog=BACKLOG, reuse_port=listening.shared)
     except OSError as error:
         raise CannotListen(
             f"cannot listen on {listening.host}:{listening.port}: {error.strerror or error}; "

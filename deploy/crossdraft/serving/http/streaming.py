@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from crossdraft.client import Token
-from crossdraft.serving.backend import Backend, Ended, OutputItem, OutputRequest, TraceSpans
+from crossdraft.serving.backend import Backend, Committed, Ended, OutputItem, OutputRequest, TraceSpans
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Trace
@@ -40,8 +39,8 @@ async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat) ->
     async with aclosing(coming):
         async for index, item in coming:
             match item:
-                case Token():
-                    outputs[index].add(item)
+                case Committed():
+                    outputs[index].add(item.tokens)
                 case Ended():
                     outputs[index].ended = item
     return format.whole(outputs)
@@ -88,24 +87,25 @@ class Chunks:
         if self._shows(item):
             chunk = event_of(self._format.chunk(index, output, item, self._trace(index, item)))
             output.begun = True
-        if isinstance(item, Token):
-            output.add(item)
+        if isinstance(item, Committed):
+            output.add(item.tokens)
         else:
             output.ended = item
         return chunk
 
-    def _shows(self, item: Token | Ended) -> bool:
+    def _shows(self, item: Committed | Ended) -> bool:
         """A token has no text while its characters are incomplete, or may be the beginning of a stop string."""
-        if isinstance(item, Ended) or item.text:
+        if isinstance(item, Ended) or any(token.text for token in item.tokens):
             return True
         return self._body.num_logprobs is not None or self._body.speculative.trace
 
-    def _trace(self, index: int, item: Token | Ended) -> Trace | None:
+    def _trace(self, index: int, item: Committed | Ended) -> Trace | None:
         if not self._body.speculative.trace:
             return None
         fields: dict[str, object] = {"milliseconds": 1000 * (time.perf_counter() - self._began)}
-        if isinstance(item, Token):
-            fields |= {"kind": item.kind, "bytes": list(item.raw)}
+        if isinstance(item, Committed):
+            (token,) = item.tokens  # with a trace each comes by itself
+            fields |= {"kind": token.kind, "bytes": list(token.raw)}
         else:
             fields["statistics"] = Figures.of(item.statistics)
         if self._spans[index]:
