@@ -23,17 +23,13 @@ os.environ.update(
 # A program that is started again and again, and tests in every process, are compiled once.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-CLUSTER = "tests/cluster/"
+TOGETHER = ("tests/cluster/", "tests/cli/")  # folders whose tests share processes that take long to start
 LONGEST = (  # then the others, those with most tests first
-    CLUSTER,
-    "tests/cli/test_bad_clients.py",
+    *TOGETHER,
     "tests/endtoend/test_failures.py",
     "tests/endtoend/test_greedy.py",
     "tests/endtoend/test_distribution.py",
     "tests/endtoend/test_seeded.py",
-    "tests/cli/test_serve.py",
-    "tests/cli/test_serve_api.py",
-    "tests/cli/test_generate.py",
     "tests/serving/page/test_page.py",
     "tests/serving/test_stack.py",
     "tests/serving/http/test_schema.py",
@@ -45,7 +41,7 @@ settings.load_profile("crossdraft")
 
 
 class Grouped(LoadScopeScheduling):
-    """Where tests run in several processes, those of a file stay together, as do all of the one Ray cluster.
+    """Where tests run in several processes, those of a file stay together, as do those of some folders.
 
     What takes longest begins first, so that all processes end at about the same time.
 
@@ -54,7 +50,7 @@ class Grouped(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return CLUSTER if file.startswith(CLUSTER) else file
+        return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         known = (scope for scope in LONGEST if scope in self.workqueue)

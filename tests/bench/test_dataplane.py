@@ -1,13 +1,26 @@
 """`crossdraft bench dataplane`."""
 
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
 import pytest
 
+from crossdraft.bench import dataplane
 from crossdraft.bench.dataplane import CONFIGURATIONS, Turn, _summed_up
+from crossdraft.console.processes import Running, Wanted
 from tests.bench.conftest import Measure
 from tests.cli.conftest import Cli
 
 
-def test_every_configuration_has_its_figures(measure: Measure) -> None:
+def test_every_configuration_has_its_figures(
+    measure: Measure, addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
+        yield [Running(addresses[one.role], os.getpid()) for one in wanted]
+
+    monkeypatch.setattr(dataplane, "running", running)
     found = measure(
         "dataplane", "--outputs", 2, "--max-tokens", 8, "--turns", 1, "--target-pace", "1,0", "--drafter-pace", "0,0"
     )

@@ -1,35 +1,25 @@
-"""The command, and a pair of services, in this process."""
+"""The command in this process, and a pair of services in others."""
 
-import asyncio
 import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from crossdraft.cli.app import main
 from crossdraft.client import discovery
-from crossdraft.drafter.service import ServeDrafter, drafter_server
-from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.clients import Patience
-from crossdraft.rpc.server import Listening, Serving
-from crossdraft.target.service import ServeTarget, target_server
-from tests.rpc.unhurried import unhurry
 from tests.services.conftest import drafter_folder, one_thread, target_folder, unhurried
 
 __all__ = ["drafter_folder", "one_thread", "target_folder", "unhurried"]
 COMMAND = [sys.executable, "-m", "crossdraft.cli"]
-AT_ONCE = Listening(grace_seconds=0)
-Pair = dict[str, str]  # addresses by role
 
 
 @pytest.fixture(autouse=True)
@@ -92,48 +82,15 @@ def serving(role: str, folder: Path, *options: str) -> Iterator[tuple["subproces
             process.terminate()
 
 
-@contextmanager
-def in_a_thread(target: Callable[[], Awaitable[Serving]], drafter: Callable[[], Awaitable[Serving]]) -> Iterator[Pair]:
-    """Addresses of a target and a drafter that run in a thread of this process for the time of the block."""
-    ready: SimpleQueue[Pair] = SimpleQueue()
-    over = Event()
-
-    async def serve() -> None:
-        async with await target() as first, await drafter() as second:
-            ready.put({"target": first.address, "drafter": second.address})
-            await asyncio.to_thread(over.wait)
-
-    thread = Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    try:
-        yield ready.get(timeout=300)
-    finally:
-        over.set()
-        thread.join()
+@pytest.fixture(scope="session")
+def target(target_folder: Path) -> Iterator[str]:
+    """The address of a running target."""
+    with serving("target", target_folder) as (_, ready):
+        yield ready["address"]
 
 
 @pytest.fixture(scope="session")
-def addresses(target_folder: Path, drafter_folder: Path) -> Iterator[Pair]:
-    """Of a running target and a running drafter with different vocabularies."""
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        unhurry(patch)
-        found = stack.enter_context(
-            in_a_thread(
-                lambda: target_server(ServeTarget(ModelOptions(str(target_folder), threads=1), AT_ONCE)),
-                lambda: drafter_server(ServeDrafter(ModelOptions(str(drafter_folder), threads=1), AT_ONCE)),
-            )
-        )
-        patch.undo()
-        yield found
-
-
-@pytest.fixture(scope="session")
-def target(addresses: Pair) -> str:
-    """The address of the target."""
-    return addresses["target"]
-
-
-@pytest.fixture(scope="session")
-def pair(addresses: Pair) -> tuple[str, ...]:
-    """The options that name the running pair."""
-    return "--target", addresses["target"], "--drafter", addresses["drafter"]
+def pair(target: str, drafter_folder: Path) -> Iterator[tuple[str, ...]]:
+    """The options that name a running pair, whose vocabularies differ."""
+    with serving("drafter", drafter_folder) as (_, ready):
+        yield "--target", target, "--drafter", ready["address"]

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from unittest.mock import patch
 
 import pytest
 
+from crossdraft.rpc.authority import Purpose, Subject, issue, new_authority
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import Unreachable
 from tests.cli.bad_clients import CROWD, KEY, MALFORMED, SILENT, Grpc, Http, Statuses, idle
-from tests.cli.conftest import COMMAND, Cli, serving
+from tests.cli.conftest import COMMAND, serving
 from tests.services.conftest import save
 from tests.text.kinds import kind
 
@@ -84,25 +85,27 @@ class Stack:
 
 
 @pytest.fixture
-def stack(cli: Cli, tmp_path: Path) -> Iterator[Stack]:
+def stack(tmp_path: Path) -> Iterator[Stack]:
     """Target and drafter with mutual TLS, and the front before them."""
-    assert cli("certs", tmp_path / "certs", "--host", "local,127.0.0.1").code == 0
-    names = {"--tls-ca": "ca.pem", "--tls-cert": "local.pem", "--tls-key": "local.key"}
-    tls = tuple(text for option, name in names.items() for text in (option, str(tmp_path / "certs" / name)))
+    authority = new_authority(10)
+    issued = issue(authority, Subject(("127.0.0.1",), Purpose.BOTH), 5)
+    tls: list[str] = []
+    for option, raw in (("ca", authority.certificate), ("cert", issued.certificate), ("key", issued.key)):
+        (tmp_path / option).write_bytes(raw)
+        tls += [f"--tls-{option}", str(tmp_path / option)]
     for name, some in (("target", "gpt2"), ("drafter", "llama2")):
         (tmp_path / name).mkdir()
         save(tmp_path / name, kind(some), CONTEXT)
     keys = tmp_path / "keys"
     keys.write_text(f"me {KEY}\n")
-    with (
-        patch.dict(os.environ, FORGETFUL),
-        serving("target", tmp_path / "target", *tls, *CACHE, "--metrics-port", "0") as (one, target),
-        serving("drafter", tmp_path / "drafter", *tls, *CACHE, "--metrics-port", "0") as (two, drafter),
-        front("--target", target["address"], "--drafter", f"small={drafter['address']}", *tls, keys=keys) as (
-            pid,
-            ready,
-        ),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, FORGETFUL))
+        one, target = stack.enter_context(serving("target", tmp_path / "target", *tls, *CACHE, "--metrics-port", "0"))
+        two, drafter = stack.enter_context(
+            serving("drafter", tmp_path / "drafter", *tls, *CACHE, "--metrics-port", "0")
+        )
+        where = ("--target", target["address"], "--drafter", f"small={drafter['address']}", *tls)
+        pid, ready = stack.enter_context(front(keys, *where))
         address = ready["address"]
         processes = (
             Process("target", one.pid, target["metrics"]),

@@ -8,15 +8,16 @@ import pytest
 from crossdraft.cli import generate
 from crossdraft.cli.demo import comparison, demo
 from crossdraft.console.processes import Wanted
-from tests.cli.conftest import Cli, Pair
+from tests.cli.conftest import Cli
 
 
 def test_both_texts_and_their_figures(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, addresses: Pair
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pair: tuple[str, ...]
 ) -> None:
     @asynccontextmanager
     async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
-        yield [addresses[one.role] for one in wanted]
+        assert [one.role for one in wanted] == ["target", "drafter"]
+        yield [pair[1], pair[3]]
 
     monkeypatch.setattr(generate, "services", services)  # which test_generate.py starts
     demo("The quick", k=5, max_tokens=10, temperature=0.0, seed=3)
