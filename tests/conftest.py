@@ -1,11 +1,13 @@
 """What all tests share: no network, one thread for each model, hypothesis without deadlines."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # Read when torch, tokenizers, huggingface_hub and ray are imported, so they are set before any test module is.
 os.environ.update(
@@ -18,7 +20,20 @@ os.environ.update(
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
-CLUSTER = "tests/cluster/"
+# A program that is started again and again, and tests in every process, are compiled once.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+TOGETHER = ("tests/cluster/", "tests/cli/")  # folders whose tests share processes that take long to start
+LONGEST = (  # then the others, those with most tests first
+    *TOGETHER,
+    "tests/endtoend/test_failures.py",
+    "tests/endtoend/test_greedy.py",
+    "tests/endtoend/test_distribution.py",
+    "tests/endtoend/test_seeded.py",
+    "tests/serving/page/test_page.py",
+    "tests/serving/test_stack.py",
+    "tests/serving/http/test_schema.py",
+)
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 # A busy machine is not a failed test. In CI the examples are the same in every run.
 settings.register_profile("crossdraft", deadline=None, derandomize="CI" in os.environ, print_blob=True)
@@ -26,14 +41,21 @@ settings.load_profile("crossdraft")
 
 
 class Grouped(LoadScopeScheduling):
-    """Where tests run in several processes, those of a file stay together, as do all of the one Ray cluster.
+    """Where tests run in several processes, those of a file stay together, as do those of some folders.
+
+    What takes longest begins first, so that all processes end at about the same time.
 
     By pytest-xdist's own hook: its `--dist loadgroup` (3.8.0) has no effect with pytest 9.2, which has no `_nodeid`.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return CLUSTER if file.startswith(CLUSTER) else file
+        return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        known = (scope for scope in LONGEST if scope in self.workqueue)
+        self.workqueue.move_to_end(next(known, next(iter(self.workqueue))), last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,7 +7,9 @@ from tests.bench.conftest import Measure
 from tests.cli.conftest import Cli
 
 
-@pytest.mark.parametrize("over", ["pipeline", "http", "grpc"])
+@pytest.mark.parametrize(
+    "over", [pytest.param("pipeline", marks=pytest.mark.full), "http", pytest.param("grpc", marks=pytest.mark.full)]
+)
 def test_every_configuration_has_its_figures(measure: Measure, over: str) -> None:
     found = measure(
         "dataplane",

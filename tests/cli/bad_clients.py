@@ -21,7 +21,7 @@ from crossdraft.rpc.generation import Generate, GenerationClient, encode_request
 KEY = "a-key-that-nobody-guesses"
 PROMPT = "The quick brown"
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
-MALFORMED = 1000 if FULL else 200
+MALFORMED = 1000 if FULL else 60
 CROWD = 200 if FULL else 50
 SILENT = 2  # clients that stop reading
 BETWEEN_LOOKS = 0.1  # seconds

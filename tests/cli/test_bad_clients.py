@@ -8,8 +8,8 @@ import gc
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from unittest.mock import patch
 
 import pytest
 
+from crossdraft.rpc.authority import Purpose, Subject, issue, new_authority
 from crossdraft.rpc.clients import TargetClient
 from crossdraft.rpc.errors import Unreachable
-from tests.cli.bad_clients import CROWD, KEY, MALFORMED, SILENT, Grpc, Http, idle
+from tests.cli.bad_clients import CROWD, KEY, MALFORMED, SILENT, Grpc, Http, Statuses, idle
 from tests.cli.conftest import COMMAND, serving
 from tests.services.conftest import save
 from tests.text.kinds import kind
@@ -76,61 +77,57 @@ class Process:
 
 @dataclass(frozen=True)
 class Stack:
-    """A front and the services behind it."""
+    """A front with both APIs, and the services behind it."""
 
-    clients: Http | Grpc
+    clients: dict[str, Http | Grpc]
     processes: tuple[Process, ...]
     target: str
 
 
-@pytest.fixture(scope="module")
-def services(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[list[Process], tuple[str, ...], list[str]]]:
-    """Target and drafter with mutual TLS, and the options of a front before them."""
-    folder = tmp_path_factory.mktemp("stack")
-    subprocess.run([*COMMAND, "certs", folder / "certs", "--host", "local,127.0.0.1"], check=True, capture_output=True)
-    names = {"--tls-ca": "ca.pem", "--tls-cert": "local.pem", "--tls-key": "local.key"}
-    tls = tuple(text for option, name in names.items() for text in (option, str(folder / "certs" / name)))
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    """Target and drafter with mutual TLS, and the front before them."""
+    authority = new_authority(10)
+    issued = issue(authority, Subject(("127.0.0.1",), Purpose.BOTH), 5)
+    tls: list[str] = []
+    for option, raw in (("ca", authority.certificate), ("cert", issued.certificate), ("key", issued.key)):
+        (tmp_path / option).write_bytes(raw)
+        tls += [f"--tls-{option}", str(tmp_path / option)]
     for name, some in (("target", "gpt2"), ("drafter", "llama2")):
-        (folder / name).mkdir()
-        save(folder / name, kind(some), CONTEXT)
-    with (
-        patch.dict(os.environ, FORGETFUL),
-        serving("target", folder / "target", *tls, *CACHE, "--metrics-port", "0") as (one, target),
-        serving("drafter", folder / "drafter", *tls, *CACHE, "--metrics-port", "0") as (two, drafter),
-    ):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name, kind(some), CONTEXT)
+    keys = tmp_path / "keys"
+    keys.write_text(f"me {KEY}\n")
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, FORGETFUL))
+        one, target = stack.enter_context(serving("target", tmp_path / "target", *tls, *CACHE, "--metrics-port", "0"))
+        two, drafter = stack.enter_context(
+            serving("drafter", tmp_path / "drafter", *tls, *CACHE, "--metrics-port", "0")
+        )
         where = ("--target", target["address"], "--drafter", f"small={drafter['address']}", *tls)
-        there = [Process("target", one.pid, target["metrics"]), Process("drafter", two.pid, drafter["metrics"])]
-        yield there, where, [target["address"]]
+        pid, ready = stack.enter_context(front(keys, *where))
+        address = ready["address"]
+        processes = (
+            Process("target", one.pid, target["metrics"]),
+            Process("drafter", two.pid, drafter["metrics"]),
+            Process("front", pid, address),
+        )
+        yield Stack({"http": Http(address), "grpc": Grpc(ready["grpc"], address)}, processes, target["address"])
 
 
 @contextmanager
-def front(role: str, where: tuple[str, ...], keys: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def front(keys: Path, *where: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The process of a front, and its ready line."""
     limits = ("--max-outputs", str(PLACES), "--stalled-seconds", STALLED, "--grace-seconds", "0", "--log-level=error")
-    command = [*COMMAND, "serve", role, "--model", "toy", "--port", "0", "--api-keys", str(keys), *where, *limits]
-    measured = ("--metrics-port", "0") if role == "grpc" else ()
-    with subprocess.Popen([*command, *measured], stdout=subprocess.PIPE, text=True) as process:
+    ports = ("--port", "0", "--grpc-port", "0")
+    command = [*COMMAND, "serve", "http", "--model", "toy", *ports, "--api-keys", str(keys), *where, *limits]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             yield process.pid, json.loads(process.stdout.readline())
         finally:
             process.terminate()
     assert process.returncode == 0
-
-
-@pytest.fixture(params=["http", "grpc"])
-async def stack(
-    request: pytest.FixtureRequest, services: tuple[list[Process], tuple[str, ...], list[str]], tmp_path: Path
-) -> AsyncIterator[Stack]:
-    keys = tmp_path / "keys"
-    keys.write_text(f"me {KEY}\n")
-    there, where, (target,) = services
-    with front(request.param, where, keys) as (pid, ready):
-        address, metrics = ready["address"], ready.get("metrics", ready["address"])
-        clients = Http(address) if request.param == "http" else Grpc(address, metrics)
-        yield Stack(clients, (*there, Process(request.param, pid, metrics)), target)
 
 
 def grown(kept: Sequence[Sequence[tuple[float, int]]]) -> list[int]:
@@ -145,23 +142,26 @@ def grown(kept: Sequence[Sequence[tuple[float, int]]]) -> list[int]:
 
 
 async def test_bad_clients_are_answered_and_leave_nothing(stack: Stack) -> None:
-    role = stack.processes[-1].name
     kept: list[list[tuple[float, int]]] = []  # after each round, of each process
     while len(kept) < 3 or (grown(kept) and len(kept) < ROUNDS):
-        answers = await stack.clients.round()
+        for api, clients in stack.clients.items():
+            answered_right(api, await clients.round())
         async with TargetClient(stack.target) as stranger:
             with pytest.raises(Unreachable, match="takes only clients with a valid certificate"):
                 await stranger.describe()
         await idle(*[one.metrics for one in stack.processes])
         gc.collect()
         kept.append([(one.mebibytes, one.files) for one in stack.processes])
-        malformed, crowd = answers.pop("malformed"), answers.pop("crowd")
-        assert answers == RIGHT[role]
-        assert sum(malformed.values()) == MALFORMED
-        assert all(status.startswith(REFUSALS[role]) for status in malformed), malformed
-        assert set(crowd) <= set(CROWDED[role]), crowd
-        assert crowd[CROWDED[role][0]] >= PLACES
-        assert sum(crowd.values()) == CROWD
     names = [one.name for one in stack.processes]
-    print(role, names, *kept, malformed, crowd, sep="\n")
     assert [names[place] for place in grown(kept)] == [], kept
+
+
+def answered_right(api: str, answers: dict[str, Statuses]) -> None:
+    """Asserts that every client of a round was answered as it should be."""
+    malformed, crowd = answers.pop("malformed"), answers.pop("crowd")
+    assert answers == RIGHT[api]
+    assert sum(malformed.values()) == MALFORMED
+    assert all(status.startswith(REFUSALS[api]) for status in malformed), malformed
+    assert set(crowd) <= set(CROWDED[api]), crowd
+    assert crowd[CROWDED[api][0]] >= PLACES
+    assert sum(crowd.values()) == CROWD

@@ -1,6 +1,5 @@
-"""`crossdraft affinity` and `crossdraft frequencies`: their files, what is refused, and drafters served with them."""
+"""`crossdraft affinity` and `crossdraft frequencies`: their files, and what is refused."""
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -9,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.rpc.clients import DrafterClient
 from crossdraft.text.affinity import FirstOrder, Kernel, Matrix, load_affinity
 from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence, first_pieces
 from crossdraft.text.frequencies import count_frequencies, read_frequencies
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
-from tests.cli.conftest import Cli, serving
+from tests.cli.conftest import Cli
 from tests.text.kinds import kind
 
 TEXTS = ("def main(argument):\n    return argument\n", "The quick brown fox\n")
@@ -200,23 +197,6 @@ def test_frequencies_that_cannot_be_counted(
     given = {"corpus": corpus, "--model": drafter_folder, "-o": "out"} | changed
     cli("frequencies", given["corpus"], "--model", given["--model"], "-o", given["-o"]).failed(complaint, code)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_drafter_is_served_with_a_part_of_its_head(target: str, drafter_folder: Path, counted: Path) -> None:
-    async def check(address: str) -> None:
-        async with DrafterClient(address) as client:
-            assert (await client.describe()).vocabulary_size == kind("llama2").size
-        rounds = Overlap.OFF  # without them the output may end before the drafter is there
-        request = GenerationRequest("The quick", "slem", max_tokens=8, options=SamplingOptions(0), overlap=rounds)
-        async with connect(target, address) as pipeline, pipeline.run(request) as generation:
-            async for _ in generation:
-                pass
-        assert generation.statistics is not None
-        assert generation.statistics.drafter_lost == ""
-        assert generation.statistics.draft_tokens
-
-    with serving("drafter", drafter_folder, "--vocab-keep", "20", "--frequencies", str(counted)) as (_, ready):
-        asyncio.run(check(ready["address"]))
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,26 @@
 """`crossdraft demo`: with a drafter and without, side by side."""
 
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
+from crossdraft.cli import generate
 from crossdraft.cli.demo import comparison, demo
-from crossdraft.console.processes import ModelNames
+from crossdraft.console.processes import Wanted
 from tests.cli.conftest import Cli
 
 
 def test_both_texts_and_their_figures(
-    capsys: pytest.CaptureFixture[str], target_folder: Path, drafter_folder: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pair: tuple[str, ...]
 ) -> None:
-    models = ModelNames(str(target_folder), str(drafter_folder))
-    demo("The quick", k=5, max_tokens=10, temperature=0.0, seed=3, models=models)
+    @asynccontextmanager
+    async def services(wanted: Sequence[Wanted]) -> AsyncIterator[list[str]]:
+        assert [one.role for one in wanted] == ["target", "drafter"]
+        yield [pair[1], pair[3]]
+
+    monkeypatch.setattr(generate, "services", services)  # which test_generate.py starts
+    demo("The quick", k=5, max_tokens=10, temperature=0.0, seed=3)
     shown = capsys.readouterr().out
     for part in ("with the drafter", "without", "tokens/s", "times the tokens/s", "the texts are equal"):
         assert part in shown

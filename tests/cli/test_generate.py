@@ -200,7 +200,7 @@ def test_a_flight_record_is_written(cli: Cli, pair: Pair, tmp_path: Path) -> Non
     assert "same verdicts" in cli("replay", str(file)).out
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.full)])
 def test_a_reader_that_goes_away_ends_it_quietly(target: str, form: list[str]) -> None:
     command = [*COMMAND, "generate", "--target", target, "--drafter", "none", "--max-tokens", "100", *form, PROMPT]
     pipe = subprocess.PIPE

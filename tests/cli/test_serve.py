@@ -9,63 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.rpc.clients import DrafterClient, TargetClient
+from crossdraft.rpc.clients import DrafterClient
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Draft, OpenDrafter, SamplingOptions
 from tests.cli.conftest import COMMAND, Cli, serving
 
 GREEDY = ["once upon", "--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--json"]
-
-
-def test_one_ready_line_and_a_quiet_end_on_sigterm(target_folder: Path) -> None:
-    async def context(address: str) -> int:
-        async with TargetClient(address) as client:
-            return (await client.describe()).context
-
-    options = ("--max-model-len", "100", "--dtype", "float32", "--enforce-eager")
-    with serving("target", target_folder, *options) as (process, ready):
-        assert (ready["ready"], ready["role"], ready["model"]) == (True, "target", str(target_folder))
-        assert not {"paced", "logit_noise"} & ready.keys()
-        assert asyncio.run(context(ready["address"])) == 100
-        process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=120) == ("", "")
-        assert process.returncode == 0
-
-
-def test_a_drafter_says_how_it_is_slowed_and_ends_with_its_standard_input(drafter_folder: Path) -> None:
-    emulated = ("--pace", "1,0.25", "--logit-noise", "0.5")
-    with serving("drafter", drafter_folder, *emulated, "--until-stdin-ends") as (process, ready):
-        assert (ready["paced"], ready["logit_noise"]) == ("1,0.25", 0.5)
-        process.communicate(timeout=120)  # closes its standard input, as the kernel does for a process that was killed
-        assert process.returncode == 0
-
-
-def test_a_port_that_is_taken(target: str, target_folder: Path) -> None:
-    port = target.rpartition(":")[2]
-    command = [*COMMAND, "serve", "target", "--model", str(target_folder), "--port", port, "--threads", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"crossdraft: cannot listen on {target}: the port is taken")
-    assert done.stderr.count("\n") == 1
-
-
-def test_an_ngram_drafter_needs_no_model_and_is_ready_at_once() -> None:
-    async def drafted(address: str) -> str:
-        async with DrafterClient(address) as client:
-            assert (await client.describe()).copies
-            opening = OpenDrafter(Letters("one two one t"), SamplingOptions(), None, 0)
-            async with client.session(opening) as session:
-                return (await session.draft(Draft(1, 0, Letters(""), 4))).reason
-
-    command = [*COMMAND, "serve", "ngram", "--min-ngram", "5", "--max-ngram", "6", "--grace-seconds", "0"]
-    command += ["--pace", "1,0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        assert (ready["role"], ready["model"], ready["paced"]) == ("drafter", "ngram", "1,0")
-        assert asyncio.run(drafted(ready["address"])) == ""
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
 
 
 @pytest.fixture
@@ -77,40 +26,80 @@ def tls(cli: Cli, tmp_path: Path) -> tuple[str, ...]:
     return tuple(text for option, name in names.items() for text in (option, str(folder / name)))
 
 
-def test_a_generation_over_tls_is_the_same_and_others_are_refused(
-    cli: Cli, tls: tuple[str, ...], target: str, target_folder: Path, drafter_folder: Path
+def test_a_pair_of_processes_from_their_ready_lines_to_their_ends(
+    cli: Cli, tls: tuple[str, ...], target: str, target_folder: Path, drafter_folder: Path, tmp_path: Path
 ) -> None:
-    plain = cli("generate", *GREEDY, "--target", target)
+    """With TLS, and with options of every kind."""
+    (tmp_path / "text.txt").write_text("The quick brown fox\n")
+    counted = tmp_path / "frequencies"
+    assert cli("frequencies", "--model", drafter_folder, tmp_path / "text.txt", "-o", counted).code == 0
+    shaped = ("--max-model-len", "100", "--dtype", "float32", "--enforce-eager")
+    emulated = ("--pace", "1,0.25", "--logit-noise", "0.5")
+    pruned = ("--vocab-keep", "20", "--frequencies", str(counted))
     with (
-        serving("target", target_folder, *tls) as (_, safe),
-        serving("drafter", drafter_folder, *tls) as (_, helping),
+        serving("target", target_folder, *shaped, *tls) as (one, safe),
+        serving("drafter", drafter_folder, *emulated, *pruned, "--until-stdin-ends", *tls) as (other, helping),
     ):
-        where = ["--target", safe["address"], "--drafter", helping["address"], "--untrusted-drafter"]
-        secured = cli("generate", *GREEDY, *where, *tls)
-        assert secured.err == ""
-        assert secured.records[-1]["text"] == plain.records[-1]["text"] != ""
-        assert secured.records[-1]["statistics"]["method"] == "slem"
-        refused = cli("generate", *GREEDY, *where, *tls, "--method", "coupled")
-        assert refused.code == 2
-        assert "this drafter is not trusted; use 'slem' or 'seeded'" in refused.err
-        outside = cli("generate", *GREEDY, "--target", safe["address"])
-        outside.failed("if it speaks TLS, it takes only clients with a valid certificate of its CA", 1)
+        assert (safe["ready"], safe["role"], safe["model"]) == (True, "target", str(target_folder))
+        assert not {"paced", "logit_noise"} & safe.keys()
+        assert (helping["paced"], helping["logit_noise"]) == ("1,0.25", 0.5)
+        generated_over_tls(cli, tls, target, safe["address"], helping["address"])
+        other.communicate(timeout=120)  # closes its standard input, as the kernel does for a process that was killed
+        assert other.returncode == 0
+        one.send_signal(signal.SIGTERM)
+        assert one.communicate(timeout=120) == ("", "")
+        assert one.returncode == 0
+
+
+def generated_over_tls(cli: Cli, tls: tuple[str, ...], target: str, safe: str, drafter: str) -> None:
+    """The output is that of a target without TLS, and clients without a certificate are refused."""
+    where = ["--target", safe, "--drafter", drafter, "--untrusted-drafter"]
+    plain = cli("generate", *GREEDY, "--target", target)
+    secured = cli("generate", *GREEDY, *where, *tls, "--overlap", "off")
+    assert secured.err == ""
+    assert secured.records[-1]["text"] == plain.records[-1]["text"] != ""
+    assert secured.records[-1]["statistics"]["method"] == "slem"
+    assert secured.records[-1]["statistics"]["draft_tokens"] > 0
+    refused = cli("generate", *GREEDY, *where, *tls, "--method", "coupled")
+    assert refused.code == 2
+    assert "this drafter is not trusted; use 'slem' or 'seeded'" in refused.err
+    cli("generate", *where, *tls, 200 * "The quick ").failed("the target's context holds 100")
+    outside = cli("generate", *GREEDY, "--target", safe)
+    outside.failed("if it speaks TLS, it takes only clients with a valid certificate of its CA", 1)
     mistaken = cli("generate", *GREEDY, "--target", target, *tls)
     assert mistaken.code == 1
     assert f"target at {target}: it does not speak TLS" in mistaken.err
 
 
-def test_an_open_port_is_warned_of_once_beside_the_ready_line() -> None:
+def test_a_port_that_is_taken(target: str) -> None:
+    command = [*COMMAND, "serve", "ngram", "--port", target.rpartition(":")[2]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"crossdraft: cannot listen on {target}: the port is taken")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> None:
+    async def drafted(address: str) -> str:
+        async with DrafterClient(address) as client:
+            assert (await client.describe()).copies
+            opening = OpenDrafter(Letters("one two one t"), SamplingOptions(), None, 0)
+            async with client.session(opening) as session:
+                return (await session.draft(Draft(1, 0, Letters(""), 4))).reason
+
+    lengths = ("--min-ngram", "5", "--max-ngram", "6", "--grace-seconds", "0", "--pace", "1,0")
+    command = [*COMMAND, "serve", "ngram", "--host", "0.0.0.0", *lengths]
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [*COMMAND, "serve", "ngram", "--host", "0.0.0.0"], stdout=pipe, stderr=pipe, text=True
-    ) as process:
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
-        address = json.loads(process.stdout.readline())["address"]
-        process.terminate()
+        ready = json.loads(process.stdout.readline())
+        assert (ready["role"], ready["model"], ready["paced"]) == ("drafter", "ngram", "1,0")
+        assert asyncio.run(drafted(f"127.0.0.1:{ready['address'].rpartition(':')[2]}")) == ""
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=120)
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"crossdraft: {address} is open to whoever can reach it, unencrypted")
+    assert (process.returncode, out) == (0, "")
+    assert err.startswith(f"crossdraft: {ready['address']} is open to whoever can reach it, unencrypted")
+    assert err.count("is open to") == 1
 
 
 @pytest.mark.parametrize(

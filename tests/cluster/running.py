@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ ENVIRONMENT = {
 }
 PATIENCE = 600.0  # seconds for what must come to pass
 POLL_SECONDS = 0.25  # often enough, and little work for the cluster
-ATTEMPTS = 3  # to start Ray
+ATTEMPTS = 10  # to start Ray
 START_SECONDS = 600.0  # of each attempt, for a node to be known
 COMMAND_SECONDS = 1200.0
 KEY = "0123456789abcdef"
@@ -187,7 +187,11 @@ def _started(folder: Path) -> Iterator[Any]:
 
 
 def _patient(asked: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-    """Ray gives a node's processes 30 s to be known, which on a busy machine may not be enough: here they have more."""
+    """Ray gives a node's processes 30 s to be known, which on a busy machine may not be enough: here they have more.
+
+    A node ends itself if its agents take more than 15 s to start; that one is not waited for.
+    """
+    before = _ended_nodes()
 
     def get_node(address: str, node: str) -> Any:
         until = time.monotonic() + START_SECONDS
@@ -195,11 +199,20 @@ def _patient(asked: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
             try:
                 return asked(address, node)
             except RuntimeError as error:  # not yet
-                if time.monotonic() > until:
+                if time.monotonic() > until or _ended_nodes() > before:
                     raise TimeoutError(f"node {node} is not known: {error}") from error
             time.sleep(POLL_SECONDS)
 
     return get_node
+
+
+def _ended_nodes() -> int:
+    """That this process has started, and that have ended by themselves."""
+    ended = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it is gone
+            ended += f"(raylet) Z {os.getpid()} " in (process / "stat").read_text()
+    return ended
 
 
 async def eventually(holds: Callable[[], bool]) -> None:

@@ -27,7 +27,7 @@ from tests.cluster.running import (
     undeploy,
 )
 
-SEEDS = range(2)
+SEEDS = range(1)  # while processes start, which need the processors
 TOKENS = 60
 OTHER = """\
       - {name: other, model: bundled:drafter-a, threads: 1, cache_mib: 64,

@@ -3,20 +3,24 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
 
 import pytest
+import pytest_asyncio
 
 from crossdraft.bench.services import Killable
 from crossdraft.client import Generation, GenerationRequest, Kind, Overlap, Pipeline, Reason, Statistics, connect
 from crossdraft.console.processes import Running, Wanted, running
-from crossdraft.rpc.server import Listening
+from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.speculation.choice import Fixed
 from crossdraft.target.service import ServeTarget, target_server
-from tests.endtoend.stack import TARGET, model
+from tests.endtoend.stack import AT_ONCE, TARGET, model
 from tests.prompts import prompts
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOKENS = 60
 BEFORE = 8  # tokens
 SECONDS = 120.0
@@ -38,17 +42,23 @@ def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fixed, "waits_for_drafter", True)
 
 
-@asynccontextmanager
-async def connected(
-    targets: int, drafters: int
-) -> AsyncIterator[tuple[Pipeline, Sequence[Running], Sequence[Running]]]:
-    """A pipeline with services in processes of their own."""
-    wanted = [target()] * targets + [Wanted("drafter", "bundled:drafter-a", 1)] * drafters
-    async with running(wanted) as services:
-        addresses = [one.address for one in services]
-        given = addresses[:targets], addresses[targets:]
-        async with connect(*given, needs_drafter=drafters > 0) as pipeline:
-            yield pipeline, services[:targets], services[targets:]
+@dataclass(frozen=True)
+class Copying:
+    """A drafter that copies, which takes less time to start than one with a model."""
+
+    role: str = "drafter"
+
+    def command(self) -> list[str]:
+        """As it would be typed."""
+        options = ("--min-ngram", "1", "--grace-seconds", "0", "--until-stdin-ends")
+        return [sys.executable, "-m", "crossdraft.cli", "serve", "ngram", *options]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def targets() -> AsyncIterator[list[Killable]]:
+    """Two in processes of their own, for all tests: one of them is killed by the second test, the other by the last."""
+    async with AsyncExitStack() as stack:
+        yield [await Killable.started(target(), stack) for _ in range(2)]
 
 
 async def undisturbed(pipeline: Pipeline) -> str:
@@ -80,8 +90,12 @@ async def disturbed(
 
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize("overlap", [Overlap.ON, pytest.param(Overlap.OFF, marks=pytest.mark.full)])
-async def test_drafters_that_are_killed_one_after_the_other(overlap: Overlap) -> None:
-    async with connected(1, 2) as (pipeline, _, drafters):
+async def test_drafters_that_are_killed_one_after_the_other(targets: Sequence[Killable], overlap: Overlap) -> None:
+    addresses = [one.address for one in targets]
+    async with (
+        running([Copying()] * 2) as drafters,
+        connect(addresses, [one.address for one in drafters], needs_drafter=True) as pipeline,
+    ):
         wanted = await undisturbed(pipeline)
         for drafter in drafters:
             generation = pipeline.run(request(overlap))
@@ -91,23 +105,26 @@ async def test_drafters_that_are_killed_one_after_the_other(overlap: Overlap) ->
             assert figures.targets_lost == 0
 
 
-async def test_a_target_that_is_killed_is_replaced_by_another() -> None:
-    async with connected(2, 1) as (pipeline, targets, _):
+async def test_a_target_that_is_killed_is_replaced_by_another(targets: Sequence[Killable]) -> None:
+    async with (
+        await drafter_server(ServeDrafter(model("drafter-a"), AT_ONCE)) as drafter,
+        connect([one.address for one in targets], drafter.address, needs_drafter=True) as pipeline,
+    ):
         wanted = await undisturbed(pipeline)
         generations = [pipeline.run(request(Overlap.ON)) for _ in range(2)]  # one on each target
-        figures = await asyncio.gather(*(disturbed(generation, targets[0]) for generation in generations))
+        victim = targets[0].running
+        figures = await asyncio.gather(*(disturbed(generation, victim) for generation in generations))
         assert [generation.text for generation in generations] == [wanted, wanted]
         assert sorted(figure.targets_lost for figure in figures) == [0, 1]
         assert [figure.drafters_lost for figure in figures] == [0, 0]
 
 
-async def test_a_target_that_is_killed_and_started_again_goes_on() -> None:
-    async with AsyncExitStack() as stack:
-        victim = await Killable.started(target(), stack)
-        pipeline = await stack.enter_async_context(connect(victim.address))
+async def test_a_target_that_is_killed_and_started_again_goes_on(targets: Sequence[Killable]) -> None:
+    victim = targets[1]
+    async with connect(victim.address) as pipeline:
         wanted = await undisturbed(pipeline)
         # In this process, and loaded before: a slow machine may take longer for that than a session waits for a target.
-        listening = Listening(port=int(victim.address.rpartition(":")[2]), grace_seconds=0)
+        listening = replace(AT_ONCE, port=int(victim.address.rpartition(":")[2]))
         again = await target_server(ServeTarget(model(TARGET), listening))
         generation = pipeline.run(request(Overlap.OFF))
         killed = asyncio.Event()

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from transformers import AutoConfig, PreTrainedTokenizerBase
@@ -33,6 +34,14 @@ OPTIONS = {
     "all three": replace(GREEDY, repetition_penalty=0.9, presence_penalty=2.0),
 }
 KINDS = tuple((tuple(OPTIONS)[place % len(OPTIONS)], *pair) for place, pair in enumerate(PAIRS))
+
+
+def first(count: int, cases: Sequence[tuple[str, ...]]) -> list[Any]:
+    """The others are repetitions, with another method or another drafter."""
+    return [*cases[:count], *(pytest.param(*case, marks=pytest.mark.full) for case in cases[count:])]
+
+
+OTHERS = tuple((method, one) for method in ACROSS for one in DRAFTERS if (method, one) not in PAIRS)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -67,8 +76,7 @@ def plain_cases() -> list[Case]:
     return [Case(prompt.text, NEW_TOKENS) for prompt in prompts()[:PROMPTS]]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("method", ACROSS)
+@pytest.mark.parametrize(("method", "drafter"), first(len(PAIRS), [*PAIRS, *OTHERS]))
 async def test_with_a_drafter_of_another_vocabulary(
     stack: Stack, reference: Reference, method: str, drafter: str
 ) -> None:
@@ -101,7 +109,7 @@ async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) ->
     assert sum(figure.tokens for figure in figures) > 3 * sum(figure.passes for figure in figures)
 
 
-@pytest.mark.parametrize(("kind", "method", "drafter"), KINDS)
+@pytest.mark.parametrize(("kind", "method", "drafter"), first(len(OPTIONS), KINDS))
 async def test_with_penalties_and_biases(
     stack: Stack, reference: Reference, kind: str, method: str, drafter: str
 ) -> None:
@@ -114,7 +122,7 @@ async def test_with_penalties_and_biases(
     assert any(reference.continuation(case) != reference.continuation(replace(case, options=GREEDY)) for case in cases)
 
 
-@pytest.mark.parametrize(("method", "drafter"), PAIRS)
+@pytest.mark.parametrize(("method", "drafter"), first(len(DRAFTERS), PAIRS))
 async def test_with_prompts_longer_than_the_drafters_context(
     stack: Stack, reference: Reference, method: str, drafter: str
 ) -> None:

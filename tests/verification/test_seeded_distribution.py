@@ -26,7 +26,7 @@ from tests.verification.toys import TOYS, Toy, as_ids
 from tests.vocabularies import pair_of
 
 LENGTH = 3
-SEEDS = 3000
+SEEDS = 2000
 SMALLEST_P = 1e-4
 NO_CHOICE = RandomChooser.__new__(RandomChooser)  # `seeded` makes no choice of its own
 
