@@ -27,6 +27,12 @@ class ForwardRequest:
         """The rows of logits asked for."""
         return range(1 + len(self.tree)) if self.wanted is None else self.wanted
 
+    def after(self, token: int) -> "ForwardRequest":
+        """Asks for the row after one more node, which follows the last row that is asked for now."""
+        tree, parent = self.tree, self.rows()[-1] - 1
+        grown = TokenTree((*tree.tokens, token), (*tree.parents, parent))
+        return ForwardRequest(self.session, self.context, grown, (len(grown.tokens),))
+
     def check(self, max_length: int) -> None:
         """Refuses sizes and rows that cannot be computed.
 
