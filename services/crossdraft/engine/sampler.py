@@ -472,8 +472,8 @@ class DrawRequest(_OfLogits[Sequence[list[int]]]):
 class Path(Protocol):
     """What the tokens of a path are drawn with, each after those before it."""
 
-    def asks(self, logits: Tensor, drawn: Sequence[int]) -> DrawRequest:
-        """For the token after `drawn`, of which the logits (1, V) are."""
+    def asks(self, logits: Tensor, drawn: Sequence[int]) -> SamplerRequest[Sequence[list[int]]]:
+        """For the token after `drawn`, of which the logits (1, V) are: a list of its column."""
         ...
 
     def id_of(self, column: int) -> int:
