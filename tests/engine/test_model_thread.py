@@ -13,7 +13,7 @@ from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread, Mode
 from crossdraft.engine.requests import ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
-from crossdraft.engine.sampler import SamplerRequest
+from crossdraft.engine.sampler import PathRequest, PathResult, SamplerRequest, TopRequest
 from tests.engine.gathering import Gate, gathered, nothing
 from tests.engine.tiny import VOCABULARY, tiny_llama
 
@@ -52,6 +52,32 @@ async def test_jobs_that_wait_share_their_steps(worker: ModelThread) -> None:
     results = await gathered(worker, *(greedy(*case) for case in cases))
     assert worker.steps == 6
     assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+
+
+class Greedy:
+    def asks(self, logits: torch.Tensor, drawn: Sequence[int]) -> TopRequest:
+        return TopRequest(logits, 1)
+
+    def id_of(self, column: int) -> int:
+        return column
+
+
+def greedy_path(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
+    found: PathResult = yield PathRequest(Request(session, ids), Greedy(), count)
+    return (*ids, *found.tokens)
+
+
+async def test_a_path_is_drawn_as_step_by_step_and_shares_its_steps(worker: ModelThread) -> None:
+    cases = [("a", PROMPT, 6), ("b", (9,), 4), ("c", PROMPT[::-1], 6)]
+    results = await gathered(worker, *(greedy_path(*case) for case in cases))
+    assert worker.steps == 6
+    assert results == [alone(Engine(MODEL), greedy(*case)) for case in cases]
+
+
+async def test_a_path_that_does_not_fit_is_refused_before_it_begins(worker: ModelThread) -> None:
+    fits, too_long = await gathered(worker, greedy_path("a", (1,) * 124, 5), greedy_path("b", (1,) * 125, 5))
+    assert len(fits) == 129
+    assert isinstance(too_long, ContextOverflowError)
 
 
 async def test_errors_reach_only_their_submitter(worker: ModelThread) -> None:

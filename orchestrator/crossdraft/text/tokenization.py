@@ -2,14 +2,19 @@
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 from tokenizers import Encoding, Tokenizer
 
 from crossdraft.text.letters import FIRST_CONTROL, Letters, Role, from_bytes, is_plain, to_bytes
 from crossdraft.text.vocabulary import NESTED, SPACE_MARK, Part, Vocabulary, anatomy_of, components
+
+SHORT = 32  # characters of a text whose ids are kept: drafts begin with the same few words again and again
+KEPT = 1 << 14  # texts
 
 
 class NotExpressible(ValueError):  # noqa: N818
@@ -56,6 +61,7 @@ class Tokenization:
         self._continuation.encode_special_tokens = True  # names of special tokens in text are text
         # a `▁` in text would be decoded as a space
         self._unwritable = SPACE_MARK if anatomy.space_mark else ""
+        self._known = lru_cache(KEPT)(self._text)
         self._begin, self._prefix = self._opening()
 
     def _opening(self) -> tuple[tuple[int, ...], Letters]:
@@ -120,34 +126,36 @@ class Tokenization:
 
     def _encode(self, letters: Letters, leave_out: bool) -> tuple[int, ...]:
         segments = segments_of(letters, self._unwritable)
-        ids = tuple(token for segment in segments for token in self._segment(segment, leave_out))
+        ids: list[int] = []
+        for segment in segments:
+            ids += self._segment(segment, leave_out)
         return self._within(ids)
 
-    def _segment(self, segment: Segment, leave_out: bool) -> list[int]:
-        if segment.text is None:
+    def _segment(self, segment: Segment, leave_out: bool) -> Sequence[int]:
+        text = segment.text
+        if text is None:
             return self._one_by_one(segment.letters, leave_out)
-        return self._text(segment.text, leave_out)
+        return self._known(text, leave_out) if len(text) <= SHORT else self._text(text, leave_out)
 
     def _one_by_one(self, letters: Letters, leave_out: bool) -> list[int]:
         found = [self.vocabulary.ids_of(Letters(letter)) for letter in letters]
-        missing = Letters("".join(letter for letter, ids in zip(letters, found, strict=True) if not ids))
-        if missing and not leave_out:
-            raise NotExpressible(missing)
+        if not (leave_out or all(found)):
+            raise NotExpressible(Letters("".join(one for one, ids in zip(letters, found, strict=True) if not ids)))
         return [ids[0] for ids in found if ids]
 
-    def _text(self, text: str, leave_out: bool) -> list[int]:
+    def _text(self, text: str, leave_out: bool) -> tuple[int, ...]:
         encoding = self._continuation.encode(text, add_special_tokens=False)
         if self._writes(encoding.ids, text):
-            return encoding.ids
+            return tuple(encoding.ids)
         ids: list[int] = []
         done = 0
         for (start, end), tokens in _by_characters(encoding):
             ids += self._one_by_one(from_bytes(text[done:start].encode()), leave_out)
             ids += tokens if self._writes(tokens, text[start:end]) else self._piecemeal(text[start:end], leave_out)
             done = end
-        return ids + self._one_by_one(from_bytes(text[done:].encode()), leave_out)
+        return (*ids, *self._one_by_one(from_bytes(text[done:].encode()), leave_out))
 
-    def _piecemeal(self, text: str, leave_out: bool) -> list[int]:
+    def _piecemeal(self, text: str, leave_out: bool) -> Sequence[int]:
         """A character byte by byte; several of them one by one, so that they are not read as something else."""
         if len(text) == 1:
             return self._one_by_one(from_bytes(text.encode()), leave_out)
@@ -235,15 +243,16 @@ def segments_of(letters: Letters, unwritable: str = "") -> list[Segment]:
     return segments
 
 
+_BROKEN = re.compile("[\udc80-\udcff]+")  # bytes that are not UTF-8, decoded with surrogateescape
+
+
 def _of_bytes(raw: bytes, unwritable: str) -> Iterator[Segment]:
-    while raw:
-        try:
-            yield from _of_text(raw.decode(), unwritable)
-            return
-        except UnicodeDecodeError as error:
-            yield from _of_text(raw[: error.start].decode(), unwritable)
-            yield Segment(from_bytes(raw[error.start : error.end]), None)
-            raw = raw[error.end :]
+    text, done = raw.decode(errors="surrogateescape"), 0
+    for broken in _BROKEN.finditer(text):
+        yield from _of_text(text[done : broken.start()], unwritable)
+        yield Segment(from_bytes(broken.group().encode(errors="surrogateescape")), None)
+        done = broken.end()
+    yield from _of_text(text[done:], unwritable)
 
 
 def _of_text(text: str, unwritable: str) -> Iterator[Segment]:

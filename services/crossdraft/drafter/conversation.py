@@ -168,15 +168,25 @@ class ReplyBuffer:
 
     def due(self) -> Iterator[Drafted]:
         """The replies that are to be sent now."""
-        epoch, request = self._epoch, self._epoch.request
+        epoch = self._epoch
         while True:
-            size = request.first - epoch.sent if epoch.sent < request.first else request.chunk
-            left = max(0, epoch.count - epoch.sent)
+            size, left = self._size, max(0, epoch.count - epoch.sent)
             ready = min(len(self._draft_tokens), left)
             if ready >= size or (ready == left and (ready or self._branches)):
                 yield self._reply(min(ready, size), "")
             else:
                 return
+
+    @property
+    def lacking(self) -> int:
+        """Draft tokens that the next reply lacks."""
+        return min(self._size, self._epoch.count - self._epoch.sent) - len(self._draft_tokens)
+
+    @property
+    def _size(self) -> int:
+        """Draft tokens of the next reply, if so many are wanted."""
+        epoch, request = self._epoch, self._epoch.request
+        return request.first - epoch.sent if epoch.sent < request.first else request.chunk
 
     def last(self, reason: str) -> Drafted:
         """The epoch's last reply: all that is left, and why no more will come."""

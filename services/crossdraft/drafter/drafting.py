@@ -18,7 +18,7 @@ from crossdraft.drafter.scoring import Scoring
 from crossdraft.engine.distributions import Logits
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import Draws, SamplerSteps
+from crossdraft.engine.sampler import Draws, PathRequest, PathResult, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import Letters, is_plain
 from crossdraft.text.tokenization import NotExpressible
@@ -167,12 +167,16 @@ class DraftTree:
         """Adds the tips' tokens; a request for the row after each tip, in their order. A tip without a token of its own
         comes first."""
         for tip in tips:
-            if tip.token is not None:
-                self._tokens.append(tip.token)
-                self._parents.append(tip.node)
-                tip.node, tip.token = len(self._tokens) - 1, None
+            self.grow(tip)
         tree = TokenTree(tuple(self._tokens), tuple(self._parents))
         return ForwardRequest(self._session, self._root, tree, tuple(tip.node + 1 for tip in tips))
+
+    def grow(self, tip: Tip) -> None:
+        """Adds a tip's token, if it has one."""
+        if tip.token is not None:
+            self._tokens.append(tip.token)
+            self._parents.append(tip.node)
+            tip.node, tip.token = len(self._tokens) - 1, None
 
     def move_root(self, node: int) -> dict[int, int]:
         """Makes a node the root and forgets what does not follow it; returns the new number of each node that stays."""
@@ -265,6 +269,10 @@ class Drafting:
         try:
             while not self._epoch.over and (self._drafts or self._open_branches):
                 self._make_room()
+                if (steps := self._steps()) > 1:
+                    yield from self._draft_path(steps)
+                    self._send(send)
+                    continue
                 due, drafts = list(self._open_branches), self._drafts
                 tips = [*([self._tip] if drafts else ()), *(branch.tip for branch in due)]
                 answer: ForwardResult = yield self._tree.work(tips)
@@ -277,6 +285,23 @@ class Drafting:
             self._send(send)
         if self._obstacle and self._epoch.wanted:
             send(self._replies.last(self._obstacle))
+
+    def _steps(self) -> int:
+        """Steps up to the next reply in which nothing but the draft is made, and there is room for all."""
+        if self._shape.depth or self._open_branches or not self._state.source.draws_paths:
+            return 1
+        room = min(self._state.context.capacity - self._tree.size, 2 * self._shape.kept - self._tree.nodes)
+        return min(self._replies.lacking, room)
+
+    def _draft_path(self, steps: int) -> Job[None]:
+        """The draft's next tokens."""
+        path = self._state.source.path(self._draws, self._state.context.offset)
+        found: PathResult = yield PathRequest(self._tree.work([self._tip]), path, steps)
+        self._replies.waited(found.queued)
+        if not self._epoch.over:
+            for token in found.tokens:
+                self._tree.grow(self._tip)
+                self._extend_draft(Draw(token, []))
 
     @property
     def _drafts(self) -> bool:
@@ -309,7 +334,7 @@ class Drafting:
         """A step's rows: the draft's if it takes part, then those of the branches that are due."""
         if self._epoch.over:  # since the step began
             return
-        if not len(logits):  # a cut has left nothing to draft
+        if not logits.shape[0]:  # a cut has left nothing to draft
             return
         offsets = [*([self._state.context.offset] if drafts else ()), *(branch.end for branch in due)]
         besides = self._shape.candidates if drafts else 0

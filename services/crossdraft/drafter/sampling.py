@@ -1,14 +1,22 @@
 """What a session's draft tokens are: the drafter's own tokens, or the target's through an affinity matrix (`rdk`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from crossdraft.drafter.context import Context
 from crossdraft.engine.distributions import Columns, Logits, narrowed
-from crossdraft.engine.sampler import Distribution, DistributionRequest, DrawRequest, Draws, SamplerSteps, TopRequest
+from crossdraft.engine.sampler import (
+    Chance,
+    Distribution,
+    DistributionRequest,
+    DrawRequest,
+    Draws,
+    SamplerSteps,
+    TopRequest,
+)
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
 from crossdraft.types.messages import OpenDrafter
@@ -46,6 +54,15 @@ class DrawSource(ABC):
         if columns is not None and not len(columns):
             kept_none = allowed is not None and len(allowed)
             self.obstacle = "none of the shared tokens is kept" if kept_none else "the two vocabularies share no token"
+
+    @property
+    def draws_paths(self) -> bool:
+        """Whether tokens can be drawn one after another without a look at the text: see `path`."""
+        return False
+
+    def path(self, draws: Draws, offset: int) -> "OwnPath":
+        """What tokens from an offset on, in letters since the start of the output, are drawn with."""
+        raise NotImplementedError
 
     @abstractmethod
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
@@ -98,14 +115,24 @@ class OwnTokens(DrawSource):
             found[0].others.extend(self._ids(best))
         return found
 
+    @property
+    def draws_paths(self) -> bool:
+        """As in `DrawSource`: no distribution travels."""
+        return self._opening.row_width == 0
+
+    def path(self, draws: Draws, offset: int) -> "OwnPath":
+        """As in `DrawSource`."""
+        return OwnPath(self._running, self._asked, draws, offset)
+
     def append(self, context: Context, token: int) -> None:
         """As in `DrawSource`."""
         context.append(token)
 
+    def _asked(self, logits: Logits, chances: Sequence[Chance], besides: int = 0) -> DrawRequest:
+        return DrawRequest(logits, self._opening.options, self._running.clocks, chances, besides, self._columns)
+
     def _ranked(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        chances = [draws.chance(offset) for offset in offsets]
-        asked = DrawRequest(logits, self._opening.options, self._running.clocks, chances, besides, self._columns)
-        rows = yield asked
+        rows = yield self._asked(logits, [draws.chance(offset) for offset in offsets], besides)
         if self._running.kept is not None:
             rows = map(self._ids, rows)
         return [Draw(drawn, others) for drawn, *others in rows]
@@ -113,6 +140,31 @@ class OwnTokens(DrawSource):
     def _ids(self, columns: list[int]) -> list[int]:
         found: list[int] = self._running.ids(np.array(columns, dtype=np.int64)).tolist()
         return found
+
+
+class OwnPath:
+    """Tokens of the drafter's, drawn one after another: a `Path` of the sampler's."""
+
+    def __init__(
+        self,
+        running: RunningModel,
+        asked: Callable[[Logits, Sequence[Chance]], DrawRequest],
+        draws: Draws,
+        offset: int,
+    ) -> None:
+        self._running, self._asked, self._draws = running, asked, draws
+        self._offset = offset
+
+    def asks(self, logits: Logits, drawn: Sequence[int]) -> DrawRequest:
+        """As in `Path`."""
+        if drawn:
+            self._offset += self._running.lengths[drawn[-1]]
+        return self._asked(logits, [self._draws.chance(self._offset)])
+
+    def id_of(self, column: int) -> int:
+        """As in `Path`."""
+        kept = self._running.kept
+        return column if kept is None else int(kept[column])
 
 
 class TargetTokens(DrawSource):

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Generic, Protocol, TypeVar
@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crossdraft.engine.distributions import joined
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
+from crossdraft.types.trees import ROOT
 
 LATEST = 8  # tokens that the noise depends on, besides the number of tokens before
 WINDOWS = 1 << 16
@@ -125,18 +127,28 @@ class Noisy:
     @torch.inference_mode()
     def __call__(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
         """The step's logits with noise; raises what it raises."""
-        return [
-            logits if logits is None or not len(logits) else logits + self._of(one.request)
-            for one, logits in zip(scheduled, self._step(scheduled), strict=True)
-        ]
+        found = self._step(scheduled)
+        noisy = [place for place, logits in enumerate(found) if logits is not None and logits.shape[0]]
+        if noisy:
+            parts = [logits for place in noisy if (logits := found[place]) is not None]
+            windows = [window for place in noisy for window in _windows_of(scheduled[place].request)]
+            noise = self._windows[torch.tensor(windows, device=self._noise.device)]
+            added = (joined(parts) + noise).split([part.shape[0] for part in parts])
+            for place, logits in zip(noisy, added, strict=True):
+                found[place] = logits
+        return found
 
-    def _of(self, request: ForwardRequest) -> Tensor:
-        """Shape (rows, columns)."""
-        end, before = request.context[-LATEST:], len(request.context)
-        every = list(request.tree.paths()) if request.rows() else []
-        return torch.stack(
-            [self._windows[_window(before + len(p), (*end, *p))] for p in map(every.__getitem__, request.rows())]
-        )
+
+def _windows_of(request: ForwardRequest) -> Iterator[int]:
+    """Where the noise of each row that is asked for begins."""
+    end, before, tree = request.context[-LATEST:], len(request.context), request.tree
+    for row in request.rows():
+        path: list[int] = []
+        node = row - 1
+        while node != ROOT:
+            path.append(tree.tokens[node])
+            node = tree.parents[node]
+        yield _window(before + len(path), (*end, *reversed(path)))
 
 
 def _window(count: int, tokens: tuple[int, ...]) -> int:

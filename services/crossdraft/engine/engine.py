@@ -92,14 +92,14 @@ class Engine:
         """Takes all the memory of the KV cache now, so that no pass waits for it later. Before the first session."""
         self._cache.populate()
 
-    def check(self, request: ForwardRequest) -> None:
-        """Raises what `forward` would raise for this request; changes nothing.
+    def check(self, request: ForwardRequest, more: int = 0) -> None:
+        """Raises what `forward` would raise for this request, also after so many `more` nodes; changes nothing.
 
         Raises:
             ContextOverflowError: context and tree are longer than `max_length`.
             ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
         """
-        request.check(self.max_length)
+        request.check(self.max_length - more)
         tokens = self._plan(request).tokens  # what is cached was checked before
         if tokens and (min(tokens) < 0 or max(tokens) >= self.vocabulary_size):
             wrong = min(tokens) if min(tokens) < 0 else max(tokens)

@@ -2,7 +2,8 @@
 
 A job is a generator. It yields forward requests and receives a `ForwardResult` for each, yields sampler requests about
 the logits and receives their results, and returns its result to whoever submitted it. All of it runs in the model
-thread. A verification pass of the target is one forward request, a draft of k tokens k of them.
+thread. A verification pass of the target is one forward request, a draft of k tokens k of them: or one `PathRequest`,
+whose k steps are made without the job, since a resumed job costs as much as its share of a small model's forward.
 """
 
 import asyncio
@@ -23,12 +24,13 @@ from torch import Tensor
 from crossdraft.engine.device import Span
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
-from crossdraft.engine.sampler import BatchKey, SamplerRequest, batched
+from crossdraft.engine.sampler import BatchKey, PathRequest, PathResult, SamplerRequest, batched
 from crossdraft.engine.scheduler import Admission, Pause, Ready, Scheduler, Step
 
 T = TypeVar("T")
-Job = Generator[ForwardRequest | SamplerRequest[Any], Any, T]
+Job = Generator[ForwardRequest | SamplerRequest[Any] | PathRequest, Any, T]
 StepFunction = Callable[[Sequence[ScheduledRequest]], list[Tensor | None]]  # as `Engine.step`
+Check = Callable[..., None]  # as `Engine.check`
 LOOK_AGAIN = 0.02  # seconds between looks whether a session's turn is over, while nobody can go on
 
 
@@ -77,6 +79,33 @@ def _call_all(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], obje
         loop.call_soon(call)
 
 
+class PathUnderWay:
+    """How far a `PathRequest` has come."""
+
+    def __init__(self, request: PathRequest) -> None:
+        self.drawn: list[int] = []
+        self.queued = 0.0  # seconds
+        self._path, self._tokens = request.path, request.tokens
+        self._key: tuple[BatchKey, int] | None = None  # the same for each draw
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tokens are drawn."""
+        return len(self.drawn) == self._tokens
+
+    def asks(self, result: ForwardResult) -> tuple[tuple[BatchKey, int], SamplerRequest[Any]]:
+        """For the next token, of which these are the logits."""
+        self.queued += result.queued
+        request = self._path.asks(result.logits, self.drawn)
+        self._key = BatchKey.of(request) if self._key is None else self._key
+        return self._key, request
+
+    def draw(self, column: int) -> int:
+        """A token was drawn; returns its id."""
+        self.drawn.append(self._path.id_of(column))
+        return self.drawn[-1]
+
+
 class RunningJob(Generic[T]):
     """A job, what it waits for, and where its result goes. Times are seconds of the thread's clock."""
 
@@ -87,15 +116,16 @@ class RunningJob(Generic[T]):
         self.live = True
         self.sampling: tuple[tuple[BatchKey, int], SamplerRequest[Any]] | None = None  # awaited before any forward
         self.future: asyncio.Future[T] = loop.create_future()
+        self._path: PathUnderWay | None = None
         self._job = job
         self._loop = loop
         self._outbox = outbox
 
-    def start(self, check: Callable[[ForwardRequest], None]) -> None:
+    def start(self, check: Check) -> None:
         """Runs the job up to its first request."""
         self.resume(None, check, self.asked)
 
-    def resume(self, result: Any, check: Callable[[ForwardRequest], None], now: float) -> None:
+    def resume(self, result: Any, check: Check, now: float) -> None:
         """Hands it the result of its request, and runs it up to the next one, which it asks for now."""
         with Delivering(self):
             request = self._job.send(result)
@@ -103,9 +133,35 @@ class RunningJob(Generic[T]):
             self.sampling = None
             if isinstance(request, SamplerRequest):
                 self.sampling = BatchKey.of(request), request
+            elif isinstance(request, PathRequest):
+                self.request, self._path = request.forward, PathUnderWay(request)
+                check(request.forward, request.tokens - 1)
             else:
                 self.request = request
                 check(request)
+
+    def answer(self, result: ForwardResult, check: Check, now: float) -> None:
+        """Hands it the logits that it asked for."""
+        if self._path is None:
+            self.resume(result, check, now)
+        else:
+            with Delivering(self):
+                self.sampling = self._path.asks(result)
+
+    def sampled(self, result: Any, check: Check, now: float) -> None:
+        """Hands it what the sampler has found: the next step of a path begins, or the job goes on."""
+        path = self._path
+        if path is None:
+            self.resume(result, check, now)
+            return
+        with Delivering(self):
+            ((column,),) = result
+            token = path.draw(column)
+            if path.complete:
+                self._path = None
+                self.resume(PathResult(path.drawn, path.queued), check, now)
+            else:
+                self.asked, self.sampling, self.request = now, None, self.request.after(token)
 
     def finish(self, error: BaseException) -> None:
         """Ends the job: its result (a StopIteration), or the error, goes to the submitter."""
@@ -342,7 +398,7 @@ class ModelThread:
         self._admission.answered(request.session, now, lambda: self._scheduler.costs.seconds(len(request.context)))
         result = ForwardResult(logits, queued, job.began, span, sessions, computed)
         job.began = None
-        job.resume(result, self.engine.check, now)
+        job.answer(result, self.engine.check, now)
 
     def _sample(self, jobs: "Sequence[RunningJob[Any]]") -> None:
         """Runs the sampler requests of jobs, until each waits for a forward, or has ended."""
@@ -352,7 +408,7 @@ class ModelThread:
                 results, now = _sampled(batch, [waiting[index][2] for index in members]), self._clock()
                 for job, result in zip(batch, results, strict=True):
                     if job.live:
-                        job.resume(result, self.engine.check, now)
+                        job.sampled(result, self.engine.check, now)
 
 
 def _sampled(jobs: Sequence[RunningJob[Any]], requests: Sequence[SamplerRequest[Any]]) -> Sequence[Any]:

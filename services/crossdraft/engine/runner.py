@@ -165,15 +165,15 @@ class ModelRunner:
         self.inside: Callable[[], AbstractContextManager[object]] = nullcontext  # around each forward, to measure it
         self.graphs: GraphRunner | None = None  # for forwards that fit into a bucket; None: all are flat batches
         self._model, self._cache = model, cache
-        self._device = embedding_weight(model).device
+        self._device, self._dtype = embedding_weight(model).device, model.dtype  # the model's own looks at all weights
         self._heads: int = getattr(model.config.get_text_config(), "num_attention_heads", 1)
         self._keeps_logits = keeps_logits(model)
         # A 4-D mask is passed on as it is: the model then makes none of its own, and the layout says what is seen.
-        self._mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=self._device)
+        self._mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self._device)
 
     def use_graphs(self, longest: int) -> None:
         """From now on forwards that fit run in buckets, for sessions of at most so many slots."""
-        self.graphs = GraphRunner(self._call, self._cache, self._model.dtype, self._device, longest)
+        self.graphs = GraphRunner(self._call, self._cache, self._dtype, self._device, longest)
 
     def run(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
         """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
@@ -185,7 +185,7 @@ class ModelRunner:
         return _split(logits, slices)
 
     def _flat(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
-        batch = batch_of(slices, self._heads, self._model.dtype, self._device)
+        batch = batch_of(slices, self._heads, self._dtype, self._device)
         self._cache.map_slots(batch.slot_mapping)
         with self.inside():
             options = {"logits_to_keep": batch.kept} if self._keeps_logits and batch.kept is not None else {}

@@ -27,6 +27,7 @@ from crossdraft.engine.distributions import (
     scores,
     tempered,
 )
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.verification.noise import KeyedNoise, Unsigned, fill_uniform_words, moments, uniform_words
@@ -466,6 +467,37 @@ class DrawRequest(_OfLogits[Sequence[list[int]]]):
         near, best = distances.topk(count, largest=False), scores.topk(count).indices
         found = torch.cat([near.indices, near.values.isinf(), best], -1).tolist()
         return [_completed(row[:count], row[count : 2 * count], row[2 * count :]) for row in found]
+
+
+class Path(Protocol):
+    """What the tokens of a path are drawn with, each after those before it."""
+
+    def asks(self, logits: Tensor, drawn: Sequence[int]) -> SamplerRequest[Sequence[list[int]]]:
+        """For the token after `drawn`, of which the logits (1, V) are: a list of its column."""
+        ...
+
+    def id_of(self, column: int) -> int:
+        """The id that a column of the logits stands for."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class PathRequest:
+    """Asks for several tokens, each drawn from the row after the one before, without the job in between.
+
+    The first row is that of `forward`, which asks for one. The ids that were drawn are the result, a `PathResult`.
+    """
+
+    forward: ForwardRequest
+    path: Path
+    tokens: int  # at least 1; the session has room for all
+
+
+class PathResult(NamedTuple):
+    """What a job receives for a `PathRequest`."""
+
+    tokens: list[int]
+    queued: float  # seconds from the requests to their first steps, of all
 
 
 def _inverted(distribution: Tensor, chances: Tensor) -> Tensor:
