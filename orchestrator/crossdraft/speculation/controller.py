@@ -38,6 +38,8 @@ FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: 
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
 CROWDED = 0.85  # of a forecast comes true if outputs wait for draft tokens: they come back apart, and miss passes
 SWITCH = 1.03  # a mode is left for one that is expected to be so much faster: less is noise
+FAR = 1.25  # ... before each output has emitted SETTLED tokens in it: what it brings must be seen first
+SETTLED = 64
 TRUSTED = 16.0  # plain passes of each output that a forecast weighs against what its mode has really taken
 FADED = 1500.0  # ... after which a mode that is not in use is forecast without correction again
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
@@ -114,6 +116,7 @@ class Policy:
     rated: Mapping[Mode, Rated]  # the best of each mode
     conditions: Conditions
     seen: int  # observations that it rests on
+    until: float  # tokens of all outputs until which its mode is kept, unless another one is far better
     expected: dict[tuple[Mode, int, int], Forecast] = field(default_factory=dict)  # of choices near the best
 
     @property
@@ -149,6 +152,7 @@ class TargetController:
         self._policies: dict[tuple[Kind, Limits], Policy] = {}
         self._seen = 0  # observations
         self._unanswered: float | None = None  # seconds: since when the drafter has answered nobody
+        self._emitted = 0.0  # tokens of all outputs
         self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
         self._measuring: ReferenceType[OutputController] | None = None  # the output that tries a new drafter
 
@@ -193,6 +197,7 @@ class TargetController:
 
     def emitted(self, tokens: float) -> None:
         """An output has emitted tokens."""
+        self._emitted += tokens
         self._untried += tokens / self.outputs
 
     def took(self, mode: Mode, seconds: float, forecast: float) -> None:
@@ -264,10 +269,10 @@ class TargetController:
     def policy(self, kind: Kind, limits: Limits, acceptance: Acceptance) -> Policy | None:
         """What outputs of a kind are to do now; None: too little is known."""
         before = self._policies.get((kind, limits))
-        if before is not None:
-            load = before.conditions.outputs / self.outputs
-            if self._seen - before.seen < min(before.seen / 8, 64 * self.outputs) and 0.8 < load < 1.25:
-                return before
+        if before is not None and not 0.8 < before.conditions.outputs / self.outputs < 1.25:
+            before = None  # another load
+        if before is not None and self._seen - before.seen < min(before.seen / 8, 64 * self.outputs):
+            return before
         if not (self.known and acceptance.tested):
             return None
         policy = self._decide(limits, acceptance, before)
@@ -301,14 +306,19 @@ class TargetController:
         if not (limits.rounds_only or limits.min_draft_tokens):
             rated[Mode.HURRIED] = self._best(given, overlapped(given, limits, SIZES, [None]))
         best = max(rated.values(), key=lambda one: one.speed)
+        until = self._emitted + SETTLED * self.outputs
         if before is not None:
             stays = rated[Mode.of(before.best.choice)]
-            best = best if best.speed > SWITCH * stays.speed else stays
-        return Policy(best, rated, given, self._seen)
+            best = best if best.speed > (SWITCH if self._emitted > before.until else FAR) * stays.speed else stays
+            until = before.until if best is stays else until
+        return Policy(best, rated, given, self._seen, until)
 
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
         expected, mode = forecast(given, choice), Mode.of(choice)
-        usual = CROWDED if self.outputs > 1 and choice.patience and choice.drafts else 1.0
+        all_modes = sum(one.held for one in self._kept.values()), sum(one.seen for one in self._kept.values())
+        usual = Share(*all_modes).mean(1.0, TRUSTED * self.outputs)
+        if self.outputs > 1 and choice.patience and choice.drafts:
+            usual *= CROWDED
         return Rated(choice, expected, expected.speed * self._kept[mode].mean(usual, TRUSTED * self.outputs))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
@@ -351,12 +361,13 @@ class OutputController:
         self.target, self._kind, self.limits, self._acceptance = target, kind, limits, acceptance
         self._there = True
         self._running = PLAIN
+        self._mode: Mode | None = None  # of the running epoch; None: it is the first
         self._chances: Sequence[float] = ()
         self._behind = 0.0  # tokens drawn by the target itself that the draft has not caught up with
         self._in_run = False  # the latest pass was the target's own
         self._fared = Share()  # draft tokens that were accepted, of those expected to be
         self._policy: Policy | None = None  # that the running epoch follows
-        self._since: float | None = None  # seconds: when the running epoch began; None: amid another one
+        self._since: float | None = None  # seconds: when the running epoch began; None: after one of another mode
         self._tokens = 0  # that it has emitted
         self._run = 2  # tokens of the latest plain run
 
@@ -414,8 +425,9 @@ class OutputController:
         self._compare(now)
         self._behind = 0.0
         choice = self._choice(now)
-        self._since, self._tokens = None if self._in_run and choice.drafts else now, 0
-        self.target.begun(self, Mode.of(choice))
+        before, self._mode = self._mode, Mode.of(choice)
+        self._since, self._tokens = now if self._mode is before else None, 0
+        self.target.begun(self, self._mode)
         if choice.drafts:
             self._run = 2
             self.target.asked(now)
@@ -428,10 +440,10 @@ class OutputController:
     def _compare(self, now: float) -> None:
         """Compare the epoch that is over with its forecast."""
         self.target.emitted(self._tokens)
-        if self._policy is not None and self._since is not None and now > self._since and self._tokens:
+        if self._policy and self._mode and self._since is not None and now > self._since and self._tokens:
             given = self._policy.conditions
             expected = self._policy.expects(self._running).took(self._tokens / given.worth)
-            self.target.took(Mode.of(self._running), now - self._since, expected)
+            self.target.took(self._mode, now - self._since, expected)
 
     def _choice(self, now: float) -> Choice:
         target, limits = self.target, self.limits
