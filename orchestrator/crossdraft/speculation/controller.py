@@ -191,7 +191,7 @@ class TargetController:
         self._unanswered = None
         if seen.draft_tokens:
             drafting = max(1, len(self._outputs) - self._using[Mode.PLAIN])
-            self.drafter.add((seen.seconds + seen.queued) / seen.draft_tokens, drafting)
+            self.drafter.add(seen.seconds / seen.draft_tokens, drafting)
         if seen.waited is not None:
             self.drafter_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
 

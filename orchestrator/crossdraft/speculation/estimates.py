@@ -8,13 +8,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 FADING = 0.97  # weight of a step against the one after it: a new cost is known after some 30 steps
 MEMORY = 2000.0  # judged draft tokens after which one weighs 1/e: shares are known within 0.01
-LATEST = 60.0  # ... in the recent share, which is known within 0.06: a change is seen after some 20
+LATEST = 200.0  # ... in the recent share, which is known within 0.03: a clear change is seen after some 20
 CLEAR = 4.0  # standard deviations of the recent share from the usual one that are no chance
 PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
 SLOPE = 0.01  # of a step, that a further session or token costs until it is known: accelerators are limited by memory
@@ -99,7 +98,7 @@ class FittedCost:
 
 
 class Recent:
-    """The median of the latest numbers of one kind: single stalls do not count."""
+    """The lower quartile of the latest numbers of one kind: without waits for other work."""
 
     def __init__(self, before: float | None = None) -> None:
         self._latest: deque[float] = deque([] if before is None else [before], maxlen=15)
@@ -113,7 +112,7 @@ class Recent:
     def value(self) -> float:
         """0 before there is any."""
         if self._value is None:
-            self._value = median(self._latest) if self._latest else 0.0
+            self._value = sorted(self._latest)[len(self._latest) // 4] if self._latest else 0.0
         return self._value
 
 

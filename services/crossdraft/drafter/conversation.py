@@ -149,9 +149,9 @@ class ReplyBuffer:
         """Draft tokens of the epoch so far, sent or not."""
         return self._epoch.sent + len(self._draft_tokens)
 
-    def resume(self) -> None:
-        """Time counts from now on: nothing was drafted before."""
-        self._since = time.perf_counter()
+    def resume(self, asked: float | None = None) -> None:
+        """Time counts from when more was asked for, which is now if not given: nothing was drafted before."""
+        self._since = time.perf_counter() if asked is None else asked
         self._queued = 0.0
 
     def waited(self, seconds: float) -> None:

@@ -259,12 +259,12 @@ class Drafting:
                 self._epoch.sent += 1
         self._new_tree()
 
-    def run(self, send: Callable[[Drafted], None]) -> Job[None]:
+    def run(self, send: Callable[[Drafted], None], asked: float) -> Job[None]:
         """Drafts until all that is wanted is sent and every branch is finished, or the epoch is over.
 
         What is wanted may grow while this runs. When drafting cannot go on, the last reply says why.
         """
-        self._replies.resume()
+        self._replies.resume(asked)
         self._send(send)
         try:
             while not self._epoch.over and (self._drafts or self._open_branches):

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -130,7 +131,8 @@ class DrafterSession:
         An end of sequence is a draft token like any other: whether drafting goes on must not depend on what was drawn.
         """
         loop, thread = asyncio.get_running_loop(), self._thread
-        return thread.submit(self._job(epoch, lambda reply: thread.call_soon(loop, partial(send, reply))))
+        asked = time.perf_counter()
+        return thread.submit(self._job(epoch, asked, lambda reply: thread.call_soon(loop, partial(send, reply))))
 
     async def score(self, epoch: Epoch, request: Score) -> Scored:
         """As in `conversation.Drafter`."""
@@ -141,8 +143,8 @@ class DrafterSession:
         scoring = self._latest[2]
         return Scored(request.epoch, *await scoring.probabilities(request.strings, request.tokens))
 
-    def _job(self, epoch: Epoch, send: Send) -> Job[None]:
-        """Runs in the model thread."""
+    def _job(self, epoch: Epoch, asked: float, send: Send) -> Job[None]:
+        """Runs in the model thread; it was asked for at this time."""
         # Each epoch's text is a change of the text of the one before, also where that one was over before its job came.
         while self._pending and self._pending[0].number <= epoch.number:
             begun = self._pending.popleft()
@@ -153,7 +155,7 @@ class DrafterSession:
                 begun.aside = True
                 send(Drafted(begun.number, (), 0.0, str(reason)))
         if self._latest is not None and self._latest[0] is epoch:
-            yield from self._latest[1].run(send)
+            yield from self._latest[1].run(send, asked)
 
     def _begin(self, epoch: Epoch) -> tuple[Drafting, Scoring]:
         """Brings the text to where a new epoch begins. Raises NoRoomError, NotExpressible and ProtocolBroken."""
