@@ -38,9 +38,8 @@ FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: 
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
 CROWDED = 0.85  # of a forecast comes true if outputs wait for draft tokens: they come back apart, and miss passes
 SWITCH = 1.03  # a mode is left for one that is expected to be so much faster: less is noise
-FAR = 1.25  # ... before each output has emitted SETTLED tokens in it: what it brings must be seen first
-SETTLED = 64
-TRUSTED = 16.0  # plain passes of each output that a forecast weighs against what its mode has really taken
+FAR = 1.25  # ... before each output has emitted TRUSTED tokens in it: what it brings must be seen first
+TRUSTED = 64.0  # tokens of each output that a forecast weighs against what its mode has really brought
 FADED = 1500.0  # ... after which a mode that is not in use is forecast without correction again
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
@@ -200,18 +199,17 @@ class TargetController:
         self._emitted += tokens
         self._untried += tokens / self.outputs
 
-    def took(self, mode: Mode, seconds: float, forecast: float) -> None:
-        """An epoch of an output took so many seconds, and by the forecast so many."""
+    def brought(self, mode: Mode, tokens: float, forecast: float) -> None:
+        """An output has emitted so many tokens in a mode in which so many were forecast."""
         if self._using[mode] < 0.9 * len(self._outputs):
-            return  # what some do says little of what it would take if all did
-        plain = self.target.cost.seconds(self.outputs)
-        passes, most = min(seconds, OUTLIER * forecast) / plain, 4 * TRUSTED
+            return  # what some do says little of what it would bring if all did
+        most = 4 * TRUSTED
         for other, kept in self._kept.items():
             if other is mode:
-                kept.held, kept.seen = kept.held + forecast / plain, kept.seen + passes
+                kept.held, kept.seen = kept.held + tokens, kept.seen + forecast
                 kept.limit(most * self.outputs)
             else:
-                kept.limit(max(0.0, kept.seen - most * passes / FADED))
+                kept.limit(max(0.0, kept.seen - most * forecast / FADED))
 
     def begun(self, output: "OutputController", mode: Mode) -> None:
         """An output begins an epoch."""
@@ -306,7 +304,7 @@ class TargetController:
         if not (limits.rounds_only or limits.min_draft_tokens):
             rated[Mode.HURRIED] = self._best(given, overlapped(given, limits, SIZES, [None]))
         best = max(rated.values(), key=lambda one: one.speed)
-        until = self._emitted + SETTLED * self.outputs
+        until = self._emitted + TRUSTED * self.outputs
         if before is not None:
             stays = rated[Mode.of(before.best.choice)]
             best = best if best.speed > (SWITCH if self._emitted > before.until else FAR) * stays.speed else stays
@@ -314,12 +312,14 @@ class TargetController:
         return Policy(best, rated, given, self._seen, until)
 
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
-        expected, mode = forecast(given, choice), Mode.of(choice)
-        all_modes = sum(one.held for one in self._kept.values()), sum(one.seen for one in self._kept.values())
-        usual = Share(*all_modes).mean(1.0, TRUSTED * self.outputs)
+        expected, mode, weight = forecast(given, choice), Mode.of(choice), TRUSTED * self.outputs
+        usual = 1.0
+        if mode is not Mode.PLAIN:
+            drafting = [one for other, one in self._kept.items() if other is not Mode.PLAIN]
+            usual = Share(sum(one.held for one in drafting), sum(one.seen for one in drafting)).mean(1.0, weight)
         if self.outputs > 1 and choice.patience and choice.drafts:
             usual *= CROWDED
-        return Rated(choice, expected, expected.speed * self._kept[mode].mean(usual, TRUSTED * self.outputs))
+        return Rated(choice, expected, expected.speed * self._kept[mode].mean(usual, weight))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
         return max((self._rated(given, choice) for choice in choices), key=lambda one: one.forecast.speed)
@@ -425,8 +425,8 @@ class OutputController:
         self._compare(now)
         self._behind = 0.0
         choice = self._choice(now)
-        before, self._mode = self._mode, Mode.of(choice)
-        self._since, self._tokens = now if self._mode is before else None, 0
+        self._since, self._tokens = None if self._mode is None else now, 0
+        self._mode = Mode.of(choice)
         self.target.begun(self, self._mode)
         if choice.drafts:
             self._run = 2
@@ -441,9 +441,8 @@ class OutputController:
         """Compare the epoch that is over with its forecast."""
         self.target.emitted(self._tokens)
         if self._policy and self._mode and self._since is not None and now > self._since and self._tokens:
-            given = self._policy.conditions
-            expected = self._policy.expects(self._running).took(self._tokens / given.worth)
-            self.target.took(self._mode, now - self._since, expected)
+            expected = (now - self._since) * self._policy.rated[self._mode].forecast.speed
+            self.target.brought(self._mode, self._tokens, min(expected, OUTLIER * self._tokens))
 
     def _choice(self, now: float) -> Choice:
         target, limits = self.target, self.limits
