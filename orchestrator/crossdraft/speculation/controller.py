@@ -37,10 +37,10 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft to
 FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: enough to see how they fare
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
 CROWDED = 0.85  # of a forecast comes true if outputs wait for draft tokens: they come back apart, and miss passes
-SWITCH = 1.03  # a mode is left for one that is expected to be so much faster: less is noise
+MARGIN = 1.07  # a drafter has to promise so much more than plain decoding, and another mode than the present one
 FAR = 1.25  # ... before each output has emitted TRUSTED tokens in it: what it brings must be seen first
 TRUSTED = 64.0  # tokens of each output that a forecast weighs against what its mode has really brought
-FADED = 1500.0  # ... after which a mode that is not in use is forecast without correction again
+FADED = 4000.0  # ... after which a mode that is not in use is forecast without correction again
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
 KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
 
@@ -304,21 +304,19 @@ class TargetController:
         if not (limits.rounds_only or limits.min_draft_tokens):
             rated[Mode.HURRIED] = self._best(given, overlapped(given, limits, SIZES, [None]))
         best = max(rated.values(), key=lambda one: one.speed)
+        if best.speed < MARGIN * rated[Mode.PLAIN].speed:
+            best = rated[Mode.PLAIN]
         until = self._emitted + TRUSTED * self.outputs
         if before is not None:
             stays = rated[Mode.of(before.best.choice)]
-            best = best if best.speed > (SWITCH if self._emitted > before.until else FAR) * stays.speed else stays
+            least = 1.0 if best is rated[Mode.PLAIN] else MARGIN
+            best = best if best.speed > (least if self._emitted > before.until else FAR) * stays.speed else stays
             until = before.until if best is stays else until
         return Policy(best, rated, given, self._seen, until)
 
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
         expected, mode, weight = forecast(given, choice), Mode.of(choice), TRUSTED * self.outputs
-        usual = 1.0
-        if mode is not Mode.PLAIN:
-            drafting = [one for other, one in self._kept.items() if other is not Mode.PLAIN]
-            usual = Share(sum(one.held for one in drafting), sum(one.seen for one in drafting)).mean(1.0, weight)
-        if self.outputs > 1 and choice.patience and choice.drafts:
-            usual *= CROWDED
+        usual = CROWDED if self.outputs > 1 and choice.patience and choice.drafts else 1.0
         return Rated(choice, expected, expected.speed * self._kept[mode].mean(usual, weight))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
@@ -360,6 +358,7 @@ class OutputController:
     def __init__(self, target: TargetController, kind: Kind, limits: Limits, acceptance: Acceptance) -> None:
         self.target, self._kind, self.limits, self._acceptance = target, kind, limits, acceptance
         self._there = True
+        self._aside = 0  # tokens until it asks a drafter again that could not go on with its text
         self._running = PLAIN
         self._mode: Mode | None = None  # of the running epoch; None: it is the first
         self._chances: Sequence[float] = ()
@@ -378,6 +377,7 @@ class OutputController:
                 self._in_run = not seen.asked
                 self.target.passed(seen)
             case DraftSeen():
+                self._aside = 0 if seen.draft_tokens else EXPLORED
                 self.target.drafted(seen)
             case Judged():
                 self._judged(seen)
@@ -392,6 +392,7 @@ class OutputController:
     def _judged(self, seen: Judged) -> None:
         """While the draft is behind, its tokens are compared with the target's own; the others were judged."""
         self._tokens += seen.tokens
+        self._aside -= min(self._aside, seen.tokens)
         worth = max(0.2, self._acceptance.worth.mean(1.0))
         compared = 0
         while self._behind > 0 and compared < seen.accepted:
@@ -449,6 +450,9 @@ class OutputController:
         if not self._there:
             self._policy = None
             return replace(PLAIN, reason="there is no drafter")
+        if self._aside:
+            self._policy = None
+            return replace(PLAIN, reason="the drafter cannot go on with this text")
         self._policy = policy = target.policy(self._kind, limits, self._acceptance)
         silent = target.silent(now)
         if policy is None and not silent:
