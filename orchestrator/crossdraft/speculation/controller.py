@@ -366,7 +366,7 @@ class OutputController:
         self._in_run = False  # the latest pass was the target's own
         self._fared = Share()  # draft tokens that were accepted, of those expected to be
         self._policy: Policy | None = None  # that the running epoch follows
-        self._since: float | None = None  # seconds: when the running epoch began; None: after one of another mode
+        self._since = 0.0  # seconds: when the running epoch began
         self._tokens = 0  # that it has emitted
         self._run = 2  # tokens of the latest plain run
 
@@ -426,8 +426,7 @@ class OutputController:
         self._compare(now)
         self._behind = 0.0
         choice = self._choice(now)
-        self._since, self._tokens = None if self._mode is None else now, 0
-        self._mode = Mode.of(choice)
+        self._since, self._tokens, self._mode = now, 0, Mode.of(choice)
         self.target.begun(self, self._mode)
         if choice.drafts:
             self._run = 2
@@ -441,7 +440,7 @@ class OutputController:
     def _compare(self, now: float) -> None:
         """Compare the epoch that is over with its forecast."""
         self.target.emitted(self._tokens)
-        if self._policy and self._mode and self._since is not None and now > self._since and self._tokens:
+        if self._policy and self._mode and self._tokens:
             expected = (now - self._since) * self._policy.rated[self._mode].forecast.speed
             self.target.brought(self._mode, self._tokens, min(expected, OUTLIER * self._tokens))
 

@@ -16,6 +16,7 @@ from crossdraft.speculation.estimates import StepCost
 
 LONGEST = 12  # passes of an epoch that are followed: those after them go on like the last
 NEGLIGIBLE = 0.02  # probability that an epoch goes on below which it is not followed
+HANDLED = 2e-4  # seconds of processor time that an output's part of a pass takes, in the busiest of our processes
 MATCHES = 0.7  # share of acceptable draft tokens that equal one drawn by the target, measured with several pairs
 
 
@@ -35,7 +36,7 @@ class Conditions:
     def pass_seconds(self, draft_tokens: float) -> float:
         """From sending a pass to its answer, if all outputs have so many draft tokens in theirs."""
         tokens = self.outputs * draft_tokens * self.worth
-        return self.target_trip + self.target.seconds(self.outputs, tokens)
+        return self.target_trip + self.target.seconds(self.outputs, tokens) + HANDLED * self.outputs
 
     @cached_property
     def draft_seconds(self) -> float:
