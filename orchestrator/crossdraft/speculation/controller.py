@@ -5,7 +5,7 @@ second to all outputs together if all make it: draft tokens in the order of thei
 next one brings more than it costs target and drafter. An output whose draft tokens fare better or worse than usual gets
 more or fewer of them, down to the same chance.
 
-It begins by drafting. Forecasts are corrected by what the epochs of each mode have really taken, and such a correction
+It begins by drafting. Forecasts are corrected by what each mode has really brought, and such a correction
 fades while its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain
 decoding is tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens.
 """
@@ -116,19 +116,11 @@ class Policy:
     conditions: Conditions
     seen: int  # observations that it rests on
     until: float  # tokens of all outputs until which its mode is kept, unless another one is far better
-    expected: dict[tuple[Mode, int, int], Forecast] = field(default_factory=dict)  # of choices near the best
 
     @property
     def gain(self) -> float:
         """The expected speed, relative to plain decoding."""
         return self.best.speed / self.rated[Mode.PLAIN].speed
-
-    def expects(self, choice: Choice) -> Forecast:
-        """Of a choice that differs from the best of its mode in its numbers of draft tokens."""
-        key = Mode.of(choice), choice.max_draft_tokens, choice.min_draft_tokens
-        if key not in self.expected:
-            self.expected[key] = forecast(self.conditions, choice)
-        return self.expected[key]
 
 
 class TargetController:
@@ -144,7 +136,7 @@ class TargetController:
         self.target_trip = Recent(before.target_trip or None)
         self.drafter_trip = Recent(before.drafter_trip or None)
         self._acceptance = {kind: Acceptance(state) for kind, state in before.acceptance}
-        self._kept = {mode: Share() for mode in Mode}  # time as forecast, of that taken, in plain passes
+        self._kept = {mode: Share() for mode in Mode}  # tokens that were brought, of those that were forecast
         self._outputs: dict[OutputController, Mode] = {}  # under way
         self._using: Counter[Mode] = Counter()  # outputs
         self._others = Recent()  # outputs of other orchestrators in a pass
@@ -309,9 +301,9 @@ class TargetController:
         until = self._emitted + TRUSTED * self.outputs
         if before is not None:
             stays = rated[Mode.of(before.best.choice)]
-            least = 1.0 if best is rated[Mode.PLAIN] else MARGIN
-            best = best if best.speed > (least if self._emitted > before.until else FAR) * stays.speed else stays
-            until = before.until if best is stays else until
+            least = MARGIN if self._emitted > before.until else FAR
+            if best is stays or (best is not rated[Mode.PLAIN] and best.speed < least * stays.speed):
+                best, until = stays, before.until
         return Policy(best, rated, given, self._seen, until)
 
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
@@ -523,7 +515,7 @@ def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:
         settings = f" with {rated.choice.settings}" if rated.choice.drafts else ""
         lines.append(
             f"{mode.value}{settings}: {rated.forecast.speed * given.outputs:.1f} tokens/s forecast, "
-            f"{rated.speed * given.outputs:.1f} after correction by the time that it has taken"
+            f"{rated.speed * given.outputs:.1f} after correction by what it has brought"
         )
     return [*lines, f"decided: {Mode.of(policy.best.choice).value}, {policy.gain:.2f} times plain decoding"]
 

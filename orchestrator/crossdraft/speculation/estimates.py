@@ -147,7 +147,7 @@ class Acceptance:
     def __init__(self, before: Sequence[tuple[float, float]] = ()) -> None:
         before = before or [(0.9 * PRIOR, PRIOR)] + [(0.0, 0.0)] * len(PLACES)
         self._all, *self._places = (Share(*one) for one in before)
-        self._latest = Share(self._all.mean(0.0, 0.0) * LATEST, LATEST, LATEST)
+        self._latest = Share(memory=LATEST)
         self.worth = Share(PRIOR, PRIOR)  # target tokens of an accepted draft token
 
     @property
@@ -178,7 +178,8 @@ class Acceptance:
         self._all.add(held, seen)
         self._latest.add(held, seen)
         usual, latest = self._all.mean(0.5), self._latest.mean(0.5)
-        if (latest - usual) ** 2 > CLEAR**2 * usual * (1 - usual) / LATEST:  # the drafter or the text has changed
+        variance = usual * (1 - usual) * (1 / self._latest.seen + 1 / self._all.seen) if seen else 1.0
+        if (latest - usual) ** 2 > CLEAR**2 * variance:  # the drafter or the text has changed
             for share in (self._all, *self._places):
                 share.held, share.seen = latest * min(share.seen, PRIOR), min(share.seen, PRIOR)
 

@@ -5,7 +5,7 @@ the probability that it still goes on. Epochs follow each other independently: t
 epoch over its seconds (renewal-reward theorem). Others that share target and drafter are in the costs of steps.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,31 +66,23 @@ class Forecast:
 
     tokens: float  # of the mean epoch
     seconds: float  # ... from its beginning to that of the next one
-    times: Sequence[tuple[float, float]]  # after each pass: tokens emitted, seconds since the epoch began
 
     @property
     def speed(self) -> float:
         """Tokens a second of each output."""
         return self.tokens / self.seconds
 
-    def took(self, tokens: float) -> float:
-        """Seconds of an epoch that has emitted so many tokens."""
-        place = min(bisect_left(self.times, (tokens, 0.0)), len(self.times) - 1)
-        had, began = self.times[place - 1] if place else (0.0, 0.0)
-        count, end = self.times[place]
-        return end if tokens <= count else end + (tokens - count) * (end - began) / (count - had)
-
 
 def forecast(given: Conditions, choice: Choice) -> Forecast:
     """What is expected if all outputs make this choice."""
     if not choice.drafts:
         each = given.target.seconds(given.outputs)
-        return Forecast(1.0, each, [(1.0, each)])
+        return Forecast(1.0, each)
     if choice.overlap:
         return _overlapped(given, choice)
     drafted = choice.max_draft_tokens
     seconds = given.draft_arrives(drafted) + given.pass_seconds(drafted)
-    return Forecast(given.gains[drafted] + given.alive[drafted], seconds, [(1 + drafted * given.worth, seconds)])
+    return Forecast(given.gains[drafted] + given.alive[drafted], seconds)
 
 
 def _overlapped(given: Conditions, choice: Choice) -> Forecast:
@@ -101,7 +93,6 @@ def _overlapped(given: Conditions, choice: Choice) -> Forecast:
     now = seconds = tokens = passes = 0.0
     judged = behind = 0  # places; of them, those where the target's own tokens are to be compared
     sure, kept, last = 1.0, 0.0, (0.0, 0.0, 0.0)
-    times = []
     for _ in range(LONGEST):
         alive, began, had = sure * given.alive[judged], now, tokens
         if alive < NEGLIGIBLE or judged + 1 >= most:
@@ -123,7 +114,6 @@ def _overlapped(given: Conditions, choice: Choice) -> Forecast:
             behind += 1
         judged += known + 1
         draft.revealed(judged - behind, now)
-        times.append((judged * given.worth, now))
         seconds += alive * (now - began)
         passes += alive
         kept, last = sure * given.alive[judged] / alive, (tokens - had, alive * (now - began), alive)
@@ -134,7 +124,7 @@ def _overlapped(given: Conditions, choice: Choice) -> Forecast:
         # Those in the same pass wait for one that was refused, or it misses the pass and comes in the middle of it.
         refused = 1 - (1 - min(1.0, 1 / passes)) ** (given.outputs - 1)
         late += min(max(0.0, passes - 1) * refused * draft.first, given.pass_seconds(0) / 2) / seconds
-    return Forecast(tokens, late * seconds, [(count, late * time) for count, time in times])
+    return Forecast(tokens, late * seconds)
 
 
 class _Draft:
