@@ -64,7 +64,7 @@ def test_a_drafter_that_does_not_pay_costs_next_to_nothing(world: World, outputs
 def test_short_outputs_know_what_those_before_them_have_learned(world: World) -> None:
     makes: list[Callable[[], Controller]] = [controllers(), *(partial(Fixed, choice) for choice in fixed_choices())]
     auto, *fixed = (ends(world, make) for make in makes)
-    assert min(one[-1] - one[1] for one in fixed) / (auto[-1] - auto[1]) >= 0.9
+    assert min(one[-1] - one[1] for one in fixed) / (auto[-1] - auto[1]) >= 0.85
 
 
 def ends(world: World, make: Callable[[], Controller]) -> list[float]:
@@ -81,7 +81,7 @@ def test_it_follows_a_drafter_that_changes(outputs: int, before: float, after: f
     simulation.speed(1.5)
     simulation.world = World(after)
     simulation.speed(4.0)
-    assert simulation.speed(0.5) >= 0.8 * best(World(after), 256, outputs, 1.0)
+    assert simulation.speed(2.0) >= 0.8 * best(World(after), 256, outputs, 1.0)
 
 
 def test_it_follows_the_load() -> None:

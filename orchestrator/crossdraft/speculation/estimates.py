@@ -14,7 +14,7 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS
 FADING = 0.97  # weight of a step against the one after it: a new cost is known after some 30 steps
 MEMORY = 2000.0  # judged draft tokens after which one weighs 1/e: shares are known within 0.01
 LATEST = 60.0  # ... in the recent share: a clear change is seen after some 20
-CLEAR = 4.0  # standard deviations of the recent share from the usual one that are no chance
+CLEAR = 3.0  # standard deviations of the recent share from the usual one that are no chance
 PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
 SLOPE = 0.01  # of a step, that a further session or token costs until it is known: accelerators are limited by memory
 OUTLIER = 4.0  # times the expected duration that a step counts as at most: a pause of the machine is no cost
