@@ -14,6 +14,7 @@ from crossdraft.speculation.choice import (
     Ended,
     Fixed,
     Judged,
+    Observation,
     PassSeen,
 )
 from crossdraft.speculation.controller import EXPLORED, Limits, Mode, OutputController, TargetController
@@ -114,6 +115,16 @@ def test_the_first_output_drafts_at_once_and_others_wait_for_what_it_finds() -> 
     assert first.choose(0.0).drafts
     assert not second.choose(0.0).drafts
     first.observe(Ended(), 0.1)
+    assert second.choose(0.2).drafts
+
+
+@pytest.mark.parametrize("seen", [DrafterSeen(False), DraftSeen(0, 0.001, 0.001)], ids=["gone", "stands aside"])
+def test_an_output_whose_drafter_is_of_no_use_keeps_no_others_from_theirs(seen: Observation) -> None:
+    shared = TargetController()
+    first, second = (shared.output(KIND, Limits()) for _ in range(2))
+    assert first.choose(0.0).drafts
+    first.observe(seen, 0.1)
+    assert not first.choose(0.1).drafts
     assert second.choose(0.2).drafts
 
 

@@ -252,7 +252,7 @@ class TargetController:
     def measures(self, output: "OutputController") -> bool:
         """Whether this output tries a drafter of which nothing is known, which only one does."""
         measuring = None if self._measuring is None else self._measuring()
-        if measuring is None or measuring not in self._outputs:
+        if measuring is None or measuring not in self._outputs or not measuring.usable:
             measuring, self._measuring = output, ref(output)
         return measuring is output
 
@@ -361,6 +361,11 @@ class OutputController:
         self._since = 0.0  # seconds: when the running epoch began
         self._tokens = 0  # that it has emitted
         self._run = 2  # tokens of the latest plain run
+
+    @property
+    def usable(self) -> bool:
+        """Whether it has a drafter that can go on with its text."""
+        return self._there and not self._aside
 
     def observe(self, seen: Observation, now: float) -> None:
         """Learn from an observation; `now` in seconds of the session's clock."""
