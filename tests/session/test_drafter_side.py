@@ -145,3 +145,14 @@ def test_a_draft_that_the_output_is_past_is_given_up() -> None:
     assert session.counts.tokens == 4
     session.handle(Replied(DRAFTER, drafted(0)), 12.0)
     assert session.counts.draft_tokens == 0
+
+
+def test_epochs_that_a_drafter_never_answers_put_off_no_deadline() -> None:
+    controller = InTurn((Choice(2, patience=0.0),), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, max_tokens=9))
+    (timer,) = (one for one in opened(session) if isinstance(one, SetTimer) and one.timer is Timer.DRAFTER)
+    for number in range(1, 5):
+        session.handle(Replied(TARGET, PassDone(number, (ONES,), 0.5)), 5.0 + number)
+    assert session.counts.epochs > 1
+    session.handle(Expired(timer.timer, timer.number), 30.5)
+    assert session.counts.drafters_lost == 1

@@ -209,7 +209,7 @@ def test_the_controller_decides_by_itself_within_what_is_allowed() -> None:
     controller = resolve(request, models(), targets=2).controller
     assert isinstance(controller, OutputController)
     assert controller.limits == Limits(
-        max_draft_tokens=7, min_draft_tokens=2, branch_depth=3, branch_width=1, speculate=True
+        max_draft_tokens=7, min_draft_tokens=2, branch_depth=3, branch_width=1, targets=2
     )
     whole = resolve(GenerationRequest("x", "slrs"), models()).controller
     assert isinstance(whole, OutputController)

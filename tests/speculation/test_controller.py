@@ -118,7 +118,9 @@ def test_the_first_output_drafts_at_once_and_others_wait_for_what_it_finds() -> 
     assert second.choose(0.2).drafts
 
 
-@pytest.mark.parametrize("seen", [DrafterSeen(False), DraftSeen(0, 0.001, 0.001)], ids=["gone", "stands aside"])
+@pytest.mark.parametrize(
+    "seen", [DrafterSeen(False), DraftSeen(0, 0.001, 0.001, aside=True)], ids=["gone", "stands aside"]
+)
 def test_an_output_whose_drafter_is_of_no_use_keeps_no_others_from_theirs(seen: Observation) -> None:
     shared = TargetController()
     first, second = (shared.output(KIND, Limits()) for _ in range(2))
@@ -187,3 +189,44 @@ def test_an_explanation_has_the_marginal_table() -> None:
     assert any(line.startswith(Mode.PLAIN.value) for line in lines)
     assert lines[-1].startswith("decided: ")
     assert "too little" in TargetController().output(KIND, Limits()).explain()[-1]
+
+
+@pytest.mark.parametrize(("least", "most"), [(7, 7), (40, 40), (33, 47), (0, 8), (4, 16)])
+def test_a_number_of_draft_tokens_to_wait_for_that_is_asked_for_is_kept(least: int, most: int) -> None:
+    shared = TargetController(learned().estimates)
+    output = shared.output(KIND, Limits(max_draft_tokens=most, min_draft_tokens=least))
+    for number in range(30):
+        choice = output.choose(0.1 * number)
+        if choice.overlap and choice.drafts and choice.patience:
+            assert (choice.min_draft_tokens, choice.max_draft_tokens <= most) == (least, True)
+        output.observe(PassSeen(0.009, 0.008), 0.1 * number)
+        output.observe(DraftSeen(4, 0.005, 0.004), 0.1 * number)
+        output.observe(Judged(0, 4 if number < 20 else 0, True, 1, 0), 0.1 * number)
+
+
+def test_kinds_of_requests_try_a_new_drafter_each_for_themselves() -> None:
+    shared = TargetController()
+    greedy, sampled = (shared.output((None, temperature, None), Limits()) for temperature in (0.0, 1.0))
+    assert greedy.choose(0.0).drafts
+    assert sampled.choose(0.0).drafts
+
+
+def test_a_drafter_is_not_silent_because_an_output_ended_before_its_answer() -> None:
+    shared = TargetController(learned().estimates)
+    first = shared.output(KIND, Limits())
+    assert first.choose(0.0).drafts
+    first.observe(Ended(), 0.1)
+    assert not shared.silent(100.0)
+
+
+def test_what_is_emitted_without_a_drafter_says_nothing_of_drafting() -> None:
+    shared, output = taught(4)
+    assert output.choose(10.0).drafts
+    output.observe(DrafterSeen(False), 10.1)
+    before = output.explain()[-1]
+    for number in range(800):
+        output.observe(Judged(0, 0, False, 1, 1), 11 + 0.1 * number)
+    output.observe(Ended(), 100.0)
+    following = shared.output(KIND, Limits())
+    following.choose(100.1)
+    assert following.explain()[-1] == before

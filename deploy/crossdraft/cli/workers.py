@@ -111,9 +111,13 @@ class Workers:
             log.error("worker %d died with status %d; another one is started", dead.pid, status)
             if not self._workers[place].ready:
                 await asyncio.sleep(RESTART_SECONDS)
-            self._workers[place] = worker = await self._start()
-            if await self._readiness(worker) is None:
-                log.warning("worker %d serves in the place of %d", worker.process.pid, dead.pid)
+            try:
+                self._workers[place] = worker = await self._start()
+                if await self._readiness(worker) is None:
+                    log.warning("worker %d serves in the place of %d", worker.process.pid, dead.pid)
+            except (OSError, ValueError) as error:  # no memory for a process, or a line that is none of a worker's
+                log.error("no worker could be started in the place of %d: %s", dead.pid, error)
+                await asyncio.sleep(RESTART_SECONDS)
 
     async def _start(self) -> Worker:
         command = [sys.executable, "-m", "crossdraft.cli", *sys.argv[1:]]

@@ -35,7 +35,7 @@ class DrafterSide:
         self._aside = False  # it stands aside for the rest of the epoch
         self._known = (0, NOTHING)  # the text it knows: the output up to an offset, then its own letters
         self._asked_at = 0.0  # seconds
-        self._heard_at = 0.0  # seconds
+        self._owes_since: float | None = None  # seconds: when it was asked or heard last; kept when an epoch ends
         self._timer = 0  # number of the latest
         self._armed = False  # that timer runs
 
@@ -65,6 +65,7 @@ class DrafterSide:
     def opened(self) -> None:
         """The lane is open: the drafter knows the prompt, and nothing of the output."""
         self.ready = True
+        self._owes_since = None
         self._known = (0, NOTHING)
         self.branches.start_over()
 
@@ -158,6 +159,7 @@ class DrafterSide:
             drafted.seconds,
             drafted.queued,
             sum(len(branch.tokens) for branch in drafted.branches),
+            bool(drafted.reason),
         )
         epoch.extend(drafted.draft_tokens)
         self.received += len(drafted.draft_tokens)
@@ -184,21 +186,26 @@ class DrafterSide:
         self._armed = self._armed and number != self._timer
         if number != self._timer or not (self.due or self.scoring is not None):
             return False, []
-        left = max(self._asked_at, self._heard_at) + self._given.draft_seconds - now
-        return (False, self._arm(now, left)) if left > 0 else (True, [])
+        return (False, self._arm(now)) if self._left(now) > 0 else (True, [])
 
     def _heard(self, now: float) -> None:
-        self._heard_at = now
+        self._owes_since = now if self.due or self.scoring is not None else None
         self._failures = 0
 
-    def _arm(self, now: float, seconds: float | None = None) -> list[Command]:
+    def _left(self, now: float) -> float:
+        """Seconds until its answer is overdue, which it owes from now on if it did not before."""
+        if self._owes_since is None:
+            self._owes_since = now
+        return self._owes_since + self._given.draft_seconds - now
+
+    def _arm(self, now: float) -> list[Command]:
         """One timer for all deadlines, checked when it expires: most answers come long before."""
-        self._asked_at = now if seconds is None else self._asked_at
+        left = max(0.0, self._left(now))
         if self._armed:
             return []
         self._armed = True
         self._timer += 1
-        return [SetTimer(Timer.DRAFTER, self._timer, self._given.draft_seconds if seconds is None else seconds)]
+        return [SetTimer(Timer.DRAFTER, self._timer, left)]
 
 
 def of_branch(branch: Branch) -> tuple[DraftToken, ...]:

@@ -150,7 +150,7 @@ def controller_of(
         min_draft_tokens=request.min_draft_tokens,
         branch_depth=request.branches or 0,
         branch_width=request.branch_width or 1,
-        speculate=targets > 1,
+        targets=targets,
     )
     kind = method.name, request.options.temperature, request.drafter_temperature
     return (shared or TargetController()).output(kind, limits)

@@ -82,6 +82,7 @@ class DraftSeen:
     seconds: float  # in the model
     queued: float = 0.0  # seconds that the drafting waited for the model
     branch_tokens: int = 0  # in the branches that came with it
+    aside: bool = False  # the drafter cannot go on with this text
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One controller for each target and its drafters decides for all outputs of an orchestrator how they draft.
+"""One controller for all targets of one model and their drafters decides for all outputs of an orchestrator.
 
 What a draft token is worth depends on who else is in the pass. So the choice is the one that gives the most tokens a
 second to all outputs together if all make it: draft tokens in the order of their chance to be accepted, as long as the
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import product
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from crossdraft.speculation.choice import (
     LONG_RUN,
@@ -79,7 +79,7 @@ class Limits:
     min_draft_tokens: int | None = None  # fixed; None: the controller decides
     branch_depth: int = 0
     branch_width: int = 1
-    speculate: bool = False
+    targets: int = 1  # with several, passes may overlap
 
     def __post_init__(self) -> None:
         least = self.min_draft_tokens or 0
@@ -142,10 +142,13 @@ class TargetController:
         self._others = Recent()  # outputs of other orchestrators in a pass
         self._policies: dict[tuple[Kind, Limits], Policy] = {}
         self._seen = 0  # observations
-        self._unanswered: float | None = None  # seconds: since when the drafter has answered nobody
+        self._targets = 1  # that share the outputs
+        # Since when the drafter has answered nobody, in seconds, and who asked it then.
+        self._unanswered: tuple[float, OutputController] | None = None
         self._emitted = 0.0  # tokens of all outputs
         self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
-        self._measuring: ReferenceType[OutputController] | None = None  # the output that tries a new drafter
+        # The output that tries a drafter of which nothing is known, for each kind.
+        self._measuring: WeakKeyDictionary[Acceptance, ReferenceType[OutputController]] = WeakKeyDictionary()
 
     @property
     def estimates(self) -> Estimates:
@@ -164,6 +167,7 @@ class TargetController:
         self._acceptance[kind] = acceptance
         if len(self._acceptance) > KINDS:
             del self._acceptance[next(iter(self._acceptance))]
+        self._targets = limits.targets
         return OutputController(self, kind, limits, acceptance)
 
     # What outputs report.
@@ -171,7 +175,7 @@ class TargetController:
     def passed(self, seen: PassSeen) -> None:
         """A pass of any output, or some tokens of a run."""
         self._seen += 1
-        self._others.add(max(0.0, seen.sessions - len(self._outputs)))
+        self._others.add(max(0.0, seen.sessions - len(self._outputs) / self._targets))
         self.target.add(seen.seconds / seen.forwards, seen.sessions, max(0, seen.fed - seen.sessions))
         if seen.asked:
             self.target_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
@@ -205,20 +209,29 @@ class TargetController:
 
     def begun(self, output: "OutputController", mode: Mode) -> None:
         """An output begins an epoch."""
-        self.ended(output)
+        self._forget(output)
         self._outputs[output] = mode
         self._using[mode] += 1
 
     def ended(self, output: "OutputController") -> None:
         """An output is over."""
+        self._forget(output)
+        self.waits_no_more(output)
+
+    def _forget(self, output: "OutputController") -> None:
         mode = self._outputs.pop(output, None)
         if mode is not None:
             self._using[mode] -= 1
 
-    def asked(self, now: float) -> None:
+    def waits_no_more(self, output: "OutputController") -> None:
+        """An output's drafter is gone, or the output is over."""
+        if self._unanswered is not None and self._unanswered[1] is output:
+            self._unanswered = None
+
+    def asked(self, output: "OutputController", now: float) -> None:
         """The drafter is asked for draft tokens."""
         if self._unanswered is None:
-            self._unanswered = now
+            self._unanswered = now, output
 
     # What is decided.
 
@@ -229,13 +242,13 @@ class TargetController:
 
     @property
     def outputs(self) -> float:
-        """Outputs that share the target, those of other orchestrators included."""
-        return max(1.0, len(self._outputs) + self._others.value)
+        """Outputs that share a target, those of other orchestrators included."""
+        return max(1.0, len(self._outputs) / self._targets + self._others.value)
 
     def silent(self, now: float) -> bool:
         """Whether the drafter does not answer."""
         patience = FIRST * self.target.cost.seconds(self.outputs) + PATIENCE * self.drafter_trip.value
-        return self._unanswered is not None and self.target.known and now - self._unanswered > patience
+        return self._unanswered is not None and self.target.known and now - self._unanswered[0] > patience
 
     def may_try(self) -> int:
         """Tokens of an output until a drafter that does not pay may be tried; 0: now."""
@@ -251,9 +264,10 @@ class TargetController:
 
     def measures(self, output: "OutputController") -> bool:
         """Whether this output tries a drafter of which nothing is known, which only one does."""
-        measuring = None if self._measuring is None else self._measuring()
+        found = self._measuring.get(output.acceptance)
+        measuring = None if found is None else found()
         if measuring is None or measuring not in self._outputs or not measuring.usable:
-            measuring, self._measuring = output, ref(output)
+            measuring, self._measuring[output.acceptance] = output, ref(output)
         return measuring is output
 
     def policy(self, kind: Kind, limits: Limits, acceptance: Acceptance) -> Policy | None:
@@ -289,9 +303,10 @@ class TargetController:
         rated = {Mode.PLAIN: self._rated(given, PLAIN)}
         rated[Mode.LOCK_STEP] = self._best(given, rounds(given, limits))
         if not limits.rounds_only:
+            windows = sorted({*SIZES, limits.max_draft_tokens})
             widest = self._best(given, overlapped(given, limits, [limits.max_draft_tokens], (0, *SIZES)))
             rated[Mode.OVERLAPPED] = self._best(
-                given, overlapped(given, limits, SIZES, [widest.choice.min_draft_tokens])
+                given, overlapped(given, limits, windows, [widest.choice.min_draft_tokens])
             )
         if not (limits.rounds_only or limits.min_draft_tokens):
             rated[Mode.HURRIED] = self._best(given, overlapped(given, limits, SIZES, [None]))
@@ -329,7 +344,7 @@ def overlapped(
     chunk = max(1, min(4, int(given.pass_seconds(0) / 3 / given.draft_seconds)))  # each reply is work for all
     fixed = limits.min_draft_tokens
     for window, number in product(windows, waits):
-        wait = 0 if number is None else fixed or number
+        wait = 0 if number is None else number if fixed is None else fixed
         if wait <= window <= limits.max_draft_tokens:
             yield Choice(
                 window,
@@ -338,7 +353,7 @@ def overlapped(
                 branch_depth=limits.branch_depth,
                 branch_width=limits.branch_width,
                 chunk=chunk,
-                speculate=limits.speculate,
+                speculate=limits.targets > 1,
             )
 
 
@@ -348,7 +363,7 @@ class OutputController:
     waits_for_drafter = False
 
     def __init__(self, target: TargetController, kind: Kind, limits: Limits, acceptance: Acceptance) -> None:
-        self.target, self._kind, self.limits, self._acceptance = target, kind, limits, acceptance
+        self.target, self._kind, self.limits, self.acceptance = target, kind, limits, acceptance
         self._there = True
         self._aside = 0  # tokens until it asks a drafter again that could not go on with its text
         self._running = PLAIN
@@ -356,10 +371,12 @@ class OutputController:
         self._chances: Sequence[float] = ()
         self._behind = 0.0  # tokens drawn by the target itself that the draft has not caught up with
         self._in_run = False  # the latest pass was the target's own
-        self._fared = Share()  # draft tokens that were accepted, of those expected to be
+        self._fared = Share(memory=4 * LATEST)  # draft tokens that were accepted, of those expected to be
         self._policy: Policy | None = None  # that the running epoch follows
+        self._latest: Policy | None = None  # that any epoch followed
         self._since = 0.0  # seconds: when the running epoch began
         self._tokens = 0  # that it has emitted
+        self._whole = False  # ... and all of them under its choice
         self._run = 2  # tokens of the latest plain run
 
     @property
@@ -374,7 +391,7 @@ class OutputController:
                 self._in_run = not seen.asked
                 self.target.passed(seen)
             case DraftSeen():
-                self._aside = 0 if seen.draft_tokens else EXPLORED
+                self._aside = EXPLORED if seen.aside else 0
                 self.target.drafted(seen)
             case Judged():
                 self._judged(seen)
@@ -382,6 +399,8 @@ class OutputController:
                 self.target.drafter_trip.add(max(seconds, self.target.drafter_trip.value))
             case DrafterSeen(there):
                 self._there = there
+                if not there:
+                    self._leave(now)
             case Ended():
                 self._compare(now)
                 self.target.ended(self)
@@ -390,33 +409,35 @@ class OutputController:
         """While the draft is behind, its tokens are compared with the target's own; the others were judged."""
         self._tokens += seen.tokens
         self._aside -= min(self._aside, seen.tokens)
-        worth = max(0.2, self._acceptance.worth.mean(1.0))
+        worth = max(0.2, self.acceptance.worth.mean(1.0))
         compared = 0
         while self._behind > 0 and compared < seen.accepted:
             compared += 1
             self._behind = max(0.0, self._behind - worth)
         judged, match = seen.accepted - compared, seen.refused and self._behind > 0
         if compared or match:
-            self._acceptance.compare(compared, match, 1.0 if self.limits.samples else MATCHES)
+            self.acceptance.compare(compared, match, 1.0 if self.limits.samples else MATCHES)
         if judged or (seen.refused and not match):
             refused = seen.refused and not match
             first = seen.first + compared
-            self._acceptance.add(first, judged, refused)
-            expected = sum(self._chances[first : first + judged + refused])
-            self._fared.add(judged, expected)
+            self.acceptance.add(first, judged, refused)
+            if self._chances:
+                last = len(self._chances) - 1
+                places = range(first, first + judged + refused)
+                self._fared.add(judged, sum(self._chances[min(place, last)] for place in places))
             if judged:
-                self._acceptance.worth.add(max(0, seen.tokens - seen.settled - refused), judged)
+                self.acceptance.worth.add(max(0, seen.tokens - seen.settled - refused), judged)
         drafting = self._running.drafts and not self._in_run  # what follows a run is chosen before its end
         self._behind = 0.0 if seen.refused else self._behind + seen.settled * drafting
 
     @property
     def conditions(self) -> Conditions:
         """What forecasts for this output depend on now."""
-        return self.target.conditions(self._acceptance, self.limits.samples)
+        return self.target.conditions(self.acceptance, self.limits.samples)
 
     def explain(self) -> Sequence[str]:
         """What was decided from last, as lines of text: costs, and what each number of draft tokens brings."""
-        return explanation(self.conditions, self._policy)
+        return explanation(self.conditions, self._latest)
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
@@ -424,20 +445,29 @@ class OutputController:
         self._behind = 0.0
         choice = self._choice(now)
         self._since, self._tokens, self._mode = now, 0, Mode.of(choice)
+        self._whole = not (self._in_run and choice.drafts)  # else the rest of a run comes first
         self.target.begun(self, self._mode)
         if choice.drafts:
             self._run = 2
-            self.target.asked(now)
+            self.target.asked(self, now)
         else:
             self._run = min(LONG_RUN, 2 * self._run)
             choice = replace(choice, run=min(self._run, self.target.longest_run()) if self._there else self._run)
         self._running = choice
         return choice
 
+    def _leave(self, now: float) -> None:
+        """Without its drafter the target goes on by itself, whatever the choice was."""
+        self._compare(now)
+        self._policy, self._mode, self._tokens = None, None, 0
+        self._running = PLAIN
+        self.target.begun(self, Mode.PLAIN)
+        self.target.waits_no_more(self)
+
     def _compare(self, now: float) -> None:
         """Compare the epoch that is over with its forecast."""
         self.target.emitted(self._tokens)
-        if self._policy and self._mode and self._tokens:
+        if self._policy and self._mode and self._tokens and self._whole:
             expected = (now - self._since) * self._policy.rated[self._mode].forecast.speed
             self.target.brought(self._mode, self._tokens, min(expected, OUTLIER * self._tokens))
 
@@ -449,7 +479,8 @@ class OutputController:
         if self._aside:
             self._policy = None
             return replace(PLAIN, reason="the drafter cannot go on with this text")
-        self._policy = policy = target.policy(self._kind, limits, self._acceptance)
+        self._policy = policy = target.policy(self._kind, limits, self.acceptance)
+        self._latest = policy or self._latest
         silent = target.silent(now)
         if policy is None and not silent:
             if target.measures(self):
@@ -471,7 +502,10 @@ class OutputController:
         self._chances = given.chances
         more = self._count(policy, self._fared.mean(1.0, LATEST)) - self._count(policy, 1.0)
         most = min(self.limits.max_draft_tokens, choice.max_draft_tokens + more)
-        least = min(most, choice.min_draft_tokens + more) if choice.min_draft_tokens else 0
+        least = choice.min_draft_tokens
+        if least and self.limits.min_draft_tokens is None:
+            least = min(most, least + more)
+        most = max(most, least)
         reason = f"{policy.gain:.2f} times plain decoding expected"
         return replace(choice, max_draft_tokens=most, min_draft_tokens=least, reason=reason)
 
