@@ -48,7 +48,6 @@ class Golden:
 def write(recording: Recording, name: str) -> None:
     """A recorded session as files: itself, and what its services said of themselves, which others share."""
     header = recording.header
-    assert header.before is None
     assert header.drafter is not None
     secrets = header.secrets
     kept = {
@@ -85,7 +84,8 @@ def decided(golden: Golden) -> Iterator[Step]:
             commands = session.start(now) if event is None else session.handle(event, now)
         except IllegalEventError:
             commands, session.choices = [], []
-        yield Step(now, event, tuple(commands), choices=tuple(session.choices))
+        made, session.choices = tuple(session.choices), []
+        yield Step(now, event, tuple(commands), choices=made)
 
 
 def packed_event(event: Event | None) -> list[Any] | None:

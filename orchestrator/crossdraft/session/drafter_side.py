@@ -196,7 +196,7 @@ class DrafterSide:
         """Seconds until its answer is overdue, which it owes from now on if it did not before."""
         if self._owes_since is None:
             self._owes_since = now
-        return self._owes_since + self._given.draft_seconds - now
+        return self._given.draft_seconds - (now - self._owes_since)
 
     def _arm(self, now: float) -> list[Command]:
         """One timer for all deadlines, checked when it expires: most answers come long before."""
