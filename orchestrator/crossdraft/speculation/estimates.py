@@ -177,8 +177,11 @@ class Acceptance:
     def _count(self, held: float, seen: float) -> None:
         self._all.add(held, seen)
         self._latest.add(held, seen)
-        usual, latest = self._all.mean(0.5), self._latest.mean(0.5)
-        variance = usual * (1 - usual) * (1 / self._latest.seen + 1 / self._all.seen) if seen else 1.0
+        if not seen:
+            return
+        usual = self._all.mean(0.5)
+        latest = self._latest.mean(usual)  # a few draft tokens say little: they begin where the usual share is
+        variance = usual * (1 - usual) * (1 / self._latest.seen + 1 / self._all.seen)
         if (latest - usual) ** 2 > CLEAR**2 * variance:  # the drafter or the text has changed
             for share in (self._all, *self._places):
                 share.held, share.seen = latest * min(share.seen, PRIOR), min(share.seen, PRIOR)
