@@ -184,7 +184,8 @@ class Acceptance:
         variance = usual * (1 - usual) * (1 / self._latest.seen + 1 / self._all.seen)
         if (latest - usual) ** 2 > CLEAR**2 * variance:  # the drafter or the text has changed
             for share in (self._all, *self._places):
-                share.held, share.seen = latest * min(share.seen, PRIOR), min(share.seen, PRIOR)
+                share.seen = min(share.seen, PRIOR)
+                share.held = share.seen * self._latest.mean(usual, 0.0)
 
     def chances(self, factor: float = 1.0) -> list[float]:
         """The probability of each place that its draft token is accepted if all before it were."""
