@@ -13,7 +13,7 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 FADING = 0.97  # weight of a step against the one after it: a new cost is known after some 30 steps
 MEMORY = 2000.0  # judged draft tokens after which one weighs 1/e: shares are known within 0.01
-LATEST = 60.0  # ... in the recent share: a clear change is seen after some 20
+LATEST = 50.0  # ... in the recent share: a clear change is seen after some 20
 CLEAR = 3.0  # standard deviations of the recent share from the usual one that are no chance
 PRIOR = 6.0  # observations that a prior weighs: a few epochs decide against it, not a few draft tokens
 SLOPE = 0.01  # of a step, that a further session or token costs until it is known: accelerators are limited by memory
@@ -180,7 +180,7 @@ class Acceptance:
         if not seen:
             return
         usual = self._all.mean(0.5)
-        latest = self._latest.mean(usual)  # a few draft tokens say little: they begin where the usual share is
+        latest = self._latest.mean(usual, 1.0)  # the first draft tokens say little: it begins at the usual share
         variance = usual * (1 - usual) * (1 / self._latest.seen + 1 / self._all.seen)
         if (latest - usual) ** 2 > CLEAR**2 * variance:  # the drafter or the text has changed
             for share in (self._all, *self._places):
