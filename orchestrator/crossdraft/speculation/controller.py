@@ -5,9 +5,9 @@ second to all outputs together if all make it: draft tokens in the order of thei
 next one brings more than it costs target and drafter. An output whose draft tokens fare better or worse than usual gets
 more or fewer of them, down to the same chance.
 
-It begins by drafting. Forecasts are corrected by what each mode has really brought, and such a correction
-fades while its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain
-decoding is tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens.
+It begins by drafting. Forecasts are corrected by what each mode has really brought, and such a correction fades while
+its mode is not in use, so that every mode is tried again. A drafter with which nothing is faster than plain decoding is
+tried by one output at a time, once in EXPLORED tokens. All depends on times and on revealed draft tokens.
 """
 
 from collections import Counter
@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import product
-from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from crossdraft.speculation.choice import (
     LONG_RUN,
@@ -104,7 +103,7 @@ class Rated:
 
     choice: Choice
     forecast: Forecast
-    speed: float  # tokens a second of each output, corrected by what its mode has taken
+    speed: float  # tokens a second of each output, corrected by what its mode has brought
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class TargetController:
         self.target_trip = Recent(before.target_trip or None)
         self.drafter_trip = Recent(before.drafter_trip or None)
         self._acceptance = {kind: Acceptance(state) for kind, state in before.acceptance}
-        self._kept = {mode: Share() for mode in Mode}  # tokens that were brought, of those that were forecast
+        self._brought = {mode: Share() for mode in Mode}  # tokens that were brought, of those that were forecast
         self._outputs: dict[OutputController, Mode] = {}  # under way
         self._using: Counter[Mode] = Counter()  # outputs
         self._others = Recent()  # outputs of other orchestrators in a pass
@@ -147,8 +146,7 @@ class TargetController:
         self._unanswered: tuple[float, OutputController] | None = None
         self._emitted = 0.0  # tokens of all outputs
         self._untried = 0.0  # tokens of each output since a drafter that does not pay was tried
-        # The output that tries a drafter of which nothing is known, for each kind.
-        self._measuring: WeakKeyDictionary[Acceptance, ReferenceType[OutputController]] = WeakKeyDictionary()
+        self._measuring: dict[Kind, OutputController] = {}  # that try a drafter of which nothing is known
 
     @property
     def estimates(self) -> Estimates:
@@ -200,12 +198,12 @@ class TargetController:
         if self._using[mode] < 0.9 * len(self._outputs):
             return  # what some do says little of what it would bring if all did
         most = 4 * TRUSTED
-        for other, kept in self._kept.items():
+        for other, share in self._brought.items():
             if other is mode:
-                kept.held, kept.seen = kept.held + tokens, kept.seen + forecast
-                kept.limit(most * self.outputs)
+                share.held, share.seen = share.held + tokens, share.seen + forecast
+                share.limit(most * self.outputs)
             else:
-                kept.limit(max(0.0, kept.seen - most * forecast / FADED))
+                share.limit(max(0.0, share.seen - most * forecast / FADED))
 
     def begun(self, output: "OutputController", mode: Mode) -> None:
         """An output begins an epoch."""
@@ -217,6 +215,8 @@ class TargetController:
         """An output is over."""
         self._forget(output)
         self.waits_no_more(output)
+        if self._measuring.get(output.kind) is output:
+            del self._measuring[output.kind]
 
     def _forget(self, output: "OutputController") -> None:
         mode = self._outputs.pop(output, None)
@@ -256,7 +256,7 @@ class TargetController:
 
     def longest_run(self) -> int:
         """Tokens of a plain run at most: of several outputs one ends soon, and tries a drafter when that is due."""
-        return max(8, self.may_try()) if len(self._outputs) == 1 else LONG_RUN
+        return max(FIRST, self.may_try()) if len(self._outputs) == 1 else LONG_RUN
 
     def tried(self) -> None:
         """It is tried now."""
@@ -264,10 +264,9 @@ class TargetController:
 
     def measures(self, output: "OutputController") -> bool:
         """Whether this output tries a drafter of which nothing is known, which only one does."""
-        found = self._measuring.get(output.acceptance)
-        measuring = None if found is None else found()
-        if measuring is None or measuring not in self._outputs or not measuring.usable:
-            measuring, self._measuring[output.acceptance] = output, ref(output)
+        measuring = self._measuring.get(output.kind)
+        if measuring not in self._outputs or not measuring.usable:
+            measuring = self._measuring[output.kind] = output
         return measuring is output
 
     def policy(self, kind: Kind, limits: Limits, acceptance: Acceptance) -> Policy | None:
@@ -324,7 +323,7 @@ class TargetController:
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
         expected, mode, weight = forecast(given, choice), Mode.of(choice), TRUSTED * self.outputs
         usual = CROWDED if self.outputs > 1 and choice.patience and choice.drafts else 1.0
-        return Rated(choice, expected, expected.speed * self._kept[mode].mean(usual, weight))
+        return Rated(choice, expected, expected.speed * self._brought[mode].mean(usual, weight))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
         return max((self._rated(given, choice) for choice in choices), key=lambda one: one.forecast.speed)
@@ -363,7 +362,7 @@ class OutputController:
     waits_for_drafter = False
 
     def __init__(self, target: TargetController, kind: Kind, limits: Limits, acceptance: Acceptance) -> None:
-        self.target, self._kind, self.limits, self.acceptance = target, kind, limits, acceptance
+        self.target, self.kind, self.limits, self.acceptance = target, kind, limits, acceptance
         self._there = True
         self._aside = 0  # tokens until it asks a drafter again that could not go on with its text
         self._running = PLAIN
@@ -479,7 +478,7 @@ class OutputController:
         if self._aside:
             self._policy = None
             return replace(PLAIN, reason="the drafter cannot go on with this text")
-        self._policy = policy = target.policy(self._kind, limits, self.acceptance)
+        self._policy = policy = target.policy(self.kind, limits, self.acceptance)
         self._latest = policy or self._latest
         silent = target.silent(now)
         if policy is None and not silent:
