@@ -32,12 +32,19 @@ def slow(target_folder: Path) -> Iterator[str]:
         yield ready["address"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Supervised:
     """A command that serves with several workers."""
 
     process: "subprocess.Popen[str]"
     ready: dict[str, Any]
+    told: bool = False  # to end
+
+    def end(self) -> None:
+        """Tells it to, once: a second signal would kill it where it has drained and is just exiting."""
+        if not self.told:
+            self.told = True
+            self.process.send_signal(signal.SIGTERM)
 
     @property
     def address(self) -> str:
@@ -59,11 +66,12 @@ def supervised(kind: str, target: str, *options: object, status: int = 0) -> Ite
     command = [*COMMAND, "serve", kind, *own, *map(str, options)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        server = Supervised(process, json.loads(process.stdout.readline() or "{}"))
         try:
-            assert process.stdout is not None
-            yield Supervised(process, json.loads(process.stdout.readline()))
+            yield server
         finally:
-            process.send_signal(signal.SIGTERM)
+            server.end()
             _, log = process.communicate()
     assert (process.returncode, "Traceback" in log) == (status, False), log
 
@@ -121,7 +129,7 @@ def test_one_that_is_killed_comes_back_while_streams_of_the_other_go_on(slow: st
 def test_all_are_drained(slow: str) -> None:
     with supervised("http", slow, "--grace-seconds", 120) as server:
         streams = [begun(server) for _ in range(4)]
-        server.process.send_signal(signal.SIGTERM)
+        server.end()
         texts = [rest(stream, text) for _, stream, text in streams]
         assert None not in texts
         assert len(set(texts)) == 1
@@ -139,7 +147,7 @@ def test_grpc_with_metrics_of_all(cli: Cli, slow: str) -> None:
 def test_a_worker_that_does_not_end_well_is_said(slow: str) -> None:
     with supervised("http", slow, "--grace-seconds", 120, status=1) as server:
         own, stream, _ = begun(server)  # one of the workers waits for it
-        server.process.send_signal(signal.SIGTERM)
+        server.end()
         assert server.process.poll() is None
         for process in server.ready["workers"]:
             os.kill(process, signal.SIGKILL)

@@ -126,8 +126,14 @@ def test_an_output_whose_drafter_is_of_no_use_keeps_no_others_from_theirs(seen: 
     first, second = (shared.output(KIND, Limits()) for _ in range(2))
     assert first.choose(0.0).drafts
     first.observe(seen, 0.1)
-    assert not first.choose(0.1).drafts
     assert second.choose(0.2).drafts
+
+
+def test_an_output_with_whose_text_its_drafter_cannot_go_on_decodes_plainly() -> None:
+    output = TargetController(learned().estimates).output(KIND, Limits())
+    assert output.choose(0.0).drafts
+    output.observe(DraftSeen(0, 0.001, 0.001, aside=True), 0.1)
+    assert not output.choose(0.1).drafts
 
 
 @pytest.mark.parametrize(
@@ -144,14 +150,6 @@ def test_limits_hold(limits: Limits, holds) -> None:  # type: ignore[no-untyped-
     choice = shared.output(KIND, limits).choose(0.0)
     assert choice.drafts
     assert holds(choice)
-
-
-def test_without_its_drafter_an_output_decodes_plainly() -> None:
-    output = TargetController(learned().estimates).output(KIND, Limits())
-    output.observe(DrafterSeen(False), 0.0)
-    assert not output.choose(0.0).drafts
-    output.observe(DrafterSeen(True), 1.0)
-    assert output.choose(1.0).drafts
 
 
 def taught(accepted: int) -> tuple[TargetController, OutputController]:

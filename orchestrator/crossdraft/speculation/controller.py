@@ -85,6 +85,11 @@ class Limits:
         if not (1 <= self.max_draft_tokens <= MOST_DRAFT_TOKENS and least <= self.max_draft_tokens):
             raise ValueError(f"max_draft_tokens must be between {max(1, least)} and {MOST_DRAFT_TOKENS}: got {self}")
 
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Numbers of draft tokens that are compared."""
+        return [*(size for size in SIZES if size < self.max_draft_tokens), self.max_draft_tokens]
+
 
 @dataclass(frozen=True)
 class Estimates:
@@ -269,8 +274,9 @@ class TargetController:
             measuring = self._measuring[output.kind] = output
         return measuring is output
 
-    def policy(self, kind: Kind, limits: Limits, acceptance: Acceptance) -> Policy | None:
-        """What outputs of a kind are to do now; None: too little is known."""
+    def policy(self, output: "OutputController") -> Policy | None:
+        """What outputs like this one are to do now; None: too little is known."""
+        kind, limits, acceptance = output.kind, output.limits, output.acceptance
         before = self._policies.get((kind, limits))
         if before is not None and not 0.8 < before.conditions.outputs / self.outputs < 1.25:
             before = None  # another load
@@ -302,13 +308,12 @@ class TargetController:
         rated = {Mode.PLAIN: self._rated(given, PLAIN)}
         rated[Mode.LOCK_STEP] = self._best(given, rounds(given, limits))
         if not limits.rounds_only:
-            windows = sorted({*SIZES, limits.max_draft_tokens})
             widest = self._best(given, overlapped(given, limits, [limits.max_draft_tokens], (0, *SIZES)))
             rated[Mode.OVERLAPPED] = self._best(
-                given, overlapped(given, limits, windows, [widest.choice.min_draft_tokens])
+                given, overlapped(given, limits, limits.sizes, [widest.choice.min_draft_tokens])
             )
         if not (limits.rounds_only or limits.min_draft_tokens):
-            rated[Mode.HURRIED] = self._best(given, overlapped(given, limits, SIZES, [None]))
+            rated[Mode.HURRIED] = self._best(given, overlapped(given, limits, limits.sizes, [None]))
         best = max(rated.values(), key=lambda one: one.speed)
         if best.speed < MARGIN * rated[Mode.PLAIN].speed:
             best = rated[Mode.PLAIN]
@@ -331,9 +336,8 @@ class TargetController:
 
 def rounds(given: Conditions, limits: Limits) -> Iterable[Choice]:
     """Lock-step choices."""
-    for size in SIZES:
-        if size <= limits.max_draft_tokens:
-            yield Choice(size, size, overlap=False, patience=PATIENCE * given.draft_arrives(size))
+    for size in limits.sizes:
+        yield Choice(size, size, overlap=False, patience=PATIENCE * given.draft_arrives(size))
 
 
 def overlapped(
@@ -344,7 +348,7 @@ def overlapped(
     fixed = limits.min_draft_tokens
     for window, number in product(windows, waits):
         wait = 0 if number is None else number if fixed is None else fixed
-        if wait <= window <= limits.max_draft_tokens:
+        if wait <= window:
             yield Choice(
                 window,
                 wait,
@@ -451,7 +455,7 @@ class OutputController:
             self.target.asked(self, now)
         else:
             self._run = min(LONG_RUN, 2 * self._run)
-            choice = replace(choice, run=min(self._run, self.target.longest_run()) if self._there else self._run)
+            choice = replace(choice, run=min(self._run, self.target.longest_run()))
         self._running = choice
         return choice
 
@@ -471,14 +475,11 @@ class OutputController:
             self.target.brought(self._mode, self._tokens, min(expected, OUTLIER * self._tokens))
 
     def _choice(self, now: float) -> Choice:
-        target, limits = self.target, self.limits
-        if not self._there:
-            self._policy = None
-            return replace(PLAIN, reason="there is no drafter")
+        target = self.target
         if self._aside:
             self._policy = None
             return replace(PLAIN, reason="the drafter cannot go on with this text")
-        self._policy = policy = target.policy(self.kind, limits, self.acceptance)
+        self._policy = policy = target.policy(self)
         self._latest = policy or self._latest
         silent = target.silent(now)
         if policy is None and not silent:
