@@ -252,6 +252,21 @@ async def test_epochs_that_nobody_reads_are_forgotten() -> None:
     assert {reply.epoch for reply in talk.waiting} == {ADVANCES - 1}
 
 
+async def test_a_draft_that_is_ended_sends_nothing_more_and_another_may_begin() -> None:
+    drafter = Told()
+    talk = talking(drafter)
+    talk.ask(Draft(1, 0, NOTHING, 4, 2), Advance(1, 0))
+    await settled()
+    assert drafter.drafts[0].cancelled()
+    assert not drafter.epochs[0].wanted
+    talk.ask(Advance(1, 8), Draft(2, 0, NOTHING, 2, 2), Advance(1, 0))
+    await settled()
+    drafter.finish(0, 2)
+    assert [reply.epoch for reply in talk.waiting] == [2]
+    with pytest.raises(ProtocolBroken, match="epoch 3 has not begun"):
+        talk.ask(Advance(3, 0))
+
+
 async def test_scores_are_computed_as_they_are_read() -> None:
     drafter = Eager()
     talk = talking(drafter)

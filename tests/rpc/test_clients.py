@@ -282,6 +282,13 @@ def drafting() -> DrafterOwes:
     return owes
 
 
+def test_a_drafter_owes_nothing_for_a_draft_that_was_ended():
+    owes = drafting()
+    assert owes.sent(Draft(1, 0, NOTHING, 4))
+    assert not owes.sent(Advance(1, 0))
+    assert not owes.due
+
+
 def test_a_target_owes_each_request_a_reply_and_the_oldest_begins_the_wait():
     owes = TargetOwes()
     requests = (OpenTarget((1,), SamplingOptions(), None), Pass(1, (), TokenTree()), FetchRow(1, 0))

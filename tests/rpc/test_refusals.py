@@ -175,7 +175,6 @@ DRAFTER_REQUESTS = [
     (drafting(first=65), "first must be at most 64, got 65"),
     (drafting(branch_width=0), "branch_width must be between 1 and 64, got 0"),
     (drafting(branch_width=65), "branch_width must be between"),
-    (to_drafter(advance=drafter_pb2.Advance(epoch=1)), "count must be at least 1"),
     (opening_drafter(row_width=drafter_codec.MAX_ROW_WIDTH + 1), "row_width has 65537"),
     (opening_drafter(allowed=zeros(codec.MAX_NUMBERS + 1)), "allowed has"),
     (scoring(strings=[b"a"] * (drafter_codec.MAX_STRINGS + 1), tokens=1), "strings has 4097"),

@@ -3,9 +3,9 @@
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Expired, Lost, Replied, SetTimer, Timer
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
+from crossdraft.speculation.choice import PLAIN, Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import Advance, Draft, Drafted, Pass, PassDone
+from crossdraft.types.messages import Advance, Draft, Drafted, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import TLI
 from tests.clock import GONE
@@ -156,3 +156,25 @@ def test_epochs_that_a_drafter_never_answers_put_off_no_deadline() -> None:
     assert session.counts.epochs > 1
     session.handle(Expired(timer.timer, timer.number), 30.5)
     assert session.counts.drafters_lost == 1
+
+
+def test_a_drafter_is_told_when_its_draft_is_of_no_use_any_more() -> None:
+    """And not if it owes nothing; the silence of one that was asked again goes on, its rest does not count."""
+    controller = InTurn((Choice(2, patience=0.0), PLAIN), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, max_tokens=9))
+    sent = requests(opened(session))
+    for number in range(1, 4):
+        sent += requests(session.handle(Replied(TARGET, PassDone(number, (ONES,), 0.5)), 5.0 + number))
+    assert [one for one in sent if isinstance(one, Advance)] == [Advance(1, 0)]
+    assert session.handle(Expired(Timer.DRAFTER, 1), 32.0) == []
+    run = next(one for one in sent if isinstance(one, Pass) and one.draws)
+    asked = session.handle(Replied(TARGET, drawn(run, 3)), 100.0)
+    (again,) = (one for one in requests(asked) if isinstance(one, Draft))
+    (timer,) = (one for one in asked if isinstance(one, SetTimer) and one.timer is Timer.DRAFTER)
+    assert again.epoch == 3
+    assert timer.seconds == 30.0 - 8.0
+
+
+def drawn(run: Pass, token: int) -> PassDone:
+    """A run that is over after one token."""
+    return PassDone(run.number, (Sample(token % 2, 0.0),), 0.5)

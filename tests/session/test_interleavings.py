@@ -229,7 +229,7 @@ CHOICES = st.one_of(
     st.builds(lambda run: replace(PLAIN, run=run), st.sampled_from([1, 2, 3, 5, LONG_RUN])),  # short ones go on
     st.builds(lambda k: Choice(k, k, overlap=False), WINDOWS),
     st.builds(
-        lambda window, wait, patience, depth, width, chunk, speculate: Choice(
+        lambda window, wait, patience, depth, width, chunk, speculate, review: Choice(
             window,
             min(window, wait),
             patience=patience,
@@ -237,6 +237,7 @@ CHOICES = st.one_of(
             branch_width=width,
             chunk=chunk,
             speculate=speculate,
+            review_after=review,
         ),
         WINDOWS,
         st.integers(0, 2),
@@ -245,6 +246,7 @@ CHOICES = st.one_of(
         st.integers(1, 2),
         st.integers(1, 3),
         st.booleans(),
+        st.integers(0, 3),
     ),
 )
 LOCK_STEP = st.builds(lambda k: Choice(k, k, overlap=False), WINDOWS)

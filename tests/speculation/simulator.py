@@ -7,6 +7,7 @@ behaves like a session: it asks its controller for a choice at each epoch, and t
 import heapq
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -27,6 +28,7 @@ from crossdraft.speculation.controller import Limits, TargetController
 
 CHUNK = 1 << 20  # tokens of a step: no prompt is simulated
 TURN = 0.0002  # seconds that a process takes for a message, on average
+MOMENT = 1e-12  # seconds
 TICK = 0.0001  # seconds that times of messages are rounded to, so that what comes together is handled together
 
 
@@ -43,6 +45,7 @@ class World:
     target_trip: float = 0.0005  # seconds
     match: float = 0.7  # share of acceptable draft tokens that equal one drawn by the target
     samples: bool = False  # the target draws by itself, and what it drew is compared (`slem`, `seeded`)
+    processors: int = 0  # that orchestrator, target and drafter share; 0: their own work takes no time
 
 
 class Agenda:
@@ -65,6 +68,43 @@ class Agenda:
             self.now, _, _, call = heapq.heappop(self._calls)
             call()
         self.now = max(self.now, until) if until < inf else self.now
+
+
+HANDLING = 0.0002, 0.00005  # seconds of the orchestrator's processor time: a message of an output, each token in it
+WORK = {"target": (0.002, 0.00015, 0.00008), "drafter": (0.0015, 0.00025, 0.0)}  # ... a step, a session, a token
+
+
+class Processors:
+    """What processes share; each of them does one thing after the other.
+
+    Args:
+        count: how many; 0: nothing ever waits or takes time.
+    """
+
+    def __init__(self, agenda: Agenda, count: int) -> None:
+        self._agenda, self._count = agenda, count
+        self._busy: set[str] = set()  # processes
+        self._waiting: list[tuple[str, float, Callable[[], None]]] = []
+
+    def work(self, process: str, seconds: float, then: Callable[[], None]) -> None:
+        """Do so much work in a process, then make this call."""
+        if self._count:
+            self._waiting.append((process, seconds, then))
+            self._begin()
+        else:
+            then()
+
+    def _begin(self) -> None:
+        for one in [*self._waiting]:
+            if len(self._busy) < self._count and one[0] not in self._busy:
+                self._waiting.remove(one)
+                self._busy.add(one[0])
+                self._agenda.after(one[1], partial(self._end, *one))
+
+    def _end(self, process: str, seconds: float, then: Callable[[], None]) -> None:
+        self._busy.remove(process)
+        then()
+        self._begin()
 
 
 @dataclass(frozen=True)
@@ -90,8 +130,9 @@ class Wanted:
 class Service:
     """Computes steps of all that is ready, one after the other."""
 
-    def __init__(self, agenda: Agenda, cost: Callable[[int], float]) -> None:
-        self.cost = cost  # seconds of a step of so many tokens
+    def __init__(self, agenda: Agenda, cost: Callable[[int], float], role: str, processors: Processors) -> None:
+        self.cost = cost  # seconds of a step of so many tokens, on the accelerator
+        self._role, self._processors = role, processors
         self.steps = 0
         self.busy_seconds = 0.0
         self._agenda, self._scheduler = agenda, Scheduler(CHUNK)
@@ -131,10 +172,18 @@ class Service:
         seconds = self.cost(fed)
         if seconds < inf:
             self._busy = True
-            self._agenda.after(seconds, lambda: self._done(chosen, fed, seconds, now))
+            step, session, token = WORK[self._role]
+            work = step + session * len(chosen) + token * fed
+            self._processors.work(self._role, work, lambda: self._computed(chosen, fed, seconds, now))
 
-    def _done(self, chosen: list[Wanted], fed: int, seconds: float, began: float) -> None:
+    def _computed(self, chosen: list[Wanted], fed: int, seconds: float, began: float) -> None:
+        """The processor's part is over; the accelerator's began with it."""
+        left = began + seconds - self._agenda.now
+        self._agenda.after(max(0.0, left), lambda: self._done(chosen, fed, began))
+
+    def _done(self, chosen: list[Wanted], fed: int, began: float) -> None:
         self._busy = False
+        seconds = self._agenda.now - began + MOMENT * self.steps  # no two steps take the same time
         self.steps += 1
         self.busy_seconds += seconds
         self._scheduler.stepped(fed, seconds)
@@ -161,8 +210,13 @@ class Simulation:
         self.emitted = 0  # tokens of all outputs
         self.ended: list[float] = []  # when outputs were over, in seconds
         self.rng = np.random.default_rng(seed)
-        self.target = Service(self.agenda, lambda fed: self.world.pass_base + self.world.pass_each * fed)
-        self.drafter = Service(self.agenda, lambda fed: self.world.step_base + self.world.step_each * fed)
+        self._processors = processors = Processors(self.agenda, world.processors)
+        self.target = Service(
+            self.agenda, lambda fed: self.world.pass_base + self.world.pass_each * fed, "target", processors
+        )
+        self.drafter = Service(
+            self.agenda, lambda fed: self.world.step_base + self.world.step_each * fed, "drafter", processors
+        )
         self._make, self._tokens, self._slots, self._live = make, tokens, 0, 0
         self.resize(slots)
 
@@ -197,6 +251,11 @@ class Simulation:
         self._live -= 1
         if self._live < self._slots:
             self._begin()
+
+    def handle(self, trip: float, tokens: int, call: Callable[[], None]) -> None:
+        """Let the orchestrator handle a message of so many tokens, which travels first."""
+        seconds = HANDLING[0] + HANDLING[1] * tokens
+        self.agenda.after(self.delay(trip), lambda: self._processors.work("orchestrator", seconds, call))
 
     def delay(self, trip: float) -> float:
         """Seconds of a message, of a round trip of so many."""
@@ -236,8 +295,8 @@ class SimulatedDraft:
             if self._made == self._asked or count >= self._choice.reply(self._sent):
                 seconds, queued, output = self._seconds, self._queued, self._output
                 self._seconds, self._queued, self._sent = 0.0, 0.0, self._made
-                delay = self._simulation.delay(self._simulation.world.drafter_trip)
-                self._simulation.agenda.after(delay, lambda: output.drafted(epoch, count, seconds, queued))
+                trip = self._simulation.world.drafter_trip
+                self._simulation.handle(trip, count, lambda: output.drafted(epoch, count, seconds, queued))
         self._go_on()
 
 
@@ -265,10 +324,12 @@ class Output:
         self._rows = -1  # the last place that has a row
         self._begun = self._impatient = False
         self._flight: Flight | None = None
+        self._drafting = False  # the drafter was asked for the latest epoch
         self._stalled: float | None = None
         self._stall = 0  # number of the latest
         self._asked_at: float | None = None
         self._report = [0, 0, False, 0, 0]
+        self._unreviewed = 0  # tokens since the choice was made
 
     def start(self) -> None:
         """The target is open."""
@@ -308,10 +369,11 @@ class Output:
         self._epoch += 1
         self._known = self._judged = self._ahead = 0
         self._rows, self._begun = -1, False
-        self._choice = choice or self._controller.choose(self._now)
+        self._choice, self._unreviewed = choice or self._controller.choose(self._now), 0
         self._asked, self._asked_at = self._choice.max_draft_tokens, self._now
-        if self._choice.drafts:
+        if self._choice.drafts or self._drafting:
             self._tell()
+        self._drafting = self._choice.drafts
 
     def _tell(self) -> None:
         epoch, asked, choice = self._epoch, self._asked, self._choice
@@ -331,7 +393,9 @@ class Output:
 
     def _step(self) -> bool:
         """One step of the walk; false: something is missing."""
-        if self._ahead and self._known > self._judged:
+        if 0 < self._choice.review_after <= self._unreviewed and self._flight is None and self._frontier > self._rows:
+            self._review()
+        elif self._ahead and self._known > self._judged:
             self._compare()
         elif self._frontier <= self._rows:
             if self._known > self._judged:
@@ -357,6 +421,14 @@ class Output:
         held = self._simulation.rng.random() < self._simulation.world.acceptance
         self._emit(1, accepted=int(held), refused=not held)
         self._held() if held else self._refused()
+
+    def _review(self) -> None:
+        self._flush()
+        choice = self._controller.review(self._now)
+        if choice.drafts and choice.overlap:
+            self._choice, self._unreviewed = choice, 0
+        else:
+            self._next(choice)
 
     def _compare(self) -> None:
         world = self._simulation.world
@@ -390,6 +462,7 @@ class Output:
         tokens = min(tokens, self._left)
         self._simulation.emitted += tokens
         self._left -= tokens
+        self._unreviewed += tokens
         self._begun = True
         seen = self._report
         if not (seen[1] or seen[3]):
@@ -445,13 +518,13 @@ class Output:
         self._simulation.target.submit(self, tokens, lambda done: self._forwarded(flight, done))
 
     def _forwarded(self, flight: Flight, done: StepDone) -> None:
-        delay = self._simulation.delay(self._simulation.world.target_trip)
         if flight.run:
             flight.run -= 1
             if flight.run and self._left > 0:
                 self._forward(flight, 1)
         over = not flight.run
-        self._simulation.agenda.after(delay, lambda: self._returned(flight, done, over))
+        tokens = 1 + flight.last - flight.first
+        self._simulation.handle(self._simulation.world.target_trip, tokens, lambda: self._returned(flight, done, over))
 
     def _returned(self, flight: Flight, done: StepDone, over: bool) -> None:
         if self._left <= 0:

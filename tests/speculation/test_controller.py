@@ -156,10 +156,10 @@ def taught(accepted: int) -> tuple[TargetController, OutputController]:
     shared = TargetController(learned().estimates)
     output = shared.output(KIND, Limits())
     for number in range(60):
-        output.choose(0.1 * number)
-        output.observe(PassSeen(0.009, 0.008), 0.1 * number)
-        output.observe(DraftSeen(4, 0.005, 0.004), 0.1 * number)
-        output.observe(Judged(0, accepted, True, accepted + 1, 0), 0.1 * number)
+        output.choose(0.02 * number)
+        output.observe(PassSeen(0.009, 0.008), 0.02 * number)
+        output.observe(DraftSeen(4, 0.005, 0.004), 0.02 * number)
+        output.observe(Judged(0, accepted, True, accepted + 1, 0), 0.02 * number)
     return shared, output
 
 

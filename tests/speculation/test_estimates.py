@@ -12,7 +12,7 @@ def fitted(*steps: tuple[int, int], before: StepCost | None = None) -> FittedCos
     for _ in range(30):
         for sessions, tokens in steps:
             for _ in range(sessions):  # each has an answer
-                found.add(TRUE.seconds(sessions, tokens), sessions, tokens)
+                found.add(TRUE.seconds(sessions, tokens), sessions, tokens, 1 / sessions)
     return found
 
 

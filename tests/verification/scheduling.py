@@ -113,6 +113,9 @@ class Turns:
         self._chosen += 1
         return self._given.choices[(self._chosen - 1) % len(self._given.choices)]
 
+    def review(self, now: float) -> Choice:
+        return self.choose(now)
+
 
 @dataclass(frozen=True)
 class Overlapped:

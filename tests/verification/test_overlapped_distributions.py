@@ -79,6 +79,13 @@ def test_choices_that_change_from_epoch_to_epoch(method: Method, pattern: str) -
 
 
 @named
+@pytest.mark.parametrize("pattern", few_or_full([*FEW], lambda pattern: pattern in ("DDT", "TDS")))
+@pytest.mark.parametrize("following", [Choice(3, 0, patience=0, review_after=1), PLAIN], ids=["goes on", "ends"])
+def test_long_epochs_that_are_reviewed(method: Method, pattern: str, following: Choice) -> None:
+    check(method, (Choice(4, 1, chunk=2, review_after=1), following), Schedule(pattern))
+
+
+@named
 @pytest.mark.parametrize("opens", few_or_full(range(1, 9), lambda opens: opens < 5))
 def test_a_drafter_that_opens_late(method: Method, opens: int) -> None:
     for pattern in ("T", "TD") if FULL else ("TD",):

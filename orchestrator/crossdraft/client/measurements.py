@@ -103,6 +103,8 @@ class Owing:
         match request:
             case Draft():
                 self._epoch, self._wanted, self._drafted, self._answers = request.epoch, request.count, 0, 0
+            case Advance(count=0):
+                self._wanted = self._drafted = 0
             case Advance():
                 self._wanted = max(self._wanted, request.count) if self._wanted else 0
             case RunTo():

@@ -36,6 +36,7 @@ class DrafterSide:
         self._known = (0, NOTHING)  # the text it knows: the output up to an offset, then its own letters
         self._asked_at = 0.0  # seconds
         self._owes_since: float | None = None  # seconds: when it was asked or heard last; kept when an epoch ends
+        self._silent = 0.0  # seconds that it had owed something when it was stopped, and not been heard since
         self._timer = 0  # number of the latest
         self._armed = False  # that timer runs
 
@@ -65,7 +66,7 @@ class DrafterSide:
     def opened(self) -> None:
         """The lane is open: the drafter knows the prompt, and nothing of the output."""
         self.ready = True
-        self._owes_since = None
+        self._owes_since, self._silent = None, 0.0
         self._known = (0, NOTHING)
         self.branches.start_over()
 
@@ -80,6 +81,14 @@ class DrafterSide:
         """Close the lane for a fault; this session does not use its service again."""
         assert self.lane is not None
         return [Close(self.lane, why), *self.lost(again=True)]
+
+    def stop(self, now: float) -> list[Command]:
+        """No epoch is to be drafted for now."""
+        if self._owes_since is not None:
+            self._silent, self._owes_since = now - self._owes_since, None
+        told = [Send(self.lane, Advance(self.epoch, 0))] if self.due and self.lane is not None else []
+        self.end_epoch()
+        return [*told]
 
     def end_epoch(self) -> None:
         """Nothing more of the running epoch is wanted."""
@@ -190,12 +199,12 @@ class DrafterSide:
 
     def _heard(self, now: float) -> None:
         self._owes_since = now if self.due or self.scoring is not None else None
-        self._failures = 0
+        self._silent, self._failures = 0.0, 0
 
     def _left(self, now: float) -> float:
         """Seconds until its answer is overdue, which it owes from now on if it did not before."""
         if self._owes_since is None:
-            self._owes_since = now
+            self._owes_since = now - self._silent
         return self._given.draft_seconds - (now - self._owes_since)
 
     def _arm(self, now: float) -> list[Command]:

@@ -43,6 +43,7 @@ class Epoch:
         self.revealed = 0  # draft tokens that the walk has asked for
         self.missed = 0  # times since the latest that the walk went on without one
         self.draws = False  # the walk needs the target's own draws, not rows
+        self.reviewed = 0  # tokens of output when its choice was made
         self.reach = 0  # letters of output that passes of this epoch have covered with guesses
         self._pair = pair
         self._ends: list[int] = []  # of each draft token, in letters since `start`

@@ -249,6 +249,7 @@ class Session:
         branch = self._continuation() if choice.drafts else None
         start = len(text) if branch is None else branch.offset + len(branch.letters)
         self.epoch = epoch = Epoch(self.epoch.number + 1, choice, self._given.pair, start, len(text))
+        epoch.reviewed = self.counts.tokens
         self.counts.epochs += 1
         self._explain(choice)
         if branch is not None and self._method.drafter_rows:
@@ -258,8 +259,7 @@ class Session:
         if not (choice.drafts and self._method.whole_draft):
             self._begin_walk()
         if not choice.drafts:
-            drafter.end_epoch()
-            return []
+            return drafter.stop(self._now)
         self.counts.rewinds += 1
         return drafter.begin(epoch, text, branch, self._now)
 
@@ -274,6 +274,35 @@ class Session:
             chosen = self._controller.choose(self._now)
             self.choices.append(chosen)
         return chosen
+
+    @property
+    def _reviewable(self) -> bool:
+        """Whether the controller is to decide now how a long epoch goes on.
+
+        Only where the epoch could end without a trace: the target has nothing for it, and all that was revealed of the
+        draft is in the output. What is hidden then is dropped unseen.
+        """
+        epoch, target = self.epoch, self.target
+        after = epoch.choice.review_after
+        if not after or self.counts.tokens - epoch.reviewed < after or not self.drafter.ready:
+            return False
+        if target.flights or not self._bare:
+            return False
+        if isinstance(epoch.step, NeedDraftToken):
+            return epoch.start + epoch.letters_before(epoch.revealed) <= len(self.output.text)
+        return isinstance(epoch.step, NeedRow | NeedSample) and not epoch.step.judging
+
+    def _review(self) -> list[Command]:
+        """Go on with the epoch as the controller says, or end it."""
+        self._report()
+        choice = self._controller.review(self._now)
+        self.choices.append(choice)
+        if not (choice.drafts and choice.overlap):
+            self._next = choice
+            return self._next_epoch()
+        self.epoch.choice, self.epoch.reviewed = choice, self.counts.tokens
+        self._explain(choice)
+        return []
 
     def _explain(self, choice: Choice) -> None:
         """Keep how an epoch is run, if that is to be explained; the last ones of very many together."""
@@ -352,6 +381,9 @@ class Session:
         if not self.epoch.begun and not self.drafter.due:
             self._begin_walk()
         while self._finished is None and self.epoch.begun:
+            if self._reviewable:
+                commands += self._review()
+                continue
             epoch = self.epoch
             match epoch.step:
                 case NeedDraftToken():

@@ -26,6 +26,7 @@ class Choice:
     chunk: int = 1  # draft tokens in one reply of the drafter, from its second one on, while epochs overlap
     speculate: bool = False  # a free target begins a pass over later draft tokens before the first returns
     run: int = 1  # without a drafter: tokens that the target draws in one pass; extended if the next choice is plain
+    review_after: int = 0  # tokens of an overlapped epoch after which the controller decides how it goes on; 0: never
     reason: str = ""  # shown to users
 
     def __post_init__(self) -> None:
@@ -44,6 +45,8 @@ class Choice:
             raise ValueError(f"chunk must be between 1 and {MOST_DRAFT_TOKENS}, got {self.chunk}")
         if not 1 <= self.run <= MOST_RUN:
             raise ValueError(f"run must be between 1 and {MOST_RUN}, got {self.run}")
+        if self.review_after < 0:
+            raise ValueError(f"review_after must not be negative, got {self.review_after}")
 
     @property
     def drafts(self) -> bool:
@@ -149,6 +152,10 @@ class Controller(Protocol):
         """How the next epoch is run."""
         ...
 
+    def review(self, now: float) -> Choice:
+        """How the running epoch, which is long, goes on; unless the choice is an overlapped one, the epoch ends."""
+        ...
+
     @property
     def waits_for_drafter(self) -> bool:
         """Whether the session waits until a drafter has opened (lock-step for comparison)."""
@@ -169,6 +176,9 @@ class Fixed:
         """A fixed choice learns nothing."""
 
     def choose(self, now: float) -> Choice:
+        return self.choice
+
+    def review(self, now: float) -> Choice:
         return self.choice
 
 

@@ -35,12 +35,12 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
 FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: enough to see how they fare
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
-CROWDED = 0.85  # of a forecast comes true if outputs wait for draft tokens: they come back apart, and miss passes
 MARGIN = 1.07  # a drafter has to promise so much more than plain decoding, and another mode than the present one
-FAR = 1.25  # ... before each output has emitted TRUSTED tokens in it: what it brings must be seen first
-TRUSTED = 64.0  # tokens of each output that a forecast weighs against what its mode has really brought
+FAR = 1.25  # ... before TRUSTED tokens were emitted in it: what it brings must be seen first
+TRUSTED = 64.0  # tokens that a forecast weighs against what its mode has really brought, with one output
 FADED = 4000.0  # ... after which a mode that is not in use is forecast without correction again
 PATIENCE = 3.0  # times the expected wait for draft tokens that the target stands idle at most
+REVIEWED = 16  # tokens of an overlapped epoch after which it is decided again: a mode that is slow is left soon
 KINDS = 32  # of requests whose acceptance is kept apart: the one not asked for longest is forgotten
 
 Kind = tuple[str | None, float, float | None]  # method and both temperatures
@@ -146,6 +146,7 @@ class TargetController:
         self._others = Recent()  # outputs of other orchestrators in a pass
         self._policies: dict[tuple[Kind, Limits], Policy] = {}
         self._seen = 0  # observations
+        self._step = (0.0, 0, 0)  # seconds, sessions and tokens of the latest pass
         self._targets = 1  # that share the outputs
         # Since when the drafter has answered nobody, in seconds, and who asked it then.
         self._unanswered: tuple[float, OutputController] | None = None
@@ -179,7 +180,10 @@ class TargetController:
         """A pass of any output, or some tokens of a run."""
         self._seen += 1
         self._others.add(max(0.0, seen.sessions - len(self._outputs) / self._targets))
-        self.target.add(seen.seconds / seen.forwards, seen.sessions, max(0, seen.fed - seen.sessions))
+        step = (seen.seconds, seen.sessions, seen.fed)
+        if step != self._step:  # all sessions of a pass tell of the same
+            self._step = step
+            self.target.add(seen.seconds / seen.forwards, seen.sessions, max(0, seen.fed - seen.sessions))
         if seen.asked:
             self.target_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
 
@@ -189,7 +193,7 @@ class TargetController:
         self._unanswered = None
         if seen.draft_tokens:
             drafting = max(1, len(self._outputs) - self._using[Mode.PLAIN])
-            self.drafter.add(seen.seconds / seen.draft_tokens, drafting)
+            self.drafter.add(seen.seconds / seen.draft_tokens, drafting, share=1 / drafting)
         if seen.waited is not None:
             self.drafter_trip.add(max(0.0, seen.waited - seen.seconds - seen.queued))
 
@@ -202,13 +206,13 @@ class TargetController:
         """An output has emitted so many tokens in a mode in which so many were forecast."""
         if self._using[mode] < 0.9 * len(self._outputs):
             return  # what some do says little of what it would bring if all did
-        most = 4 * TRUSTED
+        most = 4 * self.trusted
         for other, share in self._brought.items():
             if other is mode:
                 share.held, share.seen = share.held + tokens, share.seen + forecast
-                share.limit(most * self.outputs)
+                share.limit(most)
             else:
-                share.limit(max(0.0, share.seen - most * forecast / FADED))
+                share.limit(max(0.0, share.seen - most * forecast / (FADED * self.outputs)))
 
     def begun(self, output: "OutputController", mode: Mode) -> None:
         """An output begins an epoch."""
@@ -249,6 +253,11 @@ class TargetController:
     def outputs(self) -> float:
         """Outputs that share a target, those of other orchestrators included."""
         return max(1.0, len(self._outputs) / self._targets + self._others.value)
+
+    @property
+    def trusted(self) -> float:
+        """Tokens of all outputs that a forecast weighs: twice as many outputs are seen in step, and tell less each."""
+        return TRUSTED * self.outputs**0.75
 
     def silent(self, now: float) -> bool:
         """Whether the drafter does not answer."""
@@ -317,7 +326,7 @@ class TargetController:
         best = max(rated.values(), key=lambda one: one.speed)
         if best.speed < MARGIN * rated[Mode.PLAIN].speed:
             best = rated[Mode.PLAIN]
-        until = self._emitted + TRUSTED * self.outputs
+        until = self._emitted + self.trusted
         if before is not None:
             stays = rated[Mode.of(before.best.choice)]
             least = MARGIN if self._emitted > before.until else FAR
@@ -326,9 +335,17 @@ class TargetController:
         return Policy(best, rated, given, self._seen, until)
 
     def _rated(self, given: Conditions, choice: Choice) -> Rated:
-        expected, mode, weight = forecast(given, choice), Mode.of(choice), TRUSTED * self.outputs
-        usual = CROWDED if self.outputs > 1 and choice.patience and choice.drafts else 1.0
-        return Rated(choice, expected, expected.speed * self._brought[mode].mean(usual, weight))
+        expected, mode = forecast(given, choice), Mode.of(choice)
+        usual = self._drafting_brought if choice.drafts else 1.0
+        return Rated(choice, expected, expected.speed * self._brought[mode].mean(usual, self.trusted))
+
+    @property
+    def _drafting_brought(self) -> float:
+        """Of what was forecast of any drafting: where one mode disappoints, such as where all services share few
+        processors, the others will."""
+        shares = [share for mode, share in self._brought.items() if mode is not Mode.PLAIN]
+        held, seen = (sum(numbers) for numbers in zip(*((share.held, share.seen) for share in shares), strict=True))
+        return min(1.0, (held + self.trusted) / (seen + self.trusted))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
         return max((self._rated(given, choice) for choice in choices), key=lambda one: one.forecast.speed)
@@ -357,6 +374,7 @@ def overlapped(
                 branch_width=limits.branch_width,
                 chunk=chunk,
                 speculate=limits.targets > 1,
+                review_after=REVIEWED,
             )
 
 
@@ -444,15 +462,21 @@ class OutputController:
 
     def choose(self, now: float) -> Choice:
         """How the next epoch is run."""
-        self._compare(now)
+        choice = self.review(now)
         self._behind = 0.0
+        if choice.drafts:
+            self.target.asked(self, now)
+        return choice
+
+    def review(self, now: float) -> Choice:
+        """How the running epoch goes on."""
+        self._compare(now)
         choice = self._choice(now)
         self._since, self._tokens, self._mode = now, 0, Mode.of(choice)
         self._whole = not (self._in_run and choice.drafts)  # else the rest of a run comes first
         self.target.begun(self, self._mode)
         if choice.drafts:
             self._run = 2
-            self.target.asked(self, now)
         else:
             self._run = min(LONG_RUN, 2 * self._run)
             choice = replace(choice, run=min(self._run, self.target.longest_run()))
@@ -525,7 +549,7 @@ class OutputController:
         window = min(FIRST, self.limits.max_draft_tokens)
         if self.limits.rounds_only:
             return Choice(min(2, window), min(2, window), overlap=False, patience=0.05, reason=reason)
-        return Choice(window, patience=0.0, reason=reason)
+        return Choice(window, patience=0.0, review_after=REVIEWED, reason=reason)
 
 
 def explanation(given: Conditions, policy: Policy | None) -> Sequence[str]:

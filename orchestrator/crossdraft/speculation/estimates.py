@@ -54,16 +54,16 @@ class FittedCost:
         """Whether there is an estimate."""
         return self._cost.base > 0
 
-    def add(self, seconds: float, sessions: float, tokens: float = 0.0) -> None:
-        """An answer of a step; each of its sessions gets one."""
+    def add(self, seconds: float, sessions: float, tokens: float = 0.0, share: float = 1.0) -> None:
+        """A step, or a share of one: each of its sessions may tell of it."""
         if not self.known:
             self._cost = StepCost(seconds / (1 + SLOPE * (sessions + tokens)))
         if seconds > OUTLIER * self._cost.seconds(sessions, tokens):
             seconds = OUTLIER * self.cost.seconds(sessions, tokens)
         if seconds <= 0:
             return
-        kept, weight = FADING ** (1.0 / sessions), 1.0 / (sessions * seconds**2)
-        self._steps = kept * self._steps + 1.0 / sessions
+        kept, weight = FADING**share, share / seconds**2
+        self._steps = kept * self._steps + share
         values = (1.0, sessions, tokens, seconds)
         for row, value in zip(self._sums, values, strict=False):
             row[:] = [kept * old + weight * value * new for old, new in zip(row, values, strict=True)]

@@ -17,6 +17,9 @@ from crossdraft.speculation.estimates import StepCost
 LONGEST = 12  # passes of an epoch that are followed: those after them go on like the last
 NEGLIGIBLE = 0.02  # probability that an epoch goes on below which it is not followed
 HANDLED = 2e-4  # seconds of processor time that an output's part of a pass takes, in the busiest of our processes
+CROWDED = (
+    0.85  # of the speed is left where several outputs wait for draft tokens: they come back apart, and miss passes
+)
 MATCHES = 0.7  # share of acceptable draft tokens that equal one drawn by the target, measured with several pairs
 
 
@@ -76,11 +79,13 @@ class Forecast:
 def forecast(given: Conditions, choice: Choice) -> Forecast:
     """What is expected if all outputs make this choice."""
     if not choice.drafts:
-        each = given.target.seconds(given.outputs)
-        return Forecast(1.0, each)
-    if choice.overlap:
-        return _overlapped(given, choice)
-    drafted = choice.max_draft_tokens
+        return Forecast(1.0, given.target.seconds(given.outputs))
+    found = _overlapped(given, choice) if choice.overlap else _lock_step(given, choice.max_draft_tokens)
+    crowded = given.outputs > 1 and choice.patience > 0
+    return Forecast(found.tokens, found.seconds / CROWDED) if crowded else found
+
+
+def _lock_step(given: Conditions, drafted: int) -> Forecast:
     seconds = given.draft_arrives(drafted) + given.pass_seconds(drafted)
     return Forecast(given.gains[drafted] + given.alive[drafted], seconds)
 

@@ -89,6 +89,10 @@ class Recalled:
         self._missing = not self.choices
         return PLAIN if self._missing else self.choices.popleft()
 
+    def review(self, now: float) -> Choice:
+        """As `choose`."""
+        return self.choose(now)
+
     @property
     def difference(self) -> tuple[str, str, str] | None:
         """Place, recorded and replayed value after a step that did not ask for as many choices as were recorded."""

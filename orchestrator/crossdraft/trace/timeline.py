@@ -523,7 +523,7 @@ def name_of(value: Event | Request | Reply | None) -> str:
             more = f", {len(value.branches)} branches" if value.branches else ""
             return f"{len(value.draft_tokens)} draft tokens of epoch {value.epoch}{more}"
         case Advance(_, count):
-            return f"go on to {count} draft tokens"
+            return f"go on to {count} draft tokens" if count else "draft no more"
         case Pass(number):
             what = f"{len(value.tree)} nodes" if value.run == 1 else f"up to {value.run} tokens"
             return f"pass {number}, {what}"

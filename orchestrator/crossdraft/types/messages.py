@@ -210,10 +210,10 @@ class Draft:
 
 @dataclass(frozen=True)
 class Advance:
-    """Requests more draft tokens in the running epoch."""
+    """Requests more draft tokens in the running epoch, or ends it."""
 
     epoch: int
-    count: int  # draft tokens of the whole epoch wanted now; never fewer than before
+    count: int  # draft tokens of the whole epoch wanted now, never fewer than before; 0: no more
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A drafter session's stream, without any model: which epoch is drafted, how far, and when its replies are sent.
 
 Requests change what is drafted, and replies leave as they are made. An *epoch* is one draft: a `Draft` request begins
-it, `Advance` asks for more of it, and the next `Draft` ends it. What drafts is a `Drafter`: a model, or a text look-up.
+it, `Advance` asks for more of it or ends it, as the next `Draft` does. What drafts is a `Drafter`: a model, or a text look-up.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class Epochs:
         None if that epoch is over (its end and the request have crossed), or if the client must first read what was
         drafted before.
         """
-        if request.epoch < self.number:
+        if request.epoch < self.number or (self._latest is not None and self._latest.over):
             return None
         if self._latest is None or request.epoch > self.number:
             raise ProtocolBroken(f"epoch {request.epoch} has not begun; a Draft begins it")
@@ -277,6 +277,8 @@ class Conversation:
         match request:
             case Draft():
                 self._begin(request)
+            case Advance(count=0):
+                self._stop(request)
             case Advance():
                 self._go_on(self._epochs.advance(request))
             case Score():
@@ -295,6 +297,15 @@ class Conversation:
         if self._drafting is not None:
             self._drafting.cancel()
         self._draft(epoch)
+
+    def _stop(self, request: Advance) -> None:
+        if request.epoch > self._epochs.number:
+            raise ProtocolBroken(f"epoch {request.epoch} has not begun; a Draft begins it")
+        if request.epoch == self._epochs.number:
+            self._epochs.close()
+            self._replies.drop()
+            if self._drafting is not None:
+                self._drafting.cancel()
 
     async def _score(self, epoch: Epoch, request: Score) -> None:
         while self._drafting is not None and not self._drafting.done():  # what was asked for since is drafted as well

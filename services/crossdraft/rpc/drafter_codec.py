@@ -217,8 +217,6 @@ def _decode_draft(message: pb.Draft) -> Draft:
 
 def _decode_advance(message: pb.Advance) -> Advance:
     # No upper limit: an epoch in which everything is accepted may be long. What is limited is each advance.
-    if not message.count:
-        raise BadMessage("count must be at least 1: how many draft tokens of the epoch are wanted")
     return Advance(message.epoch, message.count)
 
 

@@ -263,8 +263,8 @@ class DrafterOwes:
                 return True
             case Score():
                 self._scores += 1
-            case Advance():
-                pass
+            case Advance(count=0):
+                self._draft = False
         return self.due and not before
 
     def received(self, reply: object) -> None:
