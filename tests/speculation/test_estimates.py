@@ -89,7 +89,7 @@ def test_a_drafter_that_changes_is_noticed_within_a_few_epochs() -> None:
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.95])
 def test_what_was_learned_outlasts_a_few_draft_tokens_that_confirm_it(share: float) -> None:
-    known = ((1000 * share, 1000.0), *(((0.0, 0.0),) * len(PLACES)))
+    known = ((1000 * share, 1000.0), (1000.0, 1000.0), *(((0.0, 0.0),) * len(PLACES)))
     found = Acceptance(known)
     for _ in range(5):
         found.add(0, round(share / (1 - share)), True)

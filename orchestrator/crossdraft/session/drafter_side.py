@@ -167,7 +167,6 @@ class DrafterSide:
             now - self._asked_at if first else None,
             drafted.seconds,
             drafted.queued,
-            sum(len(branch.tokens) for branch in drafted.branches),
             bool(drafted.reason),
         )
         epoch.extend(drafted.draft_tokens)

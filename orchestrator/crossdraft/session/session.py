@@ -32,7 +32,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.output import Output
 from crossdraft.session.target_side import TargetSide
-from crossdraft.speculation.choice import PLAIN, BranchSeen, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen
+from crossdraft.speculation.choice import PLAIN, Choice, Decision, DrafterSeen, Ended, Judged, StallSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
@@ -190,7 +190,7 @@ class Session:
         counts.audited += len(drafted.draft_tokens) if self._given.audit else 0
         counts.stood_aside += bool(drafted.reason)
         counts.branches += len(drafted.branches)
-        counts.branch_tokens += seen.branch_tokens
+        counts.branch_tokens += sum(len(branch.tokens) for branch in drafted.branches)
         return self.target.fetch_late(self.epoch, first)
 
     def _lost(self, lost: Lost) -> list[Command]:
@@ -323,7 +323,6 @@ class Session:
         branch = branches.match(self.epoch, text, self._method.samples)
         self.counts.branches_tried += 1
         self.counts.branches_hit += branch is not None
-        self._controller.observe(BranchSeen(branch is not None), self._now)
         return branch
 
     def _end_run_for_draft(self) -> list[Command]:

@@ -84,7 +84,6 @@ class DraftSeen:
     waited: float | None  # seconds since the drafter was asked, for an epoch's first reply; else None
     seconds: float  # in the model
     queued: float = 0.0  # seconds that the drafting waited for the model
-    branch_tokens: int = 0  # in the branches that came with it
     aside: bool = False  # the drafter cannot go on with this text
 
 
@@ -113,13 +112,6 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class BranchSeen:
-    """A draft token was refused while prepared continuations were at hand."""
-
-    hit: bool
-
-
-@dataclass(frozen=True)
 class StallSeen:
     """The target stood idle for draft tokens until patience ended."""
 
@@ -138,7 +130,7 @@ class Ended:
     """The output is over."""
 
 
-Observation = DraftSeen | PassSeen | Judged | BranchSeen | StallSeen | DrafterSeen | Ended
+Observation = DraftSeen | PassSeen | Judged | StallSeen | DrafterSeen | Ended
 
 
 class Controller(Protocol):

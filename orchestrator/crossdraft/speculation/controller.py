@@ -34,6 +34,7 @@ from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # numbers of draft tokens that are compared: 20 % apart
 FIRST = 8  # draft tokens of the first epochs, beside which the target goes on: enough to see how they fare
+FIRST_PATIENCE = 0.05  # seconds, where nothing is known of a drafter and only lock-step is possible
 EXPLORED = 128  # tokens of each output between trials of a drafter that does not pay; one costs an output a third pass
 MARGIN = 1.07  # a drafter has to promise so much more than plain decoding, and another mode than the present one
 FAR = 1.25  # ... before TRUSTED tokens were emitted in it: what it brings must be seen first
@@ -99,7 +100,7 @@ class Estimates:
     drafter: StepCost = field(default_factory=StepCost)
     target_trip: float = 0.0  # seconds
     drafter_trip: float = 0.0  # seconds
-    acceptance: tuple[tuple[Kind, tuple[tuple[float, float], ...]], ...] = ()  # (accepted, judged), as `Acceptance` has
+    acceptance: tuple[tuple[Kind, tuple[tuple[float, float], ...]], ...] = ()  # `Acceptance.state`
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ class TargetController:
     @property
     def trusted(self) -> float:
         """Tokens of all outputs that a forecast weighs: twice as many outputs are seen in step, and tell less each."""
-        return TRUSTED * self.outputs**0.75
+        return TRUSTED * float(self.outputs**0.75)
 
     def silent(self, now: float) -> bool:
         """Whether the drafter does not answer."""
@@ -344,7 +345,7 @@ class TargetController:
         """Of what was forecast of any drafting: where one mode disappoints, such as where all services share few
         processors, the others will."""
         shares = [share for mode, share in self._brought.items() if mode is not Mode.PLAIN]
-        held, seen = (sum(numbers) for numbers in zip(*((share.held, share.seen) for share in shares), strict=True))
+        held, seen = sum(share.held for share in shares), sum(share.seen for share in shares)
         return min(1.0, (held + self.trusted) / (seen + self.trusted))
 
     def _best(self, given: Conditions, choices: Iterable[Choice]) -> Rated:
@@ -548,7 +549,7 @@ class OutputController:
         """Draft tokens beside passes that do not wait for them: it costs next to nothing with any drafter."""
         window = min(FIRST, self.limits.max_draft_tokens)
         if self.limits.rounds_only:
-            return Choice(min(2, window), min(2, window), overlap=False, patience=0.05, reason=reason)
+            return Choice(min(2, window), min(2, window), overlap=False, patience=FIRST_PATIENCE, reason=reason)
         return Choice(window, patience=0.0, review_after=REVIEWED, reason=reason)
 
 

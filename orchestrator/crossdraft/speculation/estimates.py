@@ -141,19 +141,20 @@ class Acceptance:
     """How draft tokens of one kind of request fare, by place in their epoch.
 
     Args:
-        before: (held, seen) of all and of each range of places.
+        before: (held, seen) of all, of what they are worth, and of each range of places.
     """
 
     def __init__(self, before: Sequence[tuple[float, float]] = ()) -> None:
-        before = before or [(0.9 * PRIOR, PRIOR)] + [(0.0, 0.0)] * len(PLACES)
-        self._all, *self._places = (Share(*one) for one in before)
+        before = before or [(0.9 * PRIOR, PRIOR), (PRIOR, PRIOR)] + [(0.0, 0.0)] * len(PLACES)
+        self._all, self.worth, *self._places = (
+            Share(*one) for one in before
+        )  # worth: target tokens of an accepted one
         self._latest = Share(memory=LATEST)
-        self.worth = Share(PRIOR, PRIOR)  # target tokens of an accepted draft token
 
     @property
     def state(self) -> tuple[tuple[float, float], ...]:
         """To begin another one with."""
-        return tuple((share.held, share.seen) for share in (self._all, *self._places))
+        return tuple((share.held, share.seen) for share in (self._all, self.worth, *self._places))
 
     @property
     def tested(self) -> bool:
@@ -187,12 +188,12 @@ class Acceptance:
                 share.seen = min(share.seen, PRIOR)
                 share.held = share.seen * self._latest.mean(usual, 0.0)
 
-    def chances(self, factor: float = 1.0) -> list[float]:
+    def chances(self) -> list[float]:
         """The probability of each place that its draft token is accepted if all before it were."""
         usual = self._all.mean(0.5, 0.1)
         ends = pairwise((*PLACES, MOST_DRAFT_TOKENS + 1))
         return [
-            min(0.995, max(0.0, factor * share.mean(usual)))
+            min(0.995, max(0.0, share.mean(usual)))
             for share, (begin, end) in zip(self._places, ends, strict=True)
             for _ in range(begin, end)
         ]

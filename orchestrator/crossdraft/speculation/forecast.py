@@ -16,7 +16,9 @@ from crossdraft.speculation.estimates import StepCost
 
 LONGEST = 12  # passes of an epoch that are followed: those after them go on like the last
 NEGLIGIBLE = 0.02  # probability that an epoch goes on below which it is not followed
-HANDLED = 2e-4  # seconds of processor time that an output's part of a pass takes, in the busiest of our processes
+HANDLED = (
+    2e-4  # seconds of processor time of an output's part of a pass, with what goes to and fro for it; a run has none
+)
 CROWDED = (
     0.85  # of the speed is left where several outputs wait for draft tokens: they come back apart, and miss passes
 )

@@ -1,7 +1,8 @@
 """A drafter session's stream, without any model: which epoch is drafted, how far, and when its replies are sent.
 
 Requests change what is drafted, and replies leave as they are made. An *epoch* is one draft: a `Draft` request begins
-it, `Advance` asks for more of it or ends it, as the next `Draft` does. What drafts is a `Drafter`: a model, or a text look-up.
+it, `Advance` asks for more of it or ends it, as the next `Draft` does. What drafts is a `Drafter`: a model, or a text
+look-up.
 """
 
 import asyncio
