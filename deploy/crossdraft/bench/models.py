@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.hub import cached_file
@@ -251,13 +252,16 @@ def random_model(shape: str, seed: int = 0) -> PreTrainedModel:
 def write_free(folder: Path) -> None:
     """Writes a model that costs next to nothing: one layer of width 64 with random weights, over bytes.
 
-    Its logits are far apart, so that it agrees with itself under a little noise.
+    Its logits are far apart, so that it agrees with itself under a little noise. It samples printable ASCII only: its text
+    is never cut inside of a character, with which a drafter could not go on.
 
     Raises:
         OSError: the folder cannot be written.
     """
     loaded = load_model("bundled:drafter-c", "float32")
     size = loaded.description.vocabulary_size
+    texts = Tokenizer.from_str(loaded.description.tokenizer_json).decode_batch([[place] for place in range(size)])
+    printable = [place for place, text in enumerate(texts) if text and text.isprintable() and text.isascii()]
     config = LlamaConfig(
         vocab_size=size,
         hidden_size=64,
@@ -272,6 +276,10 @@ def write_free(folder: Path) -> None:
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
-        model.lm_head.weight.mul_(20)
+        # The first hidden dimension is nearly the same everywhere, and counts against what is not to be sampled.
+        model.model.embed_tokens.weight[:, 0] = 0.2
+        model.lm_head.weight.mul_(22)
+        model.lm_head.weight[:, 0] = -10.0
+        model.lm_head.weight[printable, 0] = 0.0
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(loaded.description.tokenizer_json, encoding="utf-8")
