@@ -112,10 +112,12 @@ def _options(
 @command(app)
 def demo(
     prompt: Prompt = None,
-    k: int | None = option(None, "Draft tokens in a lock-step round; by default a controller decides.", "-k"),
+    k: int | None = option(
+        None, "Draft tokens in a lock-step round; by default drafting and verification overlap.", "-k"
+    ),
     max_tokens: MaxTokens = 96,
     temperature: list[float] = option([0.0, 0.8], "Sampling temperature, 0 is greedy; repeatable."),
-    seed: int = option(7, "Random seed of both generations, so that their texts must be equal."),
+    seed: int = option(10, "Random seed of both generations, so that their texts must be equal."),
     engine: EngineOptions = DEMO,
 ) -> None:
     """Generate with and without a drafter, and compare. It starts the bundled models, and ends them afterwards.

@@ -15,10 +15,10 @@ from crossdraft.console.running import PlainConsole, checked_options, run_to_end
 # The bundled target with more and wider layers, which compute zeros: the same texts at the price of a larger model.
 MODELS = ModelNames("inflated:20x1024:bundled:target", "bundled:drafter-a")
 PROMPT = (
-    'class Stack:\n    """A stack of items."""\n\n    def __init__(self):\n        self.items = []\n\n'
-    '    def push(self, item):\n        """Put an item on the stack."""\n'
+    "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\n    def __repr__(self):\n"
 )
-WARM_UP_TOKENS = 24  # with each: the first passes of a process are slow, and a controller knows nothing yet
+WARM_UP_TOKENS = 24  # with each: the first passes of a process, and of each size, are slow
+AHEAD, WAITED_FOR = 4, 3  # draft tokens; a controller would need longer than a demonstration to find such numbers
 SHOWN = ("tokens/s", "passes of the target", "tokens per pass", "acceptance")
 
 
@@ -66,7 +66,10 @@ def demo(
             num_speculative_tokens=5 if k is None else k,
             max_tokens=max_tokens,
             seed=seed,
-            overlap=Overlap.AUTO if k is None else Overlap.OFF,
+            overlap=Overlap.ON if k is None else Overlap.OFF,
+            max_draft_tokens=AHEAD if k is None else None,
+            min_draft_tokens=WAITED_FOR if k is None else None,
+            paths=1,
         )
         requests = [replace(request, options=SamplingOptions(temperature)) for temperature in temperatures]
     run_to_end(_demo(requests, engine, models))
@@ -87,7 +90,7 @@ async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions, mo
                 await _generated(warmed, replace(request, max_tokens=min(WARM_UP_TOKENS, request.max_tokens)))
             found.append(Compared(await _generated(pipeline, request), await _generated(alone, request)))
             _show(out, request, found[-1])
-    out.print(legend())
+    out.print(legend(), soft_wrap=True)
     out.print(explanation(found), soft_wrap=True)
 
 
@@ -101,9 +104,9 @@ async def _generated(pipeline: Pipeline, request: GenerationRequest) -> Outcome:
 def _show(out: PlainConsole, request: GenerationRequest, found: Compared) -> None:
     drafted, plain = found.drafted, found.plain
     temperature = request.options.temperature
-    table = Table("", "with the drafter", "without", title_justify="left")
-    table.title = f"temperature {temperature:g}" + (f", seed {request.seed}" if temperature else " (greedy)")
-    table.add_row("text", _coloured(request, drafted), _coloured(request, plain), end_section=True)
+    out.print(f"temperature {temperature:g}" + (f", seed {request.seed}:" if temperature else " (greedy):"))
+    out.print(_coloured(request, drafted))
+    table = Table("", "with the drafter", "without")
     for (name, with_drafter), (_, without) in zip(rows_of(drafted.statistics), rows_of(plain.statistics), strict=True):
         if name in SHOWN:
             table.add_row(name, with_drafter, without)
